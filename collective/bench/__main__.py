@@ -1,0 +1,158 @@
+"""``python -m collective.bench``: how fast, how near the floor, and is it right?
+
+Start it by ``python -m collective.launch -np 2`` or, to compare with MPI, by
+``mpirun -np 2 python -m collective.bench --peers mpi``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import collective
+from collective.bench import report
+from collective.bench.limits import Limits, calibrate, probe, shared_cores, state_of
+from collective.bench.measure import COLLECTIVES, Bench, Subject, measure
+from collective.bench.peers import PEERS, Timer
+from collective.errors import CollectiveError, UsageError
+from collective.operations.kinds import ALGORITHMS
+
+SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; 1 if a result was wrong, 2 for wrong use."""
+    options = _parse(arguments)
+    try:
+        return _run(options)
+    except CollectiveError as error:
+        if not error.everywhere or os.environ.get("COLLECTIVE_RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(options: argparse.Namespace) -> int:
+    collective.init()
+    speaks = collective.rank() == 0
+    cores = shared_cores()
+    if not options.no_pin:
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {allowed[collective.local_rank() % len(allowed)]})
+    peers: dict[str, Timer] = {}
+    for name in options.peers:
+        version, timer = PEERS[name]()
+        peers[name] = timer
+        if speaks:
+            print(f"# {name}: {version}")
+    limits: dict[str, Limits] = {}
+    first = _calibrate_state(limits, cores)
+    if speaks:
+        print(report.heading(first, options.peers), flush=True)
+    rows: list[report.Row] = []
+    for subject in _subjects(options):
+        bench = Bench(subject)
+        wrong, samples = measure(
+            bench, peers if subject.collective == "allreduce" else {}, options.seconds
+        )
+        if not set(samples) - {"mixed"} <= set(limits):
+            _calibrate_state(limits, cores)
+        for row in report.rows(subject, limits, wrong, samples):
+            rows.append(row)
+            if speaks:
+                print(report.line(row), flush=True)
+    if speaks:
+        if options.json:
+            report.write_json(options.json, limits, rows)
+        if options.plot:
+            report.plot(options.plot, rows)
+    failed = any(row.wrong for row in rows)
+    collective.shutdown()
+    return int(failed)
+
+
+def _calibrate_state(limits: dict[str, Limits], cores: int) -> Limits:
+    """Adds the limits of the state that the machine is in."""
+    for _ in range(3):
+        before = probe()
+        measured = calibrate(cores)
+        state = state_of(before, probe())
+        if state != "mixed":
+            break
+    limits.setdefault(
+        state, replace(measured, latency_s=min(before, measured.latency_s))
+    )
+    return limits[state]
+
+
+def _subjects(options: argparse.Namespace) -> list[Subject]:
+    places = {"in": [True], "out": [False], "both": [False, True]}[options.place]
+    if options.collective not in ("allreduce", "broadcast"):
+        places = [False]
+    return [
+        Subject(
+            options.collective,
+            options.algorithm,
+            options.transport_dtype,
+            size,
+            place,
+            options.huge_pages,
+        )
+        for size in options.sizes
+        for place in places
+    ]
+
+
+def _sizes(text: str) -> list[int]:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    try:
+        return [
+            int(part[:-1]) * units[part[-1].upper()]
+            if part[-1].upper() in units
+            else int(part)
+            for part in text.split(",")
+        ]
+    except (ValueError, IndexError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of sizes\nHINT: --sizes 4,64K,16M"
+        ) from None
+
+
+def _peer_list(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(
+                f"{name!r}; choose from {', '.join(PEERS)}"
+            )
+    return names
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m collective.bench", description="Time the collectives."
+    )
+    add = parser.add_argument
+    add("--collective", choices=COLLECTIVES, default="allreduce")
+    add("--algorithm", choices=ALGORITHMS, default="auto")
+    add("--transport-dtype", choices=("float16", "bfloat16"))
+    add(
+        "--sizes", type=_sizes, default=_sizes(SIZES), help=f"bytes, {SIZES} by default"
+    )
+    add("--place", choices=("in", "out", "both"), default="both")
+    add("--peers", type=_peer_list, default=[], help="mpi,horovod,gloo")
+    add("--seconds", type=float, default=0.3, help="for each line and contestant")
+    add("--huge-pages", action="store_true", help="arrays in 2 MiB pages (for all)")
+    add("--no-pin", action="store_true", help="let ranks move between cores")
+    add("--json", metavar="FILE", help="write limits and rows")
+    add("--plot", metavar="FILE", help="draw a picture (matplotlib)")
+    options = parser.parse_args(arguments)
+    if options.seconds <= 0:
+        raise UsageError("--seconds must be positive", hint="--seconds 0.3")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""What this machine could do at best, measured, and the floor it sets for a time.
+
+The model and its symbols are explained in docs/algorithms.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+import collective
+from collective import library
+
+NEAR_NANOSECONDS = 120
+OUT_OF_CACHE = 64 << 20
+IN_CACHE = 256 << 10
+TRIES = 5
+
+
+@dataclass
+class Limits:
+    """Limits of the host with all ranks at work.
+
+    Attributes:
+        ranks, cores: Processes, and cores they share.
+        latency_s: One way of a cache line between ranks 0 and 1 (``t1``).
+        read_write: Bytes/s of memory traffic of ``a = b = a + b`` out of cache, all
+            cores together (``Brw``).
+        write: Bytes/s of non-temporal stores out of cache, together (``Bw``).
+        core: Bytes/s of one array of ``c = a + b`` in cache, one core (``bc``).
+        cache: Bytes of the last-level cache.
+        kernels: SIMD kernels in use.
+    """
+
+    ranks: int
+    cores: int
+    latency_s: float
+    read_write: float
+    write: float
+    core: float
+    cache: int
+    kernels: str
+
+    def private(self, size: int) -> float:
+        """Least seconds of an all-reduce of private buffers by way of slots (T1)."""
+        moved = self.ranks * size
+        if moved <= self.cache:
+            return max(2 * self.latency_s, moved / self.write)
+        return max(
+            2 * self.latency_s, 2 * moved / self.read_write, 2 * moved / self.write
+        )
+
+    def shared(self, size: int) -> float:
+        """Least seconds of an all-reduce of buffers that all ranks share (T0)."""
+        moved = self.ranks * size
+        if moved <= self.cache:
+            cores = min(self.ranks, self.cores)
+            return max(self.latency_s, moved / (cores * self.core))
+        return max(self.latency_s, 2 * moved / self.read_write)
+
+    def json(self) -> dict[str, object]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+def probe() -> float:
+    """One-way seconds of a cache line between ranks 0 and 1, on every rank."""
+    nanoseconds = ctypes.c_double()
+    library.load().collective_probe(ctypes.byref(nanoseconds))
+    slowest = collective.allreduce(np.array(nanoseconds.value), collective.Max)
+    return float(slowest) * 1e-9
+
+
+def state_of(before: float, after: float) -> str:
+    """``near`` or ``far`` cores, or ``mixed`` where they moved meanwhile."""
+    near = [latency * 1e9 < NEAR_NANOSECONDS for latency in (before, after)]
+    return "mixed" if near[0] != near[1] else "near" if near[0] else "far"
+
+
+def calibrate(cores: int) -> Limits:
+    """Measures the limits, about half a second, all ranks taking part.
+
+    Of several tries the one in the middle counts: other programs make one worse, and
+    where they hold one core up, the rest seem to have the memory to themselves.
+    """
+    working = collective.rank() < cores
+
+    def rate(kernel: int, size: int) -> np.ndarray:
+        tries = sorted((attempt(kernel, size) for _ in range(TRIES)), key=np.sum)
+        return tries[TRIES // 2]
+
+    def attempt(kernel: int, size: int) -> np.ndarray:
+        mine = ctypes.c_double(0.0)
+        collective.barrier()
+        if working:
+            library.load().collective_bandwidth(
+                kernel, ctypes.c_int64(size), ctypes.byref(mine)
+            )
+        rates = collective.allgather(np.array([mine.value]))
+        return rates[: min(cores, collective.size())]
+
+    return Limits(
+        ranks=collective.size(),
+        cores=cores,
+        latency_s=probe(),
+        read_write=float(rate(0, OUT_OF_CACHE).sum()),
+        write=float(rate(1, OUT_OF_CACHE).sum()),
+        core=float(rate(2, IN_CACHE).min()),
+        cache=_last_level_cache(),
+        kernels=library.load().collective_kernels().decode(),
+    )
+
+
+def _last_level_cache() -> int:
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]])
+    return max(sizes) or 32 << 20
+
+
+def shared_cores() -> int:
+    """Cores that the ranks of this host may use together."""
+    mine = np.zeros(max(os.sched_getaffinity(0)) + 1, np.int64)
+    mine[list(os.sched_getaffinity(0))] = 1
+    most = int(collective.allreduce(np.array(mine.size), collective.Max))
+    everyone = collective.allreduce(np.pad(mine, (0, most - mine.size)), collective.Max)
+    return int(everyone.sum())

@@ -1,0 +1,188 @@
+"""One collective at one size: is it right, and how long does it take?"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import collective
+from collective import library
+from collective.bench.limits import probe, state_of
+from collective.bench.peers import Timer
+from collective.operations.call import Call
+from collective.operations.kinds import (
+    Kind,
+    Op,
+    algorithm_number,
+    transport_number,
+)
+
+COLLECTIVES = {
+    "allreduce": Kind.ALL_REDUCE,
+    "broadcast": Kind.BROADCAST,
+    "allgather": Kind.ALL_GATHER,
+    "reducescatter": Kind.REDUCE_SCATTER,
+    "alltoall": Kind.ALL_TO_ALL,
+}
+BLOCKS = 6
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        collective: A key of ``COLLECTIVES``.
+        algorithm: Of the all-reduce.
+        transport: 16-bit dtype of the all-reduce's slots, or None.
+        bytes: As nccl-tests counts: of the whole array (of all ranks' parts for
+            all-gather, reduce-scatter and all-to-all).
+        in_place: Whether input and output are one (all-reduce and broadcast).
+        huge_pages: Whether the arrays lie in 2 MiB pages where possible.
+    """
+
+    collective: str
+    algorithm: str
+    transport: str | None
+    bytes: int
+    in_place: bool
+    huge_pages: bool = False
+
+
+@dataclass
+class Samples:
+    """Seconds of the slowest rank, in one state of the machine."""
+
+    native: list[float] = field(default_factory=list)
+    peers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+def array(count: int, huge_pages: bool) -> np.ndarray:
+    """A float32 vector on pages of its own, of the size asked for."""
+    memory = mmap.mmap(-1, max(count * 4, 1) + (2 << 20))
+    memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.float32, count)
+
+
+class Bench:
+    """A collective with its arrays.
+
+    Args:
+        subject: What is measured.
+    """
+
+    def __init__(self, subject: Subject):
+        self.subject = subject
+        size, rank = collective.size(), collective.rank()
+        kind = COLLECTIVES[subject.collective]
+        part = max(1, subject.bytes // 4 // size)
+        whole = max(1, subject.bytes // 4)
+        counts: list[int] = []
+        sent = received = whole
+        if kind == Kind.ALL_GATHER:
+            sent, received, counts = part, part * size, [part] * size
+        elif kind == Kind.REDUCE_SCATTER:
+            sent, received, counts = part * size, part, [part] * size
+        elif kind == Kind.ALL_TO_ALL:
+            sent = received = part * size
+            counts = [part] * size * size
+        self.source = array(sent, subject.huge_pages)
+        self.target = (
+            self.source if subject.in_place else array(received, subject.huge_pages)
+        )
+        self.kind, self.part, self.rank, self.size = kind, part, rank, size
+        self.call = Call(
+            kind,
+            [(self.source, self.target)],
+            op=int(Op.Sum),
+            algorithm=algorithm_number(subject.algorithm),
+            transport=transport_number(subject.transport),
+            counts=counts,
+        )
+
+    def fill(self) -> None:
+        """Rank-dependent numbers, small enough to be exact in 8 bits."""
+        self.target[...] = -1
+        self.source[...] = self._numbers(self.rank, self.source.size)
+
+    def wrong(self) -> int:
+        """Elements that differ from what they should be, on all ranks together."""
+        ranks = range(self.size)
+        if self.kind == Kind.ALL_REDUCE:
+            wanted = sum(self._numbers(r, self.source.size) for r in ranks)
+        elif self.kind == Kind.BROADCAST:
+            wanted = self._numbers(0, self.source.size)
+        elif self.kind == Kind.ALL_GATHER:
+            wanted = np.concatenate([self._numbers(r, self.part) for r in ranks])
+        else:
+            mine = slice(self.rank * self.part, (self.rank + 1) * self.part)
+            theirs = [self._numbers(r, self.source.size)[mine] for r in ranks]
+            summed = self.kind == Kind.REDUCE_SCATTER
+            wanted = sum(theirs) if summed else np.concatenate(theirs)
+        differ = int(np.count_nonzero(self.target != wanted))
+        return int(collective.allreduce(np.array(differ), collective.Sum))
+
+    def time(
+        self, source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
+    ) -> np.ndarray:
+        """Seconds of each repetition on this rank."""
+        seconds = np.zeros(repetitions)
+        library.check(
+            library.load().collective_time(
+                ctypes.byref(self.call.request),
+                repetitions,
+                inner,
+                ctypes.c_void_p(seconds.ctypes.data),
+            )
+        )
+        return seconds
+
+    @staticmethod
+    def _numbers(rank: int, count: int) -> np.ndarray:
+        return (np.arange(count) % 7 + rank + 1).astype(np.float32)
+
+
+def measure(
+    bench: Bench, peers: Mapping[str, Timer], seconds: float
+) -> tuple[int, dict[str, Samples]]:
+    """Checks and times; peers take turns with the core, block by block.
+
+    Args:
+        bench: What to run.
+        peers: Others to run the same all-reduce.
+        seconds: About how long the core's share may take.
+
+    Returns:
+        Wrong elements (the core's and the peers'), and samples for each state of
+        the machine (``near``, ``far``, ``mixed``).
+    """
+    timers = {"native": bench.time, **peers}
+    wrong = 0
+    plan = {}
+    for name, timer in timers.items():
+        bench.fill()
+        timer(bench.source, bench.target, 1, 1)
+        wrong += bench.wrong()
+        bench.source[...] = 0  # sums in place would overflow
+        slowest = _slowest(timer(bench.source, bench.target, 3, 1)).min()
+        inner = int(np.clip(2e-5 / slowest, 1, 50))
+        repetitions = int(np.clip(seconds / BLOCKS / slowest / inner, 2, 300))
+        plan[name] = (repetitions, inner)
+    samples: dict[str, Samples] = defaultdict(Samples)
+    for _ in range(BLOCKS):
+        for name, timer in timers.items():
+            before = probe()
+            times = _slowest(timer(bench.source, bench.target, *plan[name]))
+            bucket = samples[state_of(before, probe())]
+            target = bucket.native if name == "native" else bucket.peers[name]
+            target.extend(times)
+    return wrong, samples
+
+
+def _slowest(seconds: np.ndarray) -> np.ndarray:
+    return collective.allreduce(seconds, collective.Max)

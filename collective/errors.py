@@ -1,0 +1,46 @@
+"""Errors a user can act on: what happened, where, and a HINT with what to type.
+
+An error that every rank meets alike (a bad option, a file that is not there) is
+told once, by rank 0; one that a single rank meets is told by that rank. The exit
+code is 2 for wrong use and 1 for a run that went wrong.
+"""
+
+from __future__ import annotations
+
+
+class CollectiveError(Exception):
+    """A failure with a remedy.
+
+    Args:
+        message: What happened, in one sentence, naming rank, step or file.
+        hint: What to type or change; printed behind ``HINT:``.
+        exit_code: What the process should exit with.
+        everywhere: True when every rank raises the same error, so that only
+            rank 0 needs to tell it.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str,
+        exit_code: int | None = None,
+        everywhere: bool = True,
+    ):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.everywhere = everywhere
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return f"{self.message}\nHINT: {self.hint}"
+
+
+class UsageError(CollectiveError):
+    """The user asked for what cannot be done: exit code 2, nothing was started."""
+
+    exit_code = 2

@@ -1,0 +1,117 @@
+"""The native library through ctypes: where it is, its structures, its errors.
+
+Mirrors ``native/c_api.h``; change both together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from collective.errors import CollectiveError, UsageError
+
+NATIVE = Path(__file__).parent / "native"
+
+
+class Disagreement(CollectiveError):
+    """Ranks called different collectives; nothing was summed."""
+
+
+class PeerLost(CollectiveError):
+    """A rank died or left while others needed it; the job cannot go on."""
+
+
+class Timeout(CollectiveError):
+    """A rank did not come in time (COLLECTIVE_TIMEOUT)."""
+
+
+class Tensor(ctypes.Structure):
+    """``collective_tensor``."""
+
+    _fields_ = (
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("dimensions", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+class Request(ctypes.Structure):
+    """``collective_request``."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("op", ctypes.c_int32),
+        ("root", ctypes.c_int32),
+        ("algorithm", ctypes.c_int32),
+        ("transport", ctypes.c_int32),
+        ("group", ctypes.c_int32),
+        ("order", ctypes.c_int32),
+        ("tensors_length", ctypes.c_int32),
+        ("tensors", ctypes.POINTER(Tensor)),
+        ("counts", ctypes.POINTER(ctypes.c_int64)),
+        ("counts_length", ctypes.c_int64),
+        ("name", ctypes.c_char_p),
+    )
+
+
+_ERRORS: dict[int, type[CollectiveError]] = {
+    1: UsageError,
+    2: Disagreement,
+    3: PeerLost,
+    4: Timeout,
+    5: CollectiveError,
+}
+
+
+def path() -> Path:
+    """Where the library is, or would be; ``COLLECTIVE_LIBRARY`` names another."""
+    return Path(os.environ.get("COLLECTIVE_LIBRARY") or NATIVE / "libcollective.so")
+
+
+def plugin() -> Path:
+    """Where the plug-in for the MPI that launched this process is, or would be."""
+    family = "openmpi" if "OMPI_COMM_WORLD_RANK" in os.environ else "mpich"
+    return path().with_name(f"libcollective_{family}.so")
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Loads the native library, once.
+
+    Raises:
+        CollectiveError: If it was not built or does not load.
+    """
+    try:
+        library = ctypes.CDLL(str(path()), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        built = path().exists()
+        raise CollectiveError(
+            f"the native core does not load: {error}"
+            if built
+            else f"the native core was not built: there is no {path().name}",
+            hint="install a C++17 compiler (g++ or clang++), then: pip install -e .",
+        ) from error
+    library.collective_error.restype = ctypes.c_char_p
+    library.collective_kernels.restype = ctypes.c_char_p
+    for name in ("collective_wait", "collective_finished"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+    return library
+
+
+def error_from(code: int, text: str) -> CollectiveError:
+    """The exception for a code and message (with its HINT line) of the core."""
+    message, _, hint = text.partition("\nHINT: ")
+    kind = _ERRORS.get(code, CollectiveError)
+    everywhere = kind in (Disagreement,)
+    return kind(message, hint=hint or "see the message", everywhere=everywhere)
+
+
+def check(code: int) -> None:
+    """Raises what the core says if the code is not 0."""
+    if code:
+        raise error_from(code, load().collective_error().decode(errors="replace"))

@@ -1,0 +1,137 @@
+#include "all_reduce.h"
+
+#include <cstring>
+
+namespace collective {
+namespace {
+
+// Up to here one look at everyone's post is faster than two stages, with near
+// and with far cores (near ones would gain up to 64 KB, where far ones lose
+// half).
+constexpr size_t kOneShotBytes = size_t{16} << 10;
+
+// Between hosts, up to here few messages matter more than few bytes.
+constexpr size_t kFewMessagesBytes = size_t{64} << 10;
+
+size_t TotalBytes(const Request& request) {
+  size_t bytes = 0;
+  for (const Tensor& tensor : request.tensors) {
+    bytes += static_cast<size_t>(tensor.count) * SizeOf(tensor.dtype);
+  }
+  return bytes;
+}
+
+void CheckArguments(const Request& request) {
+  for (const Tensor& tensor : request.tensors) {
+    if (tensor.dtype == DType::kBool && request.op == Op::kAverage) {
+      throw Failure(Code::kInvalidArgument,
+                    request.Describe() + ": bool has no average",
+                    "reduce with Sum (or), Min (and), or cast to float32");
+    }
+  }
+}
+
+ReduceKernel KernelFor(const Kernels& kernels, const Request& request,
+                       DType dtype) {
+  const int op = static_cast<int>(request.op);
+  if (!request.has_transport || request.transport == dtype) {
+    return kernels.reduce[static_cast<int>(dtype)][op];
+  }
+  return kernels.reduce_16[request.transport == DType::kBFloat16][op];
+}
+
+// Between hosts there are no slots: kDirect stands for AllReduceExchange.
+Algorithm ByMessages(Algorithm algorithm, size_t bytes) {
+  if (algorithm >= Algorithm::kRing) return algorithm;
+  return bytes <= kFewMessagesBytes && algorithm == Algorithm::kAuto
+             ? Algorithm::kHalvingDoubling
+             : Algorithm::kDirect;
+}
+
+void CopyThrough(const Request& request) {
+  for (const Tensor& tensor : request.tensors) {
+    if (tensor.input != tensor.output && tensor.count > 0) {
+      std::memcpy(tensor.output, tensor.input,
+                  static_cast<size_t>(tensor.count) * SizeOf(tensor.dtype));
+    }
+  }
+}
+
+}  // namespace
+
+void AllReduce(Communicator& ranks, const Request& request) {
+  CheckArguments(request);
+  if (ranks.size() == 1) return CopyThrough(request);
+  const size_t bytes = TotalBytes(request);
+  Algorithm algorithm = request.algorithm;
+  if (ranks.remote()) {
+    algorithm = ByMessages(algorithm, bytes);
+  } else if (algorithm == Algorithm::kAuto) {
+    algorithm = bytes <= kOneShotBytes && !request.has_transport
+                    ? Algorithm::kOneShot
+                    : Algorithm::kDirect;
+  }
+  if (algorithm == Algorithm::kOneShot && !request.has_transport &&
+      FitsOneShot(request)) {
+    return AllReduceOneShot(ranks, request);
+  }
+
+  ranks.Post(request);
+  bool agree = true;
+  for (int i = 0; i < kDTypes; ++i) {
+    const DType dtype = static_cast<DType>(i);
+    Span span;
+    bool in_place = true;
+    for (const Tensor& tensor : request.tensors) {
+      if (tensor.dtype != dtype) continue;
+      span.Add(tensor);
+      in_place = in_place && tensor.input == tensor.output;
+    }
+    if (span.length() == 0) continue;
+    const bool narrowed = request.has_transport && dtype == DType::kFloat32;
+    const Reduction reduction = {
+        request,
+        span,
+        dtype,
+        narrowed ? request.transport : dtype,
+        narrowed ? KernelFor(ranks.kernels(), request, dtype)
+                 : ranks.kernels().reduce[i][static_cast<int>(request.op)],
+        request.op == Op::kAverage ? ranks.size() : 1,
+        in_place};
+    // Without a wish, 16-bit sums are rounded once, however few they are.
+    const bool exact = ranks.remote() &&
+                       request.algorithm == Algorithm::kAuto &&
+                       SizeOf(dtype) == 2;
+    switch (exact ? Algorithm::kDirect : algorithm) {
+      case Algorithm::kRing:
+      case Algorithm::kHalvingDoubling:
+      case Algorithm::kTree:
+        // Sums on the way are kept in the tensors' type, in which the average
+        // of integers could overflow; and 16-bit transport is made for slots.
+        if (!narrowed &&
+            (request.op != Op::kAverage || dtype <= DType::kBFloat16)) {
+          if (agree) ranks.Agree(request);
+          if (algorithm == Algorithm::kRing) {
+            AllReduceRing(ranks, reduction);
+          } else if (algorithm == Algorithm::kTree) {
+            AllReduceTree(ranks, reduction);
+          } else {
+            AllReduceHalvingDoubling(ranks, reduction);
+          }
+          break;
+        }
+        [[fallthrough]];
+      default:
+        if (ranks.remote()) {
+          if (agree) ranks.Agree(request);
+          AllReduceExchange(ranks, reduction);
+          break;
+        }
+        AllReduceDirect(ranks, reduction, agree);
+    }
+    agree = false;
+  }
+  if (agree) ranks.Agree(request);  // nothing but empty tensors
+}
+
+}  // namespace collective

@@ -1,0 +1,157 @@
+// All-reduce through shared memory, each rank summing one part.
+//
+// A chunk is shared out among the ranks. Each rank copies the parts of the
+// others into its slot, sums its own part straight from its tensor and the
+// others' slots, writes the sum to its output and to the result slot, and
+// copies the others' sums from there. It never copies its own part through
+// shared memory, and there is no fusion buffer: the tensors are read and
+// written where they are.
+//
+// Three chunks are under way at a time, so that waits overlap with work. Slots
+// are written with non-temporal stores (see kernels.h for why).
+#include "all_reduce.h"
+
+namespace collective {
+namespace {
+
+// Out of place and out of cache, outputs too are written around the caches.
+constexpr size_t kStreamOutputBytes = size_t{16} << 20;
+
+class Direct {
+ public:
+  Direct(Communicator& ranks, const Reduction& reduction)
+      : ranks_(ranks),
+        r_(reduction),
+        size_(SizeOf(r_.dtype)),
+        wire_(SizeOf(r_.transport)),
+        narrow_(r_.transport != r_.dtype),
+        half_(r_.transport == DType::kBFloat16),
+        stream_out_(!r_.in_place &&
+                    r_.span.length() * size_ >= kStreamOutputBytes),
+        per_chunk_(Communicator::kChunkBytes / wire_),
+        first_(ranks.first_chunk()) {}
+
+  void Run(bool agree) {
+    const size_t length = r_.span.length();
+    const uint32_t chunks =
+        static_cast<uint32_t>((length + per_chunk_ - 1) / per_chunk_);
+    for (uint32_t turn = 0; turn < chunks + 2; ++turn) {
+      if (turn < chunks) {
+        CopyIn(turn);
+        // Late, so that the others' posts arrive while this rank copies; but
+        // before it says so: after a disagreement nothing must have happened.
+        if (turn == 0 && agree) ranks_.Agree(r_.request);
+        ranks_.Pass(Communicator::kFilled, first_ + turn);
+      }
+      if (turn >= 1 && turn - 1 < chunks) Sum(turn - 1);
+      if (turn >= 2) CopyOut(turn - 2);
+    }
+    ranks_.Finish(chunks);
+  }
+
+ private:
+  size_t Begin(uint32_t turn) const { return turn * per_chunk_; }
+  size_t Length(uint32_t turn) const {
+    return std::min(per_chunk_, r_.span.length() - Begin(turn));
+  }
+  // Calls visit(tensor, offset, offset in the chunk, count) for a member's
+  // part.
+  template <class Visit>
+  void ForPart(uint32_t turn, int member, Visit&& visit) {
+    const size_t length = Length(turn), begin = Begin(turn);
+    const size_t align = Span::kAlign;
+    r_.span.ForEach(
+        begin + ShareBegin(length, member, ranks_.size(), align),
+        begin + ShareBegin(length, member + 1, ranks_.size(), align),
+        [&](const Tensor& tensor, size_t offset, size_t position,
+            size_t count) { visit(tensor, offset, position - begin, count); });
+  }
+  int Other(int i) const { return (ranks_.me() + i) % ranks_.size(); }
+
+  void CopyIn(uint32_t turn) {
+    const uint32_t chunk = first_ + turn;
+    ranks_.AwaitFree(Communicator::kRead, chunk, r_.request);
+    char* slot = ranks_.Slot(chunk, ranks_.me());
+    for (int i = 1; i < ranks_.size(); ++i) {
+      ForPart(turn, Other(i),
+              [&](const Tensor& tensor, size_t offset, size_t position,
+                  size_t count) {
+                const char* from =
+                    static_cast<const char*>(tensor.input) + offset * size_;
+                char* to = slot + position * wire_;
+                if (narrow_) {
+                  ranks_.kernels().narrow[half_](to, from, count, true);
+                } else {
+                  ranks_.kernels().copy(to, from, count * size_, true);
+                }
+              });
+    }
+  }
+
+  void Sum(uint32_t turn) {
+    const uint32_t chunk = first_ + turn;
+    ranks_.AwaitFree(Communicator::kDone, chunk, r_.request);
+    ranks_.AwaitAll(Communicator::kFilled, chunk, r_.request);
+    const void* sources[128];
+    ReduceJob job = {};
+    job.sources = sources;
+    job.nsources = ranks_.size();
+    job.own = ranks_.me();
+    job.divisor = r_.divisor;
+    job.stream_out = stream_out_;
+    job.stream_slot = true;
+    ForPart(turn, ranks_.me(),
+            [&](const Tensor& tensor, size_t offset, size_t position,
+                size_t count) {
+              for (int member = 0; member < ranks_.size(); ++member) {
+                sources[member] = ranks_.Slot(chunk, member) + position * wire_;
+              }
+              sources[ranks_.me()] =
+                  static_cast<const char*>(tensor.input) + offset * size_;
+              job.out = static_cast<char*>(tensor.output) + offset * size_;
+              job.slot = ranks_.Result(chunk) + position * wire_;
+              job.count = count;
+              r_.kernel(job);
+            });
+    ranks_.Pass(Communicator::kRead, chunk);
+  }
+
+  void CopyOut(uint32_t turn) {
+    const uint32_t chunk = first_ + turn;
+    for (int i = 1; i < ranks_.size(); ++i) {
+      const int member = Other(i);
+      ranks_.AwaitStage(Communicator::kRead, chunk, member, r_.request);
+      ForPart(turn, member,
+              [&](const Tensor& tensor, size_t offset, size_t position,
+                  size_t count) {
+                const char* from = ranks_.Result(chunk) + position * wire_;
+                char* to = static_cast<char*>(tensor.output) + offset * size_;
+                if (narrow_) {
+                  ranks_.kernels().widen[half_](to, from, count, stream_out_);
+                } else {
+                  ranks_.kernels().copy(to, from, count * size_, stream_out_);
+                }
+              });
+    }
+    ranks_.Pass(Communicator::kDone, chunk);
+  }
+
+  Communicator& ranks_;
+  const Reduction& r_;
+  const size_t size_;  // bytes of an element of the tensors
+  const size_t wire_;  // and on the way
+  const bool narrow_;
+  const bool half_;  // index of the 16-bit kernels: bfloat16
+  const bool stream_out_;
+  const size_t per_chunk_;  // elements
+  const uint32_t first_;
+};
+
+}  // namespace
+
+void AllReduceDirect(Communicator& ranks, const Reduction& reduction,
+                     bool agree) {
+  Direct(ranks, reduction).Run(agree);
+}
+
+}  // namespace collective

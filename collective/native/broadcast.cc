@@ -1,0 +1,75 @@
+// The root writes chunks into its slots and everyone reads them; up to four are
+// under way. A few bytes travel within the root's post.
+#include "broadcast.h"
+
+#include <cstring>
+
+#include "span.h"
+
+namespace collective {
+
+void Broadcast(Communicator& ranks, const Request& request) {
+  if (request.root < 0 || request.root >= ranks.size()) {
+    throw Failure(Code::kInvalidArgument,
+                  request.Describe() + ": there is no such root",
+                  "choose one from 0 to " + std::to_string(ranks.size() - 1));
+  }
+  const bool root = request.root == ranks.me();
+  std::vector<Tensor> pieces = request.tensors;  // as bytes
+  Span span;
+  for (Tensor& piece : pieces) {
+    piece.count *= static_cast<int64_t>(SizeOf(piece.dtype));
+    span.Add(piece);
+    if (root && piece.input != piece.output && piece.count > 0) {
+      std::memcpy(piece.output, piece.input, static_cast<size_t>(piece.count));
+    }
+  }
+  const auto copy = [&](size_t begin, size_t end, char* shared, bool stream) {
+    span.ForEach(
+        begin, end,
+        [&](const Tensor& piece, size_t offset, size_t position, size_t count) {
+          char* there = shared + (position - begin);
+          if (root) {
+            ranks.kernels().copy(there,
+                                 static_cast<const char*>(piece.input) + offset,
+                                 count, stream);
+          } else {
+            std::memcpy(static_cast<char*>(piece.output) + offset, there,
+                        count);
+          }
+        });
+  };
+
+  const size_t bytes = span.length();
+  if (bytes <= Communicator::kPostBytes) {
+    if (root) copy(0, bytes, ranks.PostData(), false);
+    ranks.Post(request);
+    ranks.Agree(request);
+    if (!root) {
+      copy(0, bytes, const_cast<char*>(ranks.PostedBy(request.root)), false);
+    }
+    return;
+  }
+  ranks.Post(request);
+  ranks.Agree(request);
+  const uint32_t first = ranks.first_chunk();
+  uint32_t turn = 0;
+  for (size_t begin = 0; begin < bytes; ++turn) {
+    const size_t end = std::min(begin + Communicator::kChunkBytes, bytes);
+    const uint32_t chunk = first + turn;
+    char* slot = ranks.Slot(chunk, request.root);
+    if (root) {
+      ranks.AwaitFree(Communicator::kRead, chunk, request);
+      copy(begin, end, slot, true);
+      ranks.Pass(Communicator::kFilled, chunk);
+    } else {
+      ranks.AwaitStage(Communicator::kFilled, chunk, request.root, request);
+      copy(begin, end, slot, false);
+      ranks.Pass(Communicator::kRead, chunk);
+    }
+    begin = end;
+  }
+  ranks.Finish(turn);
+}
+
+}  // namespace collective

@@ -1,0 +1,227 @@
+#include "c_api.h"
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "core.h"
+#include "session.h"
+
+namespace collective {
+namespace {
+
+thread_local std::string error;
+
+std::mutex core_mutex;
+std::shared_ptr<Core> core;
+int generation = 0;
+
+// Runs `action`; turns what it throws into a code and this thread's error.
+template <class Action>
+int32_t Guard(Action&& action) {
+  try {
+    action();
+    return 0;
+  } catch (const Failure& failure) {
+    error = failure.what();
+    return static_cast<int32_t>(failure.code());
+  } catch (const std::exception& exception) {
+    error = std::string(exception.what()) +
+            "\nHINT: this is a defect of the native core; please report it";
+    return static_cast<int32_t>(Code::kInternal);
+  }
+}
+
+[[noreturn]] void Invalid(const std::string& what) {
+  throw Failure(Code::kInvalidArgument, what,
+                "the library and its callers must be of one version");
+}
+
+}  // namespace
+
+std::shared_ptr<Core> CurrentCore() {
+  std::lock_guard<std::mutex> lock(core_mutex);
+  if (!core) {
+    throw Failure(Code::kFailedPrecondition, "collective is not initialized",
+                  "call collective.init() first");
+  }
+  return core;
+}
+
+void Convert(const collective_request& from, Request* to) {
+  if (from.kind < 0 || from.kind > static_cast<int>(Kind::kBarrier) ||
+      from.op < 0 || from.op >= kOps || from.algorithm < 0 ||
+      from.algorithm > static_cast<int>(Algorithm::kTree)) {
+    Invalid("unknown collective, operation or algorithm");
+  }
+  to->kind = static_cast<Kind>(from.kind);
+  to->op = static_cast<Op>(from.op);
+  to->root = from.root;
+  to->algorithm = static_cast<Algorithm>(from.algorithm);
+  to->has_transport = from.transport >= 0;
+  to->transport = from.transport >= 0 ? static_cast<DType>(from.transport)
+                                      : DType::kFloat32;
+  if (to->has_transport && to->transport != DType::kFloat16 &&
+      to->transport != DType::kBFloat16) {
+    throw Failure(Code::kInvalidArgument,
+                  "transport must be float16 or bfloat16",
+                  "leave it out to keep the tensors' own type");
+  }
+  to->name.assign(from.name ? from.name : "");
+  to->counts.assign(from.counts, from.counts + from.counts_length);
+  to->tensors.resize(from.tensors_length);
+  for (int i = 0; i < from.tensors_length; ++i) {
+    const collective_tensor& tensor = from.tensors[i];
+    if (tensor.dtype < 0 || tensor.dtype >= kDTypes || tensor.count < 0) {
+      Invalid("unknown dtype or negative count");
+    }
+    Tensor& mine = to->tensors[i];
+    mine.input = tensor.input;
+    mine.output = tensor.output;
+    mine.count = tensor.count;
+    mine.dtype = static_cast<DType>(tensor.dtype);
+    mine.shape.assign(tensor.shape, tensor.shape + tensor.dimensions);
+  }
+  const bool one = to->kind == Kind::kAllGather ||
+                   to->kind == Kind::kReduceScatter ||
+                   to->kind == Kind::kAllToAll;
+  if (one && from.tensors_length != 1) Invalid("takes exactly one tensor");
+}
+
+Request& Scratch() {
+  static thread_local Request request;  // keeps its memory between calls
+  return request;
+}
+
+}  // namespace collective
+
+using collective::Code;
+using collective::CurrentCore;
+using collective::Guard;
+using collective::Order;
+
+struct collective_handle {
+  std::mutex mutex;
+  std::condition_variable change;
+  bool finished = false;
+  Code code = Code::kOk;
+  std::string message;
+};
+
+extern "C" {
+
+int32_t collective_init(int32_t rank, int32_t size, int32_t local_rank,
+                        int32_t local_size, const char* job) {
+  return Guard([&] {
+    std::lock_guard<std::mutex> lock(collective::core_mutex);
+    if (collective::core) return;
+    collective::Place place;
+    place.rank = rank;
+    place.size = size;
+    place.local_rank = local_rank;
+    place.local_size = local_size;
+    place.job = job;
+    collective::core =
+        std::make_shared<collective::Core>(place, collective::generation);
+    ++collective::generation;
+  });
+}
+
+int32_t collective_shutdown(void) {
+  return Guard([&] {
+    std::shared_ptr<collective::Core> last;
+    {
+      std::lock_guard<std::mutex> lock(collective::core_mutex);
+      last.swap(collective::core);
+    }
+    if (last) last->job().Leave();
+  });
+}
+
+const char* collective_error(void) { return collective::error.c_str(); }
+
+const char* collective_kernels(void) { return collective::BestKernels().name; }
+
+int32_t collective_group(const int32_t* ranks, int32_t length, int32_t* group) {
+  return Guard([&] {
+    *group = CurrentCore()->AddGroup(std::vector<int>(ranks, ranks + length));
+  });
+}
+
+int32_t collective_members(int32_t group, int32_t* size, int32_t* me) {
+  return Guard([&] {
+    const auto core = CurrentCore();
+    const collective::Communicator& ranks =
+        core->queue(group, Order::kProgramOrder).ranks();
+    *size = ranks.size();
+    *me = ranks.me();
+  });
+}
+
+int32_t collective_run(const collective_request* request) {
+  return Guard([&] {
+    const auto core = CurrentCore();
+    collective::Request& converted = collective::Scratch();
+    collective::Convert(*request, &converted);
+    core->queue(request->group, static_cast<Order>(request->order))
+        .Run(converted);
+  });
+}
+
+int32_t collective_submit(const collective_request* request,
+                          collective_done done, void* argument) {
+  return Guard([&] {
+    collective::Request converted;
+    collective::Convert(*request, &converted);
+    CurrentCore()
+        ->queue(request->group, static_cast<Order>(request->order))
+        .Submit(std::move(converted),
+                [done, argument](Code code, const char* message) {
+                  done(argument, static_cast<int32_t>(code), message);
+                });
+  });
+}
+
+int32_t collective_start(const collective_request* request,
+                         collective_handle** handle) {
+  auto made = std::make_unique<collective_handle>();
+  const int32_t code = collective_submit(
+      request,
+      [](void* argument, int32_t code, const char* message) {
+        auto* handle = static_cast<collective_handle*>(argument);
+        // Told under the lock: the waiter frees the handle as soon as it may.
+        std::lock_guard<std::mutex> lock(handle->mutex);
+        handle->code = static_cast<Code>(code);
+        handle->message = message;
+        handle->finished = true;
+        handle->change.notify_all();
+      },
+      made.get());
+  if (code == 0) *handle = made.release();
+  return code;
+}
+
+int32_t collective_wait(collective_handle* handle) {
+  std::unique_ptr<collective_handle> owned(handle);
+  std::unique_lock<std::mutex> lock(owned->mutex);
+  owned->change.wait(lock, [&] { return owned->finished; });
+  const Code code = owned->code;
+  if (code != Code::kOk) collective::error = owned->message;
+  lock.unlock();
+  return static_cast<int32_t>(code);
+}
+
+int32_t collective_finished(collective_handle* handle) {
+  std::lock_guard<std::mutex> lock(handle->mutex);
+  return handle->finished;
+}
+
+void collective_abort(const char* message) {
+  Guard([&] {
+    CurrentCore()->job().Break(Code::kUnavailable, message,
+                               "see the first error above");
+  });
+}
+
+}  // extern "C"

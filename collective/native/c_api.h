@@ -1,0 +1,100 @@
+/* The C interface of the core: what Python (ctypes) and the TensorFlow ops see.
+ *
+ * Numbers stand for the enumerations in types.h and failure.h. Functions return
+ * a Code, 0 for success; collective_error() tells the rest, per thread. */
+#ifndef COLLECTIVE_NATIVE_C_API_H_
+#define COLLECTIVE_NATIVE_C_API_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COLLECTIVE_EXPORT __attribute__((visibility("default")))
+
+typedef struct {
+  const void* input;
+  void* output;
+  int64_t count;
+  const int64_t* shape;
+  int32_t dimensions;
+  int32_t dtype;
+} collective_tensor;
+
+typedef struct {
+  int32_t kind;
+  int32_t op;
+  int32_t root; /* within the group */
+  int32_t algorithm;
+  int32_t transport; /* a dtype, or -1 */
+  int32_t group;     /* from collective_group, or 0: all ranks */
+  int32_t order;
+  int32_t tensors_length;
+  const collective_tensor* tensors;
+  const int64_t* counts;
+  int64_t counts_length;
+  const char* name;
+} collective_request;
+
+typedef struct collective_handle collective_handle;
+typedef void (*collective_done)(void* argument, int32_t code,
+                                const char* message);
+
+COLLECTIVE_EXPORT int32_t collective_init(int32_t rank, int32_t size,
+                                          int32_t local_rank,
+                                          int32_t local_size, const char* job);
+/* Leaves the job. Ends this rank's unfinished collectives with an error. */
+COLLECTIVE_EXPORT int32_t collective_shutdown(void);
+COLLECTIVE_EXPORT const char* collective_error(void);
+COLLECTIVE_EXPORT const char* collective_kernels(void);
+
+/* Every rank of the job calls it, with the same ascending ranks. *group is -1
+ * on a rank that is not among them. */
+COLLECTIVE_EXPORT int32_t collective_group(const int32_t* ranks, int32_t length,
+                                           int32_t* group);
+
+/* How many ranks a group has, and the number of this one among them. */
+COLLECTIVE_EXPORT int32_t collective_members(int32_t group, int32_t* size,
+                                             int32_t* me);
+
+/* Blocking; and with a handle, which collective_wait frees; and with a callback
+ * from another thread. Tensors must live until the end; the rest is copied. */
+COLLECTIVE_EXPORT int32_t collective_run(const collective_request* request);
+COLLECTIVE_EXPORT int32_t collective_start(const collective_request* request,
+                                           collective_handle** handle);
+COLLECTIVE_EXPORT int32_t collective_wait(collective_handle* handle);
+COLLECTIVE_EXPORT int32_t collective_finished(collective_handle* handle);
+COLLECTIVE_EXPORT int32_t collective_submit(const collective_request* request,
+                                            collective_done done,
+                                            void* argument);
+
+/* Ends the job on every rank: their collectives fail with this message. */
+COLLECTIVE_EXPORT void collective_abort(const char* message);
+
+/* ---- for collective.bench (timing.cc) ---- */
+
+/* Seconds each of `repetitions` took on this rank, a barrier before each. */
+COLLECTIVE_EXPORT int32_t collective_time(const collective_request* request,
+                                          int32_t repetitions, int32_t inner,
+                                          double* seconds);
+/* The same for MPI_Allreduce given as a pointer, with its handles. */
+COLLECTIVE_EXPORT int32_t collective_time_mpi(void* allreduce,
+                                              const void* input, void* output,
+                                              int32_t count, void* datatype,
+                                              void* op, void* communicator,
+                                              int32_t repetitions,
+                                              int32_t inner, double* seconds);
+/* One-way nanoseconds of a cache line between ranks 0 and 1 (others wait). */
+COLLECTIVE_EXPORT int32_t collective_probe(double* nanoseconds);
+/* Bytes per second of this rank alone: 0 a = b = a + b, read and write counted;
+ * 1 non-temporal writes; 2 c = a + b, one array counted. */
+COLLECTIVE_EXPORT int32_t collective_bandwidth(int32_t kernel, int64_t bytes,
+                                               double* rate);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* COLLECTIVE_NATIVE_C_API_H_ */

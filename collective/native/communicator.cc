@@ -1,0 +1,161 @@
+#include "communicator.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace collective {
+namespace {
+
+constexpr size_t kTextBytes = 2048;
+constexpr size_t kNotices = 8;
+
+size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+}  // namespace
+
+// The counter, the hash and up to 48 bytes of data travel in one cache line.
+struct Communicator::PostBox {
+  Word sequence;
+  uint64_t signature;
+};
+
+struct Communicator::TextBox {
+  Flag sequence;
+  char text[kTextBytes];
+};
+
+struct alignas(64) Communicator::NoticeBox {
+  Word number;
+  uint64_t name;
+};
+
+namespace {
+constexpr size_t kPostHeader = 16;
+// Not a power of two: posts of the ranks shall not compete for a cache set.
+constexpr size_t kPostStride =
+    (kPostHeader + Communicator::kPostBytes + 127) / 128 * 128 + 128;
+}  // namespace
+
+Communicator::Communicator(Job* job, std::vector<int> members, int area)
+    : job_(job),
+      members_(std::move(members)),
+      size_(static_cast<int>(members_.size())),
+      kernels_(BestKernels()),
+      sent_(size_, 0),
+      received_(size_, 0) {
+  static_assert(sizeof(PostBox) == kPostHeader, "see DataOf");
+  me_ = static_cast<int>(
+      std::find(members_.begin(), members_.end(), job->rank()) -
+      members_.begin());
+  if (job->network()) {
+    remote_ = std::make_unique<Remote>(job, members_, me_, area);
+    return;
+  }
+  const size_t n = size_;
+  size_t bytes = 0;
+  const auto take = [&](size_t more) {
+    const size_t at = bytes;
+    bytes += RoundUp(more, 4096);
+    return at;
+  };
+  const size_t posts = take(2 * n * kPostStride);
+  const size_t texts = take(2 * n * sizeof(TextBox));
+  const size_t notices = take(kNotices * sizeof(NoticeBox));
+  const size_t flags = take(3 * n * sizeof(Flag));
+  const size_t mail_flags = take(2 * n * n * sizeof(Flag));
+  bytes = RoundUp(bytes, size_t{2} << 20);
+  const size_t slots = take(kDepth * (n + 1) * kChunkBytes);
+  const size_t mail = take(n * n * kMailDepth * kMailBytes);
+  char* base = job->MapArea(area, bytes);
+  posts_ = base + posts;
+  texts_ = base + texts;
+  notices_ = reinterpret_cast<NoticeBox*>(base + notices);
+  flags_ = reinterpret_cast<Flag*>(base + flags);
+  mail_flags_ = reinterpret_cast<Flag*>(base + mail_flags);
+  slots_ = base + slots;
+  mail_ = base + mail;
+  for (Stage stage : {kFilled, kRead, kDone}) {
+    FlagOf(stage, me_).Raise(chunk_);
+  }
+}
+
+Communicator::PostBox& Communicator::PostOf(uint32_t sequence, int member) {
+  return *reinterpret_cast<PostBox*>(
+      posts_ + ((sequence & 1) * size_ + member) * kPostStride);
+}
+
+char* Communicator::DataOf(uint32_t sequence, int member) {
+  return reinterpret_cast<char*>(&PostOf(sequence, member)) + kPostHeader;
+}
+
+void Communicator::Post(const Request& request) {
+  if (remote_) {
+    signature_ = request.Signature();
+    return;
+  }
+  ++sequence_;
+  PostBox& mine = PostOf(sequence_, me_);
+  mine.signature = request.Signature();
+  mine.sequence.Raise(sequence_);
+}
+
+void Communicator::Agree(const Request& request) {
+  if (remote_) return remote_->Agree(signature_, request);
+  const uint64_t signature = PostOf(sequence_, me_).signature;
+  bool agreed = true;
+  for (int i = 1; i < size_; ++i) {
+    const int member = me_ + i < size_ ? me_ + i : me_ + i - size_;
+    PostBox& theirs = PostOf(sequence_, member);
+    job_->Await(theirs.sequence, sequence_, members_[member], request);
+    agreed = agreed && theirs.signature == signature;
+  }
+  if (!agreed) ThrowDisagreement(request);
+}
+
+void Communicator::ThrowDisagreement(const Request& request) {
+  // Everyone has seen that the hashes differ, so everyone comes here.
+  TextBox* boxes = reinterpret_cast<TextBox*>(texts_) + (sequence_ & 1) * size_;
+  std::snprintf(boxes[me_].text, kTextBytes, "%s", request.Describe().c_str());
+  boxes[me_].sequence.Raise(sequence_);
+  std::vector<std::string> texts;
+  for (int member = 0; member < size_; ++member) {
+    job_->Await(boxes[member].sequence, sequence_, members_[member], request);
+    texts.push_back(boxes[member].text);
+  }
+  collective::ThrowDisagreement(members_, texts);
+}
+
+void Communicator::AwaitAll(Stage stage, uint32_t chunk,
+                            const Request& request) {
+  for (int i = 1; i < size_; ++i) {
+    AwaitStage(stage, chunk, (me_ + i) % size_, request);
+  }
+}
+
+void Communicator::Finish(uint32_t chunks) {
+  chunk_ += chunks;
+  for (Stage stage : {kFilled, kRead, kDone}) {
+    Flag& flag = FlagOf(stage, me_);
+    if (flag.value.load(std::memory_order_relaxed) != chunk_) {
+      flag.Raise(chunk_);
+    }
+  }
+}
+
+void Communicator::Announce(uint32_t number, uint64_t name) {
+  if (remote_) return remote_->Announce(name);
+  // The notice before the last has been obeyed by all, or this rank would not
+  // have come to the end of it: there is always room.
+  NoticeBox& notice = notices_[number % kNotices];
+  notice.name = name;
+  notice.number.Raise(number);
+}
+
+uint64_t Communicator::Announced(uint32_t number, const Request& request) {
+  if (remote_) return remote_->Announced(request);
+  NoticeBox& notice = notices_[number % kNotices];
+  job_->Await(notice.number, number, members_[0], request);
+  return notice.name;
+}
+
+}  // namespace collective

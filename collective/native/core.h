@@ -1,0 +1,48 @@
+// The one job of this process and its groups.
+#ifndef COLLECTIVE_NATIVE_CORE_H_
+#define COLLECTIVE_NATIVE_CORE_H_
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "queue.h"
+
+namespace collective {
+
+// Some ranks of the job, with a queue for each order. The two have
+// communicators of their own, so that TensorFlow's collectives and those of the
+// program never stand in each other's way.
+class Group {
+ public:
+  Group(Job* job, std::vector<int> members, int number);
+  bool has(int rank) const;
+  Queue& queue(Order order);
+
+ private:
+  Job* job_;
+  std::vector<int> members_;
+  int number_;
+  std::mutex mutex_;
+  std::unique_ptr<Queue> queues_[2];
+};
+
+class Core {
+ public:
+  Core(const Place& place, int generation);
+  ~Core();
+  Job& job() { return job_; }
+  // Collective over all ranks. Returns -1 on a rank that is not a member.
+  int AddGroup(std::vector<int> members);
+  // Throws kInvalidArgument where there is none.
+  Queue& queue(int group, Order order);
+
+ private:
+  Job job_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_CORE_H_

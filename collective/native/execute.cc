@@ -1,0 +1,36 @@
+#include "execute.h"
+
+#include "all_gather.h"
+#include "all_reduce.h"
+#include "all_to_all.h"
+#include "barrier.h"
+#include "broadcast.h"
+#include "by_messages.h"
+#include "reduce_scatter.h"
+
+namespace collective {
+
+void Execute(Communicator& ranks, const Request& request) {
+  if (ranks.job().broken()) ranks.job().Check(ranks.job().rank());
+  const bool remote = ranks.remote();
+  switch (request.kind) {
+    case Kind::kAllReduce:
+      return AllReduce(ranks, request);
+    case Kind::kBroadcast:
+      return remote ? BroadcastByMessages(ranks, request)
+                    : Broadcast(ranks, request);
+    case Kind::kAllGather:
+      return remote ? AllGatherByMessages(ranks, request)
+                    : AllGather(ranks, request);
+    case Kind::kReduceScatter:
+      return remote ? ReduceScatterByMessages(ranks, request)
+                    : ReduceScatter(ranks, request);
+    case Kind::kAllToAll:
+      return remote ? AllToAllByMessages(ranks, request)
+                    : AllToAll(ranks, request);
+    case Kind::kBarrier:
+      return Barrier(ranks, request);
+  }
+}
+
+}  // namespace collective

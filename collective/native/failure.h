@@ -1,0 +1,37 @@
+// The one exception of the core: what went wrong, in words and as a code.
+#ifndef COLLECTIVE_NATIVE_FAILURE_H_
+#define COLLECTIVE_NATIVE_FAILURE_H_
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace collective {
+
+// Part of the C ABI; TensorFlow's codes of the same names are set from these.
+enum class Code : int32_t {
+  kOk = 0,
+  kInvalidArgument = 1,     // this rank asked for what cannot be done
+  kFailedPrecondition = 2,  // ranks do not agree; nothing was summed
+  kUnavailable = 3,         // a peer died or left: the job cannot go on
+  kDeadlineExceeded = 4,    // a peer did not come in time
+  kInternal = 5,            // the operating system refused something
+};
+
+// The last line of the message is "HINT: ...".
+class Failure : public std::runtime_error {
+ public:
+  Failure(Code code, const std::string& what, const std::string& hint)
+      : std::runtime_error(what + "\nHINT: " + hint), code_(code) {}
+  // A message that has its hint already.
+  Failure(Code code, const std::string& message)
+      : std::runtime_error(message), code_(code) {}
+  Code code() const { return code_; }
+
+ private:
+  Code code_;
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_FAILURE_H_

@@ -1,0 +1,384 @@
+#include "job.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+namespace collective {
+namespace {
+
+constexpr int kSpins = 2000;   // about 10 us
+constexpr int kYields = 1000;  // about 100 us
+constexpr int64_t kYieldNanoseconds = 300'000;
+constexpr long kNapNanoseconds = 100'000'000;
+constexpr int kMostRanks = 128;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+int64_t Now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+double SecondsFrom(const char* variable, double otherwise) {
+  const char* text = std::getenv(variable);
+  if (!text || !*text) return otherwise;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end || !(seconds > 0)) {
+    throw Failure(Code::kInvalidArgument,
+                  std::string(variable) + "=" + text + " is no time",
+                  "give seconds, as in " + std::string(variable) + "=90");
+  }
+  return seconds;
+}
+
+// For a process that cannot be watched by descriptor: gone, or a zombie.
+bool Gone(int pid) {
+  if (kill(pid, 0) != 0) return true;
+  char path[32], line[512];
+  std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+  std::FILE* file = std::fopen(path, "r");
+  if (!file) return false;
+  const size_t length = std::fread(line, 1, sizeof(line) - 1, file);
+  std::fclose(file);
+  line[length] = 0;
+  const char* end_of_name = std::strrchr(line, ')');
+  return end_of_name && end_of_name[1] && end_of_name[2] == 'Z';
+}
+
+}  // namespace
+
+// What a thread of a rank waits for, as told to the others.
+struct Job::Waiting {
+  std::atomic<int32_t> rank;  // plus 1; 0: free, -1: being written
+  int64_t since;              // nanoseconds
+  char doing[256];
+};
+
+struct alignas(128) Job::RankState {
+  static constexpr int kThreads = 4;  // that wait at once; more are not told
+  Word here;                          // 1: attached, 2: left
+  cpu_set_t cores;
+  Waiting waiting[kThreads];
+
+  bool Waits() const {
+    for (const Waiting& one : waiting) {
+      if (one.rank.load() > 0) return true;
+    }
+    return false;
+  }
+};
+
+struct Job::Header {
+  std::atomic<uint32_t> broken;  // 1: being written, 2: can be read
+  std::atomic<int32_t> broken_code;
+  char broken_message[2048];
+  Flag ping, pong;
+  RankState ranks[kMostRanks];
+};
+
+Settings Settings::FromEnvironment() {
+  Settings settings;
+  settings.start_seconds =
+      SecondsFrom("COLLECTIVE_START_TIMEOUT", settings.start_seconds);
+  settings.stall_seconds =
+      SecondsFrom("COLLECTIVE_STALL_SECONDS", settings.stall_seconds);
+  settings.give_up_seconds =
+      SecondsFrom("COLLECTIVE_TIMEOUT", settings.give_up_seconds);
+  return settings;
+}
+
+Job::Job(const Place& place, const Settings& settings, int generation)
+    : place_(place), settings_(settings) {
+  if (place.size != place.local_size) {
+    // Several hosts: by messages alone. The launcher of MPI ends a job of which
+    // a rank died.
+    network_ = std::make_unique<Network>(place);
+    return;
+  }
+  place_.local_rank = place.rank;  // one host: the same numbers for both
+  all_ = Meet(place_, generation, kAreaStride * (1 + kMostAreas),
+              settings.start_seconds);
+  void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
+                      MAP_SHARED, all_.memory.get(), 0);
+  if (memory == MAP_FAILED) {
+    throw Failure(Code::kInternal, std::string("mmap: ") + std::strerror(errno),
+                  "see ulimit -v");
+  }
+  header_ = static_cast<Header*>(memory);
+  RankState& mine = header_->ranks[place_.rank];
+  sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
+  mine.here.Raise(1);
+  Request meeting;
+  meeting.name = "init";
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (int rank = 0; rank < size(); ++rank) {
+    Await(header_->ranks[rank].here, 1, rank, meeting);
+    CPU_OR(&cores, &cores, &header_->ranks[rank].cores);
+  }
+  spins_ = size() <= CPU_COUNT(&cores) ? kSpins : 0;
+}
+
+Job::~Job() {
+  for (int i = 0; i < kMostAreas; ++i) {
+    if (areas_[i]) munmap(areas_[i], area_bytes_[i]);
+  }
+  if (!header_) return;
+  Leave();
+  munmap(header_, sizeof(Header));
+}
+
+char* Job::MapArea(int index, size_t bytes) {
+  bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  if (index >= kMostAreas || bytes > kAreaStride) {
+    throw Failure(Code::kInvalidArgument, "too many process sets",
+                  "at most " + std::to_string(kMostAreas / 2 - 1) +
+                      " can be made in one job: keep them, do not make one a "
+                      "step");
+  }
+  // Twice the place, to put the mapping on a boundary of huge pages.
+  void* place = mmap(nullptr, bytes + kHugePage, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory = MAP_FAILED;
+  if (place != MAP_FAILED) {
+    const uintptr_t start = reinterpret_cast<uintptr_t>(place);
+    const uintptr_t aligned = (start + kHugePage - 1) & ~(kHugePage - 1);
+    memory =
+        mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_FIXED, all_.memory.get(),
+             static_cast<off_t>(kAreaStride * (1 + index)));
+    if (aligned > start) munmap(place, aligned - start);
+    const uintptr_t tail = start + kHugePage - aligned;
+    if (tail) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
+  }
+  if (memory == MAP_FAILED) {
+    throw Failure(Code::kInternal, std::string("mmap: ") + std::strerror(errno),
+                  "see ulimit -v");
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);  // where the kernel allows it
+  areas_[index] = static_cast<char*>(memory);
+  area_bytes_[index] = bytes;
+  return areas_[index];
+}
+
+bool Job::broken() const {
+  return header_ && header_->broken.load(std::memory_order_relaxed) != 0;
+}
+
+bool Job::Dead(int rank) const {
+  if (rank == place_.rank) return false;
+  const Descriptor& process = all_.processes[rank];
+  if (!process.valid()) return Gone(all_.pids[rank]);
+  pollfd one = {process.get(), POLLIN, 0};
+  return poll(&one, 1, 0) > 0;
+}
+
+void Job::Leave() {
+  leaving_ = true;
+  if (header_) header_->ranks[rank()].here.Raise(2);
+}
+
+void Job::ThrowBroken() {
+  for (int i = 0; i < 1000 && header_->broken.load() != 2; ++i) sched_yield();
+  const Code code = static_cast<Code>(header_->broken_code.load());
+  throw Failure(code == Code::kOk ? Code::kUnavailable : code,
+                header_->broken_message);
+}
+
+void Job::Break(Code code, const std::string& what, const std::string& hint) {
+  const Failure failure(code, what, hint);
+  if (!header_) throw failure;
+  uint32_t whole = 0;
+  if (header_->broken.compare_exchange_strong(whole, 1)) {
+    std::snprintf(header_->broken_message, sizeof(header_->broken_message),
+                  "%s", failure.what());
+    header_->broken_code = static_cast<int32_t>(code);
+    header_->broken = 2;
+    throw failure;
+  }
+  ThrowBroken();  // someone was first: every rank tells the same story
+}
+
+void Job::Check(int waited_for) {
+  if (broken()) ThrowBroken();
+  if (leaving_) {
+    throw Failure(Code::kUnavailable, "shut down while a collective ran",
+                  "wait for every handle before shutdown()");
+  }
+  if (!header_) return;
+  for (int rank = 0; rank < size(); ++rank) {
+    // A rank that said goodbye may end; that matters to who waits for it only.
+    const bool left = header_->ranks[rank].here.Reached(2);
+    if (left && rank == waited_for) {
+      Break(Code::kUnavailable,
+            "rank " + std::to_string(rank) +
+                " has shut down while others still wait for it",
+            "let every rank make the same calls before shutdown()");
+    }
+    if (!left && Dead(rank) && !header_->ranks[rank].here.Reached(2)) {
+      Break(Code::kUnavailable,
+            "rank " + std::to_string(rank) + " (process " +
+                std::to_string(all_.pids[rank]) + ") died",
+            "look for its own error message; \"Killed\" without one is most "
+            "often lack of memory (dmesg | tail)");
+    }
+  }
+}
+
+std::string Job::WhoWaits() const {
+  if (!header_) return "";
+  // Other ranks write theirs meanwhile: a line may be torn, no more.
+  std::lock_guard<std::mutex> lock(waiting_mutex_);
+  std::string table;
+  const int64_t now = Now();
+  for (int rank = 0; rank < size(); ++rank) {
+    const std::string who = "  rank " + std::to_string(rank);
+    bool waits = false;
+    for (const Waiting& one : header_->ranks[rank].waiting) {
+      const int other = one.rank.load();
+      if (other <= 0) continue;
+      waits = true;
+      table +=
+          who + " waits for rank " + std::to_string(other - 1) + " since " +
+          std::to_string((now - one.since) / 1'000'000'000) + " s in " +
+          std::string(one.doing, strnlen(one.doing, sizeof(one.doing))) + "\n";
+    }
+    if (!waits) table += who + " is not in a collective\n";
+  }
+  return table;
+}
+
+Job::Waiting* Job::Tell(int rank, int64_t since, const Request& doing) {
+  std::lock_guard<std::mutex> lock(waiting_mutex_);
+  for (Waiting& one : header_->ranks[place_.rank].waiting) {
+    if (one.rank.load() != 0) continue;
+    one.rank = -1;
+    one.since = since;
+    std::snprintf(one.doing, sizeof(one.doing), "%s", doing.Describe().c_str());
+    one.rank = rank + 1;
+    return &one;
+  }
+  return nullptr;
+}
+
+void Job::PingPong(double* nanoseconds) {
+  constexpr int kBatches = 12, kRounds = 100;
+  if (rank() > 1 || !header_) return;
+  Request request;
+  request.name = "probe";
+  Word& mine = rank() == 0 ? header_->ping : header_->pong;
+  Word& theirs = rank() == 0 ? header_->pong : header_->ping;
+  uint32_t count = mine.value.load();
+  double best = 1e9;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const int64_t start = Now();
+    for (int round = 0; round < kRounds; ++round) {
+      ++count;
+      if (rank() == 0) mine.value.store(count, std::memory_order_release);
+      for (int i = 0; !theirs.Reached(count); ++i) {
+        if (i > 20000) {
+          sched_yield();
+          if (i % 1000 == 0) Check(1 - rank());
+        }
+      }
+      if (rank() == 1) mine.value.store(count, std::memory_order_release);
+    }
+    best = std::min(best, static_cast<double>(Now() - start) / (2 * kRounds));
+  }
+  *nanoseconds = best;
+}
+
+void Job::AwaitLong(Word& word, uint32_t target, int rank,
+                    const Request& doing) {
+  for (int i = 0; i < spins_; ++i) {
+    if (word.Reached(target)) return;
+    Pause();
+  }
+  int64_t start = 0;
+  for (int i = 0; i < kYields; ++i) {
+    sched_yield();
+    if (word.Reached(target)) return;
+    if (i % 16 != 15) continue;  // reading the clock takes as long as yielding
+    if (start == 0) start = Now();
+    if (Now() - start > kYieldNanoseconds) break;
+  }
+
+  if (start == 0) start = Now();
+  struct Sleeper {
+    Word& word;
+    Waiting* told;
+    Sleeper(Word& word, Waiting* told) : word(word), told(told) {
+      word.sleepers.fetch_add(1);
+    }
+    ~Sleeper() {
+      word.sleepers.fetch_sub(1);
+      if (told) told->rank = 0;
+    }
+  } sleeper(word, Tell(rank, start, doing));
+  bool told = false;
+  while (!word.Reached(target)) {
+    const uint32_t seen = word.value.load();
+    if (static_cast<int32_t>(seen - target) >= 0) return;
+    word.Sleep(seen, kNapNanoseconds);
+    if (word.Reached(target)) return;
+    Check(rank);
+    const double waited = static_cast<double>(Now() - start) * 1e-9;
+    if (waited > settings_.give_up_seconds) {
+      Break(Code::kDeadlineExceeded,
+            "rank " + std::to_string(place_.rank) + " waited " +
+                std::to_string(static_cast<int64_t>(waited)) + " s for rank " +
+                std::to_string(rank) + " in " + doing.Describe() + "\n" +
+                WhoWaits(),
+            "a rank that is only slow is given more time by "
+            "COLLECTIVE_TIMEOUT=seconds");
+    }
+    if (!told && waited > settings_.stall_seconds) {
+      told = true;
+      int first = 0;  // of those that wait, one speaks
+      while (first < place_.rank && !header_->ranks[first].Waits()) ++first;
+      if (first == place_.rank) {
+        std::fprintf(stderr,
+                     "collective: no progress for %.0f s:\n%sHINT: every rank "
+                     "must make the same calls; COLLECTIVE_TIMEOUT=seconds "
+                     "ends the job sooner\n",
+                     waited, WhoWaits().c_str());
+      }
+    }
+  }
+}
+
+void ThrowDisagreement(const std::vector<int>& members,
+                       const std::vector<std::string>& texts) {
+  std::map<std::string, std::string> ranks_by_text;
+  for (size_t i = 0; i < members.size(); ++i) {
+    std::string& ranks = ranks_by_text[texts[i]];
+    ranks += (ranks.empty() ? "" : ",") + std::to_string(members[i]);
+  }
+  std::string what = "ranks do not agree on a collective";
+  for (const auto& [text, ranks] : ranks_by_text) {
+    what += "; rank " + ranks + ": " + text;
+  }
+  throw Failure(Code::kFailedPrecondition, what,
+                "make the same calls, with the same name, shape, dtype and "
+                "operation, in the same order on every rank");
+}
+
+}  // namespace collective

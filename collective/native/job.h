@@ -1,0 +1,109 @@
+// The ranks of one host: their shared memory, who is alive, and waiting for
+// them.
+//
+// A wait first spins (only where every rank has a core of its own), then
+// yields, then sleeps, so that a rank that waits long leaves its core to
+// TensorFlow. A sleeping rank looks up ten times a second: a peer that died or
+// left, a job that another rank gave up, and a deadline all end the wait with a
+// Failure.
+#ifndef COLLECTIVE_NATIVE_JOB_H_
+#define COLLECTIVE_NATIVE_JOB_H_
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "failure.h"
+#include "network.h"
+#include "place.h"
+#include "rendezvous.h"
+#include "types.h"
+#include "word.h"
+
+namespace collective {
+
+struct Settings {
+  double start_seconds = 60;     // COLLECTIVE_START_TIMEOUT
+  double stall_seconds = 60;     // COLLECTIVE_STALL_SECONDS: tell who waits
+  double give_up_seconds = 600;  // COLLECTIVE_TIMEOUT: end the job
+  static Settings FromEnvironment();
+};
+
+class Job {
+ public:
+  // Meets the other ranks. `generation` counts the jobs of this process.
+  Job(const Place& place, const Settings& settings, int generation);
+  ~Job();
+  Job(const Job&) = delete;
+
+  // Null on one host.
+  Network* network() { return network_.get(); }
+
+  const Place& place() const { return place_; }
+  const Settings& settings() const { return settings_; }
+  int size() const { return place_.size; }
+  int rank() const { return place_.rank; }
+
+  // The shared memory of one communicator, zeroed when first mapped by any.
+  // Mapped until the job ends. `index` < kMostAreas.
+  char* MapArea(int index, size_t bytes);
+  static constexpr int kMostAreas = 128;
+  static constexpr size_t kAreaStride = size_t{1} << 36;  // virtual: a hole
+
+  // Returns when word >= target. `rank` is who is to raise it, `doing` what
+  // for.
+  void Await(Word& word, uint32_t target, int rank, const Request& doing) {
+    if (!word.Reached(target)) AwaitLong(word, target, rank, doing);
+  }
+
+  // Throws where the job cannot go on: someone died, left or gave up.
+  void Check(int waited_for);
+  bool broken() const;
+
+  // Says that this rank makes no more calls; its own waits end.
+  void Leave();
+
+  // One line a rank: whom it waits for, since when and in what.
+  std::string WhoWaits() const;
+
+  // Ends the job for every rank: their waits throw this failure.
+  [[noreturn]] void Break(Code code, const std::string& what,
+                          const std::string& hint);
+
+  // One-way nanoseconds of a cache line between ranks 0 and 1, which must both
+  // call it at about the same time; the others return at once.
+  void PingPong(double* nanoseconds);
+
+  // Spins before yielding; 0 where ranks share cores.
+  int spins() const { return spins_; }
+
+ private:
+  struct Waiting;
+  struct RankState;
+  struct Header;
+  void AwaitLong(Word& word, uint32_t target, int rank, const Request& doing);
+  bool Dead(int rank) const;
+  Waiting* Tell(int rank, int64_t since, const Request& doing);
+  [[noreturn]] void ThrowBroken();
+
+  Place place_;
+  Settings settings_;
+  std::unique_ptr<Network> network_;
+  Gathering all_;
+  Header* header_ = nullptr;
+  char* areas_[kMostAreas] = {};
+  size_t area_bytes_[kMostAreas] = {};
+  int spins_ = 0;
+  std::atomic<bool> leaving_{false};
+  mutable std::mutex waiting_mutex_;
+};
+
+// After a disagreement: tells what each rank passed. `texts` by member.
+[[noreturn]] void ThrowDisagreement(const std::vector<int>& members,
+                                    const std::vector<std::string>& texts);
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_JOB_H_

@@ -1,0 +1,62 @@
+// Collectives waiting to be run, one after the other, on one communicator.
+//
+// Program order: the order of submission, which must be the same on every rank.
+// A blocking call runs in the caller's thread when nothing is before it.
+//
+// By name: ranks may submit in any order, as TensorFlow does. The first member
+// takes them as they come and announces each name; the others run them in that
+// order. One store, which the others see while they wait anyway: no round trip.
+// The same name twice at a time is run in the order of submission.
+#ifndef COLLECTIVE_NATIVE_QUEUE_H_
+#define COLLECTIVE_NATIVE_QUEUE_H_
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "communicator.h"
+
+namespace collective {
+
+class Queue {
+ public:
+  // Told the outcome; called from the queue's thread. Must not throw.
+  using Done = std::function<void(Code code, const char* message)>;
+
+  Queue(std::unique_ptr<Communicator> ranks, Order order);
+  // Runs no more; what is waiting fails.
+  ~Queue();
+  Queue(const Queue&) = delete;
+
+  void Run(const Request& request);  // throws Failure
+  void Submit(Request request, Done done);
+  Communicator& ranks() { return *ranks_; }
+
+ private:
+  struct Item {
+    Request request;
+    Done done;
+    uint64_t name;
+  };
+  void Work();
+  Item Next(std::unique_lock<std::mutex>& lock);
+  std::deque<Item>::iterator Find(uint64_t name);
+  void Perform(Item& item);
+
+  std::unique_ptr<Communicator> ranks_;
+  const Order order_;
+  std::mutex mutex_;
+  std::condition_variable change_;
+  std::deque<Item> items_;
+  bool busy_ = false;
+  bool closing_ = false;
+  uint32_t number_ = 0;  // of announcements
+  std::thread worker_;
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_QUEUE_H_

@@ -1,0 +1,328 @@
+#include "rendezvous.h"
+
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "failure.h"
+
+namespace collective {
+namespace {
+
+constexpr uint32_t kMagic = 0xC011EC71;
+constexpr uint32_t kVersion = 1;
+using Clock = std::chrono::steady_clock;
+
+// What a rank says when it connects, and what it hears when all are there.
+struct Hello {
+  uint32_t magic = kMagic;
+  uint32_t version = kVersion;
+  int32_t rank, size, local_rank, local_size;
+};
+struct Welcome {
+  uint32_t magic = kMagic;
+  int32_t pids[128];
+  int32_t processes;       // pidfds that follow the memory's descriptor
+  char refusal[512] = {};  // empty: welcome
+};
+constexpr int kMostRanks = 128;
+
+std::string Here(const Place& place) {
+  return "rank " + std::to_string(place.rank) + " of " +
+         std::to_string(place.size);
+}
+
+[[noreturn]] void ThrowSystem(const Place& place, const char* call) {
+  throw Failure(Code::kInternal,
+                Here(place) + ": " + call + ": " + std::strerror(errno),
+                "the system refused what shared memory needs; ulimit -n and "
+                "ulimit -v show common limits");
+}
+
+socklen_t Address(const Place& place, int generation, sockaddr_un* address) {
+  // Hashed, because a name may hold 107 bytes and a job's may be longer.
+  const std::string whole = place.job + "/" + std::to_string(place.local_size);
+  uint64_t hash[2] = {0xcbf29ce484222325u, 0x84222325cbf29ce4u};
+  for (unsigned char letter : whole) {
+    for (uint64_t& part : hash) part = (part ^ letter) * 0x100000001b3u;
+    hash[1] ^= hash[0] >> 29;
+  }
+  *address = {};
+  address->sun_family = AF_UNIX;
+  const int length = std::snprintf(
+      address->sun_path + 1, sizeof(address->sun_path) - 1,
+      "collective/%u/%016llx%016llx/%d", static_cast<unsigned>(getuid()),
+      static_cast<unsigned long long>(hash[0]),
+      static_cast<unsigned long long>(hash[1]), generation);
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+}
+
+// The process at the other end, if it is this user's; else -1.
+int PeerPid(int socket) {
+  ucred peer = {};
+  socklen_t length = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+      peer.uid != getuid()) {
+    return -1;
+  }
+  return peer.pid;
+}
+
+int MillisecondsUntil(Clock::time_point deadline) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+                        deadline - Clock::now())
+                        .count();
+  return left < 0 ? 0 : static_cast<int>(left) + 1;
+}
+
+void Send(int socket, const Welcome& welcome, const std::vector<int>& files) {
+  iovec part = {const_cast<Welcome*>(&welcome), sizeof(welcome)};
+  std::vector<char> control(CMSG_SPACE(sizeof(int) * files.size()));
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!files.empty()) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
+    std::memcpy(CMSG_DATA(header), files.data(), sizeof(int) * files.size());
+  }
+  // A receiver that is gone is noticed by whoever waits for it later.
+  (void)!sendmsg(socket, &message, MSG_NOSIGNAL);
+}
+
+Gathering Listen(const Place& place, int generation, size_t bytes,
+                 Clock::time_point deadline) {
+  Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!listener.valid()) ThrowSystem(place, "socket");
+  sockaddr_un address;
+  const socklen_t length = Address(place, generation, &address);
+  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) !=
+      0) {
+    if (errno != EADDRINUSE) ThrowSystem(place, "bind");
+    throw Failure(Code::kFailedPrecondition,
+                  Here(place) + ": another job of this user calls itself '" +
+                      place.job + "'",
+                  "unset COLLECTIVE_JOB, or give each job a name of its own");
+  }
+  if (listen(listener.get(), kMostRanks) != 0) ThrowSystem(place, "listen");
+
+  Gathering all;
+  all.processes.resize(place.local_size);
+  all.pids.assign(place.local_size, 0);
+  std::vector<Descriptor> callers(place.local_size);
+  const auto open_process = [&](int local_rank, int pid) {
+    all.pids[local_rank] = pid;
+#ifdef SYS_pidfd_open
+    all.processes[local_rank] =
+        Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+#endif
+  };
+  open_process(0, getpid());
+  const auto refuse = [&](Code code, const std::string& what,
+                          const std::string& hint) {
+    Welcome no;
+    std::snprintf(no.refusal, sizeof(no.refusal), "%s\nHINT: %s", what.c_str(),
+                  hint.c_str());
+    for (const Descriptor& caller : callers) {
+      if (caller.valid()) Send(caller.get(), no, {});
+    }
+    throw Failure(code, what, hint);
+  };
+
+  int missing = place.local_size - 1;
+  while (missing > 0) {
+    std::vector<pollfd> watched = {{listener.get(), POLLIN, 0}};
+    for (const Descriptor& caller : callers) {
+      if (caller.valid()) watched.push_back({caller.get(), POLLIN, 0});
+    }
+    const int ready =
+        poll(watched.data(), watched.size(), MillisecondsUntil(deadline));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0) {
+      std::string absent;
+      for (int i = 1; i < place.local_size; ++i) {
+        if (!callers[i].valid()) absent += " " + std::to_string(i);
+      }
+      refuse(Code::kDeadlineExceeded,
+             "local ranks did not come to init:" + absent,
+             "see whether they failed before; a slow start is given more time "
+             "by COLLECTIVE_START_TIMEOUT=seconds");
+    }
+    for (int i = 1; i < place.local_size; ++i) {
+      if (!callers[i].valid()) continue;
+      pollfd one = {callers[i].get(), POLLIN, 0};
+      if (poll(&one, 1, 0) > 0) {  // nothing is due from it: it hung up
+        refuse(Code::kUnavailable,
+               "local rank " + std::to_string(i) + " died during init",
+               "look for its own error message above");
+      }
+    }
+    if (!(watched[0].revents & POLLIN)) continue;
+    Descriptor caller(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!caller.valid()) continue;
+    const int pid = PeerPid(caller.get());
+    pollfd one = {caller.get(), POLLIN, 0};
+    Hello hello = {};
+    if (pid < 0 || poll(&one, 1, 2000) <= 0 ||
+        recv(caller.get(), &hello, sizeof(hello), 0) != sizeof(hello) ||
+        hello.magic != kMagic) {
+      continue;  // a stranger, or one that died at once
+    }
+    const int i = hello.local_rank;
+    if (hello.version != kVersion || hello.size != place.size ||
+        hello.local_size != place.local_size || i < 1 ||
+        i >= place.local_size || callers[i].valid()) {
+      const std::string what =
+          "a process came to init as local rank " + std::to_string(i) + " of " +
+          std::to_string(hello.local_size) + " (rank " +
+          std::to_string(hello.rank) + " of " + std::to_string(hello.size) +
+          ", protocol " + std::to_string(hello.version) +
+          "), which does not fit " + Here(place) + " with " +
+          std::to_string(place.local_size) + " on this host";
+      Welcome no;
+      std::snprintf(no.refusal, sizeof(no.refusal), "%s\nHINT: %s",
+                    what.c_str(), "start every rank by the same launcher");
+      Send(caller.get(), no, {});
+      refuse(Code::kFailedPrecondition, what,
+             "start every rank by the same launcher");
+    }
+    open_process(i, pid);
+    callers[i] = std::move(caller);
+    --missing;
+  }
+
+  all.memory = Descriptor(
+      static_cast<int>(syscall(SYS_memfd_create, "collective", MFD_CLOEXEC)));
+  if (!all.memory.valid()) ThrowSystem(place, "memfd_create");
+  if (ftruncate(all.memory.get(), static_cast<off_t>(bytes)) != 0) {
+    ThrowSystem(place, "ftruncate");
+  }
+  Welcome welcome;
+  std::vector<int> files = {all.memory.get()};
+  bool complete = true;
+  for (const Descriptor& process : all.processes) {
+    complete = complete && process.valid();
+  }
+  for (int i = 0; i < place.local_size; ++i) {
+    welcome.pids[i] = all.pids[i];
+    if (complete) files.push_back(all.processes[i].get());
+  }
+  welcome.processes = complete ? place.local_size : 0;
+  for (const Descriptor& caller : callers) {
+    if (caller.valid()) Send(caller.get(), welcome, files);
+  }
+  return all;
+}
+
+Gathering Join(const Place& place, int generation, Clock::time_point deadline) {
+  sockaddr_un address;
+  const socklen_t length = Address(place, generation, &address);
+  Descriptor caller;
+  for (int pause_ms = 1;; pause_ms = pause_ms < 20 ? pause_ms * 2 : 20) {
+    caller = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (!caller.valid()) ThrowSystem(place, "socket");
+    if (connect(caller.get(), reinterpret_cast<sockaddr*>(&address), length) ==
+            0 &&
+        PeerPid(caller.get()) >= 0) {
+      break;
+    }
+    if (Clock::now() > deadline) {
+      throw Failure(Code::kDeadlineExceeded,
+                    Here(place) + ": local rank 0 did not come to init",
+                    "see whether it failed before; a slow start is given more "
+                    "time by COLLECTIVE_START_TIMEOUT=seconds");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+  }
+  Hello hello;
+  hello.rank = place.rank;
+  hello.size = place.size;
+  hello.local_rank = place.local_rank;
+  hello.local_size = place.local_size;
+  (void)!send(caller.get(), &hello, sizeof(hello), MSG_NOSIGNAL);
+
+  Welcome welcome = {};
+  iovec part = {&welcome, sizeof(welcome)};
+  std::vector<char> control(CMSG_SPACE(sizeof(int) * (1 + kMostRanks)));
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  for (;;) {
+    pollfd one = {caller.get(), POLLIN, 0};
+    // A little longer than rank 0 waits: its error is the better one.
+    const int ready = poll(&one, 1, MillisecondsUntil(deadline) + 1000);
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0) {
+      throw Failure(Code::kDeadlineExceeded,
+                    Here(place) + ": not every local rank came to init",
+                    "see whether one failed before; a slow start is given more "
+                    "time by COLLECTIVE_START_TIMEOUT=seconds");
+    }
+    break;
+  }
+  const ssize_t got = recvmsg(caller.get(), &message, MSG_CMSG_CLOEXEC);
+  if (got != static_cast<ssize_t>(sizeof(welcome)) || welcome.magic != kMagic) {
+    throw Failure(Code::kUnavailable,
+                  Here(place) + ": local rank 0 died during init",
+                  "look for its own error message above");
+  }
+  if (welcome.refusal[0]) {
+    throw Failure(Code::kFailedPrecondition,
+                  Here(place) + ": " + welcome.refusal);
+  }
+  std::vector<int> files;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_type != SCM_RIGHTS) continue;
+    files.resize((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    std::memcpy(files.data(), CMSG_DATA(header), sizeof(int) * files.size());
+  }
+  if (static_cast<int>(files.size()) != 1 + welcome.processes) {
+    for (int file : files) close(file);
+    throw Failure(Code::kInternal, Here(place) + ": too many open files",
+                  "raise the limit: ulimit -n 4096");
+  }
+  Gathering all;
+  all.memory = Descriptor(files[0]);
+  all.processes.resize(place.local_size);
+  for (int i = 0; i < place.local_size; ++i) {
+    all.pids.push_back(welcome.pids[i]);
+    if (welcome.processes) all.processes[i] = Descriptor(files[1 + i]);
+  }
+  return all;
+}
+
+}  // namespace
+
+Gathering Meet(const Place& place, int generation, size_t bytes,
+               double seconds) {
+  if (place.local_size > kMostRanks) {
+    throw Failure(Code::kInvalidArgument,
+                  std::to_string(place.local_size) + " ranks on one host",
+                  "the core allows " + std::to_string(kMostRanks));
+  }
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(seconds));
+  if (place.local_rank == 0) return Listen(place, generation, bytes, deadline);
+  return Join(place, generation, deadline);
+}
+
+}  // namespace collective

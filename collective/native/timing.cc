@@ -1,0 +1,154 @@
+// Timed loops and the limits of the machine, for collective.bench. In C,
+// because a call through Python takes longer than a small all-reduce.
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "execute.h"
+#include "session.h"
+
+namespace collective {
+namespace {
+
+double Now() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+template <class Action>
+int32_t Quietly(Action&& action) {
+  try {
+    action();
+    return 0;
+  } catch (const Failure& failure) {
+    return static_cast<int32_t>(failure.code());
+  }
+}
+
+Request NamedBarrier(const char* name) {
+  Request request;
+  request.name = name;
+  return request;
+}
+
+}  // namespace
+}  // namespace collective
+
+using collective::CurrentCore;
+using collective::Now;
+using collective::Order;
+using collective::Quietly;
+
+extern "C" {
+
+int32_t collective_time(const collective_request* request, int32_t repetitions,
+                        int32_t inner, double* seconds) {
+  return Quietly([&] {
+    const auto core = CurrentCore();
+    collective::Request converted;
+    collective::Convert(*request, &converted);
+    const collective::Request barrier = collective::NamedBarrier("bench");
+    collective::Queue& queue =
+        core->queue(request->group, Order::kProgramOrder);
+    for (int i = 0; i < repetitions; ++i) {
+      queue.Run(barrier);
+      const double start = Now();
+      for (int j = 0; j < inner; ++j) queue.Run(converted);
+      seconds[i] = (Now() - start) / inner;
+    }
+  });
+}
+
+int32_t collective_time_mpi(void* allreduce, const void* input, void* output,
+                            int32_t count, void* datatype, void* op,
+                            void* communicator, int32_t repetitions,
+                            int32_t inner, double* seconds) {
+  // Handles are pointers (Open MPI) or ints (MPICH); either travels in a whole
+  // register here, of which the callee looks at its part.
+  using Allreduce = int (*)(const void*, void*, int, void*, void*, void*);
+  const auto call = reinterpret_cast<Allreduce>(allreduce);
+  return Quietly([&] {
+    const auto core = CurrentCore();
+    const collective::Request barrier = collective::NamedBarrier("bench");
+    collective::Queue& queue = core->queue(0, Order::kProgramOrder);
+    for (int i = 0; i < repetitions; ++i) {
+      queue.Run(barrier);
+      const double start = Now();
+      for (int j = 0; j < inner; ++j) {
+        call(input, output, count, datatype, op, communicator);
+      }
+      seconds[i] = (Now() - start) / inner;
+    }
+  });
+}
+
+int32_t collective_probe(double* nanoseconds) {
+  return Quietly([&] {
+    const auto core = CurrentCore();
+    const collective::Request barrier = collective::NamedBarrier("probe");
+    collective::Queue& queue = core->queue(0, Order::kProgramOrder);
+    queue.Run(barrier);
+    *nanoseconds = 0;
+    if (core->job().size() < 2) return;
+    core->job().PingPong(nanoseconds);
+    queue.Run(barrier);
+  });
+}
+
+int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
+  const size_t count = static_cast<size_t>(bytes) / sizeof(float);
+  std::vector<float> a(count + 16, 1.0f), b(count + 16, 2.0f),
+      c(kernel == 2 ? count + 16 : 0, 0.0f);
+  const auto aligned = [](std::vector<float>& array) {
+    return reinterpret_cast<float*>(
+        (reinterpret_cast<uintptr_t>(array.data()) + 63) / 64 * 64);
+  };
+  float *x = aligned(a), *y = aligned(b);
+  const void* sources[2] = {x, y};
+  collective::ReduceJob job = {};
+  job.sources = sources;
+  job.nsources = 2;
+  job.out = kernel == 2 ? aligned(c) : x;
+  job.slot = kernel == 0 ? y : nullptr;
+  job.count = count;
+  job.divisor = 1;
+  const collective::Kernels& kernels = collective::BestKernels();
+  std::vector<char> line(bytes > (1 << 18) ? 1 << 18 : bytes, 1);
+  const auto once = [&] {
+    if (kernel == 1) {
+      for (int64_t at = 0; at < bytes;
+           at += static_cast<int64_t>(line.size())) {
+        kernels.copy(reinterpret_cast<char*>(x) + at, line.data(),
+                     std::min<int64_t>(line.size(), bytes - at), true);
+      }
+    } else {
+      kernels.reduce[0][0](job);
+    }
+  };
+  once();
+  // The average over a time in which, but for its ends, all ranks are at work:
+  // the best of single passes would be what one core reaches while the others
+  // rest.
+  constexpr double kStart = 0.01, kEnd = 0.05;
+  const int64_t traffic = kernel == 0 ? 4 * bytes : bytes;
+  const double begin = Now();
+  double from = 0, now = begin;
+  int64_t passes = 0;
+  while (now < begin + kEnd) {
+    once();
+    now = Now();
+    if (from == 0 && now > begin + kStart) {
+      from = now;
+    } else if (from != 0) {
+      ++passes;
+    }
+  }
+  *rate = passes ? static_cast<double>(traffic * passes) / (now - from) : 0;
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,76 @@
+"""All-gather: the arrays of all ranks, one behind the other, on every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collective.operations.call import Call, Handle, contiguous, exchange, output
+from collective.operations.kinds import Kind
+from collective.process_set import ProcessSet
+
+
+def allgather(
+    array: np.ndarray,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> np.ndarray:
+    """Concatenates the arrays of all ranks along the first axis.
+
+    Args:
+        array: Equal dtype and shape on every rank but for the first axis. A scalar
+            counts as one row.
+        out: Where the result goes; a new array by default.
+        name: Told in errors; ranks must agree on it.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        ``[sum of the first axes, ...]``, in the order of the ranks.
+
+    Raises:
+        CollectiveError: As for ``allreduce``.
+    """
+    call, result = _prepare(array, out, name, process_set)
+    return call.run(result)
+
+
+def allgather_async(
+    array: np.ndarray,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle[np.ndarray]:
+    """As ``allgather``, returning a handle to wait for.
+
+    The lengths are exchanged before it returns, so it waits for the other ranks to
+    make the same call; the data moves afterwards.
+    """
+    call, result = _prepare(array, out, name, process_set)
+    return call.start(result)
+
+
+def _prepare(
+    array: np.ndarray,
+    out: np.ndarray | None,
+    name: str | None,
+    process_set: ProcessSet | None,
+) -> tuple[Call, np.ndarray]:
+    source = contiguous(array)
+    if source.ndim == 0:
+        source = source.reshape(1)
+    row = source.shape[1:]
+    rows = exchange(
+        [source.shape[0]],
+        process_set,
+        f"{name or ''} (lengths of {source.dtype}[?, {', '.join(map(str, row))}])",
+    )
+    elements = int(np.prod(row, dtype=np.int64))
+    target = output(out, (int(rows.sum()), *row), source.dtype)
+    call = Call(
+        Kind.ALL_GATHER,
+        [(source, target)],
+        process_set=process_set,
+        name=name,
+        counts=[int(count) * elements for count in rows[:, 0]],
+    )
+    return call, target

@@ -1,0 +1,156 @@
+"""All-reduce: the sum (or mean, ...) over all ranks, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from collective.errors import UsageError
+from collective.operations.call import Call, Handle, contiguous, output
+from collective.operations.kinds import (
+    Average,
+    Kind,
+    Op,
+    algorithm_number,
+    transport_number,
+)
+from collective.process_set import ProcessSet
+
+
+def allreduce(
+    array: np.ndarray,
+    op: Op = Average,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    algorithm: str = "auto",
+    transport_dtype: str | None = None,
+) -> np.ndarray:
+    """Reduces an array over all ranks; the same bits on every rank.
+
+    Args:
+        array: Equal shape and dtype on every rank. float16 and bfloat16 are summed
+            in float32 and rounded once (with the direct algorithms).
+        op: Average, Sum, Min, Max or Product.
+        out: Where the result goes, ``array`` itself to reduce in place; a new
+            array by default.
+        name: Told in errors; ranks must agree on it.
+        process_set: The ranks that take part; None for all.
+        algorithm: ``auto``, ``direct``, ``one-shot``, ``ring``,
+            ``halving-doubling`` or ``tree``; see docs/algorithms.md.
+        transport_dtype: ``float16`` or ``bfloat16``: what float32 elements are on
+            the way. They are summed in float32; every rank gets the rounded sum.
+
+    Returns:
+        The result, of the shape and dtype of ``array``.
+
+    Raises:
+        Disagreement: On every rank, if they did not make the same call.
+        PeerLost: If a rank died or left.
+        Timeout: If a rank did not come in time.
+        UsageError: For an argument that cannot be.
+    """
+    call, result = _prepare(
+        [array],
+        None if out is None else [out],
+        op,
+        name,
+        process_set,
+        algorithm,
+        transport_dtype,
+    )
+    return call.run(result)[0]
+
+
+def allreduce_async(
+    array: np.ndarray,
+    op: Op = Average,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    algorithm: str = "auto",
+    transport_dtype: str | None = None,
+) -> Handle[np.ndarray]:
+    """As ``allreduce``, returning at once a handle to wait for."""
+    call, result = _prepare(
+        [array],
+        None if out is None else [out],
+        op,
+        name,
+        process_set,
+        algorithm,
+        transport_dtype,
+    )
+    return call.start(result[0])
+
+
+def grouped_allreduce(
+    arrays: Sequence[np.ndarray],
+    op: Op = Average,
+    out: Sequence[np.ndarray] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    algorithm: str = "auto",
+    transport_dtype: str | None = None,
+) -> list[np.ndarray]:
+    """Reduces a list of arrays, of any mixture of shapes and dtypes, as one.
+
+    Arguments and errors as for ``allreduce``; ``out`` is a list as long.
+    """
+    call, result = _prepare(
+        arrays, out, op, name, process_set, algorithm, transport_dtype
+    )
+    return call.run(result)
+
+
+def grouped_allreduce_async(
+    arrays: Sequence[np.ndarray],
+    op: Op = Average,
+    out: Sequence[np.ndarray] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    algorithm: str = "auto",
+    transport_dtype: str | None = None,
+) -> Handle[list[np.ndarray]]:
+    """As ``grouped_allreduce``, returning at once a handle to wait for."""
+    call, result = _prepare(
+        arrays, out, op, name, process_set, algorithm, transport_dtype
+    )
+    return call.start(result)
+
+
+def _prepare(
+    arrays: Sequence[np.ndarray],
+    out: Sequence[np.ndarray] | None,
+    op: Op,
+    name: str | None,
+    process_set: ProcessSet | None,
+    algorithm: str,
+    transport_dtype: str | None,
+) -> tuple[Call, list[np.ndarray]]:
+    if out is not None and len(out) != len(arrays):
+        raise UsageError(
+            f"{len(arrays)} arrays and {len(out)} in out",
+            hint="pass one output for each array",
+        )
+    sources = [contiguous(array) for array in arrays]
+    wanted = [None] * len(sources) if out is None else out
+    targets = [
+        output(target, source.shape, source.dtype)
+        for source, target in zip(sources, wanted, strict=True)
+    ]
+    call = Call(
+        Kind.ALL_REDUCE,
+        list(zip(sources, targets, strict=True)),
+        process_set=process_set,
+        name=name,
+        op=int(op),
+        algorithm=algorithm_number(algorithm),
+        transport=transport_number(transport_dtype),
+    )
+    return call, targets

@@ -1,0 +1,98 @@
+"""All-to-all: every rank sends a part to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from collective.errors import UsageError
+from collective.operations.call import Call, Handle, contiguous, exchange, output
+from collective.operations.kinds import Kind
+from collective.process_set import ProcessSet, members
+
+
+def alltoall(
+    array: np.ndarray,
+    splits: Sequence[int] | None = None,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sends rows to every rank and receives theirs.
+
+    Args:
+        array: ``[rows, ...]``; equal dtype and shape on every rank but for rows.
+        splits: Rows for each rank, in order; they add up to ``rows``. Equal parts
+            by default.
+        out: Where the result goes; not ``array``. A new array by default.
+        name: Told in errors; ranks must agree on it.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        The received rows in the order of the ranks, and how many came from each.
+
+    Raises:
+        CollectiveError: As for ``allreduce``.
+    """
+    call, result = _prepare(array, splits, out, name, process_set)
+    return call.run(result)
+
+
+def alltoall_async(
+    array: np.ndarray,
+    splits: Sequence[int] | None = None,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle[tuple[np.ndarray, np.ndarray]]:
+    """As ``alltoall``, returning a handle to wait for.
+
+    The splits are exchanged before it returns, so it waits for the other ranks to
+    make the same call; the data moves afterwards.
+    """
+    call, result = _prepare(array, splits, out, name, process_set)
+    return call.start(result)
+
+
+def _prepare(
+    array: np.ndarray,
+    splits: Sequence[int] | None,
+    out: np.ndarray | None,
+    name: str | None,
+    process_set: ProcessSet | None,
+) -> tuple[Call, tuple[np.ndarray, np.ndarray]]:
+    source = contiguous(array)
+    _, me, size = members(process_set)
+    rows = source.shape[0] if source.ndim else 0
+    if splits is None:
+        splits = [rows // size] * size
+    if (
+        source.ndim == 0
+        or len(splits) != size
+        or sum(splits) != rows
+        or min(splits) < 0
+    ):
+        raise UsageError(
+            f"splits {list(splits)} do not fit {list(source.shape)} and {size} ranks",
+            hint="give each rank its number of rows, adding up to the first axis",
+        )
+    row = source.shape[1:]
+    matrix = exchange(
+        splits,
+        process_set,
+        f"{name or ''} (splits of {source.dtype}[?, {', '.join(map(str, row))}])",
+    )
+    received = matrix[:, me].copy()
+    target = output(out, (int(received.sum()), *row), source.dtype)
+    if np.shares_memory(source, target):
+        raise UsageError("all-to-all cannot work in place", hint="pass another out")
+    elements = int(np.prod(row, dtype=np.int64))
+    call = Call(
+        Kind.ALL_TO_ALL,
+        [(source, target)],
+        process_set=process_set,
+        name=name,
+        counts=[int(count) * elements for count in matrix.ravel()],
+    )
+    return call, (target, received)

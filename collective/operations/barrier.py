@@ -1,0 +1,27 @@
+"""Barrier: nobody leaves before everyone came."""
+
+from __future__ import annotations
+
+from collective.operations.call import Call, Handle
+from collective.operations.kinds import Kind
+from collective.process_set import ProcessSet
+
+
+def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> None:
+    """Waits for every rank.
+
+    Args:
+        name: Told in errors; ranks must agree on it.
+        process_set: The ranks that take part; None for all.
+
+    Raises:
+        CollectiveError: As for ``allreduce``.
+    """
+    Call(Kind.BARRIER, process_set=process_set, name=name).run(None)
+
+
+def barrier_async(
+    name: str | None = None, process_set: ProcessSet | None = None
+) -> Handle[None]:
+    """As ``barrier``, returning at once a handle to wait for."""
+    return Call(Kind.BARRIER, process_set=process_set, name=name).start(None)

@@ -1,0 +1,75 @@
+"""Broadcast: the root's array, on every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collective.errors import UsageError
+from collective.operations.call import Call, Handle, contiguous, output
+from collective.operations.kinds import Kind
+from collective.process_set import ProcessSet
+
+
+def broadcast(
+    array: np.ndarray,
+    root_rank: int = 0,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> np.ndarray:
+    """Gives every rank the root's array.
+
+    Args:
+        array: Equal shape and dtype on every rank; its values matter on the root.
+        root_rank: The root, counted in the whole job.
+        out: Where the result goes; ``array`` itself is fine.
+        name: Told in errors; ranks must agree on it.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        The root's values.
+
+    Raises:
+        CollectiveError: As for ``allreduce``.
+    """
+    call, result = _prepare(array, root_rank, out, name, process_set)
+    return call.run(result)
+
+
+def broadcast_async(
+    array: np.ndarray,
+    root_rank: int = 0,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Handle[np.ndarray]:
+    """As ``broadcast``, returning at once a handle to wait for."""
+    call, result = _prepare(array, root_rank, out, name, process_set)
+    return call.start(result)
+
+
+def _prepare(
+    array: np.ndarray,
+    root_rank: int,
+    out: np.ndarray | None,
+    name: str | None,
+    process_set: ProcessSet | None,
+) -> tuple[Call, np.ndarray]:
+    source = contiguous(array)
+    target = output(out, source.shape, source.dtype)
+    root = root_rank
+    if process_set is not None:
+        if root_rank not in process_set.ranks:
+            raise UsageError(
+                f"root rank {root_rank} is not in {process_set!r}",
+                hint="the root is counted in the whole job, and must be a member",
+            )
+        root = process_set.ranks.index(root_rank)
+    call = Call(
+        Kind.BROADCAST,
+        [(source, target)],
+        process_set=process_set,
+        name=name,
+        root=root,
+    )
+    return call, target

@@ -1,0 +1,172 @@
+"""From arrays to a request of the C interface, and handles for running ones."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from collective import library, session
+from collective.errors import UsageError
+from collective.operations.kinds import Kind, dtype_number
+from collective.process_set import ProcessSet, members
+
+Result = TypeVar("Result")
+
+
+class Handle(Generic[Result]):
+    """A collective under way.
+
+    Its arrays must not be touched before ``wait()`` has returned.
+    """
+
+    def __init__(self, pointer: ctypes.c_void_p, keep: object, result: Result):
+        self._pointer: ctypes.c_void_p | None = pointer
+        self._keep = keep
+        self._result = result
+
+    def wait(self) -> Result:
+        """Waits for the end; may be called again.
+
+        Returns:
+            What the blocking call returns.
+
+        Raises:
+            CollectiveError: What the blocking call raises.
+        """
+        if self._pointer is not None:
+            pointer, self._pointer = self._pointer, None
+            code = library.load().collective_wait(pointer)
+            self._keep = None
+            library.check(code)
+        return self._result
+
+    def done(self) -> bool:
+        """Whether ``wait()`` would return at once."""
+        return self._pointer is None or bool(
+            library.load().collective_finished(self._pointer)
+        )
+
+    def __del__(self) -> None:
+        # The core still reads and writes the arrays: they must outlive it.
+        if getattr(self, "_pointer", None) is not None:
+            library.load().collective_wait(self._pointer)
+
+
+class Call:
+    """One request and everything it points to.
+
+    Args:
+        kind: Which collective.
+        arrays: Pairs of input and output, C-contiguous, of one dtype each.
+        process_set: The ranks that take part; None for all.
+        name: Told in errors, and compared between ranks.
+        fields: Other fields of ``collective_request``.
+        counts: Elements per rank, where the collective needs them.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        arrays: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+        *,
+        process_set: ProcessSet | None = None,
+        name: str | None = None,
+        counts: Sequence[int] = (),
+        **fields: int,
+    ):
+        group, number, _ = members(process_set)
+        if number < 0:
+            raise UsageError(
+                f"rank {session.rank()} is not in {process_set!r}",
+                hint="call it on the members of the set only",
+            )
+        self.arrays = arrays
+        self.tensors = (library.Tensor * len(arrays))()
+        self.shapes = []
+        for tensor, (source, target) in zip(self.tensors, arrays, strict=True):
+            shape = (ctypes.c_int64 * source.ndim)(*source.shape)
+            self.shapes.append(shape)
+            tensor.input = source.ctypes.data
+            tensor.output = target.ctypes.data
+            tensor.count = source.size
+            tensor.shape = shape
+            tensor.dimensions = source.ndim
+            tensor.dtype = dtype_number(source.dtype)
+        self.counts = (ctypes.c_int64 * len(counts))(*counts)
+        fields.setdefault("transport", -1)
+        self.request = library.Request(
+            kind=int(kind),
+            group=group,
+            tensors_length=len(arrays),
+            tensors=self.tensors,
+            counts=self.counts,
+            counts_length=len(counts),
+            name=(name or "").encode(),
+            **fields,
+        )
+
+    def run(self, result: Result) -> Result:
+        """Runs it to the end and returns ``result``."""
+        library.check(library.load().collective_run(ctypes.byref(self.request)))
+        return result
+
+    def start(self, result: Result) -> Handle[Result]:
+        """Starts it; the handle's ``wait()`` returns ``result``."""
+        pointer = ctypes.c_void_p()
+        library.check(
+            library.load().collective_start(
+                ctypes.byref(self.request), ctypes.byref(pointer)
+            )
+        )
+        return Handle(pointer, self, result)
+
+
+def contiguous(array: object) -> np.ndarray:
+    """The array itself if its elements lie one behind the other, else a copy."""
+    array = np.asarray(array)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def output(
+    out: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    """``out`` if it can hold the result, or a new array.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    if out is None:
+        return np.empty(shape, dtype)
+    fits = out.shape == shape and out.dtype == dtype
+    if not fits or not out.flags.c_contiguous or not out.flags.writeable:
+        raise UsageError(
+            f"out is {out.dtype}{list(out.shape)}, and the result {dtype}{list(shape)}",
+            hint="pass a writable, C-contiguous array of the result's shape and dtype",
+        )
+    return out
+
+
+def exchange(
+    values: Sequence[int], process_set: ProcessSet | None, what: str
+) -> np.ndarray:
+    """Every rank's list of equally many integers, one row a rank.
+
+    Args:
+        values: This rank's.
+        process_set: The ranks that take part; None for all.
+        what: Compared between ranks: they must agree on it.
+    """
+    _, _, size = members(process_set)
+    mine = np.asarray(values, np.int64)
+    rows = np.empty((size, mine.size), np.int64)
+    call = Call(
+        Kind.ALL_GATHER,
+        [(mine, rows)],
+        process_set=process_set,
+        name=what,
+        counts=[mine.size] * size,
+    )
+    return call.run(rows)

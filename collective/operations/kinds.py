@@ -1,0 +1,105 @@
+"""Numbers of the C interface: operations, collectives, algorithms, dtypes."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from collective.errors import UsageError
+
+
+class Op(enum.IntEnum):
+    """What a reduction does with the values of the ranks.
+
+    The average of integers is rounded towards zero. For bool, Sum and Max mean
+    "or", Min and Product "and".
+    """
+
+    Sum = 0
+    Average = 1
+    Min = 2
+    Max = 3
+    Product = 4
+
+
+Sum, Average, Min, Max, Product = Op
+
+
+class Kind(enum.IntEnum):
+    """Which collective."""
+
+    ALL_REDUCE = 0
+    BROADCAST = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    ALL_TO_ALL = 4
+    BARRIER = 5
+
+
+ALGORITHMS = {
+    "auto": 0,
+    "direct": 1,
+    "one-shot": 2,
+    "ring": 3,
+    "halving-doubling": 4,
+    "tree": 5,
+}
+
+DTYPES = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "bfloat16": 3,
+    "int8": 4,
+    "uint8": 5,
+    "int32": 6,
+    "int64": 7,
+    "bool": 8,
+}
+
+
+def dtype_number(dtype: np.dtype) -> int:
+    """The C interface's number of a NumPy dtype.
+
+    Raises:
+        UsageError: If the core has no such elements.
+    """
+    try:
+        return DTYPES[dtype.name]
+    except KeyError:
+        raise UsageError(
+            f"collectives do not know dtype {dtype.name}",
+            hint=f"cast to one of: {', '.join(DTYPES)}",
+        ) from None
+
+
+def algorithm_number(name: str) -> int:
+    """The C interface's number of an algorithm.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    try:
+        return ALGORITHMS[name]
+    except KeyError:
+        raise UsageError(
+            f"there is no algorithm {name!r}",
+            hint=f"choose one of: {', '.join(ALGORITHMS)}",
+        ) from None
+
+
+def transport_number(name: str | None) -> int:
+    """The C interface's number of a 16-bit transport dtype; -1 for none.
+
+    Raises:
+        UsageError: If it is neither float16 nor bfloat16.
+    """
+    if name is None:
+        return -1
+    if name not in ("float16", "bfloat16"):
+        raise UsageError(
+            f"transport dtype {name!r}: only 16-bit floats are of use",
+            hint="choose float16 or bfloat16, or leave it out",
+        )
+    return DTYPES[name]

@@ -1,0 +1,93 @@
+"""Reduce-scatter: the sum over all ranks, a part of it on each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from collective.errors import UsageError
+from collective.operations.call import Call, Handle, contiguous, output
+from collective.operations.kinds import Average, Kind, Op
+from collective.process_set import ProcessSet, members
+
+
+def reducescatter(
+    array: np.ndarray,
+    op: Op = Average,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    splits: Sequence[int] | None = None,
+) -> np.ndarray:
+    """Reduces an array over all ranks and gives each rank some of its rows.
+
+    Args:
+        array: ``[rows, ...]``, equal shape and dtype on every rank.
+        op: Average, Sum, Min, Max or Product.
+        out: Where this rank's part goes; a new array by default.
+        name: Told in errors; ranks must agree on it.
+        process_set: The ranks that take part; None for all.
+        splits: Rows of each rank, in order, the same list on every rank; by default
+            as even as can be, the first ranks having one more.
+
+    Returns:
+        This rank's rows of the result.
+
+    Raises:
+        CollectiveError: As for ``allreduce``.
+    """
+    call, result = _prepare(array, op, out, name, process_set, splits)
+    return call.run(result)
+
+
+def reducescatter_async(
+    array: np.ndarray,
+    op: Op = Average,
+    out: np.ndarray | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    splits: Sequence[int] | None = None,
+) -> Handle[np.ndarray]:
+    """As ``reducescatter``, returning at once a handle to wait for."""
+    call, result = _prepare(array, op, out, name, process_set, splits)
+    return call.start(result)
+
+
+def _prepare(
+    array: np.ndarray,
+    op: Op,
+    out: np.ndarray | None,
+    name: str | None,
+    process_set: ProcessSet | None,
+    splits: Sequence[int] | None,
+) -> tuple[Call, np.ndarray]:
+    source = contiguous(array)
+    _, me, size = members(process_set)
+    rows = source.shape[0] if source.ndim else 0
+    if splits is None:
+        splits = [rows // size + (i < rows % size) for i in range(size)]
+    if (
+        source.ndim == 0
+        or len(splits) != size
+        or sum(splits) != rows
+        or min(splits) < 0
+    ):
+        raise UsageError(
+            f"splits {list(splits)} do not fit {list(source.shape)} and {size} ranks",
+            hint="give each rank its number of rows, adding up to the first axis",
+        )
+    row = source.shape[1:]
+    elements = int(np.prod(row, dtype=np.int64))
+    target = output(out, (splits[max(me, 0)], *row), source.dtype)
+    call = Call(
+        Kind.REDUCE_SCATTER,
+        [(source, target)],
+        process_set=process_set,
+        name=name,
+        op=int(op),
+        counts=[count * elements for count in splits],
+    )
+    return call, target

@@ -1,0 +1,62 @@
+"""Some of the ranks, for collectives among them only."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import ClassVar
+
+from collective import library, session
+
+
+class ProcessSet:
+    """A group of ranks with collectives of its own.
+
+    Every rank of the job makes the same sets in the same order; only members may
+    use one. A set lives as long as the job (at most 63 of them).
+
+    Args:
+        ranks: Members, different ranks of the job in any order.
+
+    Raises:
+        Disagreement: If ranks made different sets.
+        UsageError: If a rank is not in the job.
+    """
+
+    by_group: ClassVar[dict[int, ProcessSet]] = {}
+
+    def __init__(self, ranks: Iterable[int]):
+        self.ranks = tuple(sorted(ranks))
+        me = session.rank()
+        group = ctypes.c_int32(-1)
+        array = (ctypes.c_int32 * len(self.ranks))(*self.ranks)
+        library.check(
+            library.load().collective_group(array, len(self.ranks), ctypes.byref(group))
+        )
+        self.group = group.value
+        self._rank = self.ranks.index(me) if me in self.ranks else None
+        if self.included():
+            self.by_group[self.group] = self
+
+    def included(self) -> bool:
+        """Whether this process is a member."""
+        return self._rank is not None
+
+    def rank(self) -> int | None:
+        """Number of this process within the set; None outside."""
+        return self._rank
+
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def __repr__(self) -> str:
+        return f"ProcessSet({list(self.ranks)})"
+
+
+def members(process_set: ProcessSet | None) -> tuple[int, int, int]:
+    """The group's number, this process' number in it (or -1), and its size."""
+    if process_set is None:
+        return 0, session.rank(), session.size()
+    number = process_set.rank()
+    return process_set.group, -1 if number is None else number, process_set.size()

@@ -1,0 +1,157 @@
+"""Joining and leaving the job, and this process' place in it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from collective import library
+from collective.environment import Environment, detect
+from collective.errors import CollectiveError
+
+_place: Environment | None = None
+_process = 0  # that joined: a fork of it is not a rank
+
+
+def init(environment: Environment | None = None) -> None:
+    """Joins the job: returns when every rank of it has come.
+
+    Calling it again does nothing. A process that nothing launched is a job of one.
+
+    Args:
+        environment: This process' place; what the launcher says by default.
+
+    Raises:
+        CollectiveError: If the native core was not built, or a rank did not come.
+    """
+    global _place, _process
+    if _place is not None:
+        return
+    place = environment or detect()
+    library.check(
+        library.load().collective_init(
+            place.rank,
+            place.size,
+            place.local_rank,
+            place.local_size,
+            job_name(place).encode(),
+        )
+    )
+    _place, _process = place, os.getpid()
+    atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Leaves the job. Handles that were not waited for end with an error.
+
+    Ranks that still wait for this one are told. ``init()`` may be called again, on
+    every rank.
+    """
+    global _place
+    if _place is None or _process != os.getpid():
+        return
+    _place = None
+    atexit.unregister(shutdown)
+    library.check(library.load().collective_shutdown())
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a job."""
+    return _place is not None
+
+
+def place() -> Environment:
+    """This process' place in the job.
+
+    Raises:
+        CollectiveError: Before ``init()``.
+    """
+    if _place is None:
+        raise CollectiveError(
+            "collective is not initialized", hint="call collective.init() first"
+        )
+    return _place
+
+
+def rank() -> int:
+    """Number of this process in the job, from 0."""
+    return place().rank
+
+
+def size() -> int:
+    """Number of processes in the job."""
+    return place().size
+
+
+def local_rank() -> int:
+    """Number of this process on its host."""
+    return place().local_rank
+
+
+def local_size() -> int:
+    """Number of the job's processes on this host."""
+    return place().local_size
+
+
+def cross_rank() -> int:
+    """Number of this process' host (hosts with equally many processes)."""
+    return place().rank // place().local_size
+
+
+def cross_size() -> int:
+    """Number of hosts (with equally many processes each)."""
+    return -(-place().size // place().local_size)
+
+
+def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> str:
+    """A name that the ranks of a job share and no other job of the user has.
+
+    Args:
+        place: This process' place.
+        variables: The environment; ``os.environ`` by default.
+
+    Raises:
+        CollectiveError: If the launcher left nothing to tell jobs apart by.
+    """
+    env = os.environ if variables is None else variables
+    if env.get("COLLECTIVE_JOB"):
+        return env["COLLECTIVE_JOB"]
+    if place.size == 1:
+        return f"alone {os.getpid()}"
+    names = {
+        "horovodrun": ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+        "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+        "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    }.get(place.launcher, ())
+    name = " ".join(env[part] for part in names if part in env)
+    if not name and place.launcher in ("mpirun", "horovodrun"):
+        name = (
+            env.get("PMIX_NAMESPACE")
+            or env.get("OMPI_MCA_ess_base_jobid")
+            or _hydra_process()
+        )
+    if not name:
+        raise CollectiveError(
+            f"cannot tell this job from others: {place.launcher or 'no launcher'} "
+            "left no name for it",
+            hint="give every rank the same: export COLLECTIVE_JOB=$RANDOM$RANDOM",
+        )
+    return f"{place.launcher} {name}"
+
+
+def _hydra_process() -> str:
+    """MPICH's mpirun names no job: the process that started its ranks does."""
+    process = os.getppid()
+    while process > 1:
+        try:
+            name = Path(f"/proc/{process}/comm").read_text().strip()
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+        except OSError:
+            return ""
+        parent, start = fields.split()[1], fields.split()[19]
+        if name.startswith("hydra_pmi"):
+            return f"{process} {start}"
+        process = int(parent)
+    return ""

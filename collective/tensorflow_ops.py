@@ -1,0 +1,358 @@
+"""Collectives as TensorFlow ops, in eager mode and inside ``tf.function``.
+
+The kernels hand the tensors to the native core and return at once; no thread of
+TensorFlow waits for another rank. Inside a ``tf.function`` the ranks may reach the
+ops in different orders: the core runs them by name, in the order of the first rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective import library, session
+from collective.errors import CollectiveError
+from collective.operations.kinds import Average, Op, algorithm_number, transport_number
+from collective.operations.kinds import Sum as Sum
+from collective.process_set import ProcessSet, members
+
+# Calls traced so far in each function.
+_traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def _ops() -> Any:
+    """Loads the library of the ops, once.
+
+    Raises:
+        CollectiveError: If it was not built or does not load.
+    """
+    library.load()
+    path = library.path().with_name("libcollective_tensorflow.so")
+    try:
+        return tf.load_op_library(str(path))
+    except (tf.errors.OpError, OSError) as error:
+        raise CollectiveError(
+            f"the TensorFlow ops do not load: {error}",
+            hint="install a C++17 compiler, then: pip install -e .",
+        ) from error
+
+
+def all_reduce(
+    tensors: Sequence[tf.Tensor],
+    op: Op = Sum,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    algorithm: str = "auto",
+    transport_dtype: str | None = None,
+    bucket_bytes: int | None = None,
+) -> list[tf.Tensor]:
+    """Reduces a list of tensors over all ranks as one.
+
+    The gradient of a sum (or mean) is the sum (or mean) of the ranks' gradients.
+
+    Args:
+        tensors: Dense, of any shapes and dtypes, the same on every rank.
+        op: Sum, Average, Min, Max or Product.
+        name: What the ranks know the call by; by default the function that is being
+            traced and the number of the call in it. (Not the number of traces: a
+            rank with fewer rows traces more often than the others.)
+        process_set: The ranks that take part; None for all.
+        algorithm: As for ``collective.allreduce``.
+        transport_dtype: As for ``collective.allreduce``.
+        bucket_bytes: Inside a ``tf.function``, reduces the list in buckets of about
+            so many bytes, from its end: the order in which back-propagation makes
+            gradients, so that the first buckets leave while it still runs. By
+            default all in one: where ranks share their cores with the computation,
+            there is little to gain.
+
+    Returns:
+        The results in order, the same bits on every rank.
+
+    Raises:
+        tf.errors.FailedPreconditionError: On every rank, if they do not agree.
+        tf.errors.UnavailableError: If a rank died or left.
+    """
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not tensors:
+        return []
+    name, in_order = _name("all_reduce", name)
+    results: list[tf.Tensor | None] = [None] * len(tensors)
+    buckets = _buckets(tensors, None if in_order else bucket_bytes)
+    for number, places in enumerate(buckets):
+        reduced = _ops().collective_all_reduce(
+            [tensors[place] for place in places],
+            reduction=int(op),
+            algorithm=algorithm_number(algorithm),
+            transport=transport_number(transport_dtype),
+            process_set=_group(process_set),
+            in_order=in_order,
+            tensor_name=f"{name} bucket {number}" if len(buckets) > 1 else name,
+        )
+        for place, result in zip(places, reduced, strict=True):
+            results[place] = result
+    return results
+
+
+def broadcast(
+    tensors: Sequence[tf.Tensor],
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[tf.Tensor]:
+    """Gives every rank the root's tensors.
+
+    Its gradient is, on the root, the sum of the ranks' gradients, elsewhere zero.
+
+    Args:
+        tensors: Dense, of the same shapes and dtypes on every rank.
+        root_rank: The root, counted in the whole job.
+        name: As for ``all_reduce``.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        The root's tensors, in order.
+
+    Raises:
+        tf.errors.OpError: As for ``all_reduce``.
+    """
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not tensors:
+        return []
+    name, in_order = _name("broadcast", name)
+    root = process_set.ranks.index(root_rank) if process_set else root_rank
+    return _ops().collective_broadcast(
+        tensors,
+        root=root,
+        process_set=_group(process_set),
+        in_order=in_order,
+        tensor_name=name,
+    )
+
+
+def allgather(
+    tensor: tf.Tensor, name: str | None = None, process_set: ProcessSet | None = None
+) -> tf.Tensor:
+    """Concatenates the tensors of all ranks along the first axis.
+
+    Args:
+        tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
+        name: As for ``all_reduce``.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        ``[sum of rows, ...]``. Its gradient is this rank's rows of the summed one.
+
+    Raises:
+        tf.errors.OpError: As for ``all_reduce``.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    name, in_order = _name("allgather", name)
+    result = _ops().collective_all_gather(
+        tensor,
+        process_set=_group(process_set),
+        in_order=in_order,
+        tensor_name=name,
+    )
+    return _with_rows(result, tensor)
+
+
+def reducescatter(
+    tensor: tf.Tensor,
+    op: Op = Sum,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> tf.Tensor:
+    """Reduces a tensor over all ranks and gives each rank some of its rows.
+
+    Args:
+        tensor: ``[rows, ...]``, equal shape and dtype on every rank.
+        op: Sum, Average, Min, Max or Product.
+        name: As for ``all_reduce``.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        This rank's rows, as even as can be, the first ranks having one more.
+
+    Raises:
+        tf.errors.OpError: As for ``all_reduce``.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    name, in_order = _name("reducescatter", name)
+    result = _ops().collective_reduce_scatter(
+        tensor,
+        reduction=int(op),
+        process_set=_group(process_set),
+        in_order=in_order,
+        tensor_name=name,
+    )
+    return _with_rows(result, tensor)
+
+
+def alltoall(
+    tensor: tf.Tensor,
+    splits: tf.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends rows to every rank and receives theirs.
+
+    Args:
+        tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
+        splits: Rows for each rank, int64, adding up to ``rows``; equal parts by
+            default.
+        name: As for ``all_reduce``.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        The received rows in the order of the ranks, and how many came from each.
+
+    Raises:
+        tf.errors.OpError: As for ``all_reduce``.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    size = members(process_set)[2]
+    if splits is None:
+        splits = tf.fill([size], tf.shape(tensor, tf.int64)[0] // size)
+    name, in_order = _name("alltoall", name)
+    result, received = _ops().collective_all_to_all(
+        tensor,
+        tf.cast(splits, tf.int64),
+        process_set=_group(process_set),
+        in_order=in_order,
+        tensor_name=name,
+    )
+    received.set_shape([size])
+    return _with_rows(result, tensor), received
+
+
+def _with_rows(result: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Tells a traced result that only the number of its rows is not known."""
+    if not tf.executing_eagerly() and like.shape.rank is not None:
+        result.set_shape([None, *like.shape[1:]])
+    return result
+
+
+def _buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int | None) -> list[list[int]]:
+    """Places of the tensors, bucket by bucket, the last tensors first."""
+    places = list(range(len(tensors)))
+    if bucket_bytes is None:
+        return [places]
+    buckets: list[list[int]] = [[]]
+    filled = 0
+    for place in reversed(places):
+        if filled >= bucket_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(place)
+        count = tensors[place].shape.num_elements() or 0
+        filled += count * tensors[place].dtype.size
+    return buckets
+
+
+def _group(process_set: ProcessSet | None) -> int:
+    group, _, _ = members(process_set)
+    if group < 0:
+        raise CollectiveError(
+            f"rank {session.rank()} is not in {process_set!r}",
+            hint="call it on the members of the set only",
+        )
+    return group
+
+
+def _name(kind: str, name: str | None) -> tuple[str, int]:
+    """The call's name, and 1 where calls happen in the order of the program."""
+    if tf.executing_eagerly():
+        return name or "", 1
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(getattr(graph, "outer_graph", None), type(graph)):
+        graph = graph.outer_graph
+    number = _traced[graph] = _traced.get(graph, 0) + 1
+    return name or f"{kind} {number} of {graph.name}", 0
+
+
+def _gradient_attributes(op: tf.Operation) -> dict[str, Any]:
+    name = op.get_attr("tensor_name").decode()
+    return {
+        "process_set": op.get_attr("process_set"),
+        "in_order": op.get_attr("in_order"),
+        "tensor_name": f"gradient of {name}" if name else "",
+    }
+
+
+@tf.RegisterGradient("CollectiveAllReduce")
+def _all_reduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor]:
+    reduction = op.get_attr("reduction")
+    if reduction not in (int(Sum), int(Average)):
+        raise CollectiveError(
+            f"{Op(reduction).name} over ranks has no gradient",
+            hint="differentiate through Sum or Average only",
+        )
+    return _ops().collective_all_reduce(
+        list(gradients),
+        reduction=reduction,
+        algorithm=op.get_attr("algorithm"),
+        transport=op.get_attr("transport"),
+        **_gradient_attributes(op),
+    )
+
+
+@tf.RegisterGradient("CollectiveBroadcast")
+def _broadcast_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor]:
+    attributes = _gradient_attributes(op)
+    sums = _ops().collective_all_reduce(list(gradients), **attributes)
+    me, _ = _place(op)
+    # Within a set the root is counted among its members, as it is in the op.
+    if me == op.get_attr("root"):
+        return sums
+    return [tf.zeros_like(total) for total in sums]
+
+
+@tf.RegisterGradient("CollectiveAllGather")
+def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    attributes = _gradient_attributes(op)
+    name = attributes.pop("tensor_name")
+    rows = tf.shape(op.inputs[0], tf.int64)[0]
+    everyone = _ops().collective_all_gather(
+        tf.reshape(rows, [1]), tensor_name=name and f"rows of {name}", **attributes
+    )
+    (total,) = _ops().collective_all_reduce([gradient], tensor_name=name, **attributes)
+    me, _ = _place(op)
+    start = tf.reduce_sum(everyone[:me])
+    return total[start : start + rows]
+
+
+@tf.RegisterGradient("CollectiveReduceScatter")
+def _reducescatter_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    reduction = op.get_attr("reduction")
+    if reduction not in (int(Sum), int(Average)):
+        raise CollectiveError(
+            f"{Op(reduction).name} over ranks has no gradient",
+            hint="differentiate through Sum or Average only",
+        )
+    whole = _ops().collective_all_gather(gradient, **_gradient_attributes(op))
+    _, size = _place(op)
+    return whole / size if reduction == int(Average) else whole
+
+
+@tf.RegisterGradient("CollectiveAllToAll")
+def _alltoall_gradient(
+    op: tf.Operation, gradient: tf.Tensor, received: tf.Tensor
+) -> list[tf.Tensor | None]:
+    del received  # the numbers of rows have no gradient
+    result, _ = _ops().collective_all_to_all(
+        gradient, op.outputs[1], **_gradient_attributes(op)
+    )
+    return [result, None]
+
+
+def _place(op: tf.Operation) -> tuple[int, int]:
+    """This process' number among the ranks of an op, and how many they are."""
+    group = op.get_attr("process_set")
+    _, me, size = members(ProcessSet.by_group[group] if group else None)
+    return me, size
