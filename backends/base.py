@@ -1,0 +1,202 @@
+"""The interface between the training step and whatever sums its gradients.
+
+A backend knows processes, devices and sums; it knows no model and no data set. The
+step talks to it only through this class and cannot tell which one it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from collective.environment import Environment, detect
+from collective.errors import CollectiveError
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend can be used here.
+
+    Attributes:
+        usable: True when it can.
+        reason: Why it can or cannot, in a few words.
+        hint: The line to type to make it usable; empty when it is.
+    """
+
+    usable: bool
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose about a backend.
+
+    Attributes:
+        devices: Number of local devices (in-process backends only); where there
+            are fewer GPUs than this, logical CPU devices. None: the GPUs, or 2.
+        threads: Threads for TensorFlow's operations; None: this process' share of
+            the cores.
+        cross_device_ops: ``auto``, ``nccl``, ``hierarchical-copy`` or
+            ``reduction-to-one-device`` (tf-mirrored).
+        communication: ``auto``, ``ring`` or ``nccl`` (tf-multiworker).
+    """
+
+    devices: int | None = None
+    threads: int | None = None
+    cross_device_ops: str = "auto"
+    communication: str = "auto"
+
+
+class Backend(ABC):
+    """One way to sum gradients over the replicas of a job.
+
+    A *process* is what a launcher starts; a *replica* computes gradients. Process
+    backends have one replica in each of ``size`` processes; in-process backends
+    have one process with several replicas.
+
+    Attributes:
+        name: What the user types behind ``--backend``.
+        summary: One line for ``--list-backends``.
+        rank, size: This process and the number of processes.
+        local_rank, local_size: The same within this host.
+        replicas: Number of replicas in the job.
+        local_replicas: Which of them live in this process, in order.
+        chosen_because: Why this backend was chosen, for the summary.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def __init__(self, options: Options, environment: Environment | None = None):
+        environment = environment or detect()
+        self.options = options
+        self.rank, self.size = environment.rank, environment.size
+        self.local_rank = environment.local_rank
+        self.local_size = environment.local_size
+        self.replicas = self.size
+        self.local_replicas = range(self.rank, self.rank + 1)
+        self.chosen_because = "asked for"
+        self._guarded_by: str | None = None
+
+    @classmethod
+    @abstractmethod
+    def availability(cls, environment: Environment) -> Availability:
+        """Says whether this backend works here. Never raises, starts nothing."""
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which model and optimizer must be built."""
+        return contextlib.nullcontext()
+
+    def run(self, step: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Calls ``step(*args)`` for every local replica; first replica's result.
+
+        Used inside a ``tf.function``.
+        """
+        return step(*args)
+
+    def replica(self) -> Any:
+        """Inside ``run``: the number of this replica in the job, an int or tensor."""
+        return self.rank
+
+    def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
+        """Inside ``run``: the sum of each tensor over all replicas.
+
+        Args:
+            tensors: Dense tensors of equal shapes and dtypes on every replica.
+
+        Returns:
+            The sums, in order, the same bits on every replica.
+
+        Raises:
+            CollectiveError: Where only one rank would take part.
+        """
+        self.require_all_ranks()
+        return self._all_reduce(list(tensors))
+
+    @abstractmethod
+    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+        """What ``all_reduce`` does once the call is known to be safe."""
+
+    def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Inside ``run``: writes values, the same on each replica, to variables."""
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Outside ``run``: gives every process rank 0's values of the variables."""
+        if self.size == 1:
+            return
+        for variable in variables:
+            variable.assign(self.broadcast_array(np.asarray(variable)))
+
+    def broadcast_array(self, array: np.ndarray) -> np.ndarray:
+        """Outside ``run``: rank 0's array, on every process. Shapes must agree.
+
+        Raises:
+            CollectiveError: Where only one rank would take part.
+        """
+        self.require_all_ranks()
+        return self._broadcast_array(array)
+
+    def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
+        """What ``broadcast_array`` does once the call is known to be safe."""
+        return array
+
+    def barrier(self) -> None:
+        """Waits until every process is here.
+
+        Raises:
+            CollectiveError: Where only one rank would take part.
+        """
+        self.require_all_ranks()
+        self._barrier()
+
+    def _barrier(self) -> None:
+        """What ``barrier`` does once the call is known to be safe."""
+        self._broadcast_array(np.zeros(1, np.float32))
+
+    def close(self) -> None:
+        """Ends what the backend started. The process may go on without it."""
+
+    def abort(self, exit_code: int) -> None:
+        """Ends the whole job from one rank, so that no other waits for it."""
+
+    def ended_by_another(self, error: BaseException) -> int | None:
+        """The exit code of the rank that ended the job, if that is all an error says.
+
+        None for an error of this rank's own.
+        """
+        return None
+
+    def require_all_ranks(self) -> None:
+        """For collectives: raises inside code that runs on rank 0 only.
+
+        Raises:
+            CollectiveError: There; the other ranks would not take part.
+        """
+        if self._guarded_by:
+            raise CollectiveError(
+                f"a collective was called from {self._guarded_by}, "
+                "which runs on rank 0 only; the other ranks would wait for ever",
+                hint="call it on every rank, outside callbacks",
+                everywhere=False,
+            )
+
+    @contextlib.contextmanager
+    def only_rank_zero(self, what: str) -> Iterator[None]:
+        """Makes collectives raise at once inside code that runs on rank 0 only.
+
+        Args:
+            what: The code, as the error should name it.
+        """
+        self._guarded_by = what if self.size > 1 else None
+        try:
+            yield
+        finally:
+            self._guarded_by = None

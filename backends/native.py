@@ -1,0 +1,110 @@
+"""The native core: shared memory on one host, MPI's messages between hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+from backends.base import Availability, Backend, Options
+from collective import library
+from collective.environment import Environment, detect
+
+ENDED = "ended the job with exit code"
+
+
+class NativeBackend(Backend):
+    """A replica in each process, summed by the core in ``collective/native``."""
+
+    name = "native"
+    summary = "one replica a process, summed by our own core (shared memory, or MPI)"
+
+    def __init__(self, options: Options, environment: Environment | None = None):
+        import collective
+        from backends.devices import configure
+
+        environment = environment or detect()
+        super().__init__(options, environment)
+        collective.init(environment)
+        configure(options, environment)
+
+    @classmethod
+    def availability(cls, environment: Environment) -> Availability:
+        """Usable where the core was built; between hosts, where its MPI plug-in was."""
+        if not library.path().exists():
+            return Availability(
+                False,
+                "the native core was not built",
+                "install a C++17 compiler (g++ or clang++), then: pip install -e .",
+            )
+        if not environment.launched:
+            return Availability(True, "one process")
+        if environment.size != environment.local_size:
+            return _across_hosts(environment)
+        return Availability(True, f"{environment.size} processes on one host")
+
+    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+        if self.size == 1:
+            return tensors
+        from collective import tensorflow_ops
+
+        return tensorflow_ops.all_reduce(tensors)
+
+    def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
+        """Rank 0's array, through shared memory."""
+        import collective
+
+        array = np.array(array, order="C")
+        if array.size:
+            whole = array.reshape(-1).view(np.uint8)
+            collective.broadcast(whole, out=whole, name="broadcast_array")
+        return array
+
+    def _barrier(self) -> None:
+        """Waits for every process."""
+        import collective
+
+        collective.barrier()
+
+    def close(self) -> None:
+        """Leaves the job."""
+        import collective
+
+        collective.shutdown()
+
+    def abort(self, exit_code: int) -> None:
+        """Fails the collectives of every rank, and ends this one at once."""
+        library.load().collective_abort(
+            f"rank {self.rank} {ENDED} {exit_code}".encode()
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    def ended_by_another(self, error: BaseException) -> int | None:
+        """Reads the exit code out of what ``abort`` made every collective say."""
+        found = re.search(rf"rank (\d+) {ENDED} (\d+)", str(error))
+        if found is None or int(found[1]) == self.rank:
+            return None
+        return int(found[2])
+
+
+def _across_hosts(environment: Environment) -> Availability:
+    plugin = library.plugin()
+    spread = f"{environment.size} processes, {environment.local_size} on this host"
+    if environment.launcher == "mpirun" and plugin.exists():
+        return Availability(True, f"{spread}, joined by MPI")
+    if environment.launcher == "mpirun":
+        return Availability(
+            False,
+            f"{spread}, and {plugin.name} was not built",
+            "put the mpicxx of this MPI on the PATH, then: pip install -e .",
+        )
+    return Availability(
+        False,
+        f"{spread}, and {environment.launcher} starts no MPI",
+        "start it by mpirun, or put all processes on one host",
+    )

@@ -1,0 +1,33 @@
+"""Keeps TensorFlow's start-up chatter off the screen, unless the user asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drops what is written to file descriptor 2 inside the block.
+
+    TensorFlow writes some lines before it has read its own log level, so the level
+    alone does not silence it. A user who has set the level wants to read them.
+    """
+    if LEVEL in os.environ and os.environ.get("COLLECTIVE_QUIET") != "1":
+        yield
+        return
+    os.environ[LEVEL], os.environ["COLLECTIVE_QUIET"] = "3", "1"
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)

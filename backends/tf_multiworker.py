@@ -1,0 +1,122 @@
+"""Several processes: ``tf.distribute.MultiWorkerMirroredStrategy``.
+
+Its TF_CONFIG is made from the MPI launch, so that nobody has to write one: every rank
+finds a free port, and MPI tells each of them all addresses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, NoReturn
+from unittest import mock
+
+import numpy as np
+
+from backends import mpi_world
+from backends.base import Availability, Options
+from backends.devices import configure
+from backends.fusion import fused
+from backends.tf_strategy import StrategyBackend
+from collective.environment import Environment, detect
+from collective.errors import UsageError
+
+COMMUNICATIONS = ("auto", "ring", "nccl")
+
+
+class MultiWorkerBackend(StrategyBackend):
+    """A replica in each process, summed by TensorFlow's own collectives."""
+
+    name = "tf-multiworker"
+    summary = "one replica a process, TensorFlow's collectives (MultiWorkerMirrored)"
+
+    def __init__(self, options: Options, environment: Environment | None = None):
+        environment = environment or detect()
+        super().__init__(options, environment)
+        if options.communication not in COMMUNICATIONS:
+            raise UsageError(
+                f"unknown communication {options.communication!r}",
+                hint=f"--communication {' | '.join(COMMUNICATIONS)}",
+            )
+        self.world = mpi_world.start(environment)
+        os.environ["TF_CONFIG"] = json.dumps(self._config())
+        import tensorflow as tf
+
+        configure(options, environment)
+        kind = tf.distribute.experimental.CommunicationImplementation
+        try:
+            self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                communication_options=tf.distribute.experimental.CommunicationOptions(
+                    implementation=kind[options.communication.upper()]
+                )
+            )
+        except RuntimeError as error:
+            raise UsageError(
+                f"backend {self.name!r} must be made before TensorFlow's first "
+                f"operation: {error}",
+                hint="backend = backends.get('tf-multiworker') as the script's first "
+                "line after its imports",
+            ) from None
+
+    def _config(self) -> dict[str, Any]:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            mine = f"{_address(self.size, self.local_size)}:{probe.getsockname()[1]}"
+            workers = self.world.allgather(mine)
+        return {
+            "cluster": {"worker": workers},
+            "task": {"type": "worker", "index": self.rank},
+        }
+
+    @classmethod
+    def availability(cls, environment: Environment) -> Availability:
+        """Usable under mpirun, with mpi4py to exchange addresses."""
+        return mpi_world.availability(environment)
+
+    @contextlib.contextmanager
+    def only_rank_zero(self, what: str) -> Iterator[None]:
+        """Makes Keras' own use of the strategy raise too: it talks to every worker.
+
+        ``model.evaluate`` and ``model.predict`` do so; without this, a callback that
+        calls them on rank 0 would wait for the others for ever.
+        """
+
+        def refuse(*_: Any, **__: Any) -> NoReturn:
+            self.require_all_ranks()
+            raise AssertionError("unreachable: one worker needs no guard")
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(super().only_rank_zero(what))
+            if self.size > 1:
+                for name in ("run", "experimental_distribute_dataset"):
+                    stack.enter_context(mock.patch.object(self.strategy, name, refuse))
+            yield
+
+    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+        import tensorflow as tf
+
+        reduce = super()._all_reduce
+        # tf.identity: all_reduce refuses a tensor that has no device yet.
+        return fused(tensors, lambda vector: reduce([tf.identity(vector)])[0])
+
+    def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
+        """Rank 0's array, by ``MPI_Bcast``: MPI is here for the addresses anyway."""
+        return self.world.bcast(array, root=0)
+
+    def _barrier(self) -> None:
+        """``MPI_Barrier``."""
+        self.world.Barrier()
+
+    def abort(self, exit_code: int) -> None:
+        """``MPI_Abort``: ends every rank."""
+        self.world.Abort(exit_code)
+
+
+def _address(size: int, local_size: int) -> str:
+    """How the other ranks reach this host: loopback when all are on it."""
+    if size == local_size:
+        return "127.0.0.1"
+    return socket.gethostbyname(socket.gethostname())
