@@ -1,0 +1,159 @@
+#!/usr/bin/env python
+"""Trains a Keras model; gradients are summed by the backend you name.
+
+python train.py
+python train.py --backend tf-mirrored
+mpirun -np 4 python train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from typing import NoReturn
+
+from backends.quiet import quiet
+from collective.environment import detect
+from collective.errors import CollectiveError
+
+EXAMPLES = {
+    "backend": "mpirun -np 4 python train.py --backend tf-multiworker",
+    "model and data": "python train.py --model resnet50 --data synthetic:64x64x3:10",
+    "training": "python train.py --global-batch-size 256 --accumulate 4 --epochs 20",
+    "optimizer": "python train.py --optimizer sgd --learning-rate 0.1 "
+    "--global-clipnorm 1",
+    "numbers": "python train.py --precision float64 --seed 7 --json run.json",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options, each group with an example."""
+    p = _Parser(
+        "train.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    g = {
+        name: p.add_argument_group(name, example) for name, example in EXAMPLES.items()
+    }
+
+    add = g["backend"].add_argument
+    add("--backend", default="auto", help="who sums the gradients (default: auto)")
+    add("--list-backends", action="store_true", help="which can be used here, and why")
+    add("--devices", type=_count, metavar="N", help="local devices (tf-mirrored)")
+    add("--threads", type=_count, metavar="N", help="threads of this process")
+    add("--cross-device-ops", default="auto", metavar="OPS",
+        help="auto | nccl | hierarchical-copy | reduction-to-one-device")  # fmt: skip
+    add("--communication", default="auto", help="auto | ring | nccl (tf-multiworker)")
+
+    add = g["model and data"].add_argument
+    add("--model", default="cnn", metavar="NAME",
+        help="mlp | cnn | resnet50 | transformer | module:function")  # fmt: skip
+    add("--data", default="digits", metavar="NAME",
+        help="digits | mnist | cifar10 | synthetic[:HxWxC[:CLASSES]] |\n"
+        "file.npz | folder of images | module:function")  # fmt: skip
+
+    add = g["training"].add_argument
+    add("--global-batch-size", type=_count, default=64, metavar="N",
+        help="rows of one update, over all replicas (default: 64)")  # fmt: skip
+    add("--accumulate", type=_count, default=1, metavar="K",
+        help="cut each update into K micro-batches, to save memory")  # fmt: skip
+    add("--epochs", type=_count, default=12, help="passes over the data (default: 12)")
+    add("--steps", type=_count, metavar="N", help="updates in all, instead of epochs")
+    add("--jit-compile", action="store_true", help="compile the gradients with XLA")
+
+    add = g["optimizer"].add_argument
+    add("--optimizer", default="adam", help="any of keras.optimizers (default: adam)")
+    add("--learning-rate", type=float, default=2e-3, help="(default: 0.002)")
+    add(
+        "--global-clipnorm", type=float, metavar="X", help="clip all gradients together"
+    )
+    add("--clipnorm", type=float, metavar="X", help="clip each gradient's norm")
+    add("--clipvalue", type=float, metavar="X", help="clip each number")
+
+    add = g["numbers"].add_argument
+    add("--precision", default="float32",
+        help="float32 | float64 | mixed_bfloat16 | mixed_float16")  # fmt: skip
+    add("--seed", type=_seed, default=0, help="of weights, order and random layers")
+    add("--json", metavar="FILE", help="write the summary and every step's loss")
+    add("--verbose", default="auto", choices=("0", "1", "2", "auto"),
+        help="0 silent | 1 bar | 2 line an epoch | auto")  # fmt: skip
+    return p
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2**32")
+    return int(text)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\nHINT: python train.py --help\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    rank = detect().rank
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as silenced:
+            if rank != 0:
+                silenced.enter_context(contextlib.redirect_stderr(nowhere))
+                silenced.enter_context(contextlib.redirect_stdout(nowhere))
+            args = parser().parse_args(argv)
+    except SystemExit as end:
+        _let_rank_zero_speak(rank if end.code else 0)
+        raise
+    try:
+        return _run(args, rank)
+    except CollectiveError as error:
+        if error.everywhere:
+            _let_rank_zero_speak(rank)
+        where = "" if error.everywhere else f"rank {rank}: "
+        if rank == 0 or not error.everywhere:
+            print(f"{where}error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _let_rank_zero_speak(rank: int) -> None:
+    """Waits, on other ranks: a launcher ends all ranks as soon as one has failed."""
+    if rank != 0:
+        time.sleep(10)
+
+
+def _run(args: argparse.Namespace, rank: int) -> int:
+    import backends
+
+    if args.list_backends:
+        if rank == 0:
+            backends.print_list()
+        return 0
+    with quiet():
+        from training import job
+        from training.summary import check_writable
+
+    options = vars(args)
+    json_file, _ = options.pop("json"), options.pop("list_backends")
+    if json_file and rank == 0:
+        check_writable(json_file)
+    of_backend = {
+        name: options.pop(name)
+        for name in ("devices", "threads", "cross_device_ops", "communication")
+    }
+    summary = job.run(job.Job(**options, options=backends.Options(**of_backend)))
+    if rank == 0:
+        summary.print()
+        if json_file:
+            summary.write_json(json_file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

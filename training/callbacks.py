@@ -1,0 +1,114 @@
+"""Ordinary Keras callbacks in a job of many ranks.
+
+They run on rank 0 alone, so files are written once and decisions taken once. What a
+callback can change (stop_training, the learning rate, weights) is sent to the other
+ranks behind each hook that some callback overrides. A collective called from inside a
+callback would wait for ranks that are elsewhere; it raises instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from backends.base import Backend
+
+HOOKS = (
+    "on_train_begin",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_test_end",
+)
+# Keras' older name for a hook, which the hook calls unless it is overridden itself.
+_ALIASES = {
+    "on_train_batch_begin": "on_batch_begin",
+    "on_train_batch_end": "on_batch_end",
+}
+
+
+class RankZeroCallbacks:
+    """Runs hooks on rank 0 and makes every rank follow what they decided.
+
+    Args:
+        callbacks: The user's. Rank 0's count; other ranks may have none.
+        model: The compiled model.
+        backend: What the ranks talk through.
+        epochs, steps: Told to the callbacks, as Keras does.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        backend: Backend,
+        epochs: int,
+        steps: int,
+    ):
+        self.model = model
+        self.backend = backend
+        self.callbacks = list(callbacks)
+        model.stop_training = False
+        if backend.rank == 0:
+            for callback in self.callbacks:
+                callback.set_params({"epochs": epochs, "steps": steps, "verbose": 1})
+                callback.set_model(model)
+        # Rank 0 tells which hooks matter: a script may make callbacks there only.
+        mine = [any(_overrides(c, hook) for c in self.callbacks) for hook in HOOKS]
+        agreed = backend.broadcast_array(np.array(mine, np.float32))
+        self.hooks = {hook for hook, used in zip(HOOKS, agreed, strict=True) if used}
+        if any("batch" in hook for hook in self.hooks):
+            self.hooks.add("on_epoch_end")  # what they changed is followed there
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Runs a hook on rank 0; afterwards all ranks agree again.
+
+        After hooks of a batch only ``stop_training`` and the learning rate travel;
+        after all others, the end of the epoch among them, every variable of model and
+        optimizer does.
+
+        Args:
+            hook: Name of the Keras hook, ``on_epoch_end``.
+            args: What Keras hands to it: epoch or batch number, logs.
+        """
+        if hook not in self.hooks:
+            return
+        if self.backend.rank == 0:
+            with self.backend.only_rank_zero(f"a callback's {hook}"):
+                for callback in self.callbacks:
+                    getattr(callback, hook)(*args)
+        if self.backend.size == 1:
+            return
+        stop = np.array([float(self.model.stop_training)])
+        self.model.stop_training = bool(self.backend.broadcast_array(stop)[0])
+        if "batch" in hook:
+            self.backend.broadcast(_learning_rate(self.model.optimizer))
+        else:
+            self.backend.broadcast(followed_variables(self.model))
+
+
+def followed_variables(model: keras.Model) -> list[keras.Variable]:
+    """What makes two ranks the same: weights, layer state, optimizer state."""
+    return [
+        *model.trainable_variables,
+        *model.non_trainable_variables,
+        *model.optimizer.variables,
+    ]
+
+
+def _learning_rate(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    return [v for v in optimizer.variables if v.name == "learning_rate"]
+
+
+def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
+    for name in {hook, _ALIASES.get(hook, hook)}:
+        base = getattr(keras.callbacks.Callback, name)
+        if getattr(getattr(callback, name), "__func__", None) is not base:
+            return True
+    return False

@@ -1,0 +1,104 @@
+"""What can be found wrong before the first step, on every rank alike."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+from backends.base import Backend
+from collective.errors import UsageError
+from training import keras_compat
+from training.sources import Source
+
+
+def check_model(model: keras.Model, backend: Backend) -> None:
+    """Refuses a model that the shared step cannot train as the user means it.
+
+    Raises:
+        UsageError: Not compiled; made outside the backend's scope; with a
+            ``train_step`` of its own; or with Keras' accumulation switched on.
+    """
+    if not isinstance(model, keras.Model):
+        raise UsageError(
+            f"a keras.Model was expected, not {type(model).__name__}",
+            hint="training.fit(model, data), the model compiled",
+        )
+    if not model.compiled or model.optimizer is None:
+        raise UsageError(
+            f"model {model.name!r} is not compiled",
+            hint="model.compile(optimizer=..., loss=...) before training.fit",
+        )
+    if keras_compat.overrides(model, "train_step"):
+        raise UsageError(
+            f"model {model.name!r} has a train_step of its own, which the shared step "
+            "would not run",
+            hint="override compute_loss instead, or use add_loss",
+        )
+    if keras_compat.core_optimizer(model.optimizer).gradient_accumulation_steps:
+        raise UsageError(
+            "the optimizer accumulates gradients itself, after they have been summed",
+            hint="drop gradient_accumulation_steps and use accumulate=K (--accumulate K)",
+        )
+    synchronized = [
+        layer.name
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+    ]
+    if synchronized and backend.replicas > 1:
+        raise UsageError(
+            f"layer {synchronized[0]!r} synchronises its statistics inside the forward "
+            "pass, which the shared step cannot do",
+            hint="synchronized=False: its moving statistics are averaged over replicas",
+        )
+    strategy = getattr(backend, "strategy", None)
+    if strategy is not None and model.distribute_strategy is not strategy:
+        raise UsageError(
+            f"model {model.name!r} was made outside the scope of backend "
+            f"{backend.name!r}",
+            hint="make and compile it in 'with backend.scope():', or give training.fit "
+            "a function that makes it",
+        )
+
+
+def check_labels(model: keras.Model, source: Source) -> None:
+    """Refuses labels that sparse categorical cross-entropy cannot use.
+
+    Raises:
+        UsageError: A label is negative or not less than the number of outputs.
+    """
+    bounds = source.label_range()
+    loss = model.loss
+    sparse = (
+        isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+        or loss == "sparse_categorical_crossentropy"
+    )
+    shape = getattr(model, "output_shape", None)
+    if not sparse or bounds is None or not isinstance(shape, tuple):
+        return
+    classes, (low, high) = shape[-1], bounds
+    if low < 0 or high >= classes:
+        raise UsageError(
+            f"labels go from {low} to {high}, but model {model.name!r} has {classes} "
+            f"outputs, for labels from 0 to {classes - 1}",
+            hint="number the labels from 0, or give the model more outputs",
+        )
+
+
+def check_same_stream(backend: Backend, source: Source) -> None:
+    """Refuses a stream of rows that begins differently on some rank.
+
+    Raises:
+        UsageError: On the ranks that differ from rank 0; that is the mark of a
+            shuffle without a seed.
+    """
+    if backend.size == 1 or source.random_access:
+        return
+    mine = np.array([source.fingerprint()], np.int64)
+    if int(backend.broadcast_array(mine)[0]) != int(mine[0]):
+        raise UsageError(
+            f"rank {backend.rank}: the data set begins with another row than on rank "
+            "0; ranks would train on rows of their own",
+            hint="give its shuffle a seed: dataset.shuffle(n, seed=1, "
+            "reshuffle_each_iteration=False)",
+            everywhere=False,
+        )

@@ -1,0 +1,121 @@
+"""Loss and metrics over a data set, exact whatever the number of replicas.
+
+Every replica adds up its rows; sums are divided once, at the end. Nothing is padded
+and no average is averaged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from backends.base import Backend
+from training import keras_compat
+from training.accumulation import accumulate
+from training.forward import Forward, Sums
+from training.inputs import Batch, Input
+from training.sources import Source
+from training.step import replica_rows, without_none
+
+
+class Evaluation:
+    """Evaluates a model on a source, sharded over the replicas.
+
+    Args:
+        model: Compiled and built in the backend's scope.
+        backend: What sums over replicas.
+        source: The rows.
+        batch_size: Rows evaluated at a time, over all replicas.
+    """
+
+    def __init__(
+        self, model: keras.Model, backend: Backend, source: Source, batch_size: int
+    ):
+        self.model = model
+        self.backend = backend
+        self.input = Input(source, batch_size, shuffle=False)
+        self.forward = Forward(model, seed=0)
+        self.dataset = self.input.dataset(
+            0, self.input.steps_per_epoch, backend.local_replicas, backend.replicas
+        )
+        spec = without_none(self.input.spec)
+        self._local = tf.function(
+            self.forward.test,
+            input_signature=(
+                [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables],
+                [
+                    tf.TensorSpec(v.shape, v.dtype)
+                    for v in model.non_trainable_variables
+                ],
+                *spec,
+            ),
+            autograph=False,
+        )
+        self._shapes: Sums = self._local.get_concrete_function().structured_outputs
+        self._run = tf.function(
+            lambda batch: backend.run(self._replica, (batch,)),
+            input_signature=(spec,),
+            autograph=False,
+        )
+
+    def __call__(self) -> dict[str, float]:
+        """Evaluates. Every rank must call it; all get the same numbers.
+
+        Returns:
+            ``loss``, the losses of single outputs, and the metrics.
+        """
+        self.backend.require_all_ranks()
+        vectors = [self._run(without_none(batch)) for batch in self.dataset]
+        total = np.sum([vector.numpy() for vector in vectors], axis=0)
+        return self._logs(total)
+
+    def _replica(self, batch: Batch) -> tf.Tensor:
+        """Sums over one global batch as a vector; all but the metrics times rows."""
+        data, rows = replica_rows(
+            self.backend, batch, tf.cast(self.backend.replica(), tf.int64)
+        )
+        trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]
+        state = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
+        sums, _ = accumulate(
+            lambda _, data, state: (
+                self._local(trainable, state, *data, batch.global_rows),
+                state,
+            ),
+            lambda: tf.nest.map_structure(
+                lambda t: tf.zeros(t.shape, t.dtype), self._shapes
+            ),
+            state,
+            rows,
+            data,
+            parts=1,
+            maybe_empty=True,
+        )
+        count = tf.cast(batch.global_rows, tf.float64)
+        metrics = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
+        others = [
+            tf.reshape(tf.cast(t, tf.float64) * count, [1])
+            for t in tf.nest.flatten(sums._replace(metrics=[]))
+        ]
+        local = tf.concat([tf.cast([rows], tf.float64), *others, *metrics], axis=0)
+        return self.backend.all_reduce([local])[0]
+
+    def _logs(self, total: np.ndarray) -> dict[str, float]:
+        rows, rest = total[0], total[1:]
+        pieces: list[Any] = []
+        for spec in tf.nest.flatten(self._shapes):
+            size = int(np.prod(spec.shape))
+            pieces.append(rest[:size].reshape(spec.shape))
+            rest = rest[size:]
+        sums: Sums = tf.nest.pack_sequence_as(self._shapes, pieces)
+        planned, *weighed = sums.losses
+        loss = planned / rows + sum(
+            t / w if w else 0.0 for t, w in zip(weighed, sums.weights, strict=True)
+        )
+        logs = {"loss": float(loss)}
+        trackers = keras_compat.loss_trackers(self.model)
+        for tracker, (t, w) in zip(trackers, sums.outputs, strict=True):
+            logs[tracker.name] = float(t / w if w else t / rows)
+        return logs | keras_compat.metric_results(self.model, sums.metrics)

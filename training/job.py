@@ -1,0 +1,150 @@
+"""What ``train.py`` does: data, model and backend by name, trained and told about."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import backends
+from backends.quiet import quiet
+from collective.errors import UsageError
+from training import datasets, models
+from training.evaluation import Evaluation
+from training.failure import ends_the_job
+from training.fit import fit
+from training.summary import Summary
+
+PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The options of ``train.py``; see ``train.py --help`` for their meaning."""
+
+    backend: str = "auto"
+    options: backends.Options = dataclasses.field(default_factory=backends.Options)
+    model: str = "cnn"
+    data: str = "digits"
+    global_batch_size: int = 64
+    accumulate: int = 1
+    epochs: int = 12
+    steps: int | None = None
+    optimizer: str = "adam"
+    learning_rate: float = 2e-3
+    global_clipnorm: float | None = None
+    clipnorm: float | None = None
+    clipvalue: float | None = None
+    precision: str = "float32"
+    jit_compile: bool = False
+    seed: int = 0
+    test: bool = True
+    verbose: str | int = "auto"
+
+
+def run(job: Job) -> Summary:
+    """Trains, evaluates on the test data and sums up. Every rank calls it.
+
+    Raises:
+        UsageError: An option asks for what is not there or does not fit.
+        CollectiveError: The training went wrong.
+    """
+    with quiet():
+        backend = backends.get(job.backend, job.options)
+        tf.zeros([])  # the first operation starts the devices, and the chatter
+    with ends_the_job(backend), _explaining_memory():
+        _set_precision(job.precision)
+        keras.utils.set_random_seed(job.seed)
+        data = datasets.load(job.data, seed=job.seed)
+        with backend.scope():
+            model = _model(job, data)
+        result = fit(
+            model,
+            data.train,
+            backend=backend,
+            global_batch_size=job.global_batch_size,
+            epochs=job.epochs,
+            steps=job.steps,
+            accumulate=job.accumulate,
+            jit_compile=job.jit_compile,
+            seed=job.seed,
+            verbose=job.verbose,
+        )
+        test: dict[str, float] = {}
+        if job.test and data.test is not None:
+            rows = max(job.global_batch_size, 32 * backend.replicas)
+            test = Evaluation(model, backend, data.test, rows)()
+    return Summary.of(dataclasses.asdict(job), result, test, model.count_params())
+
+
+@contextlib.contextmanager
+def _explaining_memory() -> Iterator[None]:
+    """Turns TensorFlow's complaint about memory into one with a remedy."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        first = error.message.split("\n")[0]
+        raise UsageError(
+            f"out of memory: {first}",
+            hint="--accumulate 4 cuts each update into smaller pieces",
+            exit_code=1,
+            everywhere=False,
+        ) from error
+
+
+def _set_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"unknown precision {precision!r}",
+            hint=f"--precision {' | '.join(PRECISIONS)}",
+        )
+    keras.config.set_floatx("float64" if precision == "float64" else "float32")
+    keras.config.set_dtype_policy(precision)
+
+
+def _model(job: Job, data: datasets.Data) -> keras.Model:
+    """Builds the model and, unless it comes compiled, compiles it."""
+    x = data.train.spec[0]
+    shape = tf.nest.map_structure(lambda s: tuple(s.shape), x)
+    model = models.build(job.model, input_shape=shape, classes=data.classes)
+    if model.compiled:
+        return model
+    model.compile(
+        optimizer=_optimizer(job),
+        loss=_loss(data),
+        metrics=["accuracy"] if data.classes else [],
+        jit_compile=False,
+    )
+    return model
+
+
+def _loss(data: datasets.Data) -> Any:
+    if data.classes:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return "mse"
+
+
+def _optimizer(job: Job) -> keras.Optimizer:
+    clips = {
+        name: value
+        for name in ("global_clipnorm", "clipnorm", "clipvalue")
+        if (value := getattr(job, name)) is not None
+    }
+    if len(clips) > 1:
+        raise UsageError(
+            f"one way to clip at a time, not {' and '.join(clips)}",
+            hint="keep one of --global-clipnorm, --clipnorm, --clipvalue",
+        )
+    try:
+        kind = type(keras.optimizers.get(job.optimizer))
+        return kind(learning_rate=job.learning_rate, **clips)
+    except (ValueError, TypeError) as error:
+        first = str(error).split("\n")[0]
+        raise UsageError(
+            f"optimizer {job.optimizer!r} cannot be made: {first}",
+            hint="--optimizer sgd | adam | adamw | rmsprop | ... (keras.optimizers)",
+        ) from None

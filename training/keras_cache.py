@@ -1,0 +1,87 @@
+"""Keras' own data sets, from the folder where Keras keeps them.
+
+Fetched at most once, by whichever rank comes first. Where nothing can be fetched, the
+error says which file to put where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from collective.errors import UsageError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where ranks may fetch twice
+    fcntl = None  # type: ignore[assignment]
+
+
+def folder() -> Path:
+    """``$KERAS_HOME/datasets``, or ``~/.keras/datasets``."""
+    home = os.environ.get("KERAS_HOME") or os.path.join("~", ".keras")
+    return Path(home).expanduser() / "datasets"
+
+
+def mnist() -> Path:
+    """The path of ``mnist.npz``, fetched if it is missing.
+
+    Raises:
+        UsageError: If it is missing and cannot be fetched.
+    """
+    path = folder() / "mnist.npz"
+    with _one_at_a_time("mnist"):
+        # Looked at behind the lock: another rank's download may be half done.
+        if not path.exists():
+            _fetch("mnist", path, "mnist.npz", keras.datasets.mnist.load_data)
+    return path
+
+
+def cifar10() -> Any:
+    """``(x_train, y_train), (x_test, y_test)``, fetched if missing.
+
+    Raises:
+        UsageError: If it is missing and cannot be fetched, or is torn.
+    """
+    path = folder() / "cifar-10-batches-py-target"
+    with _one_at_a_time("cifar10"):
+        return _fetch(
+            "cifar10",
+            path / "cifar-10-batches-py",
+            "cifar-10-python.tar.gz, unpacked,",
+            keras.datasets.cifar10.load_data,
+        )
+
+
+def _fetch(name: str, path: Path, file: str, load_data: Any) -> Any:
+    try:
+        return load_data()
+    # Whatever it is, the remedy is the same: no route, no right to write, torn file.
+    except Exception as error:
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(
+            f"{name} is not in Keras' cache and cannot be fetched: {text[0]}",
+            hint=f"put {file} at {path} (or set KERAS_HOME), or give any file with "
+            "--data FILE.npz, or use --data digits",
+        ) from error
+
+
+@contextlib.contextmanager
+def _one_at_a_time(name: str) -> Iterator[None]:
+    """Holds a lock file in the cache: the ranks of a host must not fetch at once."""
+    lock = folder() / f".{name}.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = open(lock, "w")  # noqa: SIM115
+    except OSError:  # a cache we cannot write to: nobody will fetch into it
+        yield
+        return
+    with file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

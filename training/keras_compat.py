@@ -1,0 +1,240 @@
+"""Everything the project takes from inside Keras, in one place.
+
+The step needs three things that Keras does not offer in public: to switch off the
+gradient sum inside its optimizers (ours arrive already summed), to see a loss as a
+sum and a weight rather than as a mean, and to run a metric without touching its
+variables. Each is a few lines against Keras' own source; each has a test in
+``tests/training/test_keras_compat.py`` that fails when Keras changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+from keras.src.random import seed_generator
+
+SEED_STATE = "seed_generator_state"
+
+
+def build(model: keras.Model, spec: tuple[Any, Any, Any]) -> None:
+    """Creates every variable of model, loss, metrics and optimizer.
+
+    Args:
+        model: A compiled model, in its backend's scope.
+        spec: ``(x, y, sample_weight)``, trees of ``tf.TensorSpec`` of one batch.
+
+    Raises:
+        ValueError: When model, loss or metrics do not fit the data.
+    """
+
+    def symbolic(leaf: tf.TensorSpec) -> keras.KerasTensor:
+        return keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name)
+
+    x, y, sample_weight = (
+        None if part is None else tf.nest.map_structure(symbolic, part) for part in spec
+    )
+    batch = (x, y) if sample_weight is None else (x, y, sample_weight)
+    model._symbolic_build(data_batch=batch)
+
+
+def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """The optimizer that updates variables, inside a LossScaleOptimizer or not."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
+    """Makes the optimizer take its gradients as they are.
+
+    Under a strategy Keras sums gradients itself, *after* it has clipped them; ours
+    are summed before, so that its clipping acts on the true gradient.
+    """
+    core = core_optimizer(optimizer)
+    if not hasattr(core, "_all_reduce_sum_gradients"):
+        raise RuntimeError(
+            f"keras {keras.__version__} has no _all_reduce_sum_gradients to switch "
+            "off; gradients would be summed twice"
+        )
+    core._all_reduce_sum_gradients = lambda pairs: list(pairs)
+
+
+def loss_scale(optimizer: keras.Optimizer) -> tf.Tensor:
+    """What the optimizer multiplies the loss with; ``apply`` divides it out."""
+    return tf.cast(optimizer.scale_loss(tf.ones([], tf.float32)), tf.float32)
+
+
+def expects_overflow(optimizer: keras.Optimizer) -> bool:
+    """Whether the optimizer itself skips updates that are not finite."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def finish(model: keras.Model) -> None:
+    """What Keras does at the end of ``fit``: an average of weights replaces them."""
+    core = core_optimizer(model.optimizer)
+    core.finalize_variable_values(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def global_seeds(draw: Callable[[int], tf.Tensor]) -> Iterator[None]:
+    """Gives functions of ``keras.random`` that were given no seed one of ours.
+
+    Keras' global generator would be read once, when the graph is made, and give the
+    same numbers in every step.
+
+    Args:
+        draw: Makes the seed (int32, shape [2]) of the n-th such call in the graph.
+    """
+    calls = itertools.count()
+
+    class Generator:
+        def next(self, ordered: bool = True) -> tf.Tensor:
+            return tf.cast(draw(next(calls)), keras.src.backend.random_seed_dtype())
+
+    with mock.patch.object(seed_generator, "global_seed_generator", Generator):
+        yield
+
+
+def is_seed_state(variable: keras.Variable) -> bool:
+    """Whether the variable is the state of a ``keras.random.SeedGenerator``."""
+    return variable.name == SEED_STATE and tuple(variable.shape) == (2,)
+
+
+def takes_training(model: keras.Model) -> bool:
+    """Whether the model's ``call`` has a ``training`` argument."""
+    return bool(model._call_has_training_arg)
+
+
+def tf_variable(variable: keras.Variable) -> tf.Variable:
+    """The TensorFlow variable behind a Keras one."""
+    return variable.value
+
+
+def overrides(model: keras.Model, method: str) -> bool:
+    """Whether the user's class replaces a method of ``keras.Model``."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+# --- losses as sums -------------------------------------------------------------
+
+Reduce = Callable[[tf.Tensor, Any, Any, str], tf.Tensor]
+
+
+@contextlib.contextmanager
+def reduced_by(reduce: Reduce) -> Iterator[None]:
+    """Replaces the mean at the end of every Keras loss.
+
+    Args:
+        reduce: Gets ``(values, sample_weight, mask, reduction)`` of one loss, the
+            values per row, and returns the scalar that Keras goes on with.
+    """
+
+    def patched(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> tf.Tensor:
+        def to(value: Any) -> Any:
+            return None if value is None else keras.ops.convert_to_tensor(value, dtype)
+
+        return reduce(to(values), to(sample_weight), mask, reduction)
+
+    with mock.patch.object(keras_loss, "reduce_weighted_values", patched):
+        yield
+
+
+def same_rank(values: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gives values and weights the same rank, by Keras' own rule."""
+    return keras_loss.squeeze_or_expand_to_same_rank(values, weight)
+
+
+def compiled_loss(model: keras.Model, y: Any, y_pred: Any, weight: Any) -> Any:
+    """The weighted sum of the compiled losses; None where none is compiled."""
+    compiled = model._compile_loss
+    return None if compiled is None else compiled(y, y_pred, weight)
+
+
+def own_loss(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, weight: Any, added: list[Any]
+) -> tf.Tensor:
+    """What a user's own ``compute_loss`` returns, given the added losses."""
+    model._losses_override = added
+    try:
+        return model.compute_loss(
+            x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True
+        )
+    finally:
+        model._losses_override = []
+
+
+# --- metrics without state --------------------------------------------------------
+
+
+def loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The trackers of the losses of single outputs, in the order of the losses."""
+    compiled = model._compile_loss
+    return list(compiled.metrics) if compiled is not None else []
+
+
+def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The model's metrics, less the trackers of its losses."""
+    trackers = [id(m) for m in loss_trackers(model)]
+    if getattr(model, "_loss_tracker", None) is not None:
+        trackers.append(id(model._loss_tracker))
+    return [m for m in model.metrics if id(m) not in trackers]
+
+
+def metric_sums(
+    model: keras.Model, state: Sequence[tf.Tensor], *batch: Any
+) -> list[tf.Tensor]:
+    """What one batch makes of the metrics' variables.
+
+    Args:
+        model: The model.
+        state: Values of the variables of ``metrics(model)`` before the batch.
+        batch: ``x, y, y_pred, sample_weight``.
+
+    Returns:
+        The values after it. No variable is written, nor is one read: Keras computes
+        results too, also of its loss trackers, and reading those is a collective
+        under MultiWorkerMirroredStrategy.
+    """
+    variables = [v for m in metrics(model) for v in m.variables]
+    mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+    mapping += zip(variables, state, strict=True)
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        model.compute_metrics(*batch)
+    return [
+        state[i] if (value := scope.get_current_value(v)) is None else value
+        for i, v in enumerate(variables)
+    ]
+
+
+def metric_results(model: keras.Model, state: Sequence[Any]) -> dict[str, Any]:
+    """The results of all metrics for given values of their variables.
+
+    Only the given values are read: reading a metric's own variable is a collective
+    under MultiWorkerMirroredStrategy, and this runs on rank 0 alone.
+    """
+    found = metrics(model)
+    variables = [v for m in found for v in m.variables]
+    results: dict[str, Any] = {}
+    with keras.StatelessScope(state_mapping=list(zip(variables, state, strict=True))):
+        for metric in found:
+            result = metric.result()
+            results |= result if isinstance(result, dict) else {metric.name: result}
+    return {name: _number(value) for name, value in results.items()}
+
+
+def _number(value: Any) -> Any:
+    """A float, or an array where a metric has several results (F1Score)."""
+    array = np.asarray(value)
+    return float(array) if array.ndim == 0 else array

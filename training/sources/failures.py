@@ -1,0 +1,27 @@
+"""What a source had to say when it failed within TensorFlow.
+
+Rows are read by threads of ``tf.data``. An error raised there reaches the training
+loop as a ``tf.errors.OpError``, its text buried in one of many lines: here it is dug
+out.
+"""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow as tf
+
+from collective.errors import UsageError
+
+_TOLD = re.compile(r"UsageError: (.*)\nHINT: (.*)")
+
+
+def explain(error: tf.errors.OpError) -> UsageError | None:
+    """The ``UsageError`` that made TensorFlow raise; None if it was none of ours.
+
+    It is one rank's: others may have read their rows well.
+    """
+    told = _TOLD.search(error.message)
+    if told is None:
+        return None
+    return UsageError(told[1], hint=told[2], everywhere=False)

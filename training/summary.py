@@ -1,0 +1,150 @@
+"""What a training ends with: one table for people, one JSON file for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from collective.errors import UsageError
+from training.fit import Result
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Everything a run tells. Described field by field in ``docs/summary.md``.
+
+    Times are seconds, medians per step; see `training.timing` for what is left out.
+    """
+
+    schema: int
+    backend: str
+    chosen_because: str
+    processes: int
+    replicas: int
+    parameters: int
+    steps: int
+    samples_per_second: float
+    seconds_per_step: dict[str, float]
+    losses: list[float]
+    history: dict[str, list[float]]
+    test: dict[str, float]
+    options: dict[str, Any]
+    versions: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        options: dict[str, Any],
+        result: Result,
+        test: dict[str, float],
+        parameters: int,
+    ) -> Summary:
+        """Sums up a training.
+
+        Args:
+            options: The options it was started with.
+            result: What ``training.fit`` gave.
+            test: Loss and metrics on the test data; may be empty.
+            parameters: Number of the model's parameters.
+        """
+        backend = result.backend
+        return cls(
+            schema=SCHEMA,
+            backend=backend.name,
+            chosen_because=backend.chosen_because,
+            processes=backend.size,
+            replicas=backend.replicas,
+            parameters=parameters,
+            steps=len(result.losses),
+            samples_per_second=result.timing.samples_per_second,
+            seconds_per_step=result.timing.per_step(),
+            losses=result.losses,
+            history=result.history,
+            test=test,
+            options=options,
+            versions={
+                "python": platform.python_version(),
+                "tensorflow": tf.__version__,
+                "keras": keras.__version__,
+                "numpy": np.__version__,
+            },
+        )
+
+    def write_json(self, path: str) -> None:
+        """Writes all of it; floats are exact, and null where they are not finite.
+
+        Raises:
+            UsageError: When the file cannot be written.
+        """
+        part = f"{path}.part"
+        try:
+            with open(part, "w", encoding="utf-8") as file:
+                told = _finite_or_none(dataclasses.asdict(self))
+                json.dump(told, file, indent=1, allow_nan=False)
+            os.replace(part, path)
+        except OSError as error:
+            raise UsageError(
+                f"the summary cannot be written to {path}: {error.strerror}",
+                hint="--json FILE in a folder that exists and can be written",
+            ) from error
+
+    def print(self, console: Console | None = None) -> None:
+        """Prints the table."""
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(style="bold")
+        table.add_column()
+        table.add_row("backend", f"{self.backend} ({self.chosen_because})")
+        table.add_row("replicas", self._replicas())
+        for name, value in self.test.items():
+            text = f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
+            table.add_row(f"test {name}", text)
+        table.add_row("samples per second", f"{self.samples_per_second:,.0f}")
+        total = sum(self.seconds_per_step.values())
+        table.add_row("time per step", f"{1e3 * total:.2f} ms")
+        for name, seconds in self.seconds_per_step.items():
+            part = f"{1e3 * seconds:.2f} ms, {seconds / (total or 1.0):.0%}"
+            table.add_row(f"  {name.replace('_', '-')}", part)
+        console = console or Console(highlight=False)
+        console.print()
+        console.print(table)
+
+    def _replicas(self) -> str:
+        processes = f"{self.processes} process" + "es" * (self.processes > 1)
+        return f"{self.replicas} in {processes}"
+
+
+def check_writable(path: str) -> None:
+    """Refuses a place for ``write_json`` before hours of training, not after.
+
+    Raises:
+        UsageError: When there is no such folder, or it cannot be written to.
+    """
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"the summary cannot be written to {path}",
+            hint="--json FILE in a folder that exists and can be written",
+        )
+
+
+def _finite_or_none(value: Any) -> Any:
+    """JSON knows no Inf and no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite_or_none(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite_or_none(v) for v in value]
+    return value
