@@ -1,0 +1,151 @@
+"""Backends by name: what can be used here, what cannot and why, what auto takes."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import backends
+from backends import registry
+from backends.base import Options
+from collective.environment import Environment
+from collective.errors import UsageError
+from tests import launch
+
+ALONE = Environment()
+FOUR = Environment("mpirun", 2, 4, 2, 4)
+LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "RANK")
+
+
+@pytest.fixture(autouse=True)
+def started_alone(monkeypatch):
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_unknown_backend_is_wrong_use_and_names_all():
+    with pytest.raises(UsageError, match="unknown backend 'nccl'") as caught:
+        backends.get("nccl")
+    assert caught.value.exit_code == 2
+    for name in backends.BACKENDS:
+        assert name in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["mpi", "tf-multiworker"])
+def test_backend_of_ranks_alone_says_what_to_type(name):
+    with pytest.raises(UsageError, match=f"'{name}' cannot be used here") as caught:
+        backends.get(name)
+    assert caught.value.exit_code == 2
+    assert "HINT: mpirun" in str(caught.value) or "HINT: pip" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["single", "tf-mirrored"])
+def test_backend_of_one_process_on_four_ranks_is_refused(name, monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="4 processes") as caught:
+        backends.get(name)
+    assert caught.value.exit_code == 2
+    assert "HINT: python train.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("environment", [ALONE, FOUR], ids=["alone", "four"])
+def test_every_backend_says_whether_it_can_be_used(environment):
+    found = backends.list_backends(environment)
+    assert list(found) == list(backends.BACKENDS)
+    for availability in found.values():
+        assert availability.reason
+        assert bool(availability.hint) != availability.usable
+    assert found["single"].usable == (environment.size == 1)
+
+
+def test_without_mpi4py_the_hint_installs_it(monkeypatch):
+    from backends import mpi_world
+
+    monkeypatch.setattr(mpi_world.importlib.util, "find_spec", lambda name: None)
+    found = mpi_world.availability(FOUR)
+    assert not found.usable and found.hint.startswith("pip install mpi4py")
+
+
+@pytest.mark.parametrize(
+    "environment, devices, gpus, wanted",
+    [
+        (ALONE, None, 0, "single"),
+        (ALONE, None, 1, "single"),
+        (ALONE, None, 2, "tf-mirrored"),
+        (ALONE, 4, 0, "tf-mirrored"),
+        (ALONE, 1, 8, "single"),
+        (FOUR, None, 0, "native"),
+        (FOUR, None, 2, "native"),
+    ],
+)
+def test_auto(environment, devices, gpus, wanted, monkeypatch):
+    monkeypatch.setattr(registry, "gpus", lambda: gpus)
+    name, why = registry.choose(environment, Options(devices=devices))
+    assert name == wanted and why
+
+
+def test_auto_says_why(monkeypatch):
+    monkeypatch.setattr(registry, "gpus", lambda: 0)
+    backend = backends.get("auto")
+    assert backend.name == "single" and "one process" in backend.chosen_because
+    assert backends.get("single").chosen_because == "asked for"
+
+
+def test_no_option_is_taken_silently():
+    with pytest.raises(UsageError, match="unknown cross-device ops 'fast'") as caught:
+        backends.get("tf-mirrored", Options(devices=2, cross_device_ops="fast"))
+    assert "hierarchical-copy" in caught.value.hint
+    with pytest.raises(UsageError, match="NCCL needs GPUs"):
+        backends.get("tf-mirrored", Options(devices=2, cross_device_ops="nccl"))
+
+
+def python(program: str, **variables: str) -> tuple[int | None, str]:
+    env = launch.environment(**variables)
+    return launch.run([sys.executable, "-c", program], env, seconds=60)
+
+
+def test_listing_imports_neither_tensorflow_nor_mpi():
+    code, printed = python(
+        "import sys, backends\n"
+        "from collective.environment import Environment\n"
+        "backends.list_backends()\n"
+        "backends.list_backends(Environment('mpirun', 2, 4, 2, 4))\n"
+        "assert not {'tensorflow', 'keras', 'mpi4py.MPI'} & set(sys.modules)\n"
+    )
+    assert code == 0, printed
+
+
+@pytest.mark.parametrize("name", ["mpi", "tf-multiworker"])
+def test_mpirun_of_another_mpi_is_told(name):
+    """Hydra says rank 2 of 4; the MPI that mpi4py loads does not hear it: 0 of 1."""
+    pytest.importorskip("mpi4py")
+    code, printed = python(
+        "import sys, backends\n"
+        "from collective.errors import CollectiveError\n"
+        "try:\n"
+        f"    backends.get({name!r})\n"
+        "except CollectiveError as error:\n"
+        "    print(error); sys.exit(error.exit_code)\n",
+        PMI_RANK="2",
+        PMI_SIZE="4",
+    )
+    assert code == 2, printed
+    assert "started 4 processes" in printed and "sees 1" in printed
+    assert "HINT: use the mpirun of the MPI" in printed
+
+
+def test_collective_on_rank_zero_only_raises_at_once():
+    """What a callback on rank 0 would do: the others would wait for ever."""
+    from backends.single import SingleBackend
+    from collective.errors import CollectiveError
+
+    backend = SingleBackend(Options(), ALONE)
+    backend.size = 2
+    with (
+        backend.only_rank_zero("callback Mine"),
+        pytest.raises(CollectiveError, match="called from callback Mine"),
+    ):
+        backend.all_reduce([1.0])
+    assert backend.all_reduce([1.0]) == [1.0]

@@ -1,0 +1,37 @@
+"""The same files run as one rank, and on several under the launcher."""
+
+import os
+
+import pytest
+
+os.environ.setdefault("COLLECTIVE_TIMEOUT", "60")
+os.environ.setdefault("COLLECTIVE_STALL_SECONDS", "20")
+
+import collective
+from collective import library
+
+
+def pytest_collection_modifyitems(items):
+    if library.path().exists():
+        return
+    for item in items:
+        if "needs_core" in item.fixturenames:
+            item.add_marker(pytest.mark.skip(reason="the native core was not built"))
+
+
+@pytest.fixture(scope="session")
+def needs_core():
+    """Joins the job."""
+    collective.init()
+    yield
+    collective.shutdown()
+
+
+@pytest.fixture(scope="session")
+def rank(needs_core):
+    return collective.rank()
+
+
+@pytest.fixture(scope="session")
+def size(needs_core):
+    return collective.size()

@@ -1,0 +1,68 @@
+"""The native backend, on as many ranks as this was started with."""
+
+import numpy as np
+import pytest
+from rank_data import values
+
+from collective.environment import Environment
+
+tf = pytest.importorskip("tensorflow")
+pytest.importorskip("backends.devices")
+
+from backends.base import Options  # noqa: E402
+from backends.native import NativeBackend  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def backend(needs_core):
+    return NativeBackend(Options())
+
+
+def test_sums_within_a_function(backend, rank, size):
+    @tf.function
+    def step(x, y):
+        return backend.all_reduce([x, y])
+
+    x, y = step(values(rank, (5, 7), "float32"), values(rank, (), "float64"))
+    wanted = sum(values(other, (5, 7), "float32") for other in range(size))
+    np.testing.assert_array_equal(x, wanted)
+    assert y.numpy() == sum(values(other, (), "float64") for other in range(size))
+
+
+def test_a_rank_that_traces_more_often_is_no_matter(backend, rank, size):
+    """Shards of unequal length: each new length is traced anew."""
+
+    @tf.function
+    def step(rows):
+        return backend.all_reduce([tf.reduce_sum(rows)])[0]
+
+    for turn in range(4):
+        rows = 3 if rank == 0 else 3 + turn
+        wanted = 3 + (3 + turn) * (size - 1)
+        assert step(tf.ones([rows])).numpy() == wanted
+
+
+def test_broadcasts_arrays_of_any_dtype(backend, rank):
+    for dtype in ("float32", "uint32", "int16", "complex64", "bool"):
+        array = np.array([[rank, 1], [2, 3]]).astype(dtype)
+        wanted = np.array([[0, 1], [2, 3]]).astype(dtype)
+        np.testing.assert_array_equal(backend.broadcast_array(array), wanted)
+    assert backend.broadcast_array(np.array(7 + rank)).shape == ()
+    backend.barrier()
+
+
+def test_variables_become_those_of_rank_zero(backend, rank):
+    variables = [tf.Variable([1.0 * rank, 2.0]), tf.Variable(rank, dtype=tf.int64)]
+    backend.broadcast(variables)
+    np.testing.assert_array_equal(variables[0], [0.0, 2.0])
+    assert variables[1].numpy() == 0
+
+
+def test_says_why_it_cannot_be_used(monkeypatch, tmp_path):
+    two_hosts = Environment("collectiverun", 0, 4, 0, 2)
+    refused = NativeBackend.availability(two_hosts)
+    assert not refused.usable and "mpirun" in refused.hint
+    monkeypatch.setenv("COLLECTIVE_LIBRARY", str(tmp_path / "nothing.so"))
+    missing = NativeBackend.availability(Environment())
+    assert NativeBackend.availability(two_hosts) == missing
+    assert not missing.usable and "pip install" in missing.hint

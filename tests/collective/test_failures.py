@@ -1,0 +1,275 @@
+"""Ranks that die, leave or do not come: no hang, and the others know who it was."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from collective import library
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
+    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+]
+
+
+class Ranks:
+    """Processes of one job, started without a launcher that would end the rest."""
+
+    def __init__(self, size, code, **variables):
+        job = f"test {os.getpid()} {time.monotonic_ns()}"
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(code)],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "COLLECTIVE_RANK": str(rank),
+                    "COLLECTIVE_SIZE": str(size),
+                    "COLLECTIVE_LOCAL_RANK": str(rank),
+                    "COLLECTIVE_LOCAL_SIZE": str(size),
+                    "COLLECTIVE_JOB": job,
+                    "COLLECTIVE_TIMEOUT": "30",
+                    **variables,
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def finish(self, timeout=40):
+        """Exit code, output and errors of each."""
+        try:
+            outputs = [
+                process.communicate(timeout=timeout) for process in self.processes
+            ]
+        finally:
+            for process in self.processes:
+                process.kill()
+        return [
+            (process.returncode, out, err)
+            for process, (out, err) in zip(self.processes, outputs, strict=True)
+        ]
+
+
+PRELUDE = """
+    import os, signal, sys, time
+    import numpy as np
+    import collective
+    collective.init()
+    rank, size = collective.rank(), collective.size()
+"""
+
+# Reduces for ever, all sizes and paths; says how the end came.
+LOOP = (
+    PRELUDE
+    + """
+    print("ready", flush=True)
+    arrays = [np.full(n, float(rank), np.float32) for n in (1, 3000, 300_000, 3_000_000)]
+    try:
+        while True:
+            for array in arrays:
+                result = collective.allreduce(array, collective.Sum)
+                assert (result == size * (size - 1) / 2).all(), "wrong sum"
+                handle = collective.allreduce_async(array)
+                collective.broadcast(array, size - 1)
+                handle.wait()
+    except collective.PeerLost as error:
+        print("lost:", error, flush=True)
+        sys.exit(5)
+    """
+)
+
+
+def shared_memory():
+    return {name for name in os.listdir("/dev/shm") if "collective" in name}
+
+
+def test_a_killed_rank_is_named_by_all_others_within_seconds():
+    ranks = Ranks(3, LOOP)
+    for process in ranks.processes:
+        assert process.stdout.readline() == "ready\n"
+    ranks.processes[1].kill()
+    start = time.monotonic()
+    results = ranks.finish()
+    assert time.monotonic() - start < 20  # it takes 0.1 s; the machine may be busy
+    for code, out, err in (results[0], results[2]):
+        assert code == 5, out + err
+        assert "rank 1 (process" in out and "died" in out and "HINT" in out
+
+
+def test_kills_at_random_moments(request):
+    """Four at a time; COLLECTIVE_KILLS=50 for the long run."""
+    seed = int(os.environ.get("COLLECTIVE_SEED", "1"))
+    generator = random.Random(seed)
+    before = shared_memory()
+    for _ in range(int(os.environ.get("COLLECTIVE_KILLS", "3"))):
+        size = generator.choice([2, 3, 4])
+        ranks = Ranks(size, LOOP, COLLECTIVE_START_TIMEOUT="3")
+        victim = generator.randrange(size)
+        time.sleep(generator.uniform(0, 0.8))  # from the start of Python on
+        ranks.processes[victim].kill()
+        for rank, (code, out, err) in enumerate(ranks.finish()):
+            if rank == victim:
+                assert code == -signal.SIGKILL
+            else:
+                assert code not in (0, None), (rank, out, err)
+                text = out + err
+                assert "lost:" in text or "init" in text, (seed, rank, victim, text)
+    assert shared_memory() == before
+
+
+def test_a_rank_that_leaves_is_named():
+    code = (
+        PRELUDE
+        + """
+    collective.barrier()
+    if rank == 0:
+        sys.exit(0)
+    try:
+        collective.allreduce(np.ones(3))
+    except collective.PeerLost as error:
+        print(error)
+    """
+    )
+    (code0, _, _), (code1, out, err) = Ranks(2, code).finish()
+    assert (code0, code1) == (0, 0), err
+    assert "rank 0 has shut down while others still wait" in out
+
+
+def test_a_rank_that_does_not_come_ends_the_wait():
+    code = (
+        PRELUDE
+        + """
+    if rank == 0:
+        time.sleep(8)
+    try:
+        collective.allreduce(np.ones(3), name="gradient")
+    except collective.Timeout as error:
+        print(error)
+        sys.exit(3)
+    """
+    )
+    results = Ranks(
+        2, code, COLLECTIVE_TIMEOUT="3", COLLECTIVE_STALL_SECONDS="1"
+    ).finish()
+    code, out, err = results[1]
+    assert code == 3
+    assert "waited 3 s for rank 0 in all-reduce 'gradient'" in out
+    assert "rank 0 is not in a collective" in out
+    assert "no progress for 1 s" in err and "rank 1 waits for rank 0" in err
+    assert results[0][0] == 3  # and the late one hears of it too
+
+
+def test_names_that_never_meet_are_told_on_every_rank():
+    code = (
+        PRELUDE
+        + """
+    from collective.operations.call import Call
+    from collective.operations.kinds import Kind
+    arrays = [(np.ones(3), np.ones(3))]
+    name = "weights" if rank else "biases"
+    handle = Call(Kind.ALL_REDUCE, arrays, name=name, order=1).start(None)
+    try:
+        handle.wait()
+    except collective.Disagreement as error:
+        print(error)
+    """
+    )
+    for exit_code, out, err in Ranks(3, code, COLLECTIVE_STALL_SECONDS="1").finish():
+        assert exit_code == 0, out + err
+        assert "'weights'" in out and "'biases'" in out and "HINT" in out, out
+
+
+def test_a_rank_that_never_starts_is_named():
+    ranks = Ranks(3, PRELUDE, COLLECTIVE_START_TIMEOUT="2")
+    ranks.processes[2].kill()
+    results = ranks.finish()
+    for code, _, err in results[:2]:
+        assert code == 1
+        assert "local ranks did not come to init: 2" in err
+
+
+def test_a_rank_of_another_launch_is_refused():
+    first = Ranks(2, PRELUDE, COLLECTIVE_SIZE="3", COLLECTIVE_START_TIMEOUT="3")
+    code, _, err = first.finish()[0]
+    assert code == 1 and "HINT" in err
+
+
+def test_a_fork_that_ends_does_not_leave_the_job():
+    code = (
+        PRELUDE
+        + """
+    if os.fork() == 0:
+        sys.exit(0)  # runs what was registered for the end of the process
+    os.wait()
+    assert collective.allreduce(np.array(rank), collective.Max) == size - 1
+    """
+    )
+    for exit_code, out, err in Ranks(2, code).finish():
+        assert exit_code == 0, out + err
+
+
+def test_unfinished_handles_end_at_shutdown():
+    code = (
+        PRELUDE
+        + """
+    if rank == 0:
+        handle = collective.allreduce_async(np.ones(3))
+        later = collective.allreduce_async(np.ones(3))
+        time.sleep(0.3)
+        collective.shutdown()
+        for one in (handle, later):
+            try:
+                one.wait()
+            except collective.PeerLost as error:
+                print(error)
+    else:
+        time.sleep(2)
+    """
+    )
+    code, out, err = Ranks(2, code).finish()[0]
+    assert code == 0, err
+    assert "shut down while a collective ran" in out and "before it ran" in out
+
+
+def test_a_job_can_part_and_meet_again():
+    code = (
+        PRELUDE
+        + """
+    for turn in range(5):
+        assert collective.allreduce(np.array(rank + turn), collective.Max) == size - 1 + turn
+        collective.shutdown()
+        assert not collective.is_initialized()
+        collective.init()
+    """
+    )
+    for exit_code, out, err in Ranks(3, code).finish():
+        assert exit_code == 0, out + err
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_waiting_rank_leaves_its_core_to_others(size):
+    code = (
+        PRELUDE
+        + """
+    collective.barrier()
+    before = time.process_time()
+    if rank == 0:
+        time.sleep(2)
+    collective.barrier()
+    print(time.process_time() - before)
+    """
+    )
+    for exit_code, out, err in Ranks(size, code).finish():
+        assert exit_code == 0, err
+        assert float(out) < 0.5  # of two seconds; a spinning rank would use all

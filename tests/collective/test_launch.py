@@ -1,0 +1,136 @@
+"""The launcher, and through it the other files of this directory on 2 to 4 ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from collective import library
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(
+    "COLLECTIVE_RANK" in os.environ, reason="runs within a launch itself"
+)
+
+
+def command(size, *arguments):
+    return [sys.executable, "-m", "collective.launch", "-np", str(size), *arguments]
+
+
+def launch(size, *arguments, timeout=170, **variables):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.run(
+        command(size, *arguments),
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@pytest.mark.parametrize(
+    ("size", "simd"), [(2, ""), (3, "avx2"), (4, ""), (2, "baseline")]
+)
+def test_the_other_tests_on_several_ranks(size, simd):
+    files = sorted(Path(__file__).parent.glob("test_*.py"))
+    if simd:  # other kernels: without TensorFlow, which takes long to start
+        files = [file for file in files if file.name == "test_allreduce.py"]
+    result = launch(
+        size,
+        *[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"],
+        *map(str, files),
+        **({"COLLECTIVE_SIMD": simd} if simd else {}),
+    )
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+    assert result.stdout.count(" passed") == size
+
+
+def test_tells_each_rank_its_place_and_prefixes_its_lines():
+    code = (
+        "import os; print(os.environ['COLLECTIVE_RANK'], os.environ['COLLECTIVE_SIZE'])"
+    )
+    result = launch(3, *python(code))
+    assert result.returncode == 0
+    assert sorted(result.stdout.splitlines()) == ["[0] 0 3", "[1] 1 3", "[2] 2 3"]
+
+
+def test_everything_behind_the_first_word_is_the_command():
+    result = launch(1, "echo", "-np", "7", "--verbose")
+    assert result.stdout == "[0] -np 7 --verbose\n"
+
+
+def test_ends_with_the_code_of_the_first_rank_that_failed():
+    code = (
+        "import os, sys, time\n"
+        "if os.environ['COLLECTIVE_RANK'] == '1': sys.exit(7)\n"
+        "time.sleep(60)"
+    )
+    start = time.monotonic()
+    result = launch(3, *python(code), timeout=30)
+    assert result.returncode == 7
+    assert "rank 1 ended with 7" in result.stderr
+    assert time.monotonic() - start < 30
+
+
+def test_a_killed_rank_gives_128_and_the_signal():
+    code = (
+        "import os, signal, time\n"
+        "if os.environ['COLLECTIVE_RANK'] == '0': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(60)"
+    )
+    result = launch(2, *python(code), timeout=30)
+    assert result.returncode == 128 + signal.SIGKILL
+    assert "rank 0 ended by SIGKILL" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_passes_signals_on(number):
+    code = "import time; print('here', flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        command(2, *python(code)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    for _ in range(2):
+        assert b"here" in process.stdout.readline()
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 128 + number
+    process.stdout.close()
+    assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+def test_no_rank_outlives_a_killed_launcher():
+    code = "import time; print('here', flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        command(2, *python(code)),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    for _ in range(2):
+        assert b"here" in process.stdout.readline()
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert len(children) == 2
+    assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+def test_bad_arguments_end_with_2():
+    assert launch(0, "true").returncode == 2
+    assert launch(2).returncode == 2
+    missing = launch(2, "/no/such/program")
+    assert missing.returncode == 2
+    assert "HINT" in missing.stderr

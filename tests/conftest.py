@@ -1,0 +1,119 @@
+"""What all tests share: devices, backends, and what one process computes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import launch
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Logical devices are made once, before TensorFlow's first operation, or never.
+DEVICES = 4
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "launches: starts ranks; not run on the ranks of a launch"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ranks start no ranks; and in a plain session launches come last."""
+    if launch.launched():
+        items[:] = [i for i in items if not i.get_closest_marker("launches")]
+    else:
+        items.sort(key=lambda i: i.get_closest_marker("launches") is not None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def devices() -> None:
+    """Makes the logical devices, if anything here wants TensorFlow at all."""
+    if "tensorflow" in sys.modules and not launch.launched():
+        from backends.devices import local_devices
+
+        local_devices(DEVICES)
+    # Keras' and TensorFlow's own objects stay; a collection need not visit them.
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def backends_by_name() -> Iterator[Callable]:
+    """Makes backends; a launch has one, a plain session several: ``tf-mirrored-2``."""
+    import backends
+
+    made: dict[str, backends.Backend] = {}
+
+    def get(name: str) -> backends.Backend:
+        if name not in made:
+            kind, _, count = name.partition(":")
+            made[name] = backends.get(
+                kind, backends.Options(devices=int(count) if count else None)
+            )
+            if os.environ.get(launch.MUTATION) == "multiply":
+                multiply_instead_of_summing(made[name])
+        return made[name]
+
+    yield get
+    if launch.launched():
+        for backend in made.values():
+            backend.barrier()  # mpirun ends the others when the first rank has failed
+
+
+def multiply_instead_of_summing(backend) -> None:
+    """The mutation: right only where every replica holds the same data."""
+    backend._all_reduce = lambda tensors: [t * backend.replicas for t in tensors]
+
+
+class Reference:
+    """What one process (or N logical devices in one) makes of the cases.
+
+    Computed when first asked for, in a plain session; the ranks of a launch read
+    what the session that started them has left in a folder.
+    """
+
+    def __init__(self, folder: Path, backend: Callable):
+        self.folder = folder
+        self.backend = backend
+
+    def __call__(self, case, precision: str, replicas: int = 1) -> dict:
+        replicas = replicas if case.replicas_matter else 1
+        file = self.folder / f"{case.name}-{precision}-{replicas}.npz"
+        if not file.exists():
+            from tests.training.cases import train
+
+            assert not launch.launched(), f"no reference for this launch: {file}"
+            name = f"tf-mirrored:{replicas}" if case.replicas_matter else "single"
+            # Without micro-batches, except where they matter too (batch statistics).
+            parts = case.accumulate if case.replicas_matter else 1
+            result = train(case, self.backend(name), precision, parts)
+            np.savez(file, *result.values(), names=np.array(list(result)))
+        with np.load(file) as saved:
+            return {n: saved[f"arr_{i}"] for i, n in enumerate(saved["names"])}
+
+
+@pytest.fixture(scope="session")
+def reference(
+    backends_by_name: Callable, tmp_path_factory: pytest.TempPathFactory
+) -> Reference:
+    folder = os.environ.get(launch.REFERENCE)
+    path = Path(folder) if folder else tmp_path_factory.mktemp("reference")
+    return Reference(path, backends_by_name)
+
+
+@pytest.fixture
+def clean_keras() -> Iterator[None]:
+    """Keras as it is after import, before and after the test."""
+    import keras
+
+    keras.utils.clear_session()
+    keras.config.set_floatx("float32")
+    yield
+    keras.utils.clear_session()
+    keras.config.set_floatx("float32")

@@ -1,0 +1,206 @@
+"""Runs a test file on several ranks at once, and is what each of those ranks runs.
+
+``launch`` is for a test in a plain pytest session: it starts N processes, waits, and
+tells how every test went on every rank. As a script, this file is one of the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Set for the ranks of a launch: the backend under test, and where they write.
+BACKEND = "COLLECTIVE_TEST_BACKEND"
+REFERENCE = "COLLECTIVE_TEST_REFERENCE"
+MUTATION = "COLLECTIVE_TEST_MUTATION"
+RESULTS = "COLLECTIVE_TEST_RESULTS"
+DEADLINE = "COLLECTIVE_TEST_DEADLINE"
+
+# Process backends and the launcher that starts their ranks.
+LAUNCHERS = {"mpi": "mpirun", "tf-multiworker": "mpirun", "native": "collectiverun"}
+
+
+def launched() -> bool:
+    """Whether this process is one of the ranks of a launch."""
+    return BACKEND in os.environ
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a launch went.
+
+    Attributes:
+        code: Exit status; None when it was killed at its deadline.
+        output: What the ranks printed.
+        outcomes: For each rank, ``passed``, ``failed`` or ``skipped`` of each test.
+    """
+
+    code: int | None
+    output: str
+    outcomes: list[dict[str, str]]
+
+
+def command(backend: str, ranks: int) -> list[str]:
+    """What to put before the program to start its ranks."""
+    name = LAUNCHERS[backend]
+    if name == "collectiverun":
+        return [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
+    beside = Path(sys.executable).parent / name
+    program = str(beside) if beside.exists() else shutil.which(name) or name
+    return [program, "-np", str(ranks), "--oversubscribe"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that a test starts: nothing launched it yet."""
+    prefixes = (
+        "OMPI_",
+        "PMI",
+        "PRTE_",
+        "HOROVOD_",
+        "SLURM_",
+        "COLLECTIVE_",
+        "TF_CONFIG",
+    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
+    env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    if os.geteuid() == 0:
+        env |= dict.fromkeys(
+            ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"
+        )
+    return env | more
+
+
+def run(
+    arguments: list[str], env: dict[str, str], seconds: float
+) -> tuple[int | None, str]:
+    """Runs a command; at the deadline ends it and all that it has started.
+
+    Returns:
+        Exit status, None past the deadline; and what was printed.
+    """
+    with tempfile.TemporaryFile() as printed:
+        process = subprocess.Popen(
+            arguments,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(seconds)
+        except BaseException as error:
+            _end(process)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            code = None
+        printed.seek(0)
+        return code, printed.read().decode(errors="replace")
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a process, its group, and its descendants in groups of their own."""
+    family = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(3)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait(10)
+
+
+def launch(
+    backend: str,
+    ranks: int,
+    tests: list[str],
+    reference: Path,
+    *,
+    seconds: float = 240,
+    **more: str,
+) -> Launch:
+    """Runs tests on the ranks of a backend.
+
+    Args:
+        backend: One of ``LAUNCHERS``, or an in-process one for a process of its own.
+        ranks: How many.
+        tests: Arguments of pytest.
+        reference: Folder with what one process computes.
+        seconds: When to give up.
+        more: Environment variables.
+    """
+    with tempfile.TemporaryDirectory() as results:
+        env = environment(
+            **{
+                BACKEND: backend,
+                REFERENCE: str(reference),
+                RESULTS: results,
+                DEADLINE: str(seconds - 10),
+            },
+            **more,
+        )
+        before = command(backend, ranks) if backend in LAUNCHERS else []
+        code, output = run(
+            [*before, sys.executable, "-m", "tests.launch", *tests], env, seconds
+        )
+        outcomes = [_outcomes(Path(results, str(r))) for r in range(ranks)]
+        for rank in range(1, ranks):
+            quiet = Path(results, f"{rank}.out")
+            if quiet.exists() and code != 0:
+                tail = quiet.read_text(errors="replace")[-4000:]
+                output += f"\n--- the last that rank {rank} printed ---\n{tail}"
+    return Launch(code, output, outcomes)
+
+
+def _outcomes(file: Path) -> dict[str, str]:
+    if not file.exists():
+        return {}
+    return dict(json.loads(line) for line in file.read_text().splitlines())
+
+
+def main() -> int:
+    """One rank: pytest, with its outcomes on file and its chatter on rank 0 only."""
+    import pytest
+
+    from collective.environment import detect
+
+    rank, results = detect().rank, Path(os.environ[RESULTS])
+    if rank:
+        out = os.open(results / f"{rank}.out", os.O_WRONLY | os.O_CREAT)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+    faulthandler.dump_traceback_later(float(os.environ[DEADLINE]), exit=True)
+
+    class Outcomes:
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when == "call" or report.outcome != "passed":
+                with (results / str(rank)).open("a") as file:
+                    print(json.dumps([report.nodeid, report.outcome]), file=file)
+
+    options = ["-q", "-p", "no:cacheprovider", "--tb=short"]
+    code = pytest.main([*options, *sys.argv[1:]], plugins=[Outcomes()])
+    faulthandler.cancel_dump_traceback_later()
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

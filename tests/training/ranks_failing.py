@@ -1,0 +1,41 @@
+"""Started under mpirun by ``test_callbacks``: a callback fails on rank 0.
+
+``ranks_failing.py BACKEND raises | all_reduce | barrier | predict``
+"""
+
+from __future__ import annotations
+
+import sys
+
+import keras
+import tensorflow as tf
+
+import backends
+from tests.training.small import train
+
+
+class Fails(keras.callbacks.Callback):
+    """Does what it must not, at a time when others go on."""
+
+    def __init__(self, backend, how):
+        super().__init__()
+        self.backend = backend
+        self.how = how
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.how == "raises":
+            raise ValueError("the disk is full")
+        if self.how == "all_reduce":
+            self.backend.all_reduce([tf.ones(3)])
+        if self.how == "predict":
+            self.model.predict(tf.ones([4, *self.model.input_shape[1:]]))
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.how == "barrier":
+            self.backend.barrier()
+
+
+if __name__ == "__main__":
+    made = backends.get(sys.argv[1])
+    train(made, [Fails(made, sys.argv[2])])
+    print("trained")

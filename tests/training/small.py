@@ -1,0 +1,106 @@
+"""A small training through ``training.fit``, and what all ranks have of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests import launch
+from training import fit
+from training.callbacks import followed_variables
+from training.fit import Result
+
+ROWS, BATCH, FEATURES, CLASSES = 53, 10, 6, 3
+PER_EPOCH = 6  # five batches of ten rows and one of three
+TESTED = 17
+
+IN_PROCESS = ("single", "tf-mirrored:3")
+NAMES = (os.environ[launch.BACKEND],) if launch.launched() else IN_PROCESS
+
+
+def rows(count: int = ROWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Random rows with labels that can be learned, no two alike."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, FEATURES)).astype(keras.config.floatx())
+    return x, np.argmax(x[:, :CLASSES], axis=1).astype("int32")
+
+
+def model(optimizer: Any = None, *more: Any, **arguments: Any) -> Callable[[], Any]:
+    """A maker of a small network, compiled; ``more`` are layers in its middle."""
+
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(11)
+        layers = [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(8, activation="tanh"),
+            *more,
+            keras.layers.Dense(CLASSES),
+        ]
+        made = keras.Sequential(layers)
+        settings = {
+            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": ["accuracy"],
+        }
+        made.compile(
+            keras.optimizers.Adam(0.02) if optimizer is None else optimizer(),
+            **(settings | arguments),
+        )
+        return made
+
+    return make
+
+
+def train(
+    backend: Any, callbacks: Any = (), validate: bool = False, **more: Any
+) -> Result:
+    """Four epochs of six steps, unless told otherwise."""
+    settings = {
+        "global_batch_size": BATCH,
+        "epochs": 4,
+        "seed": 5,
+        "verbose": 0,
+    } | more
+    if validate:
+        settings["validation_data"] = rows(TESTED, seed=2)
+    data = settings.pop("data", None)
+    made = settings.pop("model", None)
+    return fit(
+        model() if made is None else made,
+        rows() if data is None else data,
+        backend=backend,
+        callbacks=callbacks,
+        **settings,
+    )
+
+
+def gather(backend: Any, value: Any) -> list[Any]:
+    """Every rank's value, in the order of ranks, on every rank."""
+    return backend.world.allgather(value) if backend.size > 1 else [value]
+
+
+def state(trained: keras.Model) -> list[np.ndarray]:
+    """Weights, layer state and optimizer state."""
+    return [np.array(v) for v in followed_variables(trained)]
+
+
+def learning_rate(trained: keras.Model) -> float:
+    return float(np.array(trained.optimizer.learning_rate))
+
+
+def assert_ranks_agree(backend: Any, result: Result) -> None:
+    """Steps, losses, history and every variable: the same bits on every rank."""
+    mine = {
+        "losses": result.losses,
+        "history": result.history,
+        "stop": result.model.stop_training,
+    }
+    told = gather(backend, mine)
+    assert all(other == told[0] for other in told)
+    states = gather(backend, state(result.model))
+    for other in states[1:]:
+        for value, wanted in zip(other, states[0], strict=True):
+            np.testing.assert_array_equal(value, wanted)

@@ -1,0 +1,108 @@
+"""The promise: the same trained model, whatever sums the gradients.
+
+Plain, this file compares the backends that live in one process. Then it starts itself
+on 2, 3 and 4 ranks of each backend of several processes; those ranks find the name of
+theirs in the environment. A new one is a word in ``tests.launch.LAUNCHERS``.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from collective.errors import CollectiveError
+from tests import launch
+from tests.training.cases import CASES, PRECISIONS, differences, train
+
+HERE = "tests/training/test_equivalence.py"
+# The first is one process that takes every batch in four micro-batches.
+IN_PROCESS = ("single", "tf-mirrored:2", "tf-mirrored:4")
+NAMES = (os.environ[launch.BACKEND],) if launch.launched() else IN_PROCESS
+# What depends on the number of replicas has tf-mirrored itself as its reference.
+COMPARED = [c for c in CASES if launch.launched() or not c.replicas_matter]
+
+
+@pytest.fixture(params=NAMES)
+def backend(request, backends_by_name):
+    return backends_by_name(request.param)
+
+
+def together(backend, function, *arguments):
+    """Calls; where one rank alone may have failed, ends the job at once."""
+    try:
+        return function(*arguments)
+    except CollectiveError:
+        raise  # told to every rank
+    except Exception:
+        if backend.size > 1:
+            traceback.print_exc()
+            backend.abort(1)
+        raise
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", COMPARED, ids=lambda case: case.name)
+def test_trains_what_one_process_trains(case, precision, backend, reference):
+    alone = backend.replicas == 1
+    wanted = reference(case, precision, backend.replicas)
+    got = together(backend, train, case, backend, precision, 4 if alone else None)
+    assert differences(got, wanted, precision) == []
+
+
+def test_sums_what_ranks_hold(backend):
+    """On each replica other values; also empty and scalar tensors, both floats."""
+    shapes = [(), (3,), (0,), (2, 5), (70, 3)]
+
+    def tensors(replica, dtype):
+        return [
+            tf.cast(replica + 1, dtype) ** (i + 1) * tf.ones(s, dtype)
+            for i, s in enumerate(shapes)
+        ]
+
+    for dtype in (tf.float32, tf.float64):
+
+        @tf.function(autograph=False)
+        def total(dtype=dtype):
+            def replica():
+                return backend.all_reduce(
+                    tensors(tf.cast(backend.replica(), tf.int32), dtype)
+                )
+
+            return backend.run(replica, ())
+
+        got = together(backend, total)
+        for i, (value, shape) in enumerate(zip(got, shapes, strict=True)):
+            wanted = sum((r + 1) ** (i + 1) for r in range(backend.replicas))
+            assert value.dtype == dtype and value.shape == shape
+            np.testing.assert_array_equal(value, np.full(shape, wanted))
+
+
+def test_every_rank_gets_the_values_of_rank_zero(backend):
+    with backend.scope():
+        variables = [
+            tf.Variable(np.full(shape, backend.rank + 1.5), dtype=dtype)
+            for shape in ((), (3, 2))
+            for dtype in ("float32", "float64")
+        ]
+    together(backend, backend.broadcast, variables)
+    for variable in variables:
+        np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, 1.5))
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", launch.LAUNCHERS)
+def test_on_ranks(name, ranks, reference):
+    pytest.importorskip("mpi4py")
+    for case in CASES:
+        for precision in PRECISIONS:
+            reference(case, precision, ranks)
+    ended = launch.launch(name, ranks, [HERE], reference.folder, seconds=420)
+    assert ended.code == 0, ended.output
+    assert len(ended.outcomes[0]) > len(CASES) * len(PRECISIONS)
+    assert set(ended.outcomes[0].values()) == {"passed"}
+    assert all(outcomes == ended.outcomes[0] for outcomes in ended.outcomes)

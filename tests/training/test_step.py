@@ -1,0 +1,394 @@
+"""The order of one update, what it refuses, and that it is Keras' own on one replica."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from backends.base import Options
+from backends.single import SingleBackend
+from collective.environment import Environment
+from collective.errors import CollectiveError
+from tests.training import cases
+from tests.training.cases import built, own_part, spec_of
+from training.inputs import Batch
+from training.step import Step
+
+pytestmark = pytest.mark.usefixtures("clean_keras")
+
+
+class Counting(SingleBackend):
+    """One replica; counts the calls in the graph as they happen."""
+
+    def __init__(self):
+        super().__init__(Options(), Environment())
+        self.calls: list[int] = []
+
+    def _all_reduce(self, tensors):
+        def count(*arrays):
+            self.calls.append(len(arrays))
+            return arrays
+
+        out = tf.numpy_function(count, tensors, [t.dtype for t in tensors])
+        for tensor, result in zip(tensors, out, strict=True):
+            result.set_shape(tensor.shape)
+        return list(out)
+
+
+class Twin(SingleBackend):
+    """Replica 0 of two; the other one holds the same rows."""
+
+    def __init__(self):
+        super().__init__(Options(), Environment())
+        self.replicas, self.local_replicas = 2, range(1)
+
+    def _all_reduce(self, tensors):
+        return [2 * t for t in tensors]
+
+
+@pytest.fixture
+def single():
+    return SingleBackend(Options(), Environment())
+
+
+def make(model, backend, rows, **options):
+    """A model and its step for batches that look like these rows."""
+    spec = spec_of(rows)
+    model = built(model, backend, spec)
+    return model, Step(model, backend, spec, **options)
+
+
+def rows_of(count, seed=0, data=cases.labelled):
+    return data(np.random.default_rng(seed), count, 0)
+
+
+def values(variables):
+    return [np.array(v) for v in variables]
+
+
+# --- one all-reduce an update -----------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("model", [cases.normalised, cases.masked])
+def test_one_all_reduce_an_update(model, accumulate):
+    backend = Counting()
+    data = cases.sentences if model is cases.masked else cases.labelled
+    rows = rows_of(9, data=data)
+    _, step = make(model, backend, rows, accumulate=accumulate)
+    for number in range(5):
+        step(own_part(rows, backend), number)
+    assert len(backend.calls) == 5
+
+
+# --- refusing what is not finite ---------------------------------------------------
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_the_forward_pass_reads_no_variable(case, single):
+    """Reading some is a collective, and replicas pass here unequally often."""
+    _, step = make(case.model, single, case.batch(0))
+    captured = step._local.get_concrete_function().captured_inputs
+    assert not [t for t in captured if t.dtype == tf.resource]
+
+
+def decaying():
+    """Has all that moves without a gradient: decay, averages, counters, statistics."""
+    layers = [
+        keras.Input((cases.FEATURES,)),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(cases.CLASSES),
+    ]
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1, use_ema=True)
+    return cases.compiled(keras.Sequential(layers), optimizer)
+
+
+@pytest.mark.parametrize("name", ["single", "tf-mirrored:2"])
+def test_not_finite_names_the_variable_and_applies_nothing(name, backends_by_name):
+    backend = backends_by_name(name)
+    model, step = make(decaying, backend, rows_of(6))
+    step(own_part(rows_of(6), backend), 0)
+    before = values(model.variables + model.optimizer.variables)
+    bad = rows_of(6)
+    bad[0][2] = np.nan
+    with pytest.raises(CollectiveError) as caught:
+        step(own_part(bad, backend), 17)
+    assert "step 17" in caught.value.message and "replica 0" in caught.value.message
+    assert model.trainable_variables[0].path in caught.value.message
+    assert "HINT: " in str(caught.value) and caught.value.exit_code == 1
+    after = values(model.variables + model.optimizer.variables)
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    step(own_part(rows_of(6), backend), 18)  # and training can go on
+
+
+def test_not_finite_names_the_first_bad_variable_only(single):
+    """The gradient of a square root at 0 is infinite; the loss is not."""
+
+    class Root(keras.layers.Layer):
+        def build(self, shape):
+            self.fine = self.add_weight(shape=(), initializer="ones", name="fine")
+            self.bad = self.add_weight(shape=(), initializer="zeros", name="bad")
+
+        def call(self, x):
+            return x * self.fine + keras.ops.sqrt(self.bad)
+
+    def model():
+        net = keras.Sequential([keras.Input((2,)), Root()])
+        return cases.compiled(net, cases.sgd(), loss="mse", metrics=[])
+
+    rows = (np.ones((4, 2), "float32"), np.zeros((4, 2), "float32"), None)
+    _, step = make(model, single, rows)
+    with pytest.raises(CollectiveError, match=r"that of '.*bad'"):
+        step(own_part(rows, single), 0)
+
+
+@pytest.mark.parametrize("replica", [0, 2, 3])
+def test_not_finite_names_the_replica_that_has_it(replica, backends_by_name):
+    backend = backends_by_name("tf-mirrored:4")
+    rows = rows_of(8)
+    model, step = make(cases.mlp(cases.sgd), backend, rows)
+    before = values(model.trainable_variables)
+    rows[0][2 * replica + 1, 0] = np.nan
+    with pytest.raises(CollectiveError, match=f"step 3: .* replica {replica};"):
+        step(own_part(rows, backend), 3)
+    for old, new in zip(before, values(model.trainable_variables), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_loss_scaling_skips_an_overflow_and_halves_the_scale(single):
+    model, step = make(cases.mlp(cases.loss_scaled), single, rows_of(6))
+    step(own_part(rows_of(6), single), 0)
+    before = values(model.trainable_variables)
+    bad = rows_of(6)
+    bad[0][5, 0] = np.inf
+    step(own_part(bad, single), 1)
+    for old, new in zip(before, values(model.trainable_variables), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert float(model.optimizer.dynamic_scale) == 512
+    assert int(model.optimizer.inner_optimizer.iterations) == 1
+
+
+# --- the order ---------------------------------------------------------------------
+
+
+def gradients(model, rows):
+    x, y, _ = rows
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(
+            keras.losses.sparse_categorical_crossentropy(
+                y, model(x, training=True), from_logits=True
+            )
+        )
+    return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+
+@pytest.mark.parametrize(
+    "clip, clipped",
+    [
+        ({}, lambda gs: gs),
+        ({"clipnorm": 0.1}, lambda gs: [tf.clip_by_norm(g, 0.1) for g in gs]),
+        (
+            {"clipvalue": 0.02},
+            lambda gs: [tf.clip_by_value(g, -0.02, 0.02) for g in gs],
+        ),
+        ({"global_clipnorm": 0.1}, lambda gs: tf.clip_by_global_norm(gs, 0.1)[0]),
+    ],
+    ids=["no clip", "clipnorm", "clipvalue", "global_clipnorm"],
+)
+def test_clips_the_sum_not_its_parts(clip, clipped):
+    backend, rows = Twin(), rows_of(5)
+    model, step = make(cases.clipped(**clip), backend, rows)
+    before = values(model.trainable_variables)
+    wanted = clipped(gradients(model, rows))
+    x, y, weight, _ = own_part(rows, SingleBackend(Options(), Environment()))
+    step(Batch(x, y, weight, tf.constant(10, tf.int64)), 0)
+    after = values(model.trainable_variables)
+    for old, new, gradient in zip(before, after, wanted, strict=True):
+        np.testing.assert_allclose(old - new, 0.1 * gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_decay_and_constraint_come_after_the_update():
+    """AdamW decays by lr x decay x weight whatever the clip; then norms are bounded."""
+
+    def model():
+        constraint = keras.constraints.MaxNorm(0.5)
+        layers = [
+            keras.Input((cases.FEATURES,)),
+            keras.layers.Dense(cases.CLASSES, kernel_constraint=constraint),
+        ]
+        optimizer = keras.optimizers.SGD(0.1, weight_decay=0.5, clipvalue=0.01)
+        return cases.compiled(keras.Sequential(layers), optimizer)
+
+    backend, rows = Twin(), rows_of(5)
+    net, step = make(model, backend, rows)
+    kernel = np.array(net.trainable_variables[0])
+    clipped = np.clip(gradients(net, rows)[0], -0.01, 0.01)
+    x, y, weight, _ = own_part(rows, SingleBackend(Options(), Environment()))
+    step(Batch(x, y, weight, tf.constant(10, tf.int64)), 0)
+    wanted = kernel * (1 - 0.1 * 0.5) - 0.1 * clipped
+    norms = np.sqrt((wanted**2).sum(0))
+    assert (norms > 0.5).any()
+    wanted *= np.clip(norms, 0, 0.5) / (1e-7 + norms)
+    np.testing.assert_allclose(net.trainable_variables[0], wanted, rtol=1e-5)
+
+
+def test_regulariser_counts_once(backends_by_name):
+    """With a gradient of 0 from the data, what remains is the regulariser's."""
+
+    def model():
+        dense = keras.layers.Dense(
+            cases.CLASSES, kernel_regularizer=keras.regularizers.L2(0.1)
+        )
+        net = keras.Sequential([keras.Input((cases.FEATURES,)), dense])
+        return cases.compiled(net, keras.optimizers.SGD(1.0))
+
+    x, y, _ = rows_of(9)
+    rows = (np.zeros_like(x), y, None)
+    for name, parts in (("single", 1), ("single", 4), ("tf-mirrored:4", 2)):
+        backend = backends_by_name(name)
+        net, step = make(model, backend, rows, accumulate=parts)
+        before = np.array(net.trainable_variables[0])
+        step(own_part(rows, backend), 0)
+        np.testing.assert_allclose(net.trainable_variables[0], 0.8 * before, rtol=1e-5)
+
+
+def test_batchnorm_statistics_are_means_weighted_by_rows(backends_by_name):
+    """5 rows on 2 replicas: what each makes of its own, by its number of rows."""
+    keras.config.set_floatx("float64")
+    backend, rows = backends_by_name("tf-mirrored:2"), rows_of(5)
+    net, step = make(cases.normalised, backend, rows)
+    hidden = rows[0] @ np.array(net.trainable_variables[0])
+    step(own_part(rows, backend), 0)
+    parts = [hidden[:2], hidden[2:]]
+    mean = sum(len(p) * p.mean(0) for p in parts) / 5
+    variance = sum(len(p) * p.var(0) for p in parts) / 5
+    moving = {v.name: np.array(v) for v in net.non_trainable_variables}
+    np.testing.assert_allclose(moving["moving_mean"], 0.1 * mean, rtol=1e-12)
+    np.testing.assert_allclose(
+        moving["moving_variance"], 0.9 + 0.1 * variance, rtol=1e-12
+    )
+
+
+# --- random layers -----------------------------------------------------------------
+
+
+class Prints(keras.layers.Layer):
+    """Writes down what comes by, where the micro-batch number can be told from it."""
+
+    seen: list[np.ndarray] = []  # noqa: RUF012
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        def note(array):
+            Prints.seen.append(array)
+            return array
+
+        out = tf.numpy_function(note, [x], x.dtype)
+        out.set_shape(x.shape)
+        return x * self.scale + 0 * tf.stop_gradient(out)
+
+
+def masks(backend, number, *, accumulate=1, seed=5, rows=4):
+    """The masks of one step, one ``[64]`` of 0 and 1 a row, as its layer drew them."""
+
+    def model():
+        layers = [keras.Input((64,)), keras.layers.Dropout(0.5), Prints()]
+        return cases.compiled(
+            keras.Sequential(layers), cases.sgd(), loss="mse", metrics=[]
+        )
+
+    ones = np.ones((rows, 64), "float32") * np.arange(1, rows + 1)[:, None]
+    batch = (ones.astype("float32"), ones.astype("float32"), None)
+    _, step = make(model, backend, batch, accumulate=accumulate, seed=seed)
+    Prints.seen = []
+    step(own_part(batch, backend), number)
+    found = np.zeros((rows, 64))
+    for array in Prints.seen:
+        for row in array:
+            found[round(row.max() / 2) - 1] = row > 0
+    return found
+
+
+def test_masks_follow_from_seed_step_replica_and_micro_batch(backends_by_name):
+    single = backends_by_name("single")
+    first = masks(single, 3)
+    assert 0.3 < first.mean() < 0.7
+    np.testing.assert_array_equal(first, masks(single, 3))
+    others = [
+        masks(single, 4),
+        masks(single, 3, seed=6),
+        masks(single, 3, accumulate=2),
+    ]
+    assert all((first[2:] != other[2:]).mean() > 0.3 for other in others)
+    halves = others[-1]
+    assert (halves[:2] != halves[2:]).mean() > 0.3  # no mask twice in a step
+
+
+def test_replicas_draw_masks_of_their_own(backends_by_name):
+    mirrored = backends_by_name("tf-mirrored:2")
+    found = masks(mirrored, 3)
+    assert (found[:2] != found[2:]).mean() > 0.3
+    np.testing.assert_array_equal(found, masks(mirrored, 3))
+    # Replica 0 draws what one process draws for as many rows.
+    np.testing.assert_array_equal(
+        found[:2], masks(backends_by_name("single"), 3, rows=2)
+    )
+
+
+# --- Keras' own fit ----------------------------------------------------------------
+
+
+def fitted(make_model, batches):
+    """Losses and weights by ``keras.Model.fit``, one epoch a batch."""
+    keras.utils.set_random_seed(0)
+    model = make_model()
+    signature = tuple(p for p in spec_of(batches[0])[:3] if p is not None)
+    data = tf.data.Dataset.from_generator(
+        lambda: (tuple(p for p in rows if p is not None) for rows in batches),
+        output_signature=signature,
+    )
+    history = model.fit(data, steps_per_epoch=1, epochs=len(batches), verbose=0)
+    return history.history["loss"], values(model.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    "model, data",
+    [
+        (cases.mlp(cases.sgd), cases.labelled),
+        (cases.mlp(cases.adam), cases.labelled),
+        (cases.mlp(cases.sgd), cases.weighted),
+        (cases.mlp(cases.sgd, "sum"), cases.weighted),
+        (cases.mlp(cases.sgd, "mean_with_sample_weight"), cases.weighted),
+        (cases.masked, cases.sentences),
+        (cases.regularised, cases.labelled),
+        (cases.functional, cases.two_and_two),
+        (cases.subclassed, cases.labelled),
+        (cases.normalised, cases.labelled),
+    ],
+    ids=[
+        "sgd",
+        "adam",
+        "sample weights",
+        "sum",
+        "mean_with_sample_weight",
+        "mask",
+        "regularised",
+        "functional",
+        "subclassed",
+        "batchnorm",
+    ],
+)
+def test_one_replica_is_keras_fit(model, data, single):
+    keras.config.set_floatx("float64")
+    batches = [data(np.random.default_rng(i), 7 + i % 3, i) for i in range(12)]
+    losses, weights = fitted(model, batches)
+    net, step = make(model, single, batches[0])
+    ours = [float(step(own_part(b, single), i)[0]) for i, b in enumerate(batches)]
+    np.testing.assert_allclose(ours, losses, rtol=1e-12)
+    for got, wanted in zip(values(net.trainable_variables), weights, strict=True):
+        assert np.abs(got - wanted).max() <= 1e-12 * np.abs(wanted).max()
