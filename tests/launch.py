@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,11 +92,11 @@ def run(
     Returns:
         Exit status, None past the deadline; and what was printed.
     """
-    with tempfile.TemporaryFile() as printed:
+    with tempfile.TemporaryFile() as printed, _segments() as segments:
         process = subprocess.Popen(
             arguments,
             cwd=ROOT,
-            env=env,
+            env=env | {"OMPI_MCA_btl_sm_backing_directory": segments},
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
@@ -110,6 +111,16 @@ def run(
             code = None
         printed.seek(0)
         return code, printed.read().decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _segments() -> Iterator[str]:
+    """A folder for Open MPI's shared memory: a killed mpirun leaves its files there."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(
+        dir=memory if os.path.isdir(memory) else None, ignore_cleanup_errors=True
+    ) as folder:
+        yield folder
 
 
 def _end(process: subprocess.Popen) -> None:
