@@ -97,7 +97,10 @@ class Reference:
             # Without micro-batches, except where they matter too (batch statistics).
             parts = case.accumulate if case.replicas_matter else 1
             result = train(case, self.backend(name), precision, parts)
-            np.savez(file, *result.values(), names=np.array(list(result)))
+            # Whole under its own name: another worker may want it meanwhile.
+            part = file.with_suffix(f".{os.getpid()}.npz")
+            np.savez(part, *result.values(), names=np.array(list(result)))
+            part.replace(file)
         with np.load(file) as saved:
             return {n: saved[f"arr_{i}"] for i, n in enumerate(saved["names"])}
 
@@ -106,8 +109,13 @@ class Reference:
 def reference(
     backends_by_name: Callable, tmp_path_factory: pytest.TempPathFactory
 ) -> Reference:
-    folder = os.environ.get(launch.REFERENCE)
-    path = Path(folder) if folder else tmp_path_factory.mktemp("reference")
+    if folder := os.environ.get(launch.REFERENCE):
+        return Reference(Path(folder), backends_by_name)
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # what one worker has computed serves the others
+    path = base / "reference"
+    path.mkdir(exist_ok=True)
     return Reference(path, backends_by_name)
 
 
