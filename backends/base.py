@@ -63,6 +63,7 @@ class Backend(ABC):
     Attributes:
         name: What the user types behind ``--backend``.
         summary: One line for ``--list-backends``.
+        launcher: What best starts its ranks; empty for a backend of one process.
         rank, size: This process and the number of processes.
         local_rank, local_size: The same within this host.
         replicas: Number of replicas in the job.
@@ -72,6 +73,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    launcher: ClassVar[str] = ""
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()

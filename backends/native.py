@@ -20,6 +20,7 @@ class NativeBackend(Backend):
     """A replica in each process, summed by the core in ``collective/native``."""
 
     name = "native"
+    launcher = "collectiverun"
     summary = "one replica a process, summed by our own core (shared memory, or MPI)"
 
     def __init__(self, options: Options, environment: Environment | None = None):
