@@ -59,4 +59,5 @@ def environment() -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(ROOT), env.get("PYTHONPATH")])
     )
+    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     return env

@@ -76,7 +76,7 @@ class Trace(keras.callbacks.Callback):
             sketches=np.array(self.sketches),
             sizes=np.array(self.sizes),
             by_replicas=_by_replicas(self.model),
-            **final,
+            **final,  # type: ignore[arg-type]
         )
 
 
