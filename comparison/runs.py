@@ -23,8 +23,6 @@ from comparison.speed import MESSAGE_SIZES, Timed
 REFERENCE = "single"
 SHARE = "one share"
 PROOF_STEPS = 30
-# Rounding in another order may be so many times what one other order made of it.
-ROUNDING = 8.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Comparison:
         self.backends = [name for name in wanted if self._usable(name)]
         if REFERENCE not in self.backends:
             self.backends.insert(0, REFERENCE)
-        proofs = (len(TOLERANCE) * len(self.backends) + 1) * plan.prove
+        proofs = (len(TOLERANCE) * len(self.backends) + 2) * plan.prove
         timed = plan.rounds * len(plan.processes) * (len(self.backends) + 1)
         self.runs = proofs + (timed + len(self.backends)) * plan.time
 
@@ -137,23 +135,26 @@ class Comparison:
 
         for backend in self.backends:
             trace(backend, backend)
+        others = []
         if precision == "float32":
-            trace("other order", REFERENCE, "--accumulate", str(plan.most))
-        self._judge(precision, proof, traces)
+            for parts in (plan.most, plan.most + 1):
+                name = f"{REFERENCE} in {parts} parts"
+                trace(name, REFERENCE, "--accumulate", str(parts))
+                proof.losses.pop(name, None)
+                if name in traces:
+                    others.append(traces.pop(name))
+        self._judge(precision, proof, traces, others)
 
-    def _judge(self, precision: str, proof: Proof, traces: dict[str, Recorded]) -> None:
-        tolerance = TOLERANCE[precision]
+    def _judge(
+        self,
+        precision: str,
+        proof: Proof,
+        traces: dict[str, Recorded],
+        other_orders: Sequence[Recorded],
+    ) -> None:
         alone = traces.get(REFERENCE)
-        other_order = traces.pop("other order", None)
-        proof.losses.pop("other order", None)
         if alone is None:
             return
-        if other_order is not None and not alone.by_replicas:
-            # What rounding alone makes of this training, in one process.
-            rounding = judge(alone, other_order, tolerance)
-            tolerance = max(
-                tolerance, ROUNDING * max(rounding.loss, rounding.parameter)
-            )
         same = [REFERENCE]
         if alone.by_replicas and self.plan.most > 1:
             proof.because = alone.by_replicas
@@ -161,10 +162,14 @@ class Comparison:
             if not others:
                 return
             proof.reference, same = others[0], [REFERENCE, others[0]]
+            other_orders = ()  # micro-batches train another model, too
         for name, recorded in traces.items():
             if name not in same:
                 proof.verdicts[name] = judge(
-                    traces[proof.reference], recorded, tolerance
+                    traces[proof.reference],
+                    recorded,
+                    TOLERANCE[precision],
+                    other_orders,
                 )
 
     # --- fast? --------------------------------------------------------------------

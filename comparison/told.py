@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from comparison.equality import ROUNDING, TOLERANCE
 from comparison.results import Proof, Results
 from comparison.runs import REFERENCE, SHARE
 from comparison.speed import Timed, bottleneck, fastest
@@ -64,10 +65,11 @@ def _equal(precision: str, proof: Proof) -> Table:
             f"others are compared with {proof.reference}."
         )
     tolerances = {v.tolerance for v in proof.verdicts.values()}
-    for tolerance in tolerances:
-        text = f"Largest relative differences; up to {tolerance:.1e} is rounding"
-        if precision == "float32" and tolerance > 1e-6:
-            text += " here: what adding in another order does within one process, x 8"
+    for first, last in tolerances:
+        text = f"Largest relative differences. Up to {first:.1e} is rounding"
+        if last > TOLERANCE[precision]:
+            text += f" after the first step, {last:.1e} after the last"
+            text += f" ({ROUNDING:g} x what other orders of the sums do in one process)"
         table.sentences.append(text + ".")
     return table
 
