@@ -79,7 +79,7 @@ def _fast(results: Results, replicas: int) -> Table:
     columns = ["backend", "samples/s", "rounds", "ms a step", "input", "compute"]
     columns += ["wait", "all-reduce", "update", "of its floor", "memory"]
     columns += [f"x {REFERENCE}", "of the ideal"]
-    table = Table(f"Fast? {replicas} replicas", columns)
+    table = Table(f"Fast? {replicas} replica{'s' * (replicas > 1)}", columns)
     share, alone = timed.get(SHARE, Timed()), timed.get(REFERENCE, Timed())
     cores = results.machine["cores"]
     for name, one in sorted(timed.items(), key=lambda pair: -pair[1].rate):
