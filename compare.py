@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     add("--against", type=Path, metavar="FILE", help="an earlier results.json: what "
         "changed beyond noise? Exit code 1 if for the worse")  # fmt: skip
     add("--deadline", type=float, default=600, metavar="SECONDS", help="of one run")
+    add("--precision", help="of the timed runs; float64 or float32: of the proof, too")
     add("--global-batch-size", type=int, default=64, metavar="ROWS")
     return p
 

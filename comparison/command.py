@@ -20,6 +20,7 @@ from rich.table import Table as RichTable
 import train
 from collective.errors import UsageError
 from comparison import against, told
+from comparison.equality import TOLERANCE
 from comparison.results import Results
 from comparison.runs import Comparison, Plan
 
@@ -49,6 +50,8 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
                 f"{option} is not for compare.py, which runs every backend",
                 hint="python compare.py --help",
             )
+    if args.precision:
+        rest = [*rest, "--precision", args.precision]
     train.parser().parse_args(rest)  # an error in them is told before any run
     old = against.read(args.against) if args.against else None
     results = Results({**_plain(args), "train": rest, "command": command})
@@ -59,7 +62,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
         args.rounds,
         args.global_batch_size,
         (*rest, *steps),
-        prove=args.only != "fast",
+        precisions=() if args.only == "fast" else _precisions(args.precision),
         time=args.only != "equal" and not args.perturb,
         perturb=_perturbation(args.perturb),
         seconds=args.deadline,
@@ -80,6 +83,11 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
 
 def _plain(args: argparse.Namespace) -> dict:
     return {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+
+
+def _precisions(asked: str | None) -> tuple[str, ...]:
+    """Those of the proof: the one that was asked for, if it can prove, or all."""
+    return (asked,) if asked in TOLERANCE else tuple(TOLERANCE)
 
 
 def _perturbation(text: str | None) -> tuple[str, str] | None:

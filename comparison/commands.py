@@ -54,8 +54,11 @@ def program_beside_python(name: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """The variables of a run: those of this process."""
+    """The variables of a run: those of this process, and what MPI asks of root."""
     env = dict(os.environ)
+    if os.geteuid() == 0:
+        env.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        env.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     env["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(ROOT), env.get("PYTHONPATH")])
     )

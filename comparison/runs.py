@@ -35,7 +35,8 @@ class Plan:
         rounds: Of the timed runs.
         batch: Rows of a global batch.
         train: Options for ``train.py``, those for the backend not among them.
-        prove, time: Which halves to do.
+        precisions: Of the proof.
+        time: Whether to time, too.
         perturb: Backend and perturbation, or None.
         seconds: Deadline of one run.
     """
@@ -45,7 +46,7 @@ class Plan:
     rounds: int = 3
     batch: int = 64
     train: tuple[str, ...] = ()
-    prove: bool = True
+    precisions: tuple[str, ...] = tuple(TOLERANCE)
     time: bool = True
     perturb: tuple[str, str] | None = None
     seconds: float = 600
@@ -75,11 +76,16 @@ class Comparison:
         self.backends = [name for name in wanted if self._usable(name)]
         if REFERENCE not in self.backends:
             self.backends.insert(0, REFERENCE)
-        proofs = (len(TOLERANCE) * len(self.backends) + 2) * plan.prove
+        proofs = len(plan.precisions) * len(self.backends)
+        proofs += 2 * ("float32" in plan.precisions)
         timed = plan.rounds * len(plan.processes) * (len(self.backends) + 1)
         self.runs = proofs + (timed + len(self.backends)) * plan.time
 
     def _usable(self, name: str) -> bool:
+        if name not in BACKENDS:
+            raise UsageError(
+                f"unknown backend {name!r}", hint=f"--backends {','.join(BACKENDS)}"
+            )
         found = commands.availability(name, self.plan.most)
         if not found.usable:
             self.results.left_out[name] = f"{found.reason} (HINT: {found.hint})"
@@ -93,9 +99,8 @@ class Comparison:
     def run(self, tell: Tell) -> None:
         """Runs everything; what fails is kept as a failure, and the rest goes on."""
         with tempfile.TemporaryDirectory() as folder:
-            if self.plan.prove:
-                for precision in TOLERANCE:
-                    self._prove(precision, Path(folder), tell)
+            for precision in self.plan.precisions:
+                self._prove(precision, Path(folder), tell)
             if self.plan.time:
                 for processes in self.plan.processes:
                     self._time(processes, Path(folder), tell)
@@ -132,6 +137,12 @@ class Comparison:
                 proof.losses[name] = traces[name].losses.tolist()
             else:
                 proof.failures[name] = [ended.failure or "wrote nothing", ended.tail]
+                if ended.code == 2 and name == REFERENCE:
+                    raise UsageError(
+                        "this training cannot be done at all:\n"
+                        + ended.tail[ended.tail.rfind("error: ") :],
+                        hint="python train.py with the same options",
+                    )
 
         for backend in self.backends:
             trace(backend, backend)

@@ -24,6 +24,7 @@ import numpy as np
 
 import backends
 import train
+from collective.errors import CollectiveError
 from comparison import perturbation
 from training import job
 
@@ -110,4 +111,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)

@@ -23,6 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "launches: starts ranks; not run on the ranks of a launch"
     )
+    config.addinivalue_line(
+        "markers", "compares: runs compare.py whole (make test-compare)"
+    )
     if not launch.launched():
         # Terminated as interrupted: what a test has started is ended with it.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
