@@ -44,6 +44,7 @@ ALGORITHMS = {
     "ring": 3,
     "halving-doubling": 4,
     "tree": 5,
+    "hierarchical": 6,
 }
 
 DTYPES = {
