@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,20 @@ class Lab:
         ]
         return self.on(1, [mpirun, *options, *more, *command])
 
+    def processes(self) -> list[int]:
+        """What runs on the hosts."""
+        return [
+            process
+            for number in range(1, self.count + 1)
+            for process in _processes(_host(number))
+        ]
+
+    def end_all(self) -> None:
+        """Kills what runs on the hosts."""
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
 
 def _host(number: int | str) -> str:
     return f"{PREFIX}{os.getpid()}-{number}"
@@ -148,11 +163,15 @@ def _namespaces() -> list[str]:
     return [line.split()[0] for line in _run("ip", "netns", "list").splitlines()]
 
 
+def _processes(name: str) -> list[int]:
+    return [int(process) for process in _run("ip", "netns", "pids", name).split()]
+
+
 def _remove(name: str) -> None:
     with contextlib.suppress(subprocess.CalledProcessError):
-        for process in _run("ip", "netns", "pids", name).split():
+        for process in _processes(name):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), 9)
+                os.kill(process, signal.SIGKILL)
         _run("ip", "netns", "del", name)
 
 
