@@ -1,4 +1,4 @@
-# make train | make test | make lint: each makes .venv first, if it is missing.
+# make train | make test | make test-hosts | make lint: each makes .venv first, if it is missing.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train test test-compare lint constraints clean
+.PHONY: help train test test-hosts test-compare lint constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -37,6 +37,11 @@ test: $(VENV)/ready
 # compare.py whole, on every backend that is here: minutes.
 test-compare: $(VENV)/ready
 	$(BIN)/python -m pytest -m compares
+
+# On hosts made of network namespaces: skipped where those are not permitted. Needs
+# iproute2 (apt-get install iproute2).
+test-hosts: $(VENV)/ready
+	$(BIN)/python -m pytest tests/hosts
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -57,7 +57,8 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
         options: Devices, threads, communication.
 
     Raises:
-        UsageError: Unknown or unusable here; says why and what to type.
+        UsageError: Unknown or unusable here, or an option is another backend's;
+            says why and what to type.
     """
     options = options or Options()
     environment = detect()
@@ -68,6 +69,7 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
         raise UsageError(
             f"unknown backend {name!r}", hint=f"--backend {' | '.join(BACKENDS)}"
         )
+    _refuse_options_of_others(name, options)
     usable = BACKENDS[name].availability(environment)
     if not usable.usable:
         raise UsageError(
@@ -76,3 +78,14 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
     backend = BACKENDS[name](options, environment)
     backend.chosen_because = because
     return backend
+
+
+def _refuse_options_of_others(name: str, options: Options) -> None:
+    for kind in BACKENDS.values():
+        for option in set(kind.own_options) - set(BACKENDS[name].own_options):
+            if getattr(options, option) != getattr(Options(), option):
+                raise UsageError(
+                    f"--{option.replace('_', '-')} is an option of backend "
+                    f"{kind.name!r}, and this is {name!r}",
+                    hint=f"--backend {kind.name}",
+                )

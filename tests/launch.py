@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,6 +147,7 @@ def launch(
     reference: Path,
     *,
     seconds: float = 240,
+    start: Callable[[list[str]], list[str]] | None = None,
     **more: str,
 ) -> Launch:
     """Runs tests on the ranks of a backend.
@@ -157,6 +158,8 @@ def launch(
         tests: Arguments of pytest.
         reference: Folder with what one process computes.
         seconds: When to give up.
+        start: Makes of a rank's command the one that starts all ranks; by default
+            the backend's own launcher on this host.
         more: Environment variables.
     """
     with tempfile.TemporaryDirectory() as results:
@@ -169,10 +172,12 @@ def launch(
             },
             **more,
         )
-        before = command(backend, ranks) if backend in LAUNCHERS else []
-        code, output = run(
-            [*before, sys.executable, "-m", "tests.launch", *tests], env, seconds
-        )
+        program = [sys.executable, "-m", "tests.launch", *tests]
+        if start is not None:
+            program = start(program)
+        elif backend in LAUNCHERS:
+            program = [*command(backend, ranks), *program]
+        code, output = run(program, env, seconds)
         outcomes = [_outcomes(Path(results, str(r))) for r in range(ranks)]
         for rank in range(1, ranks):
             quiet = Path(results, f"{rank}.out")

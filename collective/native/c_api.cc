@@ -52,7 +52,7 @@ std::shared_ptr<Core> CurrentCore() {
 void Convert(const collective_request& from, Request* to) {
   if (from.kind < 0 || from.kind > static_cast<int>(Kind::kBarrier) ||
       from.op < 0 || from.op >= kOps || from.algorithm < 0 ||
-      from.algorithm > static_cast<int>(Algorithm::kTree)) {
+      from.algorithm > static_cast<int>(Algorithm::kHierarchical)) {
     Invalid("unknown collective, operation or algorithm");
   }
   to->kind = static_cast<Kind>(from.kind);

@@ -101,6 +101,22 @@ def test_no_option_is_taken_silently():
         backends.get("tf-mirrored", Options(devices=2, cross_device_ops="nccl"))
 
 
+@pytest.mark.parametrize(
+    "option", [{"algorithm": "ring"}, {"transport_dtype": "float16"}], ids=str
+)
+def test_an_option_of_another_backend_is_refused(option):
+    (name,) = option
+    told = f"--{name.replace('_', '-')} is an option of backend 'native'"
+    with pytest.raises(UsageError, match=told) as caught:
+        backends.get("single", Options(**option))
+    assert caught.value.exit_code == 2 and caught.value.hint == "--backend native"
+
+
+def test_an_algorithm_that_is_not_there_is_told_at_once():
+    with pytest.raises(UsageError, match="no algorithm 'butterfly'"):
+        backends.get("native", Options(algorithm="butterfly"))
+
+
 def python(program: str, **variables: str) -> tuple[int | None, str]:
     env = launch.environment(**variables)
     return launch.run([sys.executable, "-c", program], env, seconds=60)
