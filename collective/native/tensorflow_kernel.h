@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "c_api.h"
@@ -118,12 +119,41 @@ inline Callback CopyOf(TF_AsyncOpKernelDoneCallback* callback) {
   return *reinterpret_cast<Callback*>(callback);
 }
 
-inline void Fail(TF_OpKernelContext* context, int32_t code,
-                 const char* message) {
-  Status status;
-  TF_SetStatus(status.get(), CodeOf(code), message);
-  TF_OpKernelContext_Failure(context, status.get());
-}
+// One run of a kernel, from compute until its collectives have ended. Made by
+// new; frees itself at its end.
+class Run {
+ public:
+  Run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback)
+      : context_(context), done_(CopyOf(callback)) {}
+  virtual ~Run() {
+    for (TF_Tensor* tensor : held_) TF_DeleteTensor(tensor);
+  }
+  Run(const Run&) = delete;
+
+ protected:
+  // Ends the run, in failure where the code is not 0.
+  void End(int32_t code, const char* message) {
+    if (code != 0) {
+      Status status;
+      TF_SetStatus(status.get(), CodeOf(code), message);
+      TF_OpKernelContext_Failure(context_, status.get());
+    }
+    Finish();
+  }
+
+  // Frees the run before TensorFlow hears of its end and may reuse the context.
+  void Finish() {
+    const Callback done = std::move(done_);
+    delete this;
+    done();
+  }
+
+  TF_OpKernelContext* context_;
+  std::vector<TF_Tensor*> held_;  // until the end
+
+ private:
+  Callback done_;
+};
 
 template <Kind kKind>
 void* Create(TF_OpKernelConstruction* construction) {
