@@ -1,4 +1,4 @@
-# make train | make test | make lint: each makes .venv first, if it is missing.
+# make train | test | lint | sanitize: each makes .venv first, if it is missing.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train test lint constraints clean
+.PHONY: help train test lint sanitize constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -39,6 +39,13 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy collective backends training train.py
 	$(BIN)/clang-format --dry-run -Werror collective/native/*.cc collective/native/*.h
+
+# The native core under AddressSanitizer with UndefinedBehaviorSanitizer, then
+# under ThreadSanitizer.
+sanitize: $(VENV)/ready
+	command -v cmake > /dev/null || $(BIN)/python -m pip install --quiet cmake
+	tests/collective/sanitize address,undefined
+	tests/collective/sanitize thread
 
 constraints: $(VENV)/ready
 	mkdir -p constraints
