@@ -27,8 +27,8 @@ class Remote {
                 size_t receive_bytes, const Request& request,
                 const Receive& receive);
 
-  void Announce(uint64_t name);
-  uint64_t Announced(const Request& request);
+  void Announce(const Notice& notice);
+  Notice Announced(const Request& request);
 
  private:
   void Await(void* transfer, int member, const Request& request);

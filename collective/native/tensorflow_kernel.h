@@ -63,7 +63,7 @@ inline int DTypeOf(int dtype) {
 // What the attributes say, the same for every run of a kernel.
 struct Attributes {
   int64_t op = 0, root = 0, algorithm = 0, transport = -1, process_set = 0;
-  int64_t in_order = 0;
+  int64_t in_order = 0, plan = 0;
   std::string name;
   Kind kind;
 
@@ -83,6 +83,7 @@ struct Attributes {
     if (kind == Kind::kBroadcast) number("root", &root);
     number("process_set", &process_set);
     number("in_order", &in_order);
+    number("plan", &plan);
     int32_t length = 0, bytes = 0;
     if (TF_GetCode(status) == 0) {
       TF_OpKernelConstruction_GetAttrSize(construction, "tensor_name", &length,
@@ -107,6 +108,7 @@ inline collective_request RequestOf(const Attributes& attributes) {
   request.group = static_cast<int32_t>(attributes.process_set);
   request.order = attributes.in_order ? 0 : 1;
   request.name = attributes.name.c_str();
+  request.plan = static_cast<int32_t>(attributes.plan);
   return request;
 }
 
@@ -185,6 +187,7 @@ void Register(const char* name, const std::vector<const char*>& attributes,
   }
   TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");
   TF_OpDefinitionBuilderAddAttr(op, "in_order: int = 0");
+  TF_OpDefinitionBuilderAddAttr(op, "plan: int = 0");
   TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string = ''");
   for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
   for (const char* output : outputs) {

@@ -225,3 +225,27 @@ def test_numpy_and_tensorflow_calls_do_not_disturb_each_other(rank, size):
         total = step(tf.fill([50_000], float(rank + turn)))
         assert (total.numpy() == size * (size - 1) / 2 + turn * size).all()
         assert (handle.wait() == size * (size - 1) // 2).all()
+
+
+def test_functions_of_different_names_end_the_job_with_an_error(
+    rank, size, monkeypatch
+):
+    if size == 1:
+        pytest.skip("one rank always agrees with itself")
+
+    @tf.function
+    def step(x):
+        x = tensorflow_ops.all_reduce([x])[0]
+        return tensorflow_ops.all_reduce([x], name="biases" if rank else "weights")[0]
+
+    collective.shutdown()
+    monkeypatch.setenv("COLLECTIVE_STALL_SECONDS", "1")
+    collective.init()
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="has all-reduce 'biases'"
+    ) as raised:
+        step(tf.ones([3]))
+    assert "rank 0 has begun 'weights'" in str(raised.value)
+    collective.shutdown()
+    monkeypatch.undo()
+    collective.init()
