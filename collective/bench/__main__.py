@@ -38,15 +38,16 @@ def _run(options: argparse.Namespace) -> int:
     collective.init()
     speaks = collective.rank() == 0
     cores = shared_cores()
-    if not options.no_pin:
-        allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {allowed[collective.local_rank() % len(allowed)]})
     peers: dict[str, Timer] = {}
     for name in options.peers:
         version, timer = PEERS[name]()
         peers[name] = timer
         if speaks:
             print(f"# {name}: {version}")
+    if not options.no_pin:
+        # Not before: threads that a peer starts would be held on the same core.
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {allowed[collective.local_rank() % len(allowed)]})
     limits: dict[str, Limits] = {}
     first = _calibrate_state(limits, cores)
     if speaks:
