@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -81,3 +82,13 @@ def test_a_disagreement_leaves_the_others_as_they_are(rank, size):
         handle.wait()
     for number, good in {**before, **after}.items():
         assert_summed(size, number, good.wait())
+
+
+def test_an_idle_rank_burns_no_core(rank, size):
+    """Between collectives, with the queues' threads started."""
+    assert_summed(size, 2, start(rank, 2).wait())
+    collective.allreduce_async(np.array(rank)).wait()
+    collective.barrier()
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1

@@ -1,6 +1,7 @@
 """The TensorFlow ops: every rank runs these, on data of its own."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -133,6 +134,16 @@ def test_disagreement_reaches_every_rank(rank, size):
     assert (step(tf.ones([7]))[0].numpy() == size).all()
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"\[2,3\].*\[3,2\]"):
         tensorflow_ops.all_reduce([tf.ones([3, 2] if rank else [2, 3])])
+
+
+def test_an_idle_rank_burns_no_core(rank, size):
+    step = tf.function(tensorflow_ops.all_reduce)
+    total = step([tf.fill([100_000], float(rank))])[0].numpy()
+    assert (total == size * (size - 1) / 2).all()
+    time.sleep(0.2)  # TensorFlow's own threads come to rest
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
 
 
 @pytest.mark.parametrize("compiled", [False, True])
