@@ -1,4 +1,4 @@
-# make train | make test | make test-hosts | make lint: each makes .venv first, if it is missing.
+# make train | test | test-hosts | test-horovod | test-compare | horovod | lint | sanitize: .venv is made first.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train test test-hosts test-compare lint constraints clean
+.PHONY: help train test test-hosts test-compare lint sanitize constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -48,6 +48,13 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy collective backends training comparison train.py compare.py
 	$(BIN)/clang-format --dry-run -Werror collective/native/*.cc collective/native/*.h
+
+# The native core under AddressSanitizer with UndefinedBehaviorSanitizer, then
+# under ThreadSanitizer.
+sanitize: $(VENV)/ready
+	command -v cmake > /dev/null || $(BIN)/python -m pip install --quiet cmake
+	tests/collective/sanitize address,undefined
+	tests/collective/sanitize thread
 
 constraints: $(VENV)/ready
 	mkdir -p constraints

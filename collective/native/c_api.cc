@@ -69,6 +69,7 @@ void Convert(const collective_request& from, Request* to) {
                   "leave it out to keep the tensors' own type");
   }
   to->name.assign(from.name ? from.name : "");
+  to->plan = PlanOf(from.plan, from.group);
   to->counts.assign(from.counts, from.counts + from.counts_length);
   to->tensors.resize(from.tensors_length);
   for (int i = 0; i < from.tensors_length; ++i) {
@@ -215,6 +216,11 @@ int32_t collective_wait(collective_handle* handle) {
 int32_t collective_finished(collective_handle* handle) {
   std::lock_guard<std::mutex> lock(handle->mutex);
   return handle->finished;
+}
+
+void collective_plan(int32_t plan, int32_t group, const char* function,
+                     const char* name) {
+  collective::AddToPlan(plan, group, function, name);
 }
 
 void collective_abort(const char* message) {

@@ -29,7 +29,7 @@ struct Communicator::TextBox {
 
 struct alignas(64) Communicator::NoticeBox {
   Word number;
-  uint64_t name;
+  Notice notice;
 };
 
 namespace {
@@ -172,20 +172,20 @@ void Communicator::Finish(uint32_t chunks) {
   }
 }
 
-void Communicator::Announce(uint32_t number, uint64_t name) {
-  if (remote_) return remote_->Announce(name);
+void Communicator::Announce(uint32_t number, const Notice& notice) {
+  if (remote_) return remote_->Announce(notice);
   // The notice before the last has been obeyed by all, or this rank would not
   // have come to the end of it: there is always room.
-  NoticeBox& notice = notices_[number % kNotices];
-  notice.name = name;
-  notice.number.Raise(number);
+  NoticeBox& box = notices_[number % kNotices];
+  box.notice = notice;
+  box.number.Raise(number);
 }
 
-uint64_t Communicator::Announced(uint32_t number, const Request& request) {
+Notice Communicator::Announced(uint32_t number, const Request& request) {
   if (remote_) return remote_->Announced(request);
-  NoticeBox& notice = notices_[number % kNotices];
-  job_->Await(notice.number, number, members_[0], request);
-  return notice.name;
+  NoticeBox& box = notices_[number % kNotices];
+  job_->Await(box.number, number, members_[0], request);
+  return box.notice;
 }
 
 }  // namespace collective

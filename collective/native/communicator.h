@@ -116,9 +116,9 @@ class Communicator {
 
   // ---- order by name (queue.h) ---------------------------------------------
 
-  // The first member writes, the others read, which name comes next.
-  void Announce(uint32_t number, uint64_t name);
-  uint64_t Announced(uint32_t number, const Request& request);
+  // The first member writes, the others read, what comes next.
+  void Announce(uint32_t number, const Notice& notice);
+  Notice Announced(uint32_t number, const Request& request);
 
  private:
   struct PostBox;

@@ -147,22 +147,23 @@ void Remote::Exchange(int to, const char* data, size_t send_bytes, int from,
   }
 }
 
-void Remote::Announce(uint64_t name) {
+void Remote::Announce(const Notice& notice) {
   const Request request;
   std::vector<void*> sends;
   for (size_t i = 1; i < members_.size(); ++i) {
-    sends.push_back(network_.Send(members_[i], tag_ + 1, &name, sizeof(name)));
+    sends.push_back(
+        network_.Send(members_[i], tag_ + 1, &notice, sizeof(notice)));
   }
   for (size_t i = 1; i < members_.size(); ++i) {
     Await(sends[i - 1], static_cast<int>(i), request);
   }
 }
 
-uint64_t Remote::Announced(const Request& request) {
-  uint64_t name = 0;
-  Await(network_.Receive(members_[0], tag_ + 1, &name, sizeof(name)), 0,
+Notice Remote::Announced(const Request& request) {
+  Notice notice;
+  Await(network_.Receive(members_[0], tag_ + 1, &notice, sizeof(notice)), 0,
         request);
-  return name;
+  return notice;
 }
 
 }  // namespace collective

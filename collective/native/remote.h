@@ -38,8 +38,8 @@ class Remote {
   void Receive(int from, char* target, size_t bytes, Transfers* under_way);
   void AwaitAll(Transfers* under_way, const Request& request);
 
-  void Announce(uint64_t name);
-  uint64_t Announced(const Request& request);
+  void Announce(const Notice& notice);
+  Notice Announced(const Request& request);
 
  private:
   void Await(void* transfer, int member, const Request& request);

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "plan.h"
+
 namespace collective {
 
 enum class DType : int32_t {
@@ -90,6 +92,7 @@ struct Request {
   std::string name;
   std::vector<Tensor> tensors;
   std::vector<int64_t> counts;
+  Plan plan;  // may differ between ranks
 
   // Equal on two ranks if and only if (but for hash collisions) they call the
   // same collective.
