@@ -39,36 +39,49 @@ def allocation(
         ) from None
     for name in TASKS:
         if variables.get(name):
-            counts = _counts(variables[name], len(hosts), source, name)
-            return [Host(h.name, n) for h, n in zip(hosts, counts, strict=True)]
+            numbers = _of_each(variables[name], len(hosts), source, name)
+            return [Host(h.name, n) for h, n in zip(hosts, numbers, strict=True)]
     return hosts
 
 
-def _counts(text: str, hosts: int, source: str, name: str) -> list[int]:
-    counts: list[int] = []
-    for part in text.split(","):
-        found = _TASKS.fullmatch(part.strip())
-        if found is None or int(found[1]) < 1:
-            raise HostError(source, 0, f"{name}={text}: {part!r}", f"{name}=2(x3),1")
-        counts += [int(found[1])] * int(found[2] or 1)
-        if len(counts) > hosts:
-            break
-    if len(counts) == 1:  # SLURM_NTASKS_PER_NODE: the same on every node
-        counts *= hosts
-    if len(counts) != hosts:
+def _of_each(text: str, hosts: int, source: str, name: str) -> list[int]:
+    try:
+        numbers = counts(text)
+    except ValueError as error:
+        raise HostError(
+            source, 0, f"{name}={text}: {error}", f"{name}=2(x3),1"
+        ) from None
+    if len(numbers) == 1:  # SLURM_NTASKS_PER_NODE: the same on every node
+        numbers *= hosts
+    if len(numbers) != hosts:
         raise HostError(
             source,
             0,
-            f"{name}={text} tells of {len(counts)} hosts, the list has {hosts}",
+            f"{name}={text} tells of {len(numbers)} hosts, the list has {hosts}",
             f"{name} with one number a host, as in 2(x3),1 for four",
         )
-    return counts
+    return numbers
 
 
-def tasks(counts: list[int]) -> str:
+def counts(text: str) -> list[int]:
+    """The numbers that Slurm's short form (``2(x3),1``) stands for.
+
+    Raises:
+        ValueError: If it is not well formed.
+    """
+    numbers: list[int] = []
+    for part in text.split(","):
+        found = _TASKS.fullmatch(part.strip())
+        if found is None or int(found[1]) < 1:
+            raise ValueError(f"{part!r} is no number of tasks")
+        numbers += [int(found[1])] * int(found[2] or 1)
+    return numbers
+
+
+def tasks(numbers: list[int]) -> str:
     """Slurm's short form of numbers: ``2(x3),1``."""
     parts: list[tuple[int, int]] = []
-    for count in counts:
+    for count in numbers:
         if parts and parts[-1][0] == count:
             parts[-1] = (count, parts[-1][1] + 1)
         else:
