@@ -71,7 +71,7 @@ COMMAND = ["python", "-np", "7", "--verbose"]
 
 
 def test_everything_behind_the_first_word_is_the_command():
-    given = options.parse([*"-np 2 -p 22 -i key".split(), *COMMAND])
+    given = options.parse([*["-np", "2", "-p", "22", "-i", "key"], *COMMAND])
     assert given.command == COMMAND
     assert (given.ssh_port, given.ssh_identity_file, given.num_proc) == (22, "key", 2)
     assert not given.verbose
