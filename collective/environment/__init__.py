@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from collective.environment.base import Environment as Environment
 from collective.environment.base import Launcher as Launcher
 from collective.environment.collectiverun import CollectiveRun
-from collective.environment.gloo import HorovodGloo
+from collective.environment.horovodrun import (
+    HorovodGloo,
+    HorovodHydra,
+    HorovodOpenMPI,
+)
 from collective.environment.hydra import Hydra
 from collective.environment.openmpi import OpenMPI
 from collective.environment.pmix import PMIx
@@ -25,6 +29,8 @@ from collective.environment.torchrun import TorchRun
 LAUNCHERS: tuple[type[Launcher], ...] = (
     CollectiveRun,
     HorovodGloo,
+    HorovodOpenMPI,
+    HorovodHydra,
     OpenMPI,
     Hydra,
     TorchRun,

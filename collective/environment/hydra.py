@@ -1,5 +1,7 @@
 """mpirun of MPICH and of Intel MPI: both are Hydra."""
 
+from typing import ClassVar
+
 from collective.environment.base import Launcher
 
 
@@ -7,7 +9,7 @@ class Hydra(Launcher):
     """``PMI_RANK`` and its kin."""
 
     name = "mpirun"
-    needs = ("PMI_RANK", "PMI_SIZE")
+    needs: ClassVar[tuple[str, ...]] = ("PMI_RANK", "PMI_SIZE")
 
     def was_here(self) -> bool:
         """Not where ``srun --mpi=pmi2`` set the same: it tells less of the host."""

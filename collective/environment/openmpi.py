@@ -1,5 +1,7 @@
 """mpirun of Open MPI 4 and 5."""
 
+from typing import ClassVar
+
 from collective.environment.base import Launcher
 
 
@@ -7,7 +9,7 @@ class OpenMPI(Launcher):
     """``OMPI_COMM_WORLD_RANK`` and its kin; both versions set them alike."""
 
     name = "mpirun"
-    needs = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    needs: ClassVar[tuple[str, ...]] = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 
     def rank(self) -> int:
         """``OMPI_COMM_WORLD_RANK``."""

@@ -1,6 +1,12 @@
-"""horovodrun without MPI (``--gloo``); with MPI it sets no variable of its own."""
+"""horovodrun: without MPI (``--gloo``), or by way of mpirun.
+
+By way of mpirun it sets no variable of its own; ``COLLECTIVE_HOROVODRUN`` is set where
+this project had horovodrun start the job.
+"""
 
 from collective.environment.base import Launcher
+from collective.environment.hydra import Hydra
+from collective.environment.openmpi import OpenMPI
 
 
 class HorovodGloo(Launcher):
@@ -30,3 +36,17 @@ class HorovodGloo(Launcher):
         if "HOROVOD_CROSS_RANK" not in self.variables:
             return -1, -1
         return self.number("HOROVOD_CROSS_RANK"), self.number("HOROVOD_CROSS_SIZE")
+
+
+class HorovodOpenMPI(OpenMPI):
+    """horovodrun handed the job to Open MPI's mpirun."""
+
+    name = "horovodrun"
+    needs = (*OpenMPI.needs, "COLLECTIVE_HOROVODRUN")
+
+
+class HorovodHydra(Hydra):
+    """horovodrun handed the job to the mpirun of MPICH or Intel MPI."""
+
+    name = "horovodrun"
+    needs = (*Hydra.needs, "COLLECTIVE_HOROVODRUN")
