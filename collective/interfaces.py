@@ -117,8 +117,10 @@ def addresses(hosts: Sequence[Sequence[Interface]], names: Sequence[str]) -> lis
             )
     networks = [{i.network for i in usable} for usable in chosen.values()]
     common = set.intersection(*networks) if networks else set()
-    table = {}
-    for host, usable in chosen.items():
-        inside = [i for i in usable if i.network in common] or usable
-        table[host] = inside[0].host
+    # Of several, the one that the first host prefers, on every host.
+    best = next((i.network for i in chosen[distinct[0]] if i.network in common), "")
+    table = {
+        host: next((i for i in usable if i.network == best), usable[0]).host
+        for host, usable in chosen.items()
+    }
     return [table[tuple(host)] for host in hosts]
