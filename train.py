@@ -109,7 +109,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    rank = detect().rank
+    try:
+        rank = detect().rank
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
     try:
         with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as silenced:
             if rank != 0:
