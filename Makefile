@@ -1,4 +1,4 @@
-# make train | make test | make lint: each makes .venv first, if it is missing.
+# make train | make horovod | make test | make test-horovod | make lint: each makes .venv first, if it is missing.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train test lint constraints clean
+.PHONY: help train horovod test test-horovod lint constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -33,6 +33,15 @@ train: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
+
+# Minutes, the first time; then the wheel comes from the user's cache.
+horovod: $(VENV)/ready
+	$(BIN)/python -m backends.horovod_build
+
+# Exit code 2: nothing to build it from here, so the tests skip, and say so.
+test-horovod: $(VENV)/ready
+	$(BIN)/python -m backends.horovod_build || test $$? = 2
+	$(BIN)/python -m pytest -m horovod
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
