@@ -48,6 +48,23 @@ LAUNCHERS = (
         "HOROVOD_LOCAL_RANK",
         "HOROVOD_LOCAL_SIZE",
     ),
+    # horovodrun handed the job to mpirun (backends/horovod_run.py).
+    Launcher(
+        "horovodrun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "COLLECTIVE_HOROVODRUN",
+    ),
+    Launcher(
+        "horovodrun",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "COLLECTIVE_HOROVODRUN",
+    ),
     Launcher(
         "mpirun",
         "OMPI_COMM_WORLD_RANK",

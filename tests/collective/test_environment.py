@@ -75,7 +75,9 @@ def test_detect(variables, wanted):
     [
         (SLURM | OPEN_MPI, "mpirun", 5),  # mpirun in a Slurm allocation
         (SLURM | HYDRA, "mpirun", 2),
-        (OPEN_MPI | GLOO, "horovodrun", 1),  # horovodrun --mpi
+        (OPEN_MPI | GLOO, "horovodrun", 1),
+        (OPEN_MPI | {"COLLECTIVE_HOROVODRUN": "1"}, "horovodrun", 5),  # by mpirun
+        (HYDRA | {"COLLECTIVE_HOROVODRUN": "1"}, "horovodrun", 2),
         (OPEN_MPI | OURS, "collectiverun", 1),  # ours across hosts
     ],
 )
