@@ -273,7 +273,8 @@ def _name(kind: str, name: str | None) -> tuple[str, int]:
     while isinstance(getattr(graph, "outer_graph", None), type(graph)):
         graph = graph.outer_graph
     number = _traced[graph] = _traced.get(graph, 0) + 1
-    return name or f"{kind} {number} of {graph.name}", 0
+    # A graph of TensorFlow 1 has no name.
+    return name or f"{kind} {number} of {getattr(graph, 'name', 'graph')}", 0
 
 
 def _gradient_attributes(op: tf.Operation) -> dict[str, Any]:

@@ -7,6 +7,7 @@
 
 #include "core.h"
 #include "session.h"
+#include "timeline.h"
 
 namespace collective {
 namespace {
@@ -216,6 +217,13 @@ int32_t collective_finished(collective_handle* handle) {
   std::lock_guard<std::mutex> lock(handle->mutex);
   return handle->finished;
 }
+
+int32_t collective_timeline_start(const char* path, int64_t limit,
+                                  int32_t process) {
+  return Guard([&] { collective::StartTimeline(path, limit, process); });
+}
+
+void collective_timeline_stop() { collective::StopTimeline(); }
 
 void collective_abort(const char* message) {
   Guard([&] {
