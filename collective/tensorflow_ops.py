@@ -270,7 +270,9 @@ def _name(kind: str, name: str | None) -> tuple[str, int]:
     if tf.executing_eagerly():
         return name or "", 1
     graph = tf.compat.v1.get_default_graph()
-    while isinstance(getattr(graph, "outer_graph", None), type(graph)):
+    # Out of branches and loops, whose names differ between ranks. What is around the
+    # function itself is a plain graph.
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
     number = _traced[graph] = _traced.get(graph, 0) + 1
     # A graph of TensorFlow 1 has no name.

@@ -16,6 +16,7 @@ from collective.tensorflow.collectives import Tensor, grouped_allreduce
 from collective.tensorflow.compression import Compression, Compressor
 from collective.tensorflow.process_sets import ProcessSet, global_process_set
 from collective.tensorflow.reductions import Reduction, chosen
+from collective.tensorflow.sparse import combined
 from collective.tensorflow.variables import tf_variable
 
 Groups = int | Sequence[Sequence[Any]]
@@ -88,7 +89,7 @@ class GradientReduction:
         """
         results = list(gradients)
         if not self.process_set.included() or self.process_set.size() == 1:
-            return results
+            return [self._alone(gradient) for gradient in results]
         for group in self._groups(results, variables):
             before = 1 / self.gradient_predivide_factor
             reduced = grouped_allreduce(
@@ -109,6 +110,12 @@ class GradientReduction:
                 if self.is_local(variable):
                     results[place] = self._scaled(results[place])
         return results
+
+    def _alone(self, gradient: Tensor | None) -> Tensor | None:
+        """What a process by itself does: the same to sparse gradients as many do."""
+        if isinstance(gradient, tf.IndexedSlices):
+            return self._sent(combined(gradient))
+        return gradient
 
     def _sent(self, gradient: Tensor) -> Tensor:
         if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
