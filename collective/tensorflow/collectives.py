@@ -31,6 +31,7 @@ from collective.tensorflow.variables import tensor_of
 Tensor = Any
 
 
+@tf.autograph.experimental.do_not_convert
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
@@ -83,6 +84,7 @@ def allreduce(
     )[0]
 
 
+@tf.autograph.experimental.do_not_convert
 def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -145,6 +147,7 @@ def _reduced(
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def allgather(
     tensor: tf.Tensor,
     name: str | None = None,
@@ -171,6 +174,7 @@ def allgather(
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def grouped_allgather(
     tensors: Sequence[tf.Tensor],
     name: str | None = None,
@@ -184,6 +188,7 @@ def grouped_allgather(
     ]
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast(
     tensor: tf.Tensor,
     root_rank: int,
@@ -216,6 +221,7 @@ def broadcast(
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def alltoall(
     tensor: tf.Tensor,
     splits: tf.Tensor | Sequence[int] | None = None,
@@ -249,6 +255,7 @@ def alltoall(
     return result if splits is None else (result, received[0])
 
 
+@tf.autograph.experimental.do_not_convert
 def reducescatter(
     tensor: tf.Tensor,
     device_dense: str = "",
@@ -292,6 +299,7 @@ def reducescatter(
         return compression.decompress(result, context)
 
 
+@tf.autograph.experimental.do_not_convert
 def grouped_reducescatter(
     tensors: Sequence[tf.Tensor],
     device_dense: str = "",

@@ -27,6 +27,7 @@ class _ReducingTape(tf.GradientTape):
         """Leaves a source's gradient to this process alone."""
         self._reduction.register_local(source)
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(
         self,
         target: Any,

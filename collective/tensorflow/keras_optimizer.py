@@ -37,6 +37,7 @@ class Distributed(keras.optimizers.Optimizer):
     _accumulation: Accumulation | None = None
     _summed = False
 
+    @tf.autograph.experimental.do_not_convert
     def apply(
         self, grads: Sequence[Tensor | None], trainable_variables: Any = None
     ) -> None:

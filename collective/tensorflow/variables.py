@@ -27,6 +27,7 @@ def tensor_of(value: Any) -> tf.Tensor:
     return tf.convert_to_tensor(tf_variable(value))
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,
@@ -55,6 +56,7 @@ def broadcast_variables(
     return tf.group(*assigned)
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_(
     variables: Iterable[Any],
     root_rank: int,
