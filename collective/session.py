@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,13 +97,13 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Number of this process' host (hosts with equally many processes)."""
-    return place().rank // place().local_size
+    """Number of this process' host, of those with a process of this local rank."""
+    return place().cross_rank
 
 
 def cross_size() -> int:
-    """Number of hosts (with equally many processes each)."""
-    return -(-place().size // place().local_size)
+    """Number of hosts, of those with a process of this local rank."""
+    return place().cross_size
 
 
 def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> str:
@@ -124,6 +125,7 @@ def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> 
         "horovodrun": ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
         "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
         "srun": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        "PMIx": ("PMIX_NAMESPACE",),
     }.get(place.launcher, ())
     name = " ".join(env[part] for part in names if part in env)
     if not name and place.launcher in ("mpirun", "horovodrun"):
@@ -132,6 +134,8 @@ def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> 
             or env.get("OMPI_MCA_ess_base_jobid")
             or _hydra_process()
         )
+    if place.launcher == "TF_CONFIG":
+        name = json.dumps(json.loads(env["TF_CONFIG"])["cluster"], sort_keys=True)
     if not name:
         raise CollectiveError(
             f"cannot tell this job from others: {place.launcher or 'no launcher'} "

@@ -7,6 +7,7 @@
 
 #include "core.h"
 #include "session.h"
+#include "timeline.h"
 
 namespace collective {
 namespace {
@@ -52,7 +53,7 @@ std::shared_ptr<Core> CurrentCore() {
 void Convert(const collective_request& from, Request* to) {
   if (from.kind < 0 || from.kind > static_cast<int>(Kind::kBarrier) ||
       from.op < 0 || from.op >= kOps || from.algorithm < 0 ||
-      from.algorithm > static_cast<int>(Algorithm::kTree)) {
+      from.algorithm > static_cast<int>(Algorithm::kHierarchical)) {
     Invalid("unknown collective, operation or algorithm");
   }
   to->kind = static_cast<Kind>(from.kind);
@@ -222,6 +223,13 @@ void collective_plan(int32_t plan, int32_t group, const char* function,
                      const char* name) {
   collective::AddToPlan(plan, group, function, name);
 }
+
+int32_t collective_timeline_start(const char* path, int64_t limit,
+                                  int32_t process) {
+  return Guard([&] { collective::StartTimeline(path, limit, process); });
+}
+
+void collective_timeline_stop() { collective::StopTimeline(); }
 
 void collective_abort(const char* message) {
   Guard([&] {

@@ -1,11 +1,8 @@
 #include "remote.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,6 +19,7 @@ constexpr size_t kInFlight = 16;
 constexpr size_t kTextBytes = 2048;
 // Polls of MPI before giving the core away for a moment each time.
 constexpr int kPolls = 20000;
+constexpr std::chrono::microseconds kNap(50);
 
 }  // namespace
 
@@ -32,27 +30,52 @@ Remote::Remote(Job* job, const std::vector<int>& members, int me, int tag)
       me_(me),
       tag_(2 * tag) {}
 
+bool Remote::Done(void* transfer, int member) {
+  const int done = network_.Done(transfer);
+  if (done >= 0) return done;
+  const std::string rank = std::to_string(members_[member]);
+  job_->Break(Code::kUnavailable,
+              "rank " + std::to_string(job_->rank()) +
+                  " has lost its connection to rank " + rank + ": " +
+                  network_.Error(),
+              "look for the error message of rank " + rank);
+}
+
 void Remote::Await(void* transfer, int member, const Request& request) {
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; !network_.Done(transfer); ++i) {
-    if (i < kPolls) {
-      if (i % 16 == 15) std::this_thread::yield();
-      continue;
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-    if (i % 1000) continue;
-    job_->Check(members_[member]);
-    const std::chrono::duration<double> waited =
-        std::chrono::steady_clock::now() - start;
-    if (waited.count() > job_->settings().give_up_seconds) {
-      job_->Break(Code::kDeadlineExceeded,
-                  "rank " + std::to_string(job_->rank()) + " waited " +
-                      std::to_string(static_cast<int64_t>(waited.count())) +
-                      " s for rank " + std::to_string(members_[member]) +
-                      " in " + request.Describe(),
-                  "a rank that is only slow is given more time by "
-                  "COLLECTIVE_TIMEOUT=seconds");
-    }
+  for (int i = 0; i < kPolls; ++i) {
+    if (Done(transfer, member)) return;
+    if (i % 16 == 15) std::this_thread::yield();
+  }
+  Job::LongWait wait(job_, members_[member], request);
+  while (!Done(transfer, member)) {
+    wait.Look();
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+void Remote::Send(int to, const char* data, size_t bytes,
+                  Transfers* under_way) {
+  for (size_t at = 0; at < bytes; at += kPiece) {
+    under_way->push_back({network_.Send(members_[to], tag_, data + at,
+                                        std::min(kPiece, bytes - at)),
+                          to});
+  }
+}
+
+void Remote::Receive(int from, char* target, size_t bytes,
+                     Transfers* under_way) {
+  for (size_t at = 0; at < bytes; at += kPiece) {
+    under_way->push_back({network_.Receive(members_[from], tag_, target + at,
+                                           std::min(kPiece, bytes - at)),
+                          from});
+  }
+}
+
+void Remote::AwaitAll(Transfers* under_way, const Request& request) {
+  while (!under_way->empty()) {
+    const Transfer first = under_way->front();
+    Await(first.handle, first.member, request);
+    under_way->pop_front();
   }
 }
 
@@ -92,7 +115,7 @@ void Remote::Agree(uint64_t signature, const Request& request) {
 
 void Remote::Exchange(int to, const char* data, size_t send_bytes, int from,
                       size_t receive_bytes, const Request& request,
-                      const Receive& receive) {
+                      const Take& take) {
   if (buffers_.empty()) buffers_.resize(kInFlight * kPiece);
   std::deque<void*> sends, receives;
   size_t sent = 0, asked = 0, received = 0;
@@ -112,10 +135,9 @@ void Remote::Exchange(int to, const char* data, size_t send_bytes, int from,
       Await(receives.front(), from, request);
       receives.pop_front();
       const size_t bytes = std::min(kPiece, receive_bytes - received);
-      receive(&buffers_[received / kPiece % kInFlight * kPiece], received,
-              bytes);
+      take(&buffers_[received / kPiece % kInFlight * kPiece], received, bytes);
       received += bytes;
-      while (!sends.empty() && network_.Done(sends.front())) {
+      while (!sends.empty() && Done(sends.front(), to)) {
         sends.pop_front();
       }
     } else if (!sends.empty()) {

@@ -52,6 +52,7 @@ enum class Algorithm : int32_t {
   kRing = 3,
   kHalvingDoubling = 4,
   kTree = 5,
+  kHierarchical = 6,
 };
 
 // kByName: ranks may submit in different orders; the first rank of the group

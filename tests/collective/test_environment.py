@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
 from collective import environment
 from collective.environment import Environment, cores_per_process, detect
+from collective.errors import UsageError
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -50,6 +52,17 @@ OURS = {
 }
 
 
+CLUSTER = {"chief": ["a:1"], "worker": ["a:2", "[::1]:3", "a:3"]}
+
+
+def tf_config(kind, index, cluster=CLUSTER):
+    task = {"type": kind, "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+PMI2 = {"PMI_RANK": "3", "PMI_SIZE": "7", "SLURM_NODEID": "1"}  # srun --mpi=pmi2
+
+
 @pytest.mark.parametrize(
     "variables, wanted",
     [
@@ -61,13 +74,38 @@ OURS = {
         (TORCHRUN, Environment("torchrun", 3, 4, 1, 2)),
         (GLOO, Environment("horovodrun", 1, 6, 1, 3)),
         (OURS, Environment("collectiverun", 1, 2, 0, 1)),
+        (SLURM | PMI2, Environment("srun", 3, 7, 1, 2, 1, 3)),
+        (
+            SLURM | {"SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"},
+            Environment("srun", 6, 7, 0, 1, 3, 4),
+        ),
+        (
+            SLURM | {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "7"},
+            Environment("srun", 3, 7, 1, 2),
+        ),
+        (
+            TORCHRUN | {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"},
+            Environment("torchrun", 3, 4, 1, 2, 1, 2),
+        ),
+        (
+            GLOO | {"HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1"},
+            Environment("horovodrun", 1, 6, 1, 3, 0, 1),
+        ),
+        (
+            {"PMIX_RANK": "1", "PMIX_NAMESPACE": "j", "COLLECTIVE_SIZE": "3"},
+            Environment("PMIx", 1, 3, 1, 3),
+        ),
+        (tf_config("chief", 0), Environment("TF_CONFIG", 0, 4, 0, 3)),
+        (tf_config("worker", 1), Environment("TF_CONFIG", 2, 4, 0, 1)),
+        (tf_config("worker", 2), Environment("TF_CONFIG", 3, 4, 2, 3)),
+        (tf_config("worker", 0, {"worker": ["a:1"]}), Environment()),
+        ({"TF_CONFIG": ""}, Environment()),
     ],
-    ids=["alone", "openmpi", "mpich", "pmi", "slurm", "torchrun", "gloo", "ours"],
 )
 def test_detect(variables, wanted):
     found = detect(variables)
     assert found == wanted
-    assert found.launched == bool(variables)
+    assert found.launched == bool(found.launcher)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +113,11 @@ def test_detect(variables, wanted):
     [
         (SLURM | OPEN_MPI, "mpirun", 5),  # mpirun in a Slurm allocation
         (SLURM | HYDRA, "mpirun", 2),
-        (OPEN_MPI | GLOO, "horovodrun", 1),  # horovodrun --mpi
-        (OPEN_MPI | OURS, "collectiverun", 1),  # ours across hosts
+        (OPEN_MPI | GLOO, "horovodrun", 1),
+        (OPEN_MPI | {"COLLECTIVE_HOROVODRUN": "1"}, "horovodrun", 5),  # by mpirun
+        (HYDRA | {"COLLECTIVE_HOROVODRUN": "1"}, "horovodrun", 2),
+        (OPEN_MPI | OURS, "collectiverun", 1),
+        (OPEN_MPI | tf_config("worker", 0), "mpirun", 5),  # as tf-multiworker sets it
     ],
 )
 def test_innermost_launcher_wins(variables, launcher, rank):
@@ -94,6 +135,28 @@ def test_innermost_launcher_wins(variables, launcher, rank):
 )
 def test_half_of_the_variables_is_no_launch(variables):
     assert detect(variables) == Environment()
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK='x'"),
+        (HYDRA | {"PMI_SIZE": "-4"}, "PMI_SIZE='-4'"),
+        (OURS | {"COLLECTIVE_RANK": "2"}, "rank 2 of 2"),
+        (OURS | {"COLLECTIVE_LOCAL_RANK": "1"}, "1 of 1 on this host"),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "j"}, "left the number of ranks out"),
+        ({"TF_CONFIG": "{"}, "it is no JSON"),
+        ({"TF_CONFIG": "[]"}, "no JSON object"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a", "b"]}}'}, "no task"),
+        ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "no table of lists"),
+        (tf_config("ps", 0), "'ps' does not train"),
+        (tf_config("worker", 3), "no worker 3"),
+    ],
+)
+def test_what_makes_no_sense_is_told(variables, message):
+    with pytest.raises(UsageError) as caught:
+        detect(variables)
+    assert message in caught.value.message and caught.value.hint
 
 
 def test_detect_reads_this_process(monkeypatch):

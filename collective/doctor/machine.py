@@ -1,0 +1,180 @@
+"""What this machine has. Each question has a deadline; none imports TensorFlow."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from collective import interfaces, library
+from collective.errors import CollectiveError
+from collective.launch import mpi
+
+_SECONDS = 60
+_MPI4PY = (
+    "import mpi4py; mpi4py.rc.initialize = False\n"
+    "from mpi4py import MPI; print(MPI.Get_library_version())"
+)
+
+
+def examine() -> dict[str, Any]:
+    """All of it, as JSON takes it.
+
+    Sizes are in bytes. ``clock`` is before and after, in seconds since 1970.
+    """
+    start = time.time()
+    return {
+        "host": socket.gethostname(),
+        "versions": versions(),
+        "mpi": _mpi(),
+        "horovod": _horovod(),
+        "native": _native(),
+        "backends": _backends(),
+        "gpus": _gpus(),
+        "nccl": _nccl(),
+        "cores": {"usable": len(os.sched_getaffinity(0)), "all": os.cpu_count()},
+        "memory": _memory(),
+        "shm": _shm(),
+        "interfaces": [vars(i) for i in interfaces.interfaces()],
+        "clock": (start, time.time()),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and what training needs; those that must agree between hosts."""
+    found = {"python": platform.python_version()}
+    for name, packages in {
+        "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm"),
+        "keras": ("keras",),
+        "numpy": ("numpy",),
+        "mpi4py": ("mpi4py",),
+        "horovod": ("horovod",),
+        "collective": ("collective",),
+    }.items():
+        for package in packages:
+            try:
+                found[name] = importlib.metadata.version(package)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def _ask(*words: str) -> tuple[int, str]:
+    """Exit status and output of a command; -1 and why where it does not run."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"no answer in {_SECONDS} s"
+    except OSError as error:
+        return -1, str(error.strerror)
+    return done.returncode, done.stdout if done.returncode == 0 else done.stderr
+
+
+def _mpi() -> dict[str, Any]:
+    found: dict[str, Any] = {"mpirun": "", "family": "", "mpi4py": "", "error": ""}
+    try:
+        here = mpi.find()
+        found |= {"mpirun": here.program, "family": str(here)}
+    except CollectiveError as error:
+        found["error"] = error.message
+    if importlib.util.find_spec("mpi4py") is not None:
+        code, told = _ask(sys.executable, "-c", _MPI4PY)
+        line = " ".join(told.strip().splitlines()[:1] if code == 0 else told.split())
+        # "Open MPI v5.0.11, package: ..." or "MPICH Version: 5.0.2"
+        found["mpi4py" if code == 0 else "error"] = line.split(", ")[0][-300:]
+    return found
+
+
+def _horovod() -> dict[str, Any]:
+    if importlib.util.find_spec("horovod") is None:
+        return {"installed": False, "built_for": []}
+    beside = Path(sys.executable).with_name("horovodrun")
+    code, told = _ask(str(beside if beside.exists() else "horovodrun"), "--check-build")
+    built = re.findall(r"\[X\] (.+)", told) if code == 0 else []
+    return {"installed": True, "built_for": list(dict.fromkeys(built))}
+
+
+def _native() -> dict[str, Any]:
+    path = library.path()
+    found: dict[str, Any] = {"built": path.exists(), "loads": False, "error": ""}
+    found["mpi"] = [
+        family
+        for family in ("openmpi", "mpich")
+        if path.with_name(f"libcollective_{family}.so").exists()
+    ]
+    if found["built"]:
+        try:
+            library.load()
+            found["loads"] = True
+        except CollectiveError as error:
+            found["error"] = error.message
+    return found
+
+
+def _backends() -> dict[str, Any] | None:
+    """Another floor's business: asked as a program, never imported. None without it."""
+    code, told = _ask(sys.executable, "-m", "backends", "--json")
+    try:
+        return json.loads(told) if code == 0 else None
+    except ValueError:
+        return None
+
+
+def _gpus() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = "--query-gpu=name,memory.total,driver_version"
+    code, told = _ask("nvidia-smi", query, "--format=csv,noheader")
+    return (
+        [line.strip() for line in told.splitlines() if line.strip()] if not code else []
+    )
+
+
+def _nccl() -> str:
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"] or ""
+        if name.startswith("nvidia-nccl"):
+            return f"{distribution.version} ({name})"
+    for folder in ("/usr/lib", "/usr/lib64", "/usr/local/cuda/lib64"):
+        for file in Path(folder).glob("**/libnccl.so.*.*"):
+            return f"{file.name.partition('.so.')[2]} ({file})"
+    return ""
+
+
+def _memory() -> dict[str, int]:
+    lines = dict(
+        line.split(":") for line in Path("/proc/meminfo").read_text().splitlines()
+    )
+    return {
+        key: int(lines[name].split()[0]) * 1024
+        for key, name in (("all", "MemTotal"), ("free", "MemAvailable"))
+    }
+
+
+def _shm() -> dict[str, int]:
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return {"all": 0, "free": 0}
+    return {
+        "all": found.f_blocks * found.f_frsize,
+        "free": found.f_bavail * found.f_frsize,
+    }

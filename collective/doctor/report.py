@@ -1,0 +1,117 @@
+"""What the doctor says, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from collective.doctor.findings import Finding, usable
+
+
+def machine(found: dict[str, Any]) -> str:
+    """One machine, as lines of name and value."""
+    mpi, native = found["mpi"], found["native"]
+    horovod = found["horovod"]
+    across = f"; MPI plug-ins: {', '.join(native['mpi']) or 'none'}"
+    memory, shm, cores = found["memory"], found["shm"], found["cores"]
+    rows = {
+        "host": found["host"],
+        **{name: version for name, version in found["versions"].items()},
+        "mpirun": f"{mpi['family']} ({mpi['mpirun']})" if mpi["mpirun"] else "none",
+        "mpi4py loads": mpi["mpi4py"] or "nothing",
+        "Horovod built for": (", ".join(horovod["built_for"]) or "nothing known")
+        if horovod["installed"]
+        else "not installed",
+        "native core": ("loads" if native["loads"] else "does not load") + across
+        if native["built"]
+        else "not built",
+        "GPUs": "; ".join(found["gpus"]) or "none",
+        "NCCL": found["nccl"] or "none",
+        "cores": f"{cores['usable']} of {cores['all']}",
+        "memory": f"{_size(memory['free'])} of {_size(memory['all'])} free",
+        "/dev/shm": f"{_size(shm['free'])} of {_size(shm['all'])} free",
+        "interfaces": ", ".join(
+            f"{i['name']} {i['address']}" for i in found["interfaces"]
+        )
+        or "none",
+    }
+    width = max(map(len, rows)) + 2
+    return "\n".join(f"{name:{width}}{value}" for name, value in rows.items())
+
+
+def backends(found: dict[str, Any] | None) -> str:
+    """Each backend: usable or not, why, and the line to type."""
+    if found is None:
+        return "backends: not installed here (only the package collective is)"
+    lines = []
+    width = max(map(len, found)) + 2
+    for name, backend in found.items():
+        alone, launched = backend["alone"], backend["launched"]
+        best = alone if alone["usable"] or not launched["usable"] else launched
+        answer = "yes" if usable(backend) else "no "
+        lines.append(f"{name:{width}}{answer}  {best['reason']}")
+        # How to start it, or what to install for it.
+        hint = alone["hint"] if not alone["usable"] else ""
+        if not usable(backend):
+            hint = launched["hint"] or alone["hint"]
+        if hint:
+            lines.append(f"{'':{width}}     HINT: {hint}")
+    return "\n".join(lines)
+
+
+def hosts(machines: Sequence[dict[str, Any]]) -> str:
+    """A line for each host."""
+    rows = [("host", "calls itself", "cores", "memory", "GPUs", "clock ahead by")]
+    for found in machines:
+        least, most = found["clock_error"]
+        rows.append(
+            (
+                found["name"],
+                found["host"],
+                str(found["cores"]["usable"]),
+                _size(found["memory"]["all"]),
+                str(len(found["gpus"])),
+                f"{least:.1f} to {most:.1f} s",
+            )
+        )
+    return _table(rows)
+
+
+def wires(results: Sequence[dict[str, Any]]) -> str:
+    """A line for each pair of hosts."""
+    rows = [("from", "to", "interface", "address", "latency", "bandwidth")]
+    for r in results:
+        rows.append(
+            (
+                r["from"],
+                r["to"],
+                r["interface"],
+                r["address"],
+                f"{r['latency'] * 1e6:.0f} us",
+                f"{r['bandwidth'] / 1e9:.2f} GB/s",
+            )
+        )
+    return _table(rows)
+
+
+def findings(found: Sequence[Finding]) -> str:
+    """What is wrong; first what matters."""
+    if not found:
+        return "Nothing is wrong."
+    ordered = sorted(found, key=lambda finding: not finding.fatal)
+    return "\n".join(
+        f"{'PROBLEM' if f.fatal else 'note'}: {f.what}\n  HINT: {f.hint}"
+        for f in ordered
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]))]
+    return "\n".join(
+        "".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

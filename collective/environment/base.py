@@ -1,0 +1,116 @@
+"""A process' place in its job, and what is asked of every kind of launcher."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from collective.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Environment:
+    """This process' place in the job, as its launcher told it.
+
+    Attributes:
+        launcher: ``mpirun``, ``srun``, ``horovodrun``, ``torchrun``,
+            ``collectiverun``, ``PMIx``, ``TF_CONFIG`` or, for a process started
+            alone, ``""``.
+        rank, size: Position in the job and number of processes.
+        local_rank, local_size: The same within this host.
+        cross_rank, cross_size: Position of this host, and number of hosts, among those
+            that have a process with this ``local_rank``. Where the launcher does not
+            tell, they follow from the others, for hosts with equally many processes.
+    """
+
+    launcher: str = ""
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = -1
+    cross_size: int = -1
+
+    def __post_init__(self) -> None:
+        if self.cross_rank < 0:
+            object.__setattr__(self, "cross_rank", self.rank // self.local_size)
+        if self.cross_size < 0:
+            object.__setattr__(self, "cross_size", -(-self.size // self.local_size))
+
+    @property
+    def launched(self) -> bool:
+        """Whether some launcher started this process."""
+        return bool(self.launcher)
+
+
+class Launcher(ABC):
+    """A kind of launcher, and how to read what it left in the environment.
+
+    Args:
+        variables: The environment.
+    """
+
+    name: ClassVar[str]
+    # Those without which it was not here.
+    needs: ClassVar[tuple[str, ...]]
+
+    def __init__(self, variables: Mapping[str, str]):
+        self.variables = variables
+
+    def was_here(self) -> bool:
+        """Whether it started this process."""
+        return all(name in self.variables for name in self.needs)
+
+    @abstractmethod
+    def rank(self) -> int:
+        """Number of this process in the job."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Number of processes in the job."""
+
+    def local_size(self) -> int:
+        """Processes on this host; all of them where the launcher does not tell."""
+        return self.size()
+
+    def local_rank(self) -> int:
+        """Number of this process on its host."""
+        return self.rank() % self.local_size()
+
+    def cross(self) -> tuple[int, int]:
+        """Number of this host and of the hosts; -1 where the launcher does not tell."""
+        return -1, -1
+
+    def environment(self) -> Environment:
+        """All of it.
+
+        Raises:
+            UsageError: Where a variable holds no number, or no possible one.
+        """
+        rank, size = self.rank(), self.size()
+        local_rank, local_size = self.local_rank(), self.local_size()
+        if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+            raise UsageError(
+                f"{self.name} left rank {rank} of {size}, and {local_rank} of "
+                f"{local_size} on this host, in the environment ({self.needs[0]}, ...)",
+                hint=f"unset {' '.join(self.needs)}, or start the job by {self.name}",
+            )
+        return Environment(self.name, rank, size, local_rank, local_size, *self.cross())
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A variable's number.
+
+        Raises:
+            UsageError: If it holds none.
+        """
+        text = self.variables.get(name)
+        if not text and default is not None:
+            return default
+        if not (text and text.isascii() and text.isdigit()):
+            raise UsageError(
+                f"{name}={text!r} in the environment is no number",
+                hint=f"unset {' '.join(self.needs)}, or start the job by {self.name}",
+            )
+        return int(text)

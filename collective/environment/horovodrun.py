@@ -1,0 +1,52 @@
+"""horovodrun: without MPI (``--gloo``), or by way of mpirun.
+
+By way of mpirun it sets no variable of its own; ``COLLECTIVE_HOROVODRUN`` is set where
+this project had horovodrun start the job.
+"""
+
+from collective.environment.base import Launcher
+from collective.environment.hydra import Hydra
+from collective.environment.openmpi import OpenMPI
+
+
+class HorovodGloo(Launcher):
+    """``HOROVOD_RANK`` and its kin."""
+
+    name = "horovodrun"
+    needs = ("HOROVOD_RANK", "HOROVOD_SIZE")
+
+    def rank(self) -> int:
+        """``HOROVOD_RANK``."""
+        return self.number("HOROVOD_RANK")
+
+    def size(self) -> int:
+        """``HOROVOD_SIZE``."""
+        return self.number("HOROVOD_SIZE")
+
+    def local_rank(self) -> int:
+        """``HOROVOD_LOCAL_RANK``."""
+        return self.number("HOROVOD_LOCAL_RANK", super().local_rank())
+
+    def local_size(self) -> int:
+        """``HOROVOD_LOCAL_SIZE``."""
+        return self.number("HOROVOD_LOCAL_SIZE", self.size())
+
+    def cross(self) -> tuple[int, int]:
+        """``HOROVOD_CROSS_RANK`` and ``HOROVOD_CROSS_SIZE``."""
+        if "HOROVOD_CROSS_RANK" not in self.variables:
+            return -1, -1
+        return self.number("HOROVOD_CROSS_RANK"), self.number("HOROVOD_CROSS_SIZE")
+
+
+class HorovodOpenMPI(OpenMPI):
+    """horovodrun handed the job to Open MPI's mpirun."""
+
+    name = "horovodrun"
+    needs = (*OpenMPI.needs, "COLLECTIVE_HOROVODRUN")
+
+
+class HorovodHydra(Hydra):
+    """horovodrun handed the job to the mpirun of MPICH or Intel MPI."""
+
+    name = "horovodrun"
+    needs = (*Hydra.needs, "COLLECTIVE_HOROVODRUN")

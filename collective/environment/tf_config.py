@@ -1,0 +1,78 @@
+"""TF_CONFIG: the cluster and this process' task in it, as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from collective.environment.base import Launcher
+from collective.errors import UsageError
+
+
+class TFConfig(Launcher):
+    """Ranks are the chief, if there is one, and then the workers in their order."""
+
+    name = "TF_CONFIG"
+    needs = ("TF_CONFIG",)
+
+    def was_here(self) -> bool:
+        """Whether it names several workers; one alone is a process alone."""
+        return bool(self.variables.get("TF_CONFIG")) and self.size() > 1
+
+    def rank(self) -> int:
+        """From ``task``."""
+        kind, index, chiefs = self._task()
+        return index if kind == "chief" else index + chiefs
+
+    def size(self) -> int:
+        """Chief and workers."""
+        return len(self._addresses())
+
+    def local_rank(self) -> int:
+        """Among those with the same host in their address."""
+        return self._hosts()[: self.rank()].count(self._hosts()[self.rank()])
+
+    def local_size(self) -> int:
+        """Those with the same host in their address."""
+        return self._hosts().count(self._hosts()[self.rank()])
+
+    def _hosts(self) -> list[str]:
+        return [address.rpartition(":")[0] for address in self._addresses()]
+
+    def _addresses(self) -> list[str]:
+        cluster = self._config().get("cluster") or {}
+        try:
+            addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
+            if all(isinstance(address, str) for address in addresses):
+                return addresses
+        except (AttributeError, TypeError):
+            pass
+        raise self._error("its cluster is no table of lists of addresses")
+
+    def _task(self) -> tuple[str, int, int]:
+        config = self._config()
+        try:
+            kind, index = config["task"]["type"], int(config["task"]["index"])
+            chiefs = len(config["cluster"].get("chief", []))
+        except (KeyError, TypeError, ValueError):
+            raise self._error("it has no task with type and index") from None
+        if kind not in ("chief", "worker"):
+            raise self._error(f"a task of type {kind!r} does not train")
+        if not 0 <= index < (chiefs if kind == "chief" else self.size() - chiefs):
+            raise self._error(f"its cluster has no {kind} {index}")
+        return kind, index, chiefs
+
+    def _config(self) -> dict:
+        try:
+            config = json.loads(self.variables["TF_CONFIG"])
+        except ValueError as error:
+            raise self._error(f"it is no JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise self._error("it is no JSON object")
+        return config
+
+    def _error(self, what: str) -> UsageError:
+        return UsageError(
+            f"TF_CONFIG in the environment cannot be used: {what}",
+            hint='export TF_CONFIG=\'{"cluster": {"worker": ["a:2222", "b:2222"]}, '
+            '"task": {"type": "worker", "index": 0}}\', or unset TF_CONFIG',
+        )

@@ -1,0 +1,13 @@
+"""Hosts of a job: reads every dialect of hostfile, writes any, places the ranks."""
+
+from collective.hosts.host import Host as Host
+from collective.hosts.host import HostError as HostError
+from collective.hosts.host import merged as merged
+from collective.hosts.placement import Rank as Rank
+from collective.hosts.placement import place as place
+from collective.hosts.reading import parse as parse
+from collective.hosts.reading import parse_list as parse_list
+from collective.hosts.reading import read as read
+from collective.hosts.slurm import allocation as allocation
+from collective.hosts.writing import DIALECTS as DIALECTS
+from collective.hosts.writing import write as write

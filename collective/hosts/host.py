@@ -1,0 +1,102 @@
+"""One host of a job, and the error that a bad description of one gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from collective.errors import UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
+_USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*[$]?")
+
+
+class HostError(UsageError):
+    """A description of hosts that cannot be read, or not be written.
+
+    Args:
+        source: File, variable or option it stands in.
+        line: Number of its line, from 1; 0 where there are no lines.
+        found: What is there.
+        expected: What should be.
+    """
+
+    def __init__(self, source: str, line: int, found: str, expected: str):
+        where = f"{source}, line {line}" if line else source
+        super().__init__(f"{where}: {found}", hint=expected)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and how many processes it takes.
+
+    Attributes:
+        name: Name or address; an IPv6 address without brackets.
+        slots: How many processes it takes; None where nobody said.
+        max_slots: How many it takes at the very most; None for no such limit.
+        user: Who to log in as; empty for the same user as here.
+    """
+
+    name: str
+    slots: int | None = None
+    max_slots: int | None = None
+    user: str = ""
+
+    def __post_init__(self) -> None:
+        if not (is_name(self.name) or is_ipv6(self.name)):
+            raise ValueError(f"{self.name!r} is no name or address of a host")
+        if self.user and not _USER.fullmatch(self.user):
+            raise ValueError(f"{self.user!r} is no name of a user")
+        for count in (self.slots, self.max_slots):
+            if count is not None and count < 1:
+                raise ValueError(f"{count} slots: at least 1 is needed")
+        if self.max_slots is not None and self.max_slots < (self.slots or 1):
+            raise ValueError(f"max_slots={self.max_slots} is less than {self.slots}")
+
+    @property
+    def login(self) -> str:
+        """What ssh takes: ``name`` or ``user@name``."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+    @property
+    def bracketed(self) -> str:
+        """``login`` with brackets around an IPv6 address, where a colon may follow."""
+        return self.login.replace(self.name, f"[{self.name}]") if ":" in self.name else self.login  # fmt: skip
+
+
+def is_name(text: str) -> bool:
+    """Whether this is a host's name or IPv4 address."""
+    return bool(_NAME.fullmatch(text)) and len(text) < 254
+
+
+def is_ipv6(text: str) -> bool:
+    """Whether this is an IPv6 address, with or without a zone (``fe80::1%eth0``)."""
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def merged(hosts: Iterable[Host]) -> list[Host]:
+    """Each host once, in order of appearance.
+
+    A host that is named twice has the slots of both, as under mpirun; a mention
+    without slots then counts as one.
+    """
+    found: dict[tuple[str, str], Host] = {}
+    for host in hosts:
+        before = found.get((host.user, host.name))
+        if before is None:
+            found[host.user, host.name] = host
+            continue
+        slots = (before.slots or 1) + (host.slots or 1)
+        limits = [h.max_slots for h in (before, host) if h.max_slots is not None]
+        limit = max(slots, sum(limits)) if limits else None
+        found[host.user, host.name] = dataclasses.replace(
+            before, slots=slots, max_slots=limit
+        )
+    return list(found.values())

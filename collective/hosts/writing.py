@@ -1,0 +1,78 @@
+"""Writes a list of hosts in the dialect that a program reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from collective.errors import UsageError
+from collective.hosts import names, slurm
+from collective.hosts.host import Host
+
+
+def _openmpi(host: Host) -> str:
+    slots = f" slots={host.slots}" if host.slots else ""
+    most = f" max_slots={host.max_slots}" if host.max_slots else ""
+    return f"{host.login}{slots}{most}"
+
+
+def _slots(host: Host) -> str:
+    """DeepSpeed's and the MPI operator's: Open MPI's without a limit."""
+    return f"{host.login} slots={host.slots}" if host.slots else host.login
+
+
+def _mpich(host: Host) -> str:
+    if ":" in host.name:  # its mpirun dies of a SIGFPE at one
+        raise UsageError(
+            f"MPICH's mpirun takes no IPv6 address like {host.name}",
+            hint="give the host's name instead",
+        )
+    return f"{host.login}:{host.slots}" if host.slots else host.login
+
+
+def _item(host: Host) -> str:
+    return f"{host.bracketed}:{host.slots}" if host.slots else host.bracketed
+
+
+def _lines(one: Callable[[Host], str]) -> Callable[[Sequence[Host]], str]:
+    return lambda hosts: "".join(f"{one(host)}\n" for host in hosts)
+
+
+def _slurm(hosts: Sequence[Host]) -> str:
+    counts = [host.slots for host in hosts if host.slots]
+    if any(host.user for host in hosts) or len(counts) not in (0, len(hosts)):
+        raise UsageError(
+            "Slurm's variables hold no users, and slots of all hosts or of none",
+            hint=f"write one of {', '.join(d for d in DIALECTS if d != 'slurm')}",
+        )
+    if any(":" in host.name for host in hosts):
+        raise UsageError(
+            "Slurm's variables hold no IPv6 addresses", hint="give the hosts' names"
+        )
+    text = f"SLURM_JOB_NODELIST={names.compress([host.name for host in hosts])}\n"
+    return text + (f"SLURM_TASKS_PER_NODE={slurm.tasks(counts)}\n" if counts else "")
+
+
+DIALECTS: dict[str, Callable[[Sequence[Host]], str]] = {
+    "openmpi": _lines(_openmpi),
+    "mpich": _lines(_mpich),
+    "intel": _lines(_mpich),
+    "deepspeed": _lines(_slots),
+    "mpi-operator": _lines(_slots),
+    "list": lambda hosts: ",".join(map(_item, hosts)),
+    "slurm": _slurm,
+}
+
+
+def write(hosts: Sequence[Host], dialect: str) -> str:
+    """The text of a hostfile, or of ``-H`` (dialect ``list``).
+
+    A limit (``max_slots``) is left out where the dialect knows none.
+
+    Raises:
+        UsageError: Unknown dialect, or one that cannot say where the ranks run.
+    """
+    if dialect not in DIALECTS:
+        raise UsageError(
+            f"unknown dialect {dialect!r}", hint=f"one of {', '.join(DIALECTS)}"
+        )
+    return DIALECTS[dialect](hosts)

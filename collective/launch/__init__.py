@@ -1,0 +1,1 @@
+"""``python -m collective.launch``, also ``collectiverun``: starts the ranks of a job."""

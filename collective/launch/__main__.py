@@ -1,0 +1,75 @@
+"""``python -m collective.launch -np 4 python train.py``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from collective import environment, hosts
+from collective.errors import CollectiveError, UsageError
+from collective.launch import across, here, options, tuning
+from collective.launch.output import Style, tell
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Returns:
+        0 if every rank returned 0; 2 for bad arguments; else what the first rank
+        that failed returned, or 128 + the signal that ended it.
+    """
+    try:
+        given = options.parse(arguments)
+        if given.check_build:
+            from collective.launch import check_build
+
+            print(check_build.text())
+            return 0
+        return _launch(given)
+    except CollectiveError as error:
+        tell(str(error))
+        return error.exit_code
+
+
+def _launch(given: argparse.Namespace) -> int:
+    found = _hosts(given)
+    ranks = hosts.place(found, given.num_proc)
+    directory = Path(given.output_filename) if given.output_filename else None
+    style = Style(not given.no_prefix, given.prefix_output_with_timestamp, directory)
+    variables = {**tuning.variables(given), "PYTHONUNBUFFERED": "1"}
+    local = all(here.is_here(host) for host in {rank.host for rank in ranks})
+    if local and not given.use_mpi:
+        return here.run(ranks, given, style, variables)
+    if given.use_gloo:
+        names = ", ".join(dict.fromkeys(rank.host.name for rank in ranks))
+        raise UsageError(
+            f"--gloo starts ranks on this host only, not on {names}",
+            hint="leave --gloo out: mpirun reaches other hosts",
+        )
+    return across.run(ranks, given, style, variables)
+
+
+def _hosts(given: argparse.Namespace) -> list[hosts.Host]:
+    """Where to start: as told, or the Slurm allocation we are in, or this host."""
+    if given.hosts:
+        return hosts.parse_list(given.hosts)
+    if given.hostfile:
+        return hosts.read(given.hostfile)
+    if environment.launcher() is None:
+        allocated = hosts.allocation(os.environ)
+        if allocated:
+            tell(f"in a Slurm allocation: {hosts.write(allocated, 'list')}")
+            return allocated
+    if given.num_proc is None:
+        raise UsageError(
+            "how many ranks? There is no -np and no list of hosts",
+            hint=options.EXAMPLE,
+        )
+    return [hosts.Host("localhost", given.num_proc)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""``--check-build``: what this installation can do, in the form of horovodrun's."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+
+from collective import library
+
+
+def text() -> str:
+    """The lists, with ``[X]`` before what is there. Imports none of it."""
+
+    def here(module: str) -> bool:
+        return importlib.util.find_spec(module) is not None
+
+    try:
+        version = importlib.metadata.version("collective")
+    except importlib.metadata.PackageNotFoundError:
+        version = "(not installed)"
+    native = library.path()
+    across = [
+        family
+        for family in ("openmpi", "mpich")
+        if native.with_name(f"libcollective_{family}.so").exists()
+    ]
+    mpi = shutil.which("mpirun") is not None
+    parts = {
+        "Frameworks": {
+            "TensorFlow": here("tensorflow"),
+            "Keras": here("keras"),
+        },
+        "Controllers": {
+            "this launcher": True,
+            "MPI": mpi,
+            "Horovod": here("horovod"),
+        },
+        "Tensor Operations": {
+            "the native core, one host": native.exists(),
+            f"the native core, several hosts ({', '.join(across) or 'no MPI'})": bool(
+                native.exists() and across
+            ),
+            "MPI (mpi4py)": here("mpi4py"),
+            "TensorFlow's own": here("tensorflow"),
+            "Horovod": here("horovod"),
+        },
+    }
+    out = [f"collective {version}:"]
+    for title, entries in parts.items():
+        out += ["", f"Available {title}:"]
+        out += [
+            f"    [{'X' if there else ' '}] {name}" for name, there in entries.items()
+        ]
+    return "\n".join(out)

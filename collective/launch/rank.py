@@ -1,0 +1,89 @@
+"""One rank under mpirun: ``python -m collective.launch.rank -- python train.py``.
+
+Our launcher has mpirun start this in place of the program, so that on every host, and
+under every MPI, output is whole lines with the rank's number, the rank runs on its
+share of the cores, nothing that it started outlives it, and how it ended is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from collective.environment import Environment, detect
+from collective.errors import CollectiveError
+from collective.launch import cores
+from collective.launch.job import Job, Member
+from collective.launch.output import Style, last_words, tell
+
+_LOOK_SECONDS = 0.5
+
+
+class WatchedRank(Job):
+    """A rank and its output; the launcher that reads it makes the report."""
+
+    def _who(self, rank: int) -> str:
+        return f"rank {rank} on {socket.gethostname()}"
+
+    def _wait(self) -> None:
+        threading.Thread(
+            target=self._end_with, args=(os.getppid(),), daemon=True
+        ).start()
+        super()._wait()
+
+    def _end_with(self, parent: int) -> None:
+        """Ends the rank when mpirun's daemon is killed: it then has another parent.
+
+        The kernel could tell us at once, but it means the death of the thread that
+        started us, and which thread of an MPI's daemon that was is its own business.
+        """
+        while os.getppid() == parent:
+            time.sleep(_LOOK_SECONDS)
+        self._end(signal.SIGTERM)
+
+    def _report(self) -> None:
+        if self.failed and self.style.directory is not None:
+            rank = self.failed[0]
+            for line in last_words(self.outputs[rank].last):
+                print(f"[{rank}] {line}", file=sys.stderr)
+            sys.stderr.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the rank; returns its exit code."""
+    parser = argparse.ArgumentParser("python -m collective.launch.rank")
+    parser.add_argument("--no-prefix", action="store_true")
+    parser.add_argument("--timestamp", action="store_true")
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--no-binding", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args(arguments)
+    try:
+        place = detect()
+    except CollectiveError as error:
+        tell(str(error))
+        return error.exit_code
+    style = Style(not options.no_prefix, options.timestamp, options.directory)
+    member = Member(
+        place.rank,
+        options.command,
+        cores=() if options.no_binding else _cores(place),
+        takes_input=place.rank == 0,
+    )
+    return WatchedRank([member], place.size, style, options.verbose, inherit=True).run()
+
+
+def _cores(place: Environment) -> list[int]:
+    return cores.share(place.local_size)[place.local_rank]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""The doctor: what it finds here, what it makes of findings, and of several hosts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collective.doctor import __main__ as program
+from collective.doctor import across, findings, report
+from collective.hosts import Host
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.launches
+YES = {"usable": True, "reason": "there", "hint": ""}
+NO = {"usable": False, "reason": "not there", "hint": "type this"}
+FINE = {
+    "name": "a",
+    "host": "a",
+    "clock_error": (-0.1, 0.2),
+    "versions": {"python": "3.11", "tensorflow": "2.21", "keras": "3.15"},
+    "mpi": {
+        "mpirun": "/bin/mpirun",
+        "family": "Open MPI 5.0.11",
+        "mpi4py": "Open MPI v5.0.11",
+        "error": "",
+    },
+    "horovod": {"installed": True, "built_for": ["TensorFlow", "MPI"]},
+    "native": {"built": True, "loads": True, "error": "", "mpi": ["openmpi"]},
+    "backends": {
+        "single": {"summary": "", "alone": YES, "launched": NO},
+        "mpi": {"summary": "", "alone": NO, "launched": YES},
+        "horovod": {"summary": "", "alone": NO, "launched": NO},
+    },
+    "gpus": ["H100, 80 GB"],
+    "nccl": "2.27",
+    "cores": {"usable": 2, "all": 4},
+    "memory": {"all": 8 << 30, "free": 4 << 30},
+    "shm": {"all": 4 << 30, "free": 4 << 30},
+    "interfaces": [{"name": "eth0", "address": "10.0.0.1/24"}],
+}
+
+
+def changed(**changes):
+    machine = copy.deepcopy(FINE)
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            machine[name] = machine[name] | value
+        else:
+            machine[name] = value
+    return machine
+
+
+def test_nothing_is_wrong_with_a_fine_machine():
+    assert findings.of_machine(FINE) == []
+    assert findings.of_machine(FINE, ["single", "mpi"]) == []
+
+
+@pytest.mark.parametrize(
+    "changes, asked, fatal, message",
+    [
+        ({"mpi": {"mpi4py": "MPICH Version: 5.0.2"}}, [], True, "two MPIs"),
+        ({"mpi": {"mpirun": "", "error": "no mpirun"}}, [], False, "no mpirun"),
+        ({"native": {"loads": False, "error": "bad ELF"}}, [], True, "bad ELF"),
+        ({"native": {"built": False, "loads": False}}, [], False, "not built"),
+        ({"shm": {"all": 64 << 20}}, [], False, "64 MB"),
+        ({"versions": {}}, ["horovod"], True, "backend horovod: not there"),
+        ({}, ["nccl"], True, "no backend 'nccl'"),
+        ({"backends": None}, ["mpi"], True, "no backend 'mpi'"),
+    ],
+)
+def test_what_is_wrong_with_a_machine(changes, asked, fatal, message):
+    (found,) = findings.of_machine(changed(**changes), asked)
+    assert message in found.what and found.hint and found.fatal == fatal
+
+
+def test_mpich_and_intel_mpi_are_of_one_kind():
+    mpi = {"family": "Intel MPI 2021.14", "mpi4py": "MPICH Version: 5.0.2"}
+    assert findings.of_machine(changed(mpi=mpi)) == []
+
+
+def test_hosts_that_are_alike():
+    other = changed(name="b", host="b", clock_error=(-3.0, 0.4))
+    assert across.compare([FINE, other]) == []
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"host": "a"}, "a and b both call themselves 'a'"),
+        ({"clock_error": (1.5, 2.5)}, "b is 1.5 s ahead"),
+        ({"clock_error": (-9.0, -7.0)}, "b is 7.0 s behind"),
+        ({"versions": {"keras": "3.14"}}, "keras differs: 3.15 on a; 3.14 on b"),
+        ({"versions": {"horovod": "0.28"}}, "horovod differs: none on a; 0.28 on b"),
+        ({"mpi": {"family": "MPICH 5.0.2"}}, "mpirun differs"),
+    ],
+)
+def test_hosts_that_differ(changes, message):
+    (found,) = across.compare([FINE, changed(**{"name": "b", "host": "b", **changes})])
+    assert message in found.what and found.hint and found.fatal
+
+
+def test_the_report_says_what_to_type():
+    told = report.backends(FINE["backends"])
+    assert "single   yes  there" in told
+    assert "mpi      yes  there\n              HINT: type this" in told
+    assert "horovod  no   not there\n              HINT: type this" in told
+    told = report.machine(FINE)
+    for part in ("2.21", "TensorFlow, MPI", "H100", "2 of 4", "4.0 GiB of 8.0 GiB"):
+        assert part in told
+    found = [findings.Finding("b", "h", fatal=False), findings.Finding("a", "h")]
+    assert report.findings(found).startswith("PROBLEM: a")
+    assert report.findings([]) == "Nothing is wrong."
+
+
+def doctor(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "collective.doctor", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_here():
+    done = doctor("--json", "--backend", "single", "--backend", "no-such-backend")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["works"] is False
+    assert "no-such-backend" in found["findings"][-1]["what"]
+    here = found["machine"]
+    assert set(here) | {"name", "clock_error"} == set(FINE) | {"clock"}
+    assert here["versions"]["python"].startswith(f"{sys.version_info[0]}.")
+    assert here["backends"]["single"]["alone"]["usable"]
+    # What it prints for people is made of the same.
+    assert here["host"] in report.machine(here)
+
+
+def test_wires_between_two_addresses_of_this_host():
+    options = program.parser().parse_args([])
+    options.nics = []
+    hosts = [Host("127.0.0.2"), Host("127.0.0.3")]
+    (wire,), wrong = across.measure(hosts, options)
+    assert not wrong
+    assert (wire["from"], wire["to"]) == ("127.0.0.2", "127.0.0.3")
+    assert wire["bandwidth"] > 0 and wire["latency"] > 0
+    assert "127.0.0.3" in report.wires([wire])
+
+
+def test_a_host_that_does_not_answer(tmp_path):
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\necho "no route to $1" >&2\nexit 255\n')
+    shell.chmod(0o755)
+    options = program.parser().parse_args(["--remote-shell", str(shell)])
+    machines, (found,) = across.examine([Host("nowhere.invalid")], options)
+    assert machines == []
+    assert "no route to nowhere.invalid" in found.what
+    assert f"{shell} nowhere.invalid" in found.hint
+
+
+def test_wrong_use_gives_2(capsys):
+    assert program.main(["--hostfile", "/no/such/file"]) == 2
+    assert "HINT" in capsys.readouterr().err

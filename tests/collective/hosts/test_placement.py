@@ -1,0 +1,56 @@
+"""Which rank goes where."""
+
+from __future__ import annotations
+
+import pytest
+
+from collective.errors import UsageError
+from collective.hosts import Host, parse_list, place
+
+
+def counts(hosts, size=None):
+    found: dict[str, int] = {}
+    for rank in place(hosts, size):
+        found[rank.host.name] = found.get(rank.host.name, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "text, size, wanted",
+    [
+        ("a:2,b:2", 4, {"a": 2, "b": 2}),
+        ("a:2,b:2", 3, {"a": 2, "b": 1}),
+        ("a:2,b:2", 2, {"a": 2}),
+        ("a:2,b:2", None, {"a": 2, "b": 2}),
+        ("a,b", 5, {"a": 3, "b": 2}),
+        ("a,b", None, {"a": 1, "b": 1}),
+        ("a:1,b,c", 6, {"a": 1, "b": 3, "c": 2}),
+        ("a:4,b,c", 3, {"a": 3}),
+        ("a,b:3", 4, {"a": 1, "b": 3}),
+    ],
+)
+def test_hosts_are_filled_in_their_order(text, size, wanted):
+    assert counts(parse_list(text), size) == wanted
+
+
+def test_every_rank_knows_its_place():
+    ranks = place(parse_list("a:2,b:1,c:2"))
+    rows = [
+        (r.rank, r.size, r.local_rank, r.local_size, r.cross_rank, r.cross_size)
+        for r in ranks
+    ]
+    assert rows == [
+        (0, 5, 0, 2, 0, 3),
+        (1, 5, 1, 2, 0, 2),
+        (2, 5, 0, 1, 1, 3),
+        (3, 5, 0, 2, 2, 3),
+        (4, 5, 1, 2, 1, 2),
+    ]
+
+
+def test_too_many_ranks_are_refused():
+    with pytest.raises(UsageError, match="5 ranks, but the hosts have 4 slots"):
+        place(parse_list("a:2,b:2"), 5)
+    with pytest.raises(UsageError, match="takes 2 at most"):
+        place([Host("a", None, 2)], 3)
+    assert counts([Host("a", None, 2)], 2) == {"a": 2}

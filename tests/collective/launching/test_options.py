@@ -1,0 +1,190 @@
+"""horovodrun's flags: read as it reads them, and what the ranks get for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from collective.errors import UsageError
+from collective.launch import options, tuning
+from collective.launch.__main__ import main
+
+
+def variables(*arguments):
+    return tuning.variables(options.parse([*arguments, "true"]))
+
+
+@pytest.mark.parametrize(
+    "arguments, wanted",
+    [
+        ("-np 2", {}),
+        ("--fusion-threshold-mb 32", {"HOROVOD_FUSION_THRESHOLD": "33554432"}),
+        ("--cycle-time-ms 3.5", {"HOROVOD_CYCLE_TIME": "3.5"}),
+        ("--cache-capacity 0", {"HOROVOD_CACHE_CAPACITY": "0"}),
+        ("--hierarchical-allreduce", {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}),
+        ("--no-hierarchical-allgather", {"HOROVOD_HIERARCHICAL_ALLGATHER": "0"}),
+        (
+            "--timeline-filename t.json --timeline-mark-cycles",
+            {"HOROVOD_TIMELINE": "t.json", "HOROVOD_TIMELINE_MARK_CYCLES": "1"},
+        ),
+        (
+            "--no-stall-check",
+            {
+                "HOROVOD_STALL_CHECK_DISABLE": "1",
+                "COLLECTIVE_STALL_SECONDS": "1000000000",
+            },
+        ),
+        (
+            "--stall-check-warning-time-seconds 5 "
+            "--stall-check-shutdown-time-seconds 9",
+            {
+                "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
+                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9",
+                "COLLECTIVE_STALL_SECONDS": "5",
+                "COLLECTIVE_TIMEOUT": "9",
+            },
+        ),
+        (
+            "--start-timeout 7",
+            {"HOROVOD_START_TIMEOUT": "7", "COLLECTIVE_START_TIMEOUT": "7"},
+        ),
+        (
+            "--network-interface eth0 --network-interfaces eth1,ib0",
+            {
+                "COLLECTIVE_INTERFACES": "eth0,eth1,ib0",
+                "NCCL_SOCKET_IFNAME": "eth0,eth1,ib0",
+                "HOROVOD_GLOO_IFACE": "eth0",
+            },
+        ),
+        ("--log-level DEBUG", {"HOROVOD_LOG_LEVEL": "DEBUG"}),
+        ("--log-without-timestamp", {"HOROVOD_LOG_HIDE_TIME": "1"}),
+        (
+            "--autotune --autotune-log-file a.csv",
+            {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a.csv"},
+        ),
+    ],
+)
+def test_variables(arguments, wanted):
+    assert variables(*arguments.split()) == wanted
+
+
+COMMAND = ["python", "-np", "7", "--verbose"]
+
+
+def test_everything_behind_the_first_word_is_the_command():
+    given = options.parse([*["-np", "2", "-p", "22", "-i", "key"], *COMMAND])
+    assert given.command == COMMAND
+    assert (given.ssh_port, given.ssh_identity_file, given.num_proc) == (22, "key", 2)
+    assert not given.verbose
+    given = options.parse(["-hostfile", "h", "--mpi-args=--map-by node", "true"])
+    assert (given.hostfile, given.mpi_args) == ("h", "--map-by node")
+
+
+CONFIG = """
+controller: mpi
+params:
+  fusion_threshold_mb: 16
+  cycle_time_ms: 2
+timeline:
+  filename: from-file.json
+  mark_cycles: true
+stall_check:
+  enabled: false
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_typed_beats_the_configuration_file(tmp_path, first):
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG)
+    typed = ["--fusion-threshold-mb", "1"]
+    named = ["--config-file", str(file)]
+    given = options.parse([*(typed + named if first else named + typed), "true"])
+    assert given.use_mpi
+    assert tuning.variables(given) == {
+        "HOROVOD_FUSION_THRESHOLD": "1048576",
+        "HOROVOD_CYCLE_TIME": "2",
+        "HOROVOD_TIMELINE": "from-file.json",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "COLLECTIVE_STALL_SECONDS": "1000000000",
+    }
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("params:\n  fusion: 3", "no params: fusion"),
+        ("param:\n  x: 3", "no param: x"),
+        ("params: 3", "is no section"),
+        ("- a", "no sections"),
+        ("a: [", "no YAML"),
+        ("params:\n  cache_capacity: many", "is no int"),
+        ("params:\n  cache_capacity: true", "is no int"),
+        ("controller: jsrun", "jsrun"),
+    ],
+)
+def test_bad_configuration_files(tmp_path, text, message):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        options.parse(["--config-file", str(file), "true"])
+    assert str(file) in caught.value.message and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("true", "no -np and no list of hosts"),
+        ("-np 2", "no command"),
+        ("-np 0 true", "at least 1 rank"),
+        ("-np 2 --gloo -H nowhere.invalid:2 true", "this host only"),
+        ("-np 5 -H localhost:4 true", "have 4 slots"),
+        ("-H a:x true", "slots=x"),
+        ("--hostfile /no/such true", "No such file"),
+        ("-np 2 --cycle-time-ms -1 true", "below 0"),
+        ("-np 2 --config-file /no/such true", "cannot read"),
+        ("-np 2 --mpirun /no/such --mpi true", "there is no /no/such"),
+        ("-np 2 --mpirun true --mpi true", "of no MPI we know"),
+    ],
+)
+def test_wrong_use_gives_2_and_a_hint(arguments, message, capsys, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    assert main(arguments.split()) == 2
+    printed = capsys.readouterr().err
+    assert message in printed and "\nHINT: " in printed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "-np two true",
+        "--no-such-flag true",
+        "-H a:1 --hostfile f true",
+        "--min-np 2 true",
+        "--jsrun true",
+        "--host-discovery-script x true",
+    ],
+)
+def test_what_cannot_be_parsed_gives_2_and_a_hint(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments.split())
+    assert caught.value.code == 2
+    assert "\nHINT: " in capsys.readouterr().err
+
+
+def test_a_slurm_allocation_gives_the_hosts(capsys, monkeypatch):
+    for name in ("RANK", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "COLLECTIVE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "nowhere[01-02].invalid")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
+    assert main(["--gloo", "true"]) == 2
+    told = capsys.readouterr().err
+    assert "Slurm allocation: nowhere01.invalid:2,nowhere02.invalid:2" in told
+
+
+def test_check_build_needs_no_command(capsys):
+    assert main(["-cb"]) == 0
+    told = capsys.readouterr().out
+    for title in ("Frameworks", "Controllers", "Tensor Operations"):
+        assert f"Available {title}:" in told
+    assert "[X] this launcher" in told
