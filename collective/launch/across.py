@@ -9,8 +9,10 @@ import re
 import shlex
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -59,15 +61,18 @@ def run(
         more=shlex.split(options.mpi_args),
     )
     words = mpi.compose(mpi.find(options.mpirun), wanted)
-    line = mpi.shell(words)
     if options.dry_run:
-        print(line)
+        print(mpi.shell(words))
         return 0
-    tell(line)
+    tell(mpi.shell(words))
     reachable.check(hosts, options)
-    if any(word.startswith("<(") for word in words):
-        words = ["bash", "-c", f"exec {line}"]
-    return Mpirun(words, len(ranks), options.verbose).run()
+    with tempfile.TemporaryDirectory(prefix="collective-") as folder:
+        file = Path(folder, "hosts")
+        for word in words:
+            if isinstance(word, mpi.Hostfile):
+                file.write_text(word)
+        words = [str(file) if isinstance(w, mpi.Hostfile) else w for w in words]
+        return Mpirun(words, len(ranks), options.verbose).run()
 
 
 def _watched(options: argparse.Namespace, style: Style) -> list[str]:
