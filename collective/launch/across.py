@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -50,7 +51,7 @@ def run(
     ]
     wanted = mpi.Wanted(
         hosts,
-        [*_watched(options, style), *options.command],
+        [*_watched(options, style), *_found(options.command)],
         exported=[n for n in mpi.exported(os.environ) if n not in variables],
         variables=variables,
         nics=options.nics,
@@ -73,6 +74,11 @@ def run(
                 file.write_text(word)
         words = [str(file) if isinstance(w, mpi.Hostfile) else w for w in words]
         return Mpirun(words, len(ranks), options.verbose).run()
+
+
+def _found(command: Sequence[str]) -> list[str]:
+    """The command with its program's path: Open MPI puts itself first on the PATH."""
+    return [shutil.which(command[0]) or command[0], *command[1:]]
 
 
 def _watched(options: argparse.Namespace, style: Style) -> list[str]:
