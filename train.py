@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import NoReturn
 from backends.quiet import quiet
 from collective.environment import detect
 from collective.errors import CollectiveError
+from collective.operations.kinds import ALGORITHMS, TRANSPORTS
 
 EXAMPLES = {
     "backend": "mpirun -np 4 python train.py --backend tf-multiworker",
@@ -46,6 +48,12 @@ def parser() -> argparse.ArgumentParser:
     add("--cross-device-ops", default="auto", metavar="OPS",
         help="auto | nccl | hierarchical-copy | reduction-to-one-device")  # fmt: skip
     add("--communication", default="auto", help="auto | ring | nccl (tf-multiworker)")
+    add("--algorithm", default="auto", choices=ALGORITHMS, metavar="NAME",
+        help=f"{' | '.join(ALGORITHMS)} (native)")  # fmt: skip
+    add("--transport-dtype", choices=TRANSPORTS, metavar="DTYPE",
+        help=f"{' | '.join(TRANSPORTS)}: gradients on their way (native)")  # fmt: skip
+    add("--bucket-bytes", type=_count, metavar="N",
+        help="sum the gradients in buckets of about N bytes (native)")  # fmt: skip
 
     add = g["model and data"].add_argument
     add("--model", default="cnn", metavar="NAME",
@@ -148,8 +156,8 @@ def _run(args: argparse.Namespace, rank: int) -> int:
     if json_file and rank == 0:
         check_writable(json_file)
     of_backend = {
-        name: options.pop(name)
-        for name in ("devices", "threads", "cross_device_ops", "communication")
+        field.name: options.pop(field.name)
+        for field in dataclasses.fields(backends.Options)
     }
     summary = job.run(job.Job(**options, options=backends.Options(**of_backend)))
     if rank == 0:

@@ -45,12 +45,20 @@ class Options:
         cross_device_ops: ``auto``, ``nccl``, ``hierarchical-copy`` or
             ``reduction-to-one-device`` (tf-mirrored).
         communication: ``auto``, ``ring`` or ``nccl`` (tf-multiworker).
+        algorithm: Of the all-reduce, as for ``collective.allreduce`` (native).
+        transport_dtype: ``float16`` or ``bfloat16``: what float32 tensors of 1024
+            elements or more are on the way (native). None: what they are.
+        bucket_bytes: Sums the gradients in buckets of about so many bytes (native).
+            None: all in one.
     """
 
     devices: int | None = None
     threads: int | None = None
     cross_device_ops: str = "auto"
     communication: str = "auto"
+    algorithm: str = "auto"
+    transport_dtype: str | None = None
+    bucket_bytes: int | None = None
 
 
 class Backend(ABC):
@@ -63,15 +71,19 @@ class Backend(ABC):
     Attributes:
         name: What the user types behind ``--backend``.
         summary: One line for ``--list-backends``.
+        launcher: What best starts its ranks; empty for a backend of one process.
         rank, size: This process and the number of processes.
         local_rank, local_size: The same within this host.
         replicas: Number of replicas in the job.
         local_replicas: Which of them live in this process, in order.
         chosen_because: Why this backend was chosen, for the summary.
+        own_options: Names of the ``Options`` that other backends refuse.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    launcher: ClassVar[str] = ""
+    own_options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()

@@ -19,6 +19,7 @@ class MPIBackend(Backend):
     """A replica in each MPI process, summed by whatever MPI mpi4py was built for."""
 
     name = "mpi"
+    launcher = "mpirun"
     summary = "one replica a process, MPI_Allreduce on one fused buffer (mpi4py)"
 
     def __init__(self, options: Options, environment: Environment | None = None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backends.base import Availability, Backend, Options
 from backends.devices import gpus
+from backends.horovod import HorovodBackend
 from backends.mpi import MPIBackend
 from backends.native import NativeBackend
 from backends.single import SingleBackend
@@ -19,6 +20,7 @@ BACKENDS: dict[str, type[Backend]] = {
         MirroredBackend,
         MultiWorkerBackend,
         MPIBackend,
+        HorovodBackend,
         NativeBackend,
     )
 }
@@ -32,6 +34,11 @@ def choose(environment: Environment, options: Options) -> tuple[str, str]:
     """
     if environment.launched:
         started = f"{environment.launcher} started {environment.size} processes"
+        if environment.launcher == "horovodrun":
+            horovod = HorovodBackend.availability(environment)
+            if horovod.usable:
+                return "horovod", started
+            started += f"; horovod: {horovod.reason}"
         native = NativeBackend.availability(environment)
         if native.usable:
             return "native", started
@@ -57,7 +64,8 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
         options: Devices, threads, communication.
 
     Raises:
-        UsageError: Unknown or unusable here; says why and what to type.
+        UsageError: Unknown or unusable here, or an option is another backend's;
+            says why and what to type.
     """
     options = options or Options()
     environment = detect()
@@ -68,6 +76,7 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
         raise UsageError(
             f"unknown backend {name!r}", hint=f"--backend {' | '.join(BACKENDS)}"
         )
+    _refuse_options_of_others(name, options)
     usable = BACKENDS[name].availability(environment)
     if not usable.usable:
         raise UsageError(
@@ -76,3 +85,14 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
     backend = BACKENDS[name](options, environment)
     backend.chosen_because = because
     return backend
+
+
+def _refuse_options_of_others(name: str, options: Options) -> None:
+    for kind in BACKENDS.values():
+        for option in set(kind.own_options) - set(BACKENDS[name].own_options):
+            if getattr(options, option) != getattr(Options(), option):
+                raise UsageError(
+                    f"--{option.replace('_', '-')} is an option of backend "
+                    f"{kind.name!r}, and this is {name!r}",
+                    hint=f"--backend {kind.name}",
+                )

@@ -32,6 +32,7 @@ class MultiWorkerBackend(StrategyBackend):
     """A replica in each process, summed by TensorFlow's own collectives."""
 
     name = "tf-multiworker"
+    launcher = "mpirun"
     summary = "one replica a process, TensorFlow's collectives (MultiWorkerMirrored)"
 
     def __init__(self, options: Options, environment: Environment | None = None):

@@ -56,6 +56,7 @@ class Request(ctypes.Structure):
         ("counts", ctypes.POINTER(ctypes.c_int64)),
         ("counts_length", ctypes.c_int64),
         ("name", ctypes.c_char_p),
+        ("plan", ctypes.c_int32),
     )
 
 

@@ -8,8 +8,12 @@ ops in different orders: the core runs them by name, in the order of the first r
 from __future__ import annotations
 
 import functools
+import itertools
+import random
+import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -20,8 +24,24 @@ from collective.operations.kinds import Average, Op, algorithm_number, transport
 from collective.operations.kinds import Sum as Sum
 from collective.process_set import ProcessSet, members
 
-# Calls traced so far in each function.
-_traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+@dataclass
+class _Trace:
+    """A function that was or is being traced.
+
+    Attributes:
+        plan: Number under which the core knows the names of its collectives.
+        calls: Collectives so far.
+    """
+
+    plan: int
+    calls: int = 0
+
+
+_traces: weakref.WeakKeyDictionary[Any, _Trace] = weakref.WeakKeyDictionary()
+# Not from 1: the functions of a saved model still have the numbers of the process
+# that saved it.
+_plans = itertools.count(random.SystemRandom().randrange(1, 1 << 30))
 
 
 @functools.cache
@@ -81,18 +101,19 @@ def all_reduce(
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not tensors:
         return []
-    name, in_order = _name("all_reduce", name)
+    name = _name("all_reduce", name)
+    group = _group(process_set)
     results: list[tf.Tensor | None] = [None] * len(tensors)
-    buckets = _buckets(tensors, None if in_order else bucket_bytes)
+    buckets = _buckets(tensors, None if tf.executing_eagerly() else bucket_bytes)
     for number, places in enumerate(buckets):
         reduced = _ops().collective_all_reduce(
             [tensors[place] for place in places],
             reduction=int(op),
             algorithm=algorithm_number(algorithm),
             transport=transport_number(transport_dtype),
-            process_set=_group(process_set),
-            in_order=in_order,
-            tensor_name=f"{name} bucket {number}" if len(buckets) > 1 else name,
+            **_attributes(
+                f"{name} bucket {number}" if len(buckets) > 1 else name, group
+            ),
         )
         for place, result in zip(places, reduced, strict=True):
             results[place] = result
@@ -124,14 +145,9 @@ def broadcast(
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not tensors:
         return []
-    name, in_order = _name("broadcast", name)
     root = process_set.ranks.index(root_rank) if process_set else root_rank
     return _ops().collective_broadcast(
-        tensors,
-        root=root,
-        process_set=_group(process_set),
-        in_order=in_order,
-        tensor_name=name,
+        tensors, root=root, **_attributes(_name("broadcast", name), _group(process_set))
     )
 
 
@@ -152,12 +168,8 @@ def allgather(
         tf.errors.OpError: As for ``all_reduce``.
     """
     tensor = tf.convert_to_tensor(tensor)
-    name, in_order = _name("allgather", name)
     result = _ops().collective_all_gather(
-        tensor,
-        process_set=_group(process_set),
-        in_order=in_order,
-        tensor_name=name,
+        tensor, **_attributes(_name("allgather", name), _group(process_set))
     )
     return _with_rows(result, tensor)
 
@@ -183,13 +195,10 @@ def reducescatter(
         tf.errors.OpError: As for ``all_reduce``.
     """
     tensor = tf.convert_to_tensor(tensor)
-    name, in_order = _name("reducescatter", name)
     result = _ops().collective_reduce_scatter(
         tensor,
         reduction=int(op),
-        process_set=_group(process_set),
-        in_order=in_order,
-        tensor_name=name,
+        **_attributes(_name("reducescatter", name), _group(process_set)),
     )
     return _with_rows(result, tensor)
 
@@ -219,13 +228,10 @@ def alltoall(
     size = members(process_set)[2]
     if splits is None:
         splits = tf.fill([size], tf.shape(tensor, tf.int64)[0] // size)
-    name, in_order = _name("alltoall", name)
     result, received = _ops().collective_all_to_all(
         tensor,
         tf.cast(splits, tf.int64),
-        process_set=_group(process_set),
-        in_order=in_order,
-        tensor_name=name,
+        **_attributes(_name("alltoall", name), _group(process_set)),
     )
     received.set_shape([size])
     return _with_rows(result, tensor), received
@@ -265,24 +271,51 @@ def _group(process_set: ProcessSet | None) -> int:
     return group
 
 
-def _name(kind: str, name: str | None) -> tuple[str, int]:
-    """The call's name, and 1 where calls happen in the order of the program."""
+def _name(kind: str, name: str | None) -> str:
+    """What the ranks know the call by; nothing where order tells."""
     if tf.executing_eagerly():
-        return name or "", 1
+        return name or ""
+    function, trace = _trace()
+    trace.calls += 1
+    return name or f"{kind} {trace.calls} of {function}"
+
+
+def _trace() -> tuple[str, _Trace]:
+    """The outermost function that is being traced, and its name."""
     graph = tf.compat.v1.get_default_graph()
-    while isinstance(getattr(graph, "outer_graph", None), type(graph)):
+    # Out of branches and loops, whose names differ between ranks. What is around the
+    # function itself is a plain graph.
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
-    number = _traced[graph] = _traced.get(graph, 0) + 1
-    return name or f"{kind} {number} of {graph.name}", 0
+    if graph not in _traces:
+        _traces[graph] = _Trace(next(_plans))
+    # A graph of TensorFlow 1 has no name.
+    return getattr(graph, "name", "graph"), _traces[graph]
+
+
+def _attributes(name: str, group: int) -> dict[str, Any]:
+    """Of an op; while a function is traced, tells the core that it has this op."""
+    eager = tf.executing_eagerly()
+    plan = 0
+    if not eager:
+        function, trace = _trace()
+        plan = trace.plan
+        # Threads may run functions of one name side by side.
+        function += f" in {threading.current_thread().name}"
+        library.load().collective_plan(plan, group, function.encode(), name.encode())
+    return {
+        "process_set": group,
+        "in_order": int(eager),
+        "plan": plan,
+        "tensor_name": name,
+    }
 
 
 def _gradient_attributes(op: tf.Operation) -> dict[str, Any]:
     name = op.get_attr("tensor_name").decode()
-    return {
-        "process_set": op.get_attr("process_set"),
-        "in_order": op.get_attr("in_order"),
-        "tensor_name": f"gradient of {name}" if name else "",
-    }
+    return _attributes(
+        f"gradient of {name}" if name else "", op.get_attr("process_set")
+    )
 
 
 @tf.RegisterGradient("CollectiveAllReduce")

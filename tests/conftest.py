@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backends import horovod_installed
 from tests import launch
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -22,6 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "launches: starts ranks; not run on the ranks of a launch"
     )
+    config.addinivalue_line(
+        "markers", "compares: runs compare.py whole (make test-compare)"
+    )
+    config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
+    if not launch.launched():
+        # Terminated as interrupted: what a test has started is ended with it.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = [i for i in items if not i.get_closest_marker("launches")]
     else:
         items.sort(key=lambda i: i.get_closest_marker("launches") is not None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs a Horovod that is not here."""
+    if item.get_closest_marker("horovod") and (misfit := horovod_installed.misfit()):
+        pytest.skip(f"{misfit}: make horovod")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -93,7 +108,10 @@ class Reference:
             # Without micro-batches, except where they matter too (batch statistics).
             parts = case.accumulate if case.replicas_matter else 1
             result = train(case, self.backend(name), precision, parts)
-            np.savez(file, *result.values(), names=np.array(list(result)))
+            # Whole under its own name: another worker may want it meanwhile.
+            part = file.with_suffix(f".{os.getpid()}.npz")
+            np.savez(part, *result.values(), names=np.array(list(result)))
+            part.replace(file)
         with np.load(file) as saved:
             return {n: saved[f"arr_{i}"] for i, n in enumerate(saved["names"])}
 
@@ -102,8 +120,13 @@ class Reference:
 def reference(
     backends_by_name: Callable, tmp_path_factory: pytest.TempPathFactory
 ) -> Reference:
-    folder = os.environ.get(launch.REFERENCE)
-    path = Path(folder) if folder else tmp_path_factory.mktemp("reference")
+    if folder := os.environ.get(launch.REFERENCE):
+        return Reference(Path(folder), backends_by_name)
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # what one worker has computed serves the others
+    path = base / "reference"
+    path.mkdir(exist_ok=True)
     return Reference(path, backends_by_name)
 
 

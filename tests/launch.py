@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,12 @@ RESULTS = "COLLECTIVE_TEST_RESULTS"
 DEADLINE = "COLLECTIVE_TEST_DEADLINE"
 
 # Process backends and the launcher that starts their ranks.
-LAUNCHERS = {"mpi": "mpirun", "tf-multiworker": "mpirun", "native": "collectiverun"}
+LAUNCHERS = {
+    "mpi": "mpirun",
+    "tf-multiworker": "mpirun",
+    "native": "collectiverun",
+    "horovod": "horovodrun",
+}
 
 
 def launched() -> bool:
@@ -60,7 +66,8 @@ def command(backend: str, ranks: int) -> list[str]:
         return [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
     beside = Path(sys.executable).parent / name
     program = str(beside) if beside.exists() else shutil.which(name) or name
-    return [program, "-np", str(ranks), "--oversubscribe"]
+    more = ["--oversubscribe"] if name == "mpirun" else []
+    return [program, "-np", str(ranks), *more]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -76,6 +83,8 @@ def environment(**more: str) -> dict[str, str]:
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    # As where the environment is activated: horovodrun looks for mpirun there.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     if os.geteuid() == 0:
         env |= dict.fromkeys(
             ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"
@@ -91,11 +100,11 @@ def run(
     Returns:
         Exit status, None past the deadline; and what was printed.
     """
-    with tempfile.TemporaryFile() as printed:
+    with tempfile.TemporaryFile() as printed, _segments() as segments:
         process = subprocess.Popen(
             arguments,
             cwd=ROOT,
-            env=env,
+            env=env | {"OMPI_MCA_btl_sm_backing_directory": segments},
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
@@ -110,6 +119,16 @@ def run(
             code = None
         printed.seek(0)
         return code, printed.read().decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _segments() -> Iterator[str]:
+    """A folder for Open MPI's shared memory: a killed mpirun leaves its files there."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(
+        dir=memory if os.path.isdir(memory) else None, ignore_cleanup_errors=True
+    ) as folder:
+        yield folder
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -136,6 +155,7 @@ def launch(
     reference: Path,
     *,
     seconds: float = 240,
+    start: Callable[[list[str]], list[str]] | None = None,
     **more: str,
 ) -> Launch:
     """Runs tests on the ranks of a backend.
@@ -146,6 +166,8 @@ def launch(
         tests: Arguments of pytest.
         reference: Folder with what one process computes.
         seconds: When to give up.
+        start: Makes of a rank's command the one that starts all ranks; by default
+            the backend's own launcher on this host.
         more: Environment variables.
     """
     with tempfile.TemporaryDirectory() as results:
@@ -158,10 +180,12 @@ def launch(
             },
             **more,
         )
-        before = command(backend, ranks) if backend in LAUNCHERS else []
-        code, output = run(
-            [*before, sys.executable, "-m", "tests.launch", *tests], env, seconds
-        )
+        program = [sys.executable, "-m", "tests.launch", *tests]
+        if start is not None:
+            program = start(program)
+        elif backend in LAUNCHERS:
+            program = [*command(backend, ranks), *program]
+        code, output = run(program, env, seconds)
         outcomes = [_outcomes(Path(results, str(r))) for r in range(ranks)]
         for rank in range(1, ranks):
             quiet = Path(results, f"{rank}.out")

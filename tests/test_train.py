@@ -70,6 +70,7 @@ WRONG = {
         "--backend tf-mirrored --cross-device-ops carrier-pigeon",
         "unknown cross-device ops 'carrier-pigeon'",
     ),
+    "unknown-algorithm": ("--algorithm butterfly", "invalid choice: 'butterfly'"),
     "missing-file": ("--data {tmp}/nowhere.npz", "there is no file"),
     "torn-file": ("--data {tmp}/torn.npz", "torn.npz cannot be read as .npz"),
     "empty-folder": ("--data {tmp}/empty", "has no sub-folder with images"),
@@ -96,6 +97,10 @@ WRONG = {
     "bad-verbose": ("--verbose loud", "invalid choice: 'loud'"),
 }
 IN_ONE_PROCESS = {
+    "option-of-native": (
+        "--backend tf-mirrored --bucket-bytes 9",
+        "--bucket-bytes is an option of backend 'native'",
+    ),
     "unusable-backend": ("--backend mpi", "cannot be used here: one process, started"),
     "small-batch": (
         "--backend tf-mirrored --devices 4 --global-batch-size 3",

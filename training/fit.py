@@ -179,6 +179,7 @@ class _Loop:
             first, last = epoch * per_epoch, min((epoch + 1) * per_epoch, self.last)
             bar.begin(epoch, last - first)
             averages = Averages(step.layout)
+            ended: list[float] = []  # by the clock of the report
             for number in range(first, last):
                 hooks.call("on_train_batch_begin", number - first, {})
                 begin = time.perf_counter()
@@ -186,6 +187,7 @@ class _Loop:
                 ready = time.perf_counter()
                 averages.add(step(batch, number))
                 done = time.perf_counter()
+                ended.append(time.time())
                 result.timing.input.append(ready - begin)
                 result.timing.step.append(done - ready)
                 if every_batch:
@@ -195,7 +197,7 @@ class _Loop:
                 if model.stop_training:
                     break
             logs = averages.logs()
-            _keep(result, averages)
+            _keep(result, averages, ended)
             if validate is not None:
                 hooks.call("on_test_begin", {})
                 exact = {f"val_{k}": v for k, v in validate().items()}
@@ -209,18 +211,21 @@ class _Loop:
                 break
         with self.backend.scope():
             keras_compat.finish(model)
+        result.timing.tell_waiting(self.backend)
         hooks.call("on_train_end", {})
         return result
 
 
-def _keep(result: Result, averages: Averages) -> None:
-    """Keeps the loss, the time in the all-reduce and the rows of an epoch's steps."""
-    layout = averages.layout
-    for values in averages.reports:
-        span = values[layout.REDUCE_STOP] - values[layout.REDUCE_START]
+def _keep(result: Result, averages: Averages, ended: Sequence[float]) -> None:
+    """Keeps the losses, times and rows of an epoch's steps."""
+    layout, timing = averages.layout, result.timing
+    for values, end in zip(averages.reports, ended, strict=True):
+        start, stop = values[layout.REDUCE_START], values[layout.REDUCE_STOP]
         result.losses.append(float(values[layout.LOSS]))
-        result.timing.all_reduce.append(float(span))
-        result.timing.rows.append(int(values[layout.ROWS]))
+        timing.started.append(float(start))
+        timing.all_reduce.append(float(stop - start))
+        timing.update.append(max(0.0, float(end - stop)))
+        timing.rows.append(int(values[layout.ROWS]))
 
 
 def _next(batches: Any) -> Batch:

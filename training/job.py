@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -46,8 +46,12 @@ class Job:
     verbose: str | int = "auto"
 
 
-def run(job: Job) -> Summary:
+def run(job: Job, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Summary:
     """Trains, evaluates on the test data and sums up. Every rank calls it.
+
+    Args:
+        job: What to train.
+        callbacks: As for ``training.fit``.
 
     Raises:
         UsageError: An option asks for what is not there or does not fit.
@@ -72,6 +76,7 @@ def run(job: Job) -> Summary:
             accumulate=job.accumulate,
             jit_compile=job.jit_compile,
             seed=job.seed,
+            callbacks=callbacks,
             verbose=job.verbose,
         )
         test: dict[str, float] = {}

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import resource
 from typing import Any
 
 import keras
@@ -25,7 +26,7 @@ SCHEMA = 1
 class Summary:
     """Everything a run tells. Described field by field in ``docs/summary.md``.
 
-    Times are seconds, medians per step; see `training.timing` for what is left out.
+    Times are seconds, memory bytes; see `training.timing` for what is left out.
     """
 
     schema: int
@@ -37,6 +38,8 @@ class Summary:
     steps: int
     samples_per_second: float
     seconds_per_step: dict[str, float]
+    peak_memory: int
+    step_seconds: list[float]
     losses: list[float]
     history: dict[str, list[float]]
     test: dict[str, float]
@@ -70,6 +73,8 @@ class Summary:
             steps=len(result.losses),
             samples_per_second=result.timing.samples_per_second,
             seconds_per_step=result.timing.per_step(),
+            peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            step_seconds=result.timing.seconds().tolist(),
             losses=result.losses,
             history=result.history,
             test=test,

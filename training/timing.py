@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import tensorflow as tf
+
+from backends.base import Backend
+
+PARTS = ("input", "compute", "wait", "all_reduce", "update")
+# Steps whose waiting is looked at: every rank tells the others this many times.
+LAST = 1000
 
 
 @dataclass
@@ -14,9 +21,12 @@ class Timing:
 
     Attributes:
         input: Waiting for the next batch.
-        step: In the step, all-reduce included.
-        all_reduce: Of that, from the last local sum to the last global one, waiting
-            for the slowest replica included.
+        step: In the step.
+        all_reduce: Of that, from the last local sum to the last global one.
+        update: Of that, from the last global sum to the end of the step.
+        wait: Of ``all_reduce``, until the slowest process was there, too. Zero
+            for replicas within one process, and before the last ``LAST`` steps.
+        started: When, by this host's clock, the local sums were there.
         rows: Rows of each global batch.
 
     The first step of each batch size is left out of all figures: it builds graphs,
@@ -26,6 +36,9 @@ class Timing:
     input: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
     all_reduce: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+    wait: list[float] = field(default_factory=list)
+    started: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
 
     def _counted(self, values: Sequence[float]) -> np.ndarray:
@@ -36,17 +49,47 @@ class Timing:
     @property
     def samples_per_second(self) -> float:
         """Rows over seconds; validation is not counted."""
-        seconds = self._counted(self.input).sum() + self._counted(self.step).sum()
+        seconds = self.seconds().sum()
         rows = self._counted(self.rows).sum()
         return float(rows / seconds) if seconds > 0 else 0.0
 
+    def seconds(self) -> np.ndarray:
+        """Seconds of every step that counts, waiting for its input included."""
+        return self._counted(self.input) + self._counted(self.step)
+
     def per_step(self) -> dict[str, float]:
-        """Median seconds of a step's parts: ``input, compute, all_reduce``."""
+        """Median seconds of a step's parts, by the names in ``PARTS``."""
+        if not self.rows:
+            return dict.fromkeys(PARTS, 0.0)
         step, reduce = self._counted(self.step), self._counted(self.all_reduce)
-        if not len(step):
-            return {"input": 0.0, "compute": 0.0, "all_reduce": 0.0}
-        return {
-            "input": float(np.median(self._counted(self.input))),
-            "compute": float(np.median(step - reduce)),
-            "all_reduce": float(np.median(reduce)),
+        update = self._counted(self.update)
+        wait = self._counted(self.wait or [0.0] * len(self.rows))
+        parts = {
+            "input": self._counted(self.input),
+            "compute": step - reduce - update,
+            "wait": wait,
+            "all_reduce": reduce - wait,
+            "update": update,
         }
+        return {name: float(np.median(parts[name])) for name in PARTS}
+
+    def tell_waiting(self, backend: Backend) -> None:
+        """Fills in ``wait`` from when the others started. Every rank calls it.
+
+        Across hosts, the difference of their clocks is part of it.
+        """
+        count = min(LAST, len(self.started))
+        self.wait = [0.0] * len(self.started)
+        if backend.size == 1 or not count:
+            return
+        mine = np.zeros((backend.size, count))
+        mine[backend.rank] = self.started[-count:]
+
+        @tf.function(autograph=False)
+        def everyone(rows: tf.Tensor) -> tf.Tensor:
+            return backend.run(lambda r: backend.all_reduce([r])[0], (rows,))
+
+        slowest = everyone(tf.constant(mine)).numpy().max(axis=0)
+        spans = np.asarray(self.all_reduce[-count:])
+        waits = np.clip(slowest - mine[backend.rank], 0, spans)
+        self.wait[-count:] = waits.tolist()

@@ -17,7 +17,8 @@ from collective.bench import report
 from collective.bench.limits import Limits, calibrate, probe, shared_cores, state_of
 from collective.bench.measure import COLLECTIVES, Bench, Subject, measure
 from collective.bench.peers import PEERS, Timer
-from collective.errors import CollectiveError, UsageError
+from collective.bench.plot import plot
+from collective.errors import CollectiveError
 from collective.operations.kinds import ALGORITHMS
 
 SIZES = "4,64,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
@@ -38,15 +39,16 @@ def _run(options: argparse.Namespace) -> int:
     collective.init()
     speaks = collective.rank() == 0
     cores = shared_cores()
-    if not options.no_pin:
-        allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {allowed[collective.local_rank() % len(allowed)]})
     peers: dict[str, Timer] = {}
     for name in options.peers:
         version, timer = PEERS[name]()
         peers[name] = timer
         if speaks:
             print(f"# {name}: {version}")
+    if not options.no_pin:
+        # Not before: threads that a peer starts would be held on the same core.
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {allowed[collective.local_rank() % len(allowed)]})
     limits: dict[str, Limits] = {}
     first = _calibrate_state(limits, cores)
     if speaks:
@@ -67,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.json:
             report.write_json(options.json, limits, rows)
         if options.plot:
-            report.plot(options.plot, rows)
+            plot(options.plot, rows)
     failed = any(row.wrong for row in rows)
     collective.shutdown()
     return int(failed)
@@ -150,7 +152,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--plot", metavar="FILE", help="draw a picture (matplotlib)")
     options = parser.parse_args(arguments)
     if options.seconds <= 0:
-        raise UsageError("--seconds must be positive", hint="--seconds 0.3")
+        parser.error(f"--seconds {options.seconds:g}\nHINT: more than 0, as 0.3")
     return options
 
 

@@ -116,18 +116,19 @@ def gloo() -> tuple[str, Timer]:
     import torch
     import torch.distributed as distributed
 
-    port = np.zeros(1, np.int64)
-    store = None
-    if collective.rank() == 0:
-        store = distributed.TCPStore("127.0.0.1", 0, collective.size(), True)
-        port[0] = store.port
-    port = collective.broadcast(port)
-    if store is None:
-        store = distributed.TCPStore(
-            "127.0.0.1", int(port[0]), collective.size(), False
+    def store(port: int, serves: bool) -> distributed.TCPStore:
+        # Rank 0 must not wait for the others, which wait for its port.
+        return distributed.TCPStore(
+            "127.0.0.1", port, session.size(), serves, wait_for_workers=False
         )
+
+    mine = store(0, True) if session.rank() == 0 else None
+    port = int(collective.broadcast(np.array(mine.port if mine else 0)))
     distributed.init_process_group(
-        "gloo", store=store, rank=session.rank(), world_size=session.size()
+        "gloo",
+        store=mine or store(port, False),
+        rank=session.rank(),
+        world_size=session.size(),
     )
 
     def run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -132,32 +131,3 @@ def write_json(path: str, limits: dict[str, Limits], rows: Sequence[Row]) -> Non
         "rows": [row.json() for row in rows],
     }
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def plot(path: str, rows: Sequence[Row]) -> None:
-    """Draws time against size, in place, with the floor and the peers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 5))
-    for state in dict.fromkeys(row.state for row in rows):
-        mine = [row for row in rows if row.state == state]
-        if any(row.subject.in_place for row in mine):
-            mine = [row for row in mine if row.subject.in_place]
-        sizes = [row.subject.bytes for row in mine]
-        axes.plot(sizes, [row.median_s for row in mine], "o-", label=f"native, {state}")
-        if mine[0].floor_s:
-            axes.plot(
-                sizes, [row.floor_s for row in mine], "k:", label=f"floor, {state}"
-            )
-        for peer in mine[0].peers:
-            times = [row.peers.get(peer, math.nan) for row in mine]
-            axes.plot(sizes, times, "x--", label=f"{peer}, {state}")
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="seconds (median)")
-    axes.set_title(f"{rows[0].subject.collective}, {rows[0].ranks} ranks")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)

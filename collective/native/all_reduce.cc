@@ -40,12 +40,26 @@ ReduceKernel KernelFor(const Kernels& kernels, const Request& request,
   return kernels.reduce_16[request.transport == DType::kBFloat16][op];
 }
 
+bool SeveralOnAHost(const Communicator& ranks) {
+  return ranks.size() > static_cast<int>(ranks.hosts().size());
+}
+
+// On one host: of messages there are only those that are asked for.
+Algorithm OnOneHost(Algorithm algorithm, size_t bytes, bool narrowed) {
+  if (algorithm == Algorithm::kHierarchical) return Algorithm::kDirect;
+  if (algorithm != Algorithm::kAuto) return algorithm;
+  return bytes <= kOneShotBytes && !narrowed ? Algorithm::kOneShot
+                                             : Algorithm::kDirect;
+}
+
 // Between hosts there are no slots: kDirect stands for AllReduceExchange.
-Algorithm ByMessages(Algorithm algorithm, size_t bytes) {
+Algorithm BetweenHosts(const Communicator& ranks, Algorithm algorithm,
+                       size_t bytes) {
   if (algorithm >= Algorithm::kRing) return algorithm;
-  return bytes <= kFewMessagesBytes && algorithm == Algorithm::kAuto
-             ? Algorithm::kHalvingDoubling
-             : Algorithm::kDirect;
+  if (algorithm != Algorithm::kAuto) return Algorithm::kDirect;
+  if (SeveralOnAHost(ranks)) return Algorithm::kHierarchical;
+  return bytes <= kFewMessagesBytes ? Algorithm::kHalvingDoubling
+                                    : Algorithm::kDirect;
 }
 
 void CopyThrough(const Request& request) {
@@ -63,14 +77,10 @@ void AllReduce(Communicator& ranks, const Request& request) {
   CheckArguments(request);
   if (ranks.size() == 1) return CopyThrough(request);
   const size_t bytes = TotalBytes(request);
-  Algorithm algorithm = request.algorithm;
-  if (ranks.remote()) {
-    algorithm = ByMessages(algorithm, bytes);
-  } else if (algorithm == Algorithm::kAuto) {
-    algorithm = bytes <= kOneShotBytes && !request.has_transport
-                    ? Algorithm::kOneShot
-                    : Algorithm::kDirect;
-  }
+  const Algorithm algorithm =
+      ranks.remote()
+          ? BetweenHosts(ranks, request.algorithm, bytes)
+          : OnOneHost(request.algorithm, bytes, request.has_transport);
   if (algorithm == Algorithm::kOneShot && !request.has_transport &&
       FitsOneShot(request)) {
     return AllReduceOneShot(ranks, request);
@@ -102,14 +112,19 @@ void AllReduce(Communicator& ranks, const Request& request) {
     const bool exact = ranks.remote() &&
                        request.algorithm == Algorithm::kAuto &&
                        SizeOf(dtype) == 2;
-    switch (exact ? Algorithm::kDirect : algorithm) {
+    // Sums on the way are kept in the tensors' type, in which the average of
+    // integers could overflow.
+    const bool partial =
+        request.op != Op::kAverage || dtype <= DType::kBFloat16;
+    switch (exact || !partial ? Algorithm::kDirect : algorithm) {
+      case Algorithm::kHierarchical:
+        if (agree) ranks.Agree(request);
+        AllReduceHierarchical(ranks, reduction);
+        break;
       case Algorithm::kRing:
       case Algorithm::kHalvingDoubling:
       case Algorithm::kTree:
-        // Sums on the way are kept in the tensors' type, in which the average
-        // of integers could overflow; and 16-bit transport is made for slots.
-        if (!narrowed &&
-            (request.op != Op::kAverage || dtype <= DType::kBFloat16)) {
+        if (!narrowed) {  // 16-bit transport is made for slots
           if (agree) ranks.Agree(request);
           if (algorithm == Algorithm::kRing) {
             AllReduceRing(ranks, reduction);

@@ -36,6 +36,8 @@ void AllReduceExchange(Communicator& ranks, const Reduction& reduction);
 void AllReduceRing(Communicator& ranks, const Reduction& reduction);
 void AllReduceHalvingDoubling(Communicator& ranks, const Reduction& reduction);
 void AllReduceTree(Communicator& ranks, const Reduction& reduction);
+// Of ranks on several hosts.
+void AllReduceHierarchical(Communicator& ranks, const Reduction& reduction);
 
 }  // namespace collective
 

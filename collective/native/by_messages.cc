@@ -101,7 +101,7 @@ void ReduceScatterByMessages(Communicator& ranks, const Request& request) {
   const char* input = static_cast<const char*>(tensor.input);
   const size_t mine = starts[me + 1] - starts[me];
   std::vector<char> parts(mine * n);
-  const void* sources[128];
+  std::vector<const void*> sources(n);
   for (int i = 0; i < n; ++i) sources[i] = parts.data() + mine * i;
   sources[me] = input + starts[me];
   for (int step = 1; step < n; ++step) {
@@ -110,7 +110,7 @@ void ReduceScatterByMessages(Communicator& ranks, const Request& request) {
              parts.data() + mine * from, mine, request);
   }
   ReduceJob job = {};
-  job.sources = sources;
+  job.sources = sources.data();
   job.nsources = n;
   job.own = me;
   job.out = tensor.output;

@@ -7,6 +7,7 @@
 
 #include "core.h"
 #include "session.h"
+#include "timeline.h"
 
 namespace collective {
 namespace {
@@ -52,7 +53,7 @@ std::shared_ptr<Core> CurrentCore() {
 void Convert(const collective_request& from, Request* to) {
   if (from.kind < 0 || from.kind > static_cast<int>(Kind::kBarrier) ||
       from.op < 0 || from.op >= kOps || from.algorithm < 0 ||
-      from.algorithm > static_cast<int>(Algorithm::kTree)) {
+      from.algorithm > static_cast<int>(Algorithm::kHierarchical)) {
     Invalid("unknown collective, operation or algorithm");
   }
   to->kind = static_cast<Kind>(from.kind);
@@ -69,6 +70,7 @@ void Convert(const collective_request& from, Request* to) {
                   "leave it out to keep the tensors' own type");
   }
   to->name.assign(from.name ? from.name : "");
+  to->plan = PlanOf(from.plan, from.group);
   to->counts.assign(from.counts, from.counts + from.counts_length);
   to->tensors.resize(from.tensors_length);
   for (int i = 0; i < from.tensors_length; ++i) {
@@ -216,6 +218,18 @@ int32_t collective_finished(collective_handle* handle) {
   std::lock_guard<std::mutex> lock(handle->mutex);
   return handle->finished;
 }
+
+void collective_plan(int32_t plan, int32_t group, const char* function,
+                     const char* name) {
+  collective::AddToPlan(plan, group, function, name);
+}
+
+int32_t collective_timeline_start(const char* path, int64_t limit,
+                                  int32_t process) {
+  return Guard([&] { collective::StartTimeline(path, limit, process); });
+}
+
+void collective_timeline_stop() { collective::StopTimeline(); }
 
 void collective_abort(const char* message) {
   Guard([&] {

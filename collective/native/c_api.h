@@ -36,6 +36,7 @@ typedef struct {
   const int64_t* counts;
   int64_t counts_length;
   const char* name;
+  int32_t plan; /* from collective_plan, or 0 */
 } collective_request;
 
 typedef struct collective_handle collective_handle;
@@ -70,8 +71,19 @@ COLLECTIVE_EXPORT int32_t collective_submit(const collective_request* request,
                                             collective_done done,
                                             void* argument);
 
+/* While a function is traced: it has one more collective, of this name. `plan`
+ * is the caller's number of the trace. */
+COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,
+                                       const char* function, const char* name);
+
 /* Ends the job on every rank: their collectives fail with this message. */
 COLLECTIVE_EXPORT void collective_abort(const char* message);
+
+/* A Chrome trace of this process' collectives, of `limit` bytes at most. */
+COLLECTIVE_EXPORT int32_t collective_timeline_start(const char* path,
+                                                    int64_t limit,
+                                                    int32_t process);
+COLLECTIVE_EXPORT void collective_timeline_stop(void);
 
 /* ---- for collective.bench (timing.cc) ---- */
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <map>
+#include <new>
 
 namespace collective {
 namespace {
@@ -26,7 +29,7 @@ struct Communicator::TextBox {
 
 struct alignas(64) Communicator::NoticeBox {
   Word number;
-  uint64_t name;
+  Notice notice;
 };
 
 namespace {
@@ -47,8 +50,21 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
   me_ = static_cast<int>(
       std::find(members_.begin(), members_.end(), job->rank()) -
       members_.begin());
-  if (job->network()) {
+  std::map<int, std::vector<int>> by_host;
+  for (int member = 0; member < size_; ++member) {
+    by_host[job->host_of(members_[member])].push_back(member);
+  }
+  if (by_host.size() > 1) {
+    std::vector<int> ranks_here;
+    for (auto& [host, on_it] : by_host) {
+      if (host == job->host_of(job->rank())) {
+        my_host_ = static_cast<int>(hosts_.size());
+        for (int member : on_it) ranks_here.push_back(members_[member]);
+      }
+      hosts_.push_back(std::move(on_it));
+    }
     remote_ = std::make_unique<Remote>(job, members_, me_, area);
+    here_ = std::make_unique<Communicator>(job, ranks_here, area);
     return;
   }
   const size_t n = size_;
@@ -66,7 +82,12 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
   bytes = RoundUp(bytes, size_t{2} << 20);
   const size_t slots = take(kDepth * (n + 1) * kChunkBytes);
   const size_t mail = take(n * n * kMailDepth * kMailBytes);
-  char* base = job->MapArea(area, bytes);
+  if (area == kPrivate) {
+    private_.reset(static_cast<char*>(std::aligned_alloc(4096, bytes)));
+    if (!private_) throw std::bad_alloc();
+    std::memset(private_.get(), 0, slots);
+  }
+  char* base = private_ ? private_.get() : job->MapArea(area, bytes);
   posts_ = base + posts;
   texts_ = base + texts;
   notices_ = reinterpret_cast<NoticeBox*>(base + notices);
@@ -77,6 +98,15 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
   for (Stage stage : {kFilled, kRead, kDone}) {
     FlagOf(stage, me_).Raise(chunk_);
   }
+}
+
+Communicator& Communicator::alone() {
+  if (hosts_[my_host_].size() == 1) return *here_;
+  if (!alone_) {
+    alone_ = std::make_unique<Communicator>(
+        job_, std::vector<int>{job_->rank()}, kPrivate);
+  }
+  return *alone_;
 }
 
 Communicator::PostBox& Communicator::PostOf(uint32_t sequence, int member) {
@@ -142,20 +172,20 @@ void Communicator::Finish(uint32_t chunks) {
   }
 }
 
-void Communicator::Announce(uint32_t number, uint64_t name) {
-  if (remote_) return remote_->Announce(name);
+void Communicator::Announce(uint32_t number, const Notice& notice) {
+  if (remote_) return remote_->Announce(notice);
   // The notice before the last has been obeyed by all, or this rank would not
   // have come to the end of it: there is always room.
-  NoticeBox& notice = notices_[number % kNotices];
-  notice.name = name;
-  notice.number.Raise(number);
+  NoticeBox& box = notices_[number % kNotices];
+  box.notice = notice;
+  box.number.Raise(number);
 }
 
-uint64_t Communicator::Announced(uint32_t number, const Request& request) {
+Notice Communicator::Announced(uint32_t number, const Request& request) {
   if (remote_) return remote_->Announced(request);
-  NoticeBox& notice = notices_[number % kNotices];
-  job_->Await(notice.number, number, members_[0], request);
-  return notice.name;
+  NoticeBox& box = notices_[number % kNotices];
+  job_->Await(box.number, number, members_[0], request);
+  return box.notice;
 }
 
 }  // namespace collective

@@ -1,5 +1,9 @@
 // A group of ranks and the shared memory through which they work.
 //
+// Where its ranks are on several hosts there is no such memory: posts carry no
+// data, there are no slots, and mail goes by messages (remote.h). Such a group
+// knows its hosts, and has a communicator of its members on this one.
+//
 // One communicator runs one collective at a time; whoever calls it sees to that
 // (queue.h). All algorithms are written against this class:
 //
@@ -17,6 +21,7 @@
 #ifndef COLLECTIVE_NATIVE_COMMUNICATOR_H_
 #define COLLECTIVE_NATIVE_COMMUNICATOR_H_
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,8 +39,10 @@ class Communicator {
   static constexpr size_t kPostBytes = 64 << 10;  // most data in a post
   static constexpr uint32_t kMailDepth = 2;
   static constexpr size_t kMailBytes = size_t{128} << 10;
+  static constexpr int kPrivate = -1;
 
-  // `members`: ranks of the job, ascending, this one among them.
+  // `members`: ranks of the job, ascending, this one among them. `area`: of the
+  // job's shared memory, or kPrivate for this rank's own.
   Communicator(Job* job, std::vector<int> members, int area);
   Communicator(const Communicator&) = delete;
 
@@ -46,6 +53,17 @@ class Communicator {
   const Kernels& kernels() const { return kernels_; }
   // Whether there are messages only: no posts' data, no slots.
   bool remote() const { return remote_ != nullptr; }
+
+  // ---- groups that span hosts ----------------------------------------------
+
+  Remote& messages() { return *remote_; }
+  // Members by host; hosts and members ascend.
+  const std::vector<std::vector<int>>& hosts() const { return hosts_; }
+  int my_host() const { return my_host_; }
+  // Of the members on this host, numbered from 0 as in hosts()[my_host()].
+  Communicator& here() { return *here_; }
+  // Of this rank only.
+  Communicator& alone();
 
   // ---- posts ---------------------------------------------------------------
 
@@ -98,9 +116,9 @@ class Communicator {
 
   // ---- order by name (queue.h) ---------------------------------------------
 
-  // The first member writes, the others read, which name comes next.
-  void Announce(uint32_t number, uint64_t name);
-  uint64_t Announced(uint32_t number, const Request& request);
+  // The first member writes, the others read, what comes next.
+  void Announce(uint32_t number, const Notice& notice);
+  Notice Announced(uint32_t number, const Request& request);
 
  private:
   struct PostBox;
@@ -125,6 +143,9 @@ class Communicator {
 
   Job* job_;
   std::unique_ptr<Remote> remote_;
+  std::vector<std::vector<int>> hosts_;
+  int my_host_ = 0;
+  std::unique_ptr<Communicator> here_, alone_;
   uint64_t signature_ = 0;  // of the last post, without shared memory
   std::vector<int> members_;
   int size_;
@@ -133,6 +154,7 @@ class Communicator {
   uint32_t sequence_ = 0;
   uint32_t chunk_ = kDepth;  // counters start as if kDepth chunks were done
   std::vector<uint32_t> sent_, received_;  // mail to and from each member
+  std::unique_ptr<char, decltype(&std::free)> private_{nullptr, std::free};
   char* posts_;
   char* texts_;
   NoticeBox* notices_;

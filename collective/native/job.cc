@@ -19,6 +19,7 @@ constexpr int kSpins = 2000;   // about 10 us
 constexpr int kYields = 1000;  // about 100 us
 constexpr int64_t kYieldNanoseconds = 300'000;
 constexpr long kNapNanoseconds = 100'000'000;
+constexpr long kShortNapNanoseconds = 200'000;  // while messages are under way
 constexpr int kMostRanks = 128;
 constexpr size_t kHugePage = size_t{2} << 20;
 
@@ -106,42 +107,43 @@ Settings Settings::FromEnvironment() {
 }
 
 Job::Job(const Place& place, const Settings& settings, int generation)
-    : place_(place), settings_(settings) {
-  if (place.size != place.local_size) {
-    // Several hosts: by messages alone. The launcher of MPI ends a job of which
-    // a rank died.
-    network_ = std::make_unique<Network>(place);
-    return;
-  }
-  place_.local_rank = place.rank;  // one host: the same numbers for both
-  all_ = Meet(place_, generation, kAreaStride * (1 + kMostAreas),
-              settings.start_seconds);
+    : place_(place),
+      settings_(settings),
+      hosts_(place.size, 0),
+      left_(place.size) {
+  const bool one_host = place.size == place.local_size;
+  if (one_host) place_.local_rank = place.rank;  // the same numbers for both
+  here_ = Meet(place_, generation, kAreaStride * (1 + kMostAreas),
+               settings.start_seconds);
   void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
-                      MAP_SHARED, all_.memory.get(), 0);
+                      MAP_SHARED, here_.memory.get(), 0);
   if (memory == MAP_FAILED) {
     throw Failure(Code::kInternal, std::string("mmap: ") + std::strerror(errno),
                   "see ulimit -v");
   }
   header_ = static_cast<Header*>(memory);
-  RankState& mine = header_->ranks[place_.rank];
+  RankState& mine = header_->ranks[place_.local_rank];
   sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
   mine.here.Raise(1);
   Request meeting;
   meeting.name = "init";
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  for (int rank = 0; rank < size(); ++rank) {
-    Await(header_->ranks[rank].here, 1, rank, meeting);
-    CPU_OR(&cores, &cores, &header_->ranks[rank].cores);
+  for (int i = 0; i < place_.local_size; ++i) {
+    Await(header_->ranks[i].here, 1, here_.ranks[i], meeting);
+    CPU_OR(&cores, &cores, &header_->ranks[i].cores);
   }
-  spins_ = size() <= CPU_COUNT(&cores) ? kSpins : 0;
+  spins_ = place_.local_size <= CPU_COUNT(&cores) ? kSpins : 0;
+  if (one_host) return;
+  network_ = std::make_unique<Network>(place_, generation);
+  hosts_ = network_->Gather(
+      *std::min_element(here_.ranks.begin(), here_.ranks.end()));
 }
 
 Job::~Job() {
   for (int i = 0; i < kMostAreas; ++i) {
     if (areas_[i]) munmap(areas_[i], area_bytes_[i]);
   }
-  if (!header_) return;
   Leave();
   munmap(header_, sizeof(Header));
 }
@@ -163,7 +165,7 @@ char* Job::MapArea(int index, size_t bytes) {
     const uintptr_t aligned = (start + kHugePage - 1) & ~(kHugePage - 1);
     memory =
         mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_FIXED, all_.memory.get(),
+             MAP_SHARED | MAP_FIXED, here_.memory.get(),
              static_cast<off_t>(kAreaStride * (1 + index)));
     if (aligned > start) munmap(place, aligned - start);
     const uintptr_t tail = start + kHugePage - aligned;
@@ -180,23 +182,48 @@ char* Job::MapArea(int index, size_t bytes) {
 }
 
 bool Job::broken() const {
-  return header_ && header_->broken.load(std::memory_order_relaxed) != 0;
+  return header_->broken.load(std::memory_order_relaxed) != 0;
 }
 
-bool Job::Dead(int rank) const {
-  if (rank == place_.rank) return false;
-  const Descriptor& process = all_.processes[rank];
-  if (!process.valid()) return Gone(all_.pids[rank]);
+bool Job::Dead(int local_rank) const {
+  if (local_rank == place_.local_rank) return false;
+  const Descriptor& process = here_.processes[local_rank];
+  if (!process.valid()) return Gone(here_.pids[local_rank]);
   pollfd one = {process.get(), POLLIN, 0};
   return poll(&one, 1, 0) > 0;
 }
 
 void Job::Leave() {
-  leaving_ = true;
-  if (header_) header_->ranks[rank()].here.Raise(2);
+  if (leaving_.exchange(true)) return;
+  header_->ranks[place_.local_rank].here.Raise(2);
+  if (!broken()) TellOtherHosts(Code::kOk, "");
+}
+
+void Job::TellOtherHosts(Code code, const char* message) {
+  if (!network_) return;
+  News news;
+  news.rank = rank();
+  news.code = static_cast<int32_t>(code);
+  std::snprintf(news.message, sizeof(news.message), "%s", message);
+  std::vector<int> others;
+  for (int other = 0; other < size(); ++other) {
+    if (host_of(other) != host_of(rank())) others.push_back(other);
+  }
+  network_->Tell(others, news);
+}
+
+bool Job::SetBroken(Code code, const char* message) {
+  uint32_t whole = 0;
+  if (!header_->broken.compare_exchange_strong(whole, 1)) return false;
+  std::snprintf(header_->broken_message, sizeof(header_->broken_message), "%s",
+                message);
+  header_->broken_code = static_cast<int32_t>(code);
+  header_->broken = 2;
+  return true;
 }
 
 void Job::ThrowBroken() {
+  if (network_) network_->GiveUp();
   for (int i = 0; i < 1000 && header_->broken.load() != 2; ++i) sched_yield();
   const Code code = static_cast<Code>(header_->broken_code.load());
   throw Failure(code == Code::kOk ? Code::kUnavailable : code,
@@ -205,16 +232,9 @@ void Job::ThrowBroken() {
 
 void Job::Break(Code code, const std::string& what, const std::string& hint) {
   const Failure failure(code, what, hint);
-  if (!header_) throw failure;
-  uint32_t whole = 0;
-  if (header_->broken.compare_exchange_strong(whole, 1)) {
-    std::snprintf(header_->broken_message, sizeof(header_->broken_message),
-                  "%s", failure.what());
-    header_->broken_code = static_cast<int32_t>(code);
-    header_->broken = 2;
-    throw failure;
-  }
-  ThrowBroken();  // someone was first: every rank tells the same story
+  // Where someone was first, every rank tells that one's story.
+  if (SetBroken(code, failure.what())) TellOtherHosts(code, failure.what());
+  ThrowBroken();
 }
 
 void Job::Check(int waited_for) {
@@ -223,36 +243,52 @@ void Job::Check(int waited_for) {
     throw Failure(Code::kUnavailable, "shut down while a collective ran",
                   "wait for every handle before shutdown()");
   }
-  if (!header_) return;
-  for (int rank = 0; rank < size(); ++rank) {
+  for (int i = 0; i < place_.local_size; ++i) {
     // A rank that said goodbye may end; that matters to who waits for it only.
-    const bool left = header_->ranks[rank].here.Reached(2);
-    if (left && rank == waited_for) {
-      Break(Code::kUnavailable,
-            "rank " + std::to_string(rank) +
-                " has shut down while others still wait for it",
-            "let every rank make the same calls before shutdown()");
-    }
-    if (!left && Dead(rank) && !header_->ranks[rank].here.Reached(2)) {
+    const int rank = here_.ranks[i];
+    const bool left = header_->ranks[i].here.Reached(2);
+    if (left && rank == waited_for) BreakForLeft(rank);
+    if (!left && Dead(i) && !header_->ranks[i].here.Reached(2)) {
       Break(Code::kUnavailable,
             "rank " + std::to_string(rank) + " (process " +
-                std::to_string(all_.pids[rank]) + ") died",
+                std::to_string(here_.pids[i]) + ") died",
             "look for its own error message; \"Killed\" without one is most "
             "often lack of memory (dmesg | tail)");
     }
   }
+  if (network_) CheckOtherHosts(waited_for);
+}
+
+void Job::CheckOtherHosts(int waited_for) {
+  // Before listening: what a rank sent before it left is taken first.
+  if (left_[waited_for]) BreakForLeft(waited_for);
+  News news;
+  while (network_->Hear(&news)) {
+    if (news.code == 0) {
+      left_[news.rank] = true;
+    } else {
+      SetBroken(static_cast<Code>(news.code), news.message);
+      ThrowBroken();
+    }
+  }
+}
+
+void Job::BreakForLeft(int rank) {
+  Break(Code::kUnavailable,
+        "rank " + std::to_string(rank) +
+            " has shut down while others still wait for it",
+        "let every rank make the same calls before shutdown()");
 }
 
 std::string Job::WhoWaits() const {
-  if (!header_) return "";
   // Other ranks write theirs meanwhile: a line may be torn, no more.
   std::lock_guard<std::mutex> lock(waiting_mutex_);
   std::string table;
   const int64_t now = Now();
-  for (int rank = 0; rank < size(); ++rank) {
-    const std::string who = "  rank " + std::to_string(rank);
+  for (int i = 0; i < place_.local_size; ++i) {
+    const std::string who = "  rank " + std::to_string(here_.ranks[i]);
     bool waits = false;
-    for (const Waiting& one : header_->ranks[rank].waiting) {
+    for (const Waiting& one : header_->ranks[i].waiting) {
       const int other = one.rank.load();
       if (other <= 0) continue;
       waits = true;
@@ -268,7 +304,7 @@ std::string Job::WhoWaits() const {
 
 Job::Waiting* Job::Tell(int rank, int64_t since, const Request& doing) {
   std::lock_guard<std::mutex> lock(waiting_mutex_);
-  for (Waiting& one : header_->ranks[place_.rank].waiting) {
+  for (Waiting& one : header_->ranks[place_.local_rank].waiting) {
     if (one.rank.load() != 0) continue;
     one.rank = -1;
     one.since = since;
@@ -281,7 +317,7 @@ Job::Waiting* Job::Tell(int rank, int64_t since, const Request& doing) {
 
 void Job::PingPong(double* nanoseconds) {
   constexpr int kBatches = 12, kRounds = 100;
-  if (rank() > 1 || !header_) return;
+  if (rank() > 1 || host_of(0) != host_of(1)) return;
   Request request;
   request.name = "probe";
   Word& mine = rank() == 0 ? header_->ping : header_->pong;
@@ -316,51 +352,72 @@ void Job::AwaitLong(Word& word, uint32_t target, int rank,
   for (int i = 0; i < kYields; ++i) {
     sched_yield();
     if (word.Reached(target)) return;
+    if (network_ && network_->pending()) network_->Progress();
     if (i % 16 != 15) continue;  // reading the clock takes as long as yielding
     if (start == 0) start = Now();
     if (Now() - start > kYieldNanoseconds) break;
   }
 
-  if (start == 0) start = Now();
   struct Sleeper {
     Word& word;
-    Waiting* told;
-    Sleeper(Word& word, Waiting* told) : word(word), told(told) {
-      word.sleepers.fetch_add(1);
-    }
-    ~Sleeper() {
-      word.sleepers.fetch_sub(1);
-      if (told) told->rank = 0;
-    }
-  } sleeper(word, Tell(rank, start, doing));
-  bool told = false;
+    explicit Sleeper(Word& word) : word(word) { word.sleepers.fetch_add(1); }
+    ~Sleeper() { word.sleepers.fetch_sub(1); }
+  } sleeper(word);
+  LongWait wait(this, rank, doing);
   while (!word.Reached(target)) {
     const uint32_t seen = word.value.load();
     if (static_cast<int32_t>(seen - target) >= 0) return;
-    word.Sleep(seen, kNapNanoseconds);
-    if (word.Reached(target)) return;
-    Check(rank);
-    const double waited = static_cast<double>(Now() - start) * 1e-9;
-    if (waited > settings_.give_up_seconds) {
-      Break(Code::kDeadlineExceeded,
-            "rank " + std::to_string(place_.rank) + " waited " +
-                std::to_string(static_cast<int64_t>(waited)) + " s for rank " +
-                std::to_string(rank) + " in " + doing.Describe() + "\n" +
-                WhoWaits(),
-            "a rank that is only slow is given more time by "
-            "COLLECTIVE_TIMEOUT=seconds");
+    if (network_ && network_->pending()) {
+      word.Sleep(seen, kShortNapNanoseconds);
+      network_->Progress();
+    } else {
+      word.Sleep(seen, kNapNanoseconds);
     }
-    if (!told && waited > settings_.stall_seconds) {
-      told = true;
-      int first = 0;  // of those that wait, one speaks
-      while (first < place_.rank && !header_->ranks[first].Waits()) ++first;
-      if (first == place_.rank) {
-        std::fprintf(stderr,
-                     "collective: no progress for %.0f s:\n%sHINT: every rank "
-                     "must make the same calls; COLLECTIVE_TIMEOUT=seconds "
-                     "ends the job sooner\n",
-                     waited, WhoWaits().c_str());
-      }
+    if (word.Reached(target)) return;
+    wait.Look();
+  }
+}
+
+Job::LongWait::LongWait(Job* job, int rank, const Request& doing)
+    : job_(job),
+      rank_(rank),
+      doing_(doing),
+      start_(Now()),
+      looked_(start_),
+      waiting_(job->Tell(rank, start_, doing)) {}
+
+Job::LongWait::~LongWait() {
+  if (waiting_) waiting_->rank = 0;
+}
+
+void Job::LongWait::Look() {
+  const int64_t now = Now();
+  if (now - looked_ < kNapNanoseconds * 9 / 10) return;
+  looked_ = now;
+  job_->Check(rank_);
+  const double waited = static_cast<double>(now - start_) * 1e-9;
+  const Settings& settings = job_->settings();
+  const int me = job_->rank();
+  if (waited > settings.give_up_seconds) {
+    job_->Break(Code::kDeadlineExceeded,
+                "rank " + std::to_string(me) + " waited " +
+                    std::to_string(static_cast<int64_t>(waited)) +
+                    " s for rank " + std::to_string(rank_) + " in " +
+                    doing_.Describe() + "\n" + job_->WhoWaits(),
+                "a rank that is only slow is given more time by "
+                "COLLECTIVE_TIMEOUT=seconds");
+  }
+  if (!told_ && waited > settings.stall_seconds) {
+    told_ = true;
+    int first = 0;  // of those of this host that wait, one speaks
+    const int mine = job_->place_.local_rank;
+    while (first < mine && !job_->header_->ranks[first].Waits()) ++first;
+    if (first == mine) {
+      std::fprintf(stderr,
+                   "collective: no progress for %.0f s:\n%sHINT: every rank "
+                   "must make the same calls; COLLECTIVE_TIMEOUT=seconds "
+                   "ends the job sooner\n",
+                   waited, job_->WhoWaits().c_str());
     }
   }
 }

@@ -1,11 +1,11 @@
-// The ranks of one host: their shared memory, who is alive, and waiting for
-// them.
+// The ranks of a job: the shared memory of those on this host, who is alive,
+// and waiting for them.
 //
 // A wait first spins (only where every rank has a core of its own), then
 // yields, then sleeps, so that a rank that waits long leaves its core to
 // TensorFlow. A sleeping rank looks up ten times a second: a peer that died or
 // left, a job that another rank gave up, and a deadline all end the wait with a
-// Failure.
+// Failure. Of a death on another host, the ranks there tell.
 #ifndef COLLECTIVE_NATIVE_JOB_H_
 #define COLLECTIVE_NATIVE_JOB_H_
 
@@ -32,6 +32,8 @@ struct Settings {
 };
 
 class Job {
+  struct Waiting;
+
  public:
   // Meets the other ranks. `generation` counts the jobs of this process.
   Job(const Place& place, const Settings& settings, int generation);
@@ -45,18 +47,41 @@ class Job {
   const Settings& settings() const { return settings_; }
   int size() const { return place_.size; }
   int rank() const { return place_.rank; }
+  // The first rank on a rank's host: the same for two ranks where they share
+  // memory.
+  int host_of(int rank) const { return hosts_[rank]; }
 
-  // The shared memory of one communicator, zeroed when first mapped by any.
-  // Mapped until the job ends. `index` < kMostAreas.
+  // The shared memory of one communicator on this host, zeroed when first
+  // mapped by any. Mapped until the job ends. `index` < kMostAreas.
   char* MapArea(int index, size_t bytes);
   static constexpr int kMostAreas = 128;
   static constexpr size_t kAreaStride = size_t{1} << 36;  // virtual: a hole
 
-  // Returns when word >= target. `rank` is who is to raise it, `doing` what
-  // for.
+  // Returns when word >= target. `rank`, on this host, is who is to raise it,
+  // `doing` what for.
   void Await(Word& word, uint32_t target, int rank, const Request& doing) {
     if (!word.Reached(target)) AwaitLong(word, target, rank, doing);
   }
+
+  // What a wait for a rank does once it has become long: tells the others of
+  // this host about it, and sees that it ends.
+  class LongWait {
+   public:
+    LongWait(Job* job, int rank, const Request& doing);
+    ~LongWait();
+    LongWait(const LongWait&) = delete;
+    // About ten times a second. Throws where the job cannot go on.
+    void Look();
+
+   private:
+    Job* job_;
+    const int rank_;
+    const Request& doing_;
+    const int64_t start_;
+    int64_t looked_;
+    Waiting* waiting_;
+    bool told_ = false;
+  };
 
   // Throws where the job cannot go on: someone died, left or gave up.
   void Check(int waited_for);
@@ -80,18 +105,24 @@ class Job {
   int spins() const { return spins_; }
 
  private:
-  struct Waiting;
   struct RankState;
   struct Header;
   void AwaitLong(Word& word, uint32_t target, int rank, const Request& doing);
-  bool Dead(int rank) const;
+  bool Dead(int local_rank) const;
+  void CheckOtherHosts(int waited_for);
+  [[noreturn]] void BreakForLeft(int rank);
+  void TellOtherHosts(Code code, const char* message);
+  // False where another rank was first.
+  bool SetBroken(Code code, const char* message);
   Waiting* Tell(int rank, int64_t since, const Request& doing);
   [[noreturn]] void ThrowBroken();
 
   Place place_;
   Settings settings_;
   std::unique_ptr<Network> network_;
-  Gathering all_;
+  Gathering here_;                       // the ranks of this host
+  std::vector<int> hosts_;               // by rank
+  std::vector<std::atomic<bool>> left_;  // by rank: those of other hosts
   Header* header_ = nullptr;
   char* areas_[kMostAreas] = {};
   size_t area_bytes_[kMostAreas] = {};

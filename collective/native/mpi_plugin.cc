@@ -9,11 +9,22 @@
 namespace {
 
 MPI_Comm world = MPI_COMM_NULL;
+char last_error[MPI_MAX_ERROR_STRING] = "";
+bool given_up = false;
 
-void Finalize() {
+struct Transfer {
+  MPI_Request request = MPI_REQUEST_NULL;
+  int code = MPI_SUCCESS;
+};
+
+bool Finalized() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (!finalized) MPI_Finalize();
+  return finalized;
+}
+
+void Finalize() {
+  if (!given_up && !Finalized()) MPI_Finalize();
 }
 
 int Start(int* rank, int* size) {
@@ -29,36 +40,68 @@ int Start(int* rank, int* size) {
     // MPI cannot be started twice: it ends with the process, not with the job.
     std::atexit(Finalize);
   }
-  if (world == MPI_COMM_NULL) MPI_Comm_dup(MPI_COMM_WORLD, &world);
+  if (world == MPI_COMM_NULL) {
+    MPI_Comm_dup(MPI_COMM_WORLD, &world);
+    MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
+  }
   MPI_Comm_rank(world, rank);
   MPI_Comm_size(world, size);
   return 0;
 }
 
+int Gather(int mine, int* all) {
+  return MPI_Allgather(&mine, 1, MPI_INT, all, 1, MPI_INT, world);
+}
+
 void* Send(int rank, int tag, const void* data, size_t bytes) {
-  auto* request = new MPI_Request;
-  MPI_Isend(const_cast<void*>(data), static_cast<int>(bytes), MPI_BYTE, rank,
-            tag, world, request);
-  return request;
+  auto* transfer = new Transfer;
+  transfer->code =
+      Finalized() ? MPI_ERR_OTHER
+                  : MPI_Isend(const_cast<void*>(data), static_cast<int>(bytes),
+                              MPI_BYTE, rank, tag, world, &transfer->request);
+  return transfer;
 }
 
 void* Receive(int rank, int tag, void* data, size_t bytes) {
-  auto* request = new MPI_Request;
-  MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank, tag, world, request);
-  return request;
+  auto* transfer = new Transfer;
+  transfer->code = MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, rank, tag,
+                             world, &transfer->request);
+  return transfer;
 }
 
-int Done(void* transfer) {
-  auto* request = static_cast<MPI_Request*>(transfer);
+int Done(void* handle) {
+  auto* transfer = static_cast<Transfer*>(handle);
   int done = 0;
-  MPI_Test(request, &done, MPI_STATUS_IGNORE);
-  if (done) delete request;
-  return done;
+  if (transfer->code == MPI_SUCCESS) {
+    transfer->code = MPI_Test(&transfer->request, &done, MPI_STATUS_IGNORE);
+    if (transfer->code == MPI_SUCCESS && !done) return 0;
+  }
+  const int code = transfer->code;
+  delete transfer;
+  if (code == MPI_SUCCESS) return 1;
+  int length = 0;
+  MPI_Error_string(code, last_error, &length);
+  return -1;
 }
 
-void Abort(int code) { MPI_Abort(world, code); }
+const char* Error() { return last_error; }
 
-constexpr collective_mpi kPlugin = {Start, Send, Receive, Done, Abort};
+int Poll(int tag, void* data, size_t bytes) {
+  int there = 0;
+  MPI_Status status;
+  if (Finalized() ||
+      MPI_Iprobe(MPI_ANY_SOURCE, tag, world, &there, &status) != MPI_SUCCESS) {
+    return 0;
+  }
+  return there &&
+         MPI_Recv(data, static_cast<int>(bytes), MPI_BYTE, status.MPI_SOURCE,
+                  tag, world, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+}
+
+void GiveUp() { given_up = true; }
+
+constexpr collective_mpi kPlugin = {Start, Gather, Send, Receive,
+                                    Done,  Error,  Poll, GiveUp};
 
 }  // namespace
 

@@ -2,13 +2,19 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <cstdlib>
-#include <string>
+#include <thread>
 
 #include "failure.h"
 
 namespace collective {
 namespace {
+
+// Beyond the tags of all communicators; one for each generation, so that the
+// goodbyes of a job are not heard in the next.
+constexpr int kNewsTag = 1 << 14, kGenerations = 1 << 13;
+constexpr std::chrono::milliseconds kTellTime(200);
 
 // The directory of this library, with the slash.
 std::string Home() {
@@ -24,7 +30,8 @@ const char* Family() {
 
 }  // namespace
 
-Network::Network(const Place& place) {
+Network::Network(const Place& place, int generation)
+    : size_(place.size), news_tag_(kNewsTag + generation % kGenerations) {
   const std::string who = "rank " + std::to_string(place.rank) + " of " +
                           std::to_string(place.size) + " (" +
                           std::to_string(place.local_size) + " on this host): ";
@@ -49,21 +56,75 @@ Network::Network(const Place& place) {
   }
 }
 
+std::vector<int> Network::Gather(int mine) {
+  std::vector<int> all(size_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (mpi_->gather(mine, all.data()) != 0) {
+    throw Failure(Code::kUnavailable, "MPI_Allgather failed",
+                  "see what MPI said above");
+  }
+  return all;
+}
+
 void* Network::Send(int rank, int tag, const void* data, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
+  ++pending_;
   return mpi_->send(rank, tag, data, bytes);
 }
 
 void* Network::Receive(int rank, int tag, void* data, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
+  ++pending_;
   return mpi_->receive(rank, tag, data, bytes);
 }
 
-bool Network::Done(void* transfer) {
+int Network::Done(void* transfer) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return mpi_->done(transfer) != 0;
+  const int done = mpi_->done(transfer);
+  if (done) --pending_;
+  return done;
 }
 
-void Network::Abort(int code) { mpi_->abort(code); }
+std::string Network::Error() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return mpi_->error();
+}
+
+void Network::Progress() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  News news;
+  if (mpi_->poll(news_tag_, &news, sizeof(news))) heard_.push_back(news);
+}
+
+bool Network::Hear(News* news) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (heard_.empty()) return mpi_->poll(news_tag_, news, sizeof(*news));
+  *news = heard_.front();
+  heard_.pop_front();
+  return true;
+}
+
+void Network::Tell(const std::vector<int>& ranks, const News& news) {
+  // Copies that outlive this call: nobody may be left to take them.
+  const News* copy = new News(news);
+  std::deque<void*> sends;
+  for (int rank : ranks) {
+    sends.push_back(Send(rank, news_tag_, copy, sizeof(*copy)));
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kTellTime;
+  while (!sends.empty() && std::chrono::steady_clock::now() < deadline) {
+    if (Done(sends.front())) {
+      sends.pop_front();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  if (sends.empty()) delete copy;
+}
+
+void Network::GiveUp() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  mpi_->give_up();
+}
 
 }  // namespace collective

@@ -6,32 +6,63 @@
 #ifndef COLLECTIVE_NATIVE_NETWORK_H_
 #define COLLECTIVE_NATIVE_NETWORK_H_
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "mpi_plugin.h"
 #include "place.h"
 
 namespace collective {
 
+// What a rank tells the ranks of other hosts unasked: that it has left the job
+// (code 0), or why the job cannot go on.
+struct News {
+  int32_t rank = 0;
+  int32_t code = 0;
+  char message[2048] = {};
+};
+
 class Network {
  public:
   // Starts MPI. Throws kFailedPrecondition where there is no plug-in, or where
   // MPI sees another job.
-  explicit Network(const Place& place);
+  Network(const Place& place, int generation);
+
+  // Every rank's number, by rank.
+  std::vector<int> Gather(int mine);
 
   // Messages between two ranks with one tag arrive in the order of sending. A
   // transfer's memory must be left alone until it is done.
   void* Send(int rank, int tag, const void* data, size_t bytes);
   void* Receive(int rank, int tag, void* data, size_t bytes);
-  // Whether a transfer has ended; frees it then.
-  bool Done(void* transfer);
-  // Ends every rank of the job, this one too.
-  void Abort(int code);
+  // 0: under way; 1: ended; -1: failed, for the reason Error() tells.
+  int Done(void* transfer);
+  std::string Error();
+
+  // MPI moves bytes only while it is asked to: whoever waits for something else
+  // while transfers are pending must call Progress, or others wait for him.
+  bool pending() const { return pending_.load(std::memory_order_relaxed) > 0; }
+  void Progress();
+
+  // Tries, for a moment: the others may be gone.
+  void Tell(const std::vector<int>& ranks, const News& news);
+  // Whether there was news.
+  bool Hear(News* news);
+  // This process ends without waiting for the others.
+  void GiveUp();
 
  private:
   const collective_mpi* mpi_;
+  const int size_;
+  const int news_tag_;
   std::mutex mutex_;  // MPI is asked for one thread at a time
+  std::deque<News> heard_;
+  std::atomic<int> pending_{0};
 };
 
 }  // namespace collective

@@ -4,8 +4,12 @@
 #include <xmmintrin.h>
 #endif
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <future>
+#include <limits>
+#include <string>
 #include <utility>
 
 #include "execute.h"
@@ -15,6 +19,19 @@ namespace {
 
 uint64_t HashOf(const std::string& name) {
   return std::hash<std::string>()(name);
+}
+
+// Where ranks run the same function with different names: the time without any
+// new collective here after which no more are thought to come. A thread of its
+// own could still bring one.
+constexpr double kQuietSeconds = 5;
+
+Notice NoticeOf(const Request& request) {
+  Notice notice;
+  notice.name = HashOf(request.name);
+  notice.plan = request.plan;
+  std::strncpy(notice.text, request.name.c_str(), sizeof(notice.text) - 1);
+  return notice;
 }
 
 }  // namespace
@@ -133,48 +150,76 @@ Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
   if (order_ == Order::kByName && ranks_->size() > 1) {
     ++number_;
     if (ranks_->me() == 0) {
-      ranks_->Announce(number_, found->name);
+      ranks_->Announce(number_, NoticeOf(found->request));
     } else {
       const Request waiting = found->request;
       lock.unlock();
-      uint64_t name = 0;
+      Notice notice;
       try {
-        name = ranks_->Announced(number_, waiting);
+        notice = ranks_->Announced(number_, waiting);
       } catch (...) {
         lock.lock();
         throw;
       }
       lock.lock();
-      const auto start = std::chrono::steady_clock::now();
-      const Settings& settings = ranks_->job().settings();
-      while ((found = Find(name)) == items_.end()) {
-        change_.wait_for(lock, std::chrono::milliseconds(100));
-        ranks_->job().Check(ranks_->rank_of(0));
-        if (closing_) {
-          throw Failure(Code::kUnavailable,
-                        "shut down before it ran\nHINT: wait for every handle "
-                        "before shutdown()");
-        }
-        const std::chrono::duration<double> waited =
-            std::chrono::steady_clock::now() - start;
-        if (waited.count() > settings.stall_seconds && !items_.empty()) {
-          ranks_->job().Break(
-              Code::kFailedPrecondition,
-              "ranks do not agree on a collective: rank " +
-                  std::to_string(ranks_->job().rank()) + " has " +
-                  items_.front().request.Describe() + "; rank " +
-                  std::to_string(ranks_->rank_of(0)) +
-                  " began one of another name, which did not come here in " +
-                  std::to_string(static_cast<int>(waited.count())) + " s\n" +
-                  ranks_->job().WhoWaits(),
-              "give the same collectives the same names on every rank");
-        }
-      }
+      found = Await(lock, notice);
     }
   }
   Item item = std::move(*found);
   items_.erase(found);
   return item;
+}
+
+std::deque<Queue::Item>::iterator Queue::Await(
+    std::unique_lock<std::mutex>& lock, const Notice& notice) {
+  auto found = Find(notice.name);
+  size_t submitted = items_.size();
+  auto last = std::chrono::steady_clock::now();
+  while (found == items_.end()) {
+    change_.wait_for(lock, std::chrono::milliseconds(100));
+    ranks_->job().Check(ranks_->rank_of(0));
+    if (closing_) {
+      throw Failure(Code::kUnavailable,
+                    "shut down before it ran\nHINT: wait for every handle "
+                    "before shutdown()");
+    }
+    const auto now = std::chrono::steady_clock::now();
+    if (items_.size() != submitted) last = now;  // still more come
+    submitted = items_.size();
+    const std::chrono::duration<double> quiet = now - last;
+    if (quiet.count() > Patience(notice)) ThrowNoneOfThatName(notice);
+    found = Find(notice.name);
+  }
+  return found;
+}
+
+double Queue::Patience(const Notice& notice) const {
+  const double stall = ranks_->job().settings().stall_seconds;
+  double patience = stall;
+  for (const Item& item : items_) {
+    const Plan& mine = item.request.plan;
+    if (mine.function == 0 || mine.function != notice.plan.function) continue;
+    // The same plan: it comes when it is computed, however long that takes. The
+    // first rank, which waits for it, has the deadline.
+    if (mine.names == notice.plan.names) {
+      return std::numeric_limits<double>::infinity();
+    }
+    patience = std::min(stall, kQuietSeconds);
+  }
+  return patience;
+}
+
+void Queue::ThrowNoneOfThatName(const Notice& notice) {
+  const std::string me = std::to_string(ranks_->job().rank());
+  ranks_->job().Break(
+      Code::kFailedPrecondition,
+      "ranks do not agree on a collective: rank " + me + " has " +
+          items_.front().request.Describe() + "; rank " +
+          std::to_string(ranks_->rank_of(0)) + " has begun '" + notice.text +
+          "', which does not come on rank " + me + "\n" +
+          ranks_->job().WhoWaits(),
+      "give the same collectives the same names on every rank, also within a "
+      "tf.function");
 }
 
 }  // namespace collective

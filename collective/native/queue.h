@@ -44,6 +44,12 @@ class Queue {
   void Work();
   Item Next(std::unique_lock<std::mutex>& lock);
   std::deque<Item>::iterator Find(uint64_t name);
+  // Waits until what the first member announced is submitted here.
+  std::deque<Item>::iterator Await(std::unique_lock<std::mutex>& lock,
+                                   const Notice& notice);
+  // Seconds without a submission after which it is thought not to come.
+  double Patience(const Notice& notice) const;
+  [[noreturn]] void ThrowNoneOfThatName(const Notice& notice);
   void Perform(Item& item);
 
   std::unique_ptr<Communicator> ranks_;

@@ -1,11 +1,8 @@
 #include "remote.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,6 +19,7 @@ constexpr size_t kInFlight = 16;
 constexpr size_t kTextBytes = 2048;
 // Polls of MPI before giving the core away for a moment each time.
 constexpr int kPolls = 20000;
+constexpr std::chrono::microseconds kNap(50);
 
 }  // namespace
 
@@ -32,27 +30,52 @@ Remote::Remote(Job* job, const std::vector<int>& members, int me, int tag)
       me_(me),
       tag_(2 * tag) {}
 
+bool Remote::Done(void* transfer, int member) {
+  const int done = network_.Done(transfer);
+  if (done >= 0) return done;
+  const std::string rank = std::to_string(members_[member]);
+  job_->Break(Code::kUnavailable,
+              "rank " + std::to_string(job_->rank()) +
+                  " has lost its connection to rank " + rank + ": " +
+                  network_.Error(),
+              "look for the error message of rank " + rank);
+}
+
 void Remote::Await(void* transfer, int member, const Request& request) {
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; !network_.Done(transfer); ++i) {
-    if (i < kPolls) {
-      if (i % 16 == 15) std::this_thread::yield();
-      continue;
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-    if (i % 1000) continue;
-    job_->Check(members_[member]);
-    const std::chrono::duration<double> waited =
-        std::chrono::steady_clock::now() - start;
-    if (waited.count() > job_->settings().give_up_seconds) {
-      job_->Break(Code::kDeadlineExceeded,
-                  "rank " + std::to_string(job_->rank()) + " waited " +
-                      std::to_string(static_cast<int64_t>(waited.count())) +
-                      " s for rank " + std::to_string(members_[member]) +
-                      " in " + request.Describe(),
-                  "a rank that is only slow is given more time by "
-                  "COLLECTIVE_TIMEOUT=seconds");
-    }
+  for (int i = 0; i < kPolls; ++i) {
+    if (Done(transfer, member)) return;
+    if (i % 16 == 15) std::this_thread::yield();
+  }
+  Job::LongWait wait(job_, members_[member], request);
+  while (!Done(transfer, member)) {
+    wait.Look();
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+void Remote::Send(int to, const char* data, size_t bytes,
+                  Transfers* under_way) {
+  for (size_t at = 0; at < bytes; at += kPiece) {
+    under_way->push_back({network_.Send(members_[to], tag_, data + at,
+                                        std::min(kPiece, bytes - at)),
+                          to});
+  }
+}
+
+void Remote::Receive(int from, char* target, size_t bytes,
+                     Transfers* under_way) {
+  for (size_t at = 0; at < bytes; at += kPiece) {
+    under_way->push_back({network_.Receive(members_[from], tag_, target + at,
+                                           std::min(kPiece, bytes - at)),
+                          from});
+  }
+}
+
+void Remote::AwaitAll(Transfers* under_way, const Request& request) {
+  while (!under_way->empty()) {
+    const Transfer first = under_way->front();
+    Await(first.handle, first.member, request);
+    under_way->pop_front();
   }
 }
 
@@ -92,7 +115,7 @@ void Remote::Agree(uint64_t signature, const Request& request) {
 
 void Remote::Exchange(int to, const char* data, size_t send_bytes, int from,
                       size_t receive_bytes, const Request& request,
-                      const Receive& receive) {
+                      const Take& take) {
   if (buffers_.empty()) buffers_.resize(kInFlight * kPiece);
   std::deque<void*> sends, receives;
   size_t sent = 0, asked = 0, received = 0;
@@ -112,10 +135,9 @@ void Remote::Exchange(int to, const char* data, size_t send_bytes, int from,
       Await(receives.front(), from, request);
       receives.pop_front();
       const size_t bytes = std::min(kPiece, receive_bytes - received);
-      receive(&buffers_[received / kPiece % kInFlight * kPiece], received,
-              bytes);
+      take(&buffers_[received / kPiece % kInFlight * kPiece], received, bytes);
       received += bytes;
-      while (!sends.empty() && network_.Done(sends.front())) {
+      while (!sends.empty() && Done(sends.front(), to)) {
         sends.pop_front();
       }
     } else if (!sends.empty()) {
@@ -125,22 +147,23 @@ void Remote::Exchange(int to, const char* data, size_t send_bytes, int from,
   }
 }
 
-void Remote::Announce(uint64_t name) {
+void Remote::Announce(const Notice& notice) {
   const Request request;
   std::vector<void*> sends;
   for (size_t i = 1; i < members_.size(); ++i) {
-    sends.push_back(network_.Send(members_[i], tag_ + 1, &name, sizeof(name)));
+    sends.push_back(
+        network_.Send(members_[i], tag_ + 1, &notice, sizeof(notice)));
   }
   for (size_t i = 1; i < members_.size(); ++i) {
     Await(sends[i - 1], static_cast<int>(i), request);
   }
 }
 
-uint64_t Remote::Announced(const Request& request) {
-  uint64_t name = 0;
-  Await(network_.Receive(members_[0], tag_ + 1, &name, sizeof(name)), 0,
+Notice Remote::Announced(const Request& request) {
+  Notice notice;
+  Await(network_.Receive(members_[0], tag_ + 1, &notice, sizeof(notice)), 0,
         request);
-  return name;
+  return notice;
 }
 
 }  // namespace collective

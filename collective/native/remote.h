@@ -1,11 +1,12 @@
 // The message side of a communicator whose ranks are on several hosts.
 //
-// Such a communicator has no shared memory: agreement, announcements and
-// Communicator::Exchange go through here, and the collectives are those of
-// by_messages.h and the all-reduces that send messages.
+// Agreement, announcements and Communicator::Exchange go through here, and the
+// collectives are those of by_messages.h and the all-reduces that send
+// messages.
 #ifndef COLLECTIVE_NATIVE_REMOTE_H_
 #define COLLECTIVE_NATIVE_REMOTE_H_
 
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -22,16 +23,27 @@ class Remote {
   // Throws on every member where the signatures differ.
   void Agree(uint64_t signature, const Request& request);
 
-  using Receive = std::function<void(const char*, size_t offset, size_t bytes)>;
+  using Take = std::function<void(const char*, size_t offset, size_t bytes)>;
   void Exchange(int to, const char* data, size_t send_bytes, int from,
-                size_t receive_bytes, const Request& request,
-                const Receive& receive);
+                size_t receive_bytes, const Request& request, const Take& take);
 
-  void Announce(uint64_t name);
-  uint64_t Announced(const Request& request);
+  // Messages under way, to be waited for in this order.
+  struct Transfer {
+    void* handle;
+    int member;
+  };
+  using Transfers = std::deque<Transfer>;
+  // In pieces; what was sent must be asked for by as many bytes, in one order.
+  void Send(int to, const char* data, size_t bytes, Transfers* under_way);
+  void Receive(int from, char* target, size_t bytes, Transfers* under_way);
+  void AwaitAll(Transfers* under_way, const Request& request);
+
+  void Announce(const Notice& notice);
+  Notice Announced(const Request& request);
 
  private:
   void Await(void* transfer, int member, const Request& request);
+  bool Done(void* transfer, int member);
   // A fixed number of bytes each way.
   void Swap(int to, const void* data, int from, void* target, size_t bytes,
             const Request& request);

@@ -21,7 +21,7 @@ namespace collective {
 namespace {
 
 constexpr uint32_t kMagic = 0xC011EC71;
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 using Clock = std::chrono::steady_clock;
 
 // What a rank says when it connects, and what it hears when all are there.
@@ -32,7 +32,7 @@ struct Hello {
 };
 struct Welcome {
   uint32_t magic = kMagic;
-  int32_t pids[128];
+  int32_t pids[128], ranks[128];
   int32_t processes;       // pidfds that follow the memory's descriptor
   char refusal[512] = {};  // empty: welcome
 };
@@ -52,7 +52,12 @@ std::string Here(const Place& place) {
 
 socklen_t Address(const Place& place, int generation, sockaddr_un* address) {
   // Hashed, because a name may hold 107 bytes and a job's may be longer.
-  const std::string whole = place.job + "/" + std::to_string(place.local_size);
+  std::string whole = place.job + "/" + std::to_string(place.local_size);
+  if (place.local_size != place.size) {
+    char host[256] = {};
+    gethostname(host, sizeof(host) - 1);
+    whole += std::string("/") + host;
+  }
   uint64_t hash[2] = {0xcbf29ce484222325u, 0x84222325cbf29ce4u};
   for (unsigned char letter : whole) {
     for (uint64_t& part : hash) part = (part ^ letter) * 0x100000001b3u;
@@ -105,8 +110,7 @@ void Send(int socket, const Welcome& welcome, const std::vector<int>& files) {
   (void)!sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
-Gathering Listen(const Place& place, int generation, size_t bytes,
-                 Clock::time_point deadline) {
+Descriptor OpenListener(const Place& place, int generation) {
   Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!listener.valid()) ThrowSystem(place, "socket");
   sockaddr_un address;
@@ -120,10 +124,17 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
                   "unset COLLECTIVE_JOB, or give each job a name of its own");
   }
   if (listen(listener.get(), kMostRanks) != 0) ThrowSystem(place, "listen");
+  return listener;
+}
 
+Gathering Listen(const Place& place, int generation, size_t bytes,
+                 Clock::time_point deadline) {
+  Descriptor listener;  // who is alone on its host waits for nobody
+  if (place.local_size > 1) listener = OpenListener(place, generation);
   Gathering all;
   all.processes.resize(place.local_size);
   all.pids.assign(place.local_size, 0);
+  all.ranks.assign(place.local_size, place.rank);
   std::vector<Descriptor> callers(place.local_size);
   const auto open_process = [&](int local_rank, int pid) {
     all.pids[local_rank] = pid;
@@ -202,6 +213,7 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
              "start every rank by the same launcher");
     }
     open_process(i, pid);
+    all.ranks[i] = hello.rank;
     callers[i] = std::move(caller);
     --missing;
   }
@@ -220,6 +232,7 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
   }
   for (int i = 0; i < place.local_size; ++i) {
     welcome.pids[i] = all.pids[i];
+    welcome.ranks[i] = all.ranks[i];
     if (complete) files.push_back(all.processes[i].get());
   }
   welcome.processes = complete ? place.local_size : 0;
@@ -304,6 +317,7 @@ Gathering Join(const Place& place, int generation, Clock::time_point deadline) {
   all.processes.resize(place.local_size);
   for (int i = 0; i < place.local_size; ++i) {
     all.pids.push_back(welcome.pids[i]);
+    all.ranks.push_back(welcome.ranks[i]);
     if (welcome.processes) all.processes[i] = Descriptor(files[1 + i]);
   }
   return all;

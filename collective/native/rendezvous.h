@@ -5,8 +5,8 @@
 // job's anonymous shared memory and one of every rank's process. Nothing of
 // this has a name in a file system, so nothing can be left behind whatever
 // kills the job, and no other user can open it (both ends check who the other
-// is). An abstract name is seen within a network namespace only: hosts that are
-// emulated by namespaces are told apart as real ones are.
+// is). An abstract name is seen within a network namespace only; containers
+// that share one are told apart by their host names, as MPI does.
 #ifndef COLLECTIVE_NATIVE_RENDEZVOUS_H_
 #define COLLECTIVE_NATIVE_RENDEZVOUS_H_
 
@@ -23,6 +23,7 @@ struct Gathering {
   std::vector<Descriptor> processes;  // by local rank; invalid where pidfds are
                                       // not to be had
   std::vector<int> pids;              // by local rank
+  std::vector<int> ranks;             // by local rank
 };
 
 // Meets the other ranks of this host. `generation` counts the meetings of this

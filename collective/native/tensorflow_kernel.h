@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "c_api.h"
@@ -62,7 +63,7 @@ inline int DTypeOf(int dtype) {
 // What the attributes say, the same for every run of a kernel.
 struct Attributes {
   int64_t op = 0, root = 0, algorithm = 0, transport = -1, process_set = 0;
-  int64_t in_order = 0;
+  int64_t in_order = 0, plan = 0;
   std::string name;
   Kind kind;
 
@@ -82,6 +83,7 @@ struct Attributes {
     if (kind == Kind::kBroadcast) number("root", &root);
     number("process_set", &process_set);
     number("in_order", &in_order);
+    number("plan", &plan);
     int32_t length = 0, bytes = 0;
     if (TF_GetCode(status) == 0) {
       TF_OpKernelConstruction_GetAttrSize(construction, "tensor_name", &length,
@@ -106,6 +108,7 @@ inline collective_request RequestOf(const Attributes& attributes) {
   request.group = static_cast<int32_t>(attributes.process_set);
   request.order = attributes.in_order ? 0 : 1;
   request.name = attributes.name.c_str();
+  request.plan = static_cast<int32_t>(attributes.plan);
   return request;
 }
 
@@ -118,12 +121,41 @@ inline Callback CopyOf(TF_AsyncOpKernelDoneCallback* callback) {
   return *reinterpret_cast<Callback*>(callback);
 }
 
-inline void Fail(TF_OpKernelContext* context, int32_t code,
-                 const char* message) {
-  Status status;
-  TF_SetStatus(status.get(), CodeOf(code), message);
-  TF_OpKernelContext_Failure(context, status.get());
-}
+// One run of a kernel, from compute until its collectives have ended. Made by
+// new; frees itself at its end.
+class Run {
+ public:
+  Run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback)
+      : context_(context), done_(CopyOf(callback)) {}
+  virtual ~Run() {
+    for (TF_Tensor* tensor : held_) TF_DeleteTensor(tensor);
+  }
+  Run(const Run&) = delete;
+
+ protected:
+  // Ends the run, in failure where the code is not 0.
+  void End(int32_t code, const char* message) {
+    if (code != 0) {
+      Status status;
+      TF_SetStatus(status.get(), CodeOf(code), message);
+      TF_OpKernelContext_Failure(context_, status.get());
+    }
+    Finish();
+  }
+
+  // Frees the run before TensorFlow hears of its end and may reuse the context.
+  void Finish() {
+    const Callback done = std::move(done_);
+    delete this;
+    done();
+  }
+
+  TF_OpKernelContext* context_;
+  std::vector<TF_Tensor*> held_;  // until the end
+
+ private:
+  Callback done_;
+};
 
 template <Kind kKind>
 void* Create(TF_OpKernelConstruction* construction) {
@@ -155,6 +187,7 @@ void Register(const char* name, const std::vector<const char*>& attributes,
   }
   TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");
   TF_OpDefinitionBuilderAddAttr(op, "in_order: int = 0");
+  TF_OpDefinitionBuilderAddAttr(op, "plan: int = 0");
   TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string = ''");
   for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
   for (const char* output : outputs) {

@@ -5,8 +5,6 @@
 // return, so no thread of TensorFlow ever waits for another rank. Tensors are
 // read and written where TensorFlow keeps them, in the same place where it lets
 // an input become the output.
-#include <utility>
-
 #include "tensorflow_kernel.h"
 
 namespace {
@@ -14,15 +12,21 @@ namespace {
 using namespace collective::tensorflow;
 using collective::Kind;
 
-// One run of a kernel, until the collective has ended.
-class Run {
+class RunOnList : public Run {
  public:
-  Run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback)
-      : context_(context), done_(CopyOf(callback)) {}
-  ~Run() {
-    for (TF_Tensor* tensor : held_) TF_DeleteTensor(tensor);
+  using Run::Run;
+
+  void Start(const Attributes& attributes) {
+    Status status;
+    if (!Prepare(status.get())) {
+      TF_OpKernelContext_Failure(context_, status.get());
+      return Finish();
+    }
+    const int32_t code = Submit(attributes);
+    if (code != 0) End(code, collective_error());
   }
 
+ private:
   bool Prepare(TF_Status* status) {
     const int length = TF_NumInputs(context_);
     tensors_.resize(length);
@@ -66,41 +70,17 @@ class Run {
     return collective_submit(
         &request,
         [](void* argument, int32_t code, const char* message) {
-          static_cast<Run*>(argument)->End(code, message);
+          static_cast<RunOnList*>(argument)->End(code, message);
         },
         this);
   }
-
-  void End(int32_t code, const char* message) {
-    if (code != 0) Fail(context_, code, message);
-    Finish();
-  }
-
-  // Frees the run before TensorFlow hears of its end and may reuse the context.
-  void Finish() {
-    const Callback done = std::move(done_);
-    delete this;
-    done();
-  }
-
- private:
-  TF_OpKernelContext* context_;
-  Callback done_;
   std::vector<collective_tensor> tensors_;
   std::vector<std::vector<int64_t>> shapes_;
-  std::vector<TF_Tensor*> held_;
 };
 
 void Compute(void* kernel, TF_OpKernelContext* context,
              TF_AsyncOpKernelDoneCallback* callback) {
-  Run* run = new Run(context, callback);
-  Status status;
-  if (!run->Prepare(status.get())) {
-    TF_OpKernelContext_Failure(context, status.get());
-    return run->Finish();
-  }
-  const int32_t code = run->Submit(*static_cast<Attributes*>(kernel));
-  if (code != 0) run->End(code, collective_error());
+  (new RunOnList(context, callback))->Start(*static_cast<Attributes*>(kernel));
 }
 
 void SameShapes(TF_ShapeInferenceContext* context, TF_Status* status) {

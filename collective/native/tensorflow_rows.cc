@@ -7,7 +7,6 @@
 // core calls it back.
 #include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "tensorflow_kernel.h"
 
@@ -16,15 +15,11 @@ namespace {
 using namespace collective::tensorflow;
 using collective::Kind;
 
-// One run of a kernel, until the rows have arrived.
-class Run {
+class RunOnRows : public Run {
  public:
-  Run(const Attributes& attributes, TF_OpKernelContext* context,
-      TF_AsyncOpKernelDoneCallback* callback)
-      : attributes_(attributes), context_(context), done_(CopyOf(callback)) {}
-  ~Run() {
-    for (TF_Tensor* tensor : held_) TF_DeleteTensor(tensor);
-  }
+  RunOnRows(const Attributes& attributes, TF_OpKernelContext* context,
+            TF_AsyncOpKernelDoneCallback* callback)
+      : Run(context, callback), attributes_(attributes) {}
 
   void Start() {
     int32_t code = collective_members(
@@ -127,7 +122,7 @@ class Run {
     request.kind = static_cast<int32_t>(Kind::kAllGather);
     request.name = step_name_.c_str();
     Submit(request, [](void* argument, int32_t code, const char* message) {
-      Run* run = static_cast<Run*>(argument);
+      RunOnRows* run = static_cast<RunOnRows*>(argument);
       if (code != 0) return run->End(code, message);
       run->HaveNumbers();
     });
@@ -173,7 +168,7 @@ class Run {
     tensor_.dtype = dtype;
     Submit(RequestOf(attributes_),
            [](void* argument, int32_t code, const char* message) {
-             static_cast<Run*>(argument)->End(code, message);
+             static_cast<RunOnRows*>(argument)->End(code, message);
            });
   }
 
@@ -186,22 +181,8 @@ class Run {
     if (code != 0) End(code, collective_error());
   }
 
-  void End(int32_t code, const char* message) {
-    if (code != 0) Fail(context_, code, message);
-    Finish();
-  }
-
-  // Frees the run before TensorFlow hears of its end and may reuse the context.
-  void Finish() {
-    const Callback done = std::move(done_);
-    delete this;
-    done();
-  }
-
   const Attributes
       attributes_;  // a copy: the kernel may be gone before the run
-  TF_OpKernelContext* context_;
-  Callback done_;
   int32_t size_ = 1, me_ = 0;
   TF_Tensor* input_ = nullptr;
   std::vector<int64_t> shape_;
@@ -209,12 +190,12 @@ class Run {
   std::string step_name_;
   std::vector<int64_t> mine_, all_, counts_;
   collective_tensor tensor_ = {};
-  std::vector<TF_Tensor*> held_;
 };
 
 void Compute(void* kernel, TF_OpKernelContext* context,
              TF_AsyncOpKernelDoneCallback* callback) {
-  (new Run(*static_cast<Attributes*>(kernel), context, callback))->Start();
+  (new RunOnRows(*static_cast<Attributes*>(kernel), context, callback))
+      ->Start();
 }
 
 void UnknownShapes(TF_ShapeInferenceContext* context, TF_Status* status) {

@@ -28,8 +28,9 @@ const char* NameOf(Kind kind) {
 }
 
 const char* NameOf(Algorithm algorithm) {
-  constexpr const char* kNames[] = {"auto", "direct",           "one-shot",
-                                    "ring", "halving-doubling", "tree"};
+  constexpr const char* kNames[] = {
+      "auto", "direct",      "one-shot", "ring", "halving-doubling",
+      "tree", "hierarchical"};
   return kNames[static_cast<int>(algorithm)];
 }
 

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "plan.h"
+
 namespace collective {
 
 enum class DType : int32_t {
@@ -50,6 +52,7 @@ enum class Algorithm : int32_t {
   kRing = 3,
   kHalvingDoubling = 4,
   kTree = 5,
+  kHierarchical = 6,
 };
 
 // kByName: ranks may submit in different orders; the first rank of the group
@@ -89,6 +92,7 @@ struct Request {
   std::string name;
   std::vector<Tensor> tensors;
   std::vector<int64_t> counts;
+  Plan plan;  // may differ between ranks
 
   // Equal on two ranks if and only if (but for hash collisions) they call the
   // same collective.

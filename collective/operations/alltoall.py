@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from collective.errors import UsageError
-from collective.operations.call import Call, Handle, contiguous, exchange, output
+from collective.operations.call import (
+    Call,
+    Handle,
+    check_splits,
+    contiguous,
+    exchange,
+    output,
+)
 from collective.operations.kinds import Kind
 from collective.process_set import ProcessSet, members
 
@@ -67,16 +74,7 @@ def _prepare(
     rows = source.shape[0] if source.ndim else 0
     if splits is None:
         splits = [rows // size] * size
-    if (
-        source.ndim == 0
-        or len(splits) != size
-        or sum(splits) != rows
-        or min(splits) < 0
-    ):
-        raise UsageError(
-            f"splits {list(splits)} do not fit {list(source.shape)} and {size} ranks",
-            hint="give each rank its number of rows, adding up to the first axis",
-        )
+    check_splits(splits, source.shape, size)
     row = source.shape[1:]
     matrix = exchange(
         splits,

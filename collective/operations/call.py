@@ -149,6 +149,25 @@ def output(
     return out
 
 
+def check_splits(splits: Sequence[int], shape: tuple[int, ...], size: int) -> None:
+    """Checks a list of how many rows go to each rank.
+
+    Args:
+        splits: Rows for each rank.
+        shape: Of the array that is split.
+        size: Number of ranks.
+
+    Raises:
+        UsageError: If they are not one for each rank, adding up to the first axis.
+    """
+    fits = shape and len(splits) == size and min(splits) >= 0
+    if not fits or sum(splits) != shape[0]:
+        raise UsageError(
+            f"splits {list(splits)} do not fit {list(shape)} and {size} ranks",
+            hint="give each rank its number of rows, adding up to the first axis",
+        )
+
+
 def exchange(
     values: Sequence[int], process_set: ProcessSet | None, what: str
 ) -> np.ndarray:

@@ -44,7 +44,11 @@ ALGORITHMS = {
     "ring": 3,
     "halving-doubling": 4,
     "tree": 5,
+    "hierarchical": 6,
 }
+
+# What float32 elements may be on their way.
+TRANSPORTS = ("float16", "bfloat16")
 
 DTYPES = {
     "float32": 0,
@@ -97,7 +101,7 @@ def transport_number(name: str | None) -> int:
     """
     if name is None:
         return -1
-    if name not in ("float16", "bfloat16"):
+    if name not in TRANSPORTS:
         raise UsageError(
             f"transport dtype {name!r}: only 16-bit floats are of use",
             hint="choose float16 or bfloat16, or leave it out",

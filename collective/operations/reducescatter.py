@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collective.errors import UsageError
-from collective.operations.call import Call, Handle, contiguous, output
+from collective.operations.call import Call, Handle, check_splits, contiguous, output
 from collective.operations.kinds import Average, Kind, Op
 from collective.process_set import ProcessSet, members
 
@@ -69,16 +68,7 @@ def _prepare(
     rows = source.shape[0] if source.ndim else 0
     if splits is None:
         splits = [rows // size + (i < rows % size) for i in range(size)]
-    if (
-        source.ndim == 0
-        or len(splits) != size
-        or sum(splits) != rows
-        or min(splits) < 0
-    ):
-        raise UsageError(
-            f"splits {list(splits)} do not fit {list(source.shape)} and {size} ranks",
-            hint="give each rank its number of rows, adding up to the first axis",
-        )
+    check_splits(splits, source.shape, size)
     row = source.shape[1:]
     elements = int(np.prod(row, dtype=np.int64))
     target = output(out, (splits[max(me, 0)], *row), source.dtype)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import backends
-from backends import registry
+from backends import horovod_installed, registry
 from backends.base import Options
 from collective.environment import Environment
 from collective.errors import UsageError
@@ -15,6 +15,7 @@ from tests import launch
 
 ALONE = Environment()
 FOUR = Environment("mpirun", 2, 4, 2, 4)
+BY_HOROVODRUN = Environment("horovodrun", 2, 4, 2, 4)
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "RANK")
 
 
@@ -86,6 +87,15 @@ def test_auto(environment, devices, gpus, wanted, monkeypatch):
     assert name == wanted and why
 
 
+@pytest.mark.parametrize("misfit", [None, "Horovod is not installed"])
+def test_auto_under_horovodrun(misfit, monkeypatch):
+    monkeypatch.setattr(horovod_installed, "misfit", lambda: misfit)
+    name, why = registry.choose(BY_HOROVODRUN, Options())
+    assert name == ("native" if misfit else "horovod")
+    assert why.startswith("horovodrun started 4 processes")
+    assert not misfit or misfit in why
+
+
 def test_auto_says_why(monkeypatch):
     monkeypatch.setattr(registry, "gpus", lambda: 0)
     backend = backends.get("auto")
@@ -99,6 +109,22 @@ def test_no_option_is_taken_silently():
     assert "hierarchical-copy" in caught.value.hint
     with pytest.raises(UsageError, match="NCCL needs GPUs"):
         backends.get("tf-mirrored", Options(devices=2, cross_device_ops="nccl"))
+
+
+@pytest.mark.parametrize(
+    "option", [{"algorithm": "ring"}, {"transport_dtype": "float16"}], ids=str
+)
+def test_an_option_of_another_backend_is_refused(option):
+    (name,) = option
+    told = f"--{name.replace('_', '-')} is an option of backend 'native'"
+    with pytest.raises(UsageError, match=told) as caught:
+        backends.get("single", Options(**option))
+    assert caught.value.exit_code == 2 and caught.value.hint == "--backend native"
+
+
+def test_an_algorithm_that_is_not_there_is_told_at_once():
+    with pytest.raises(UsageError, match="no algorithm 'butterfly'"):
+        backends.get("native", Options(algorithm="butterfly"))
 
 
 def python(program: str, **variables: str) -> tuple[int | None, str]:

@@ -29,6 +29,28 @@ def test_sums_within_a_function(backend, rank, size):
     assert y.numpy() == sum(values(other, (), "float64") for other in range(size))
 
 
+def test_narrows_gradients_but_no_counts(backend, rank, size):
+    """With a 16-bit transport, an algorithm and buckets."""
+    options = Options(
+        transport_dtype="bfloat16", algorithm="hierarchical", bucket_bytes=5000
+    )
+    narrowing = NativeBackend(options)
+    pieces = [np.full(n, 257.0 + rank, np.float32) for n in (1, 3000, 7, 3000)]
+
+    @tf.function
+    def step(*arrays):
+        return narrowing.all_reduce(arrays)
+
+    total = sum(257.0 + other for other in range(size))
+    for one, two in zip(pieces, step(*pieces), strict=True):
+        assert two.shape == one.shape
+        if size == 1 or one.size < 1024:
+            np.testing.assert_array_equal(two, total)
+        else:
+            np.testing.assert_allclose(two, total, rtol=2**-6)
+            assert (two.numpy().view(np.uint32) & 0xFFFF == 0).all()
+
+
 def test_a_rank_that_traces_more_often_is_no_matter(backend, rank, size):
     """Shards of unequal length: each new length is traced anew."""
 

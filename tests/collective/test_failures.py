@@ -170,24 +170,66 @@ def test_a_rank_that_does_not_come_ends_the_wait():
     assert results[0][0] == 3  # and the late one hears of it too
 
 
-def test_names_that_never_meet_are_told_on_every_rank():
-    code = (
-        PRELUDE
-        + """
+BY_NAME = (
+    PRELUDE
+    + """
+    from collective import library
     from collective.operations.call import Call
     from collective.operations.kinds import Kind
-    arrays = [(np.ones(3), np.ones(3))]
-    name = "weights" if rank else "biases"
-    handle = Call(Kind.ALL_REDUCE, arrays, name=name, order=1).start(None)
+
+    def plan(function, *names):
+        for name in names:
+            library.load().collective_plan(7, 0, function.encode(), name.encode())
+
+    def start(name):
+        out = np.empty(3)
+        arrays = [(np.full(3, float(rank)), out)]
+        return Call(Kind.ALL_REDUCE, arrays, name=name, order=1, plan=7).start(out)
+    """
+)
+
+
+@pytest.mark.parametrize(
+    ("plans", "stall_seconds"),
+    [
+        ("", "1"),
+        ("plan('step', *(['weights', 'biases'] if rank else ['biases']))", "60"),
+    ],
+)
+def test_names_that_never_meet_are_told_on_every_rank(plans, stall_seconds):
+    """At once where the functions' plans differ; else after a while."""
+    code = (
+        BY_NAME
+        + f"""
+    {plans}
+    handle = start("weights" if rank else "biases")
     try:
         handle.wait()
     except collective.Disagreement as error:
         print(error)
     """
     )
-    for exit_code, out, err in Ranks(3, code, COLLECTIVE_STALL_SECONDS="1").finish():
+    ranks = Ranks(3, code, COLLECTIVE_STALL_SECONDS=stall_seconds)
+    for exit_code, out, err in ranks.finish():
         assert exit_code == 0, out + err
-        assert "'weights'" in out and "'biases'" in out and "HINT" in out, out
+        assert "has all-reduce 'weights' sum float64[3]" in out, out
+        assert "rank 0 has begun 'biases'" in out and "HINT" in out, out
+
+
+def test_a_collective_that_is_long_in_coming_is_waited_for():
+    """As when it is still computed: both ranks' functions have the same names."""
+    code = (
+        BY_NAME
+        + """
+    plan("step", "weights", "biases")
+    first = start("biases" if rank else "weights")
+    time.sleep(2)
+    second = start("weights" if rank else "biases")
+    assert (first.wait() == 1).all() and (second.wait() == 1).all()
+    """
+    )
+    for exit_code, out, err in Ranks(2, code, COLLECTIVE_STALL_SECONDS="0.3").finish():
+        assert exit_code == 0, out + err
 
 
 def test_a_rank_that_never_starts_is_named():

@@ -2,15 +2,14 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from collective import library
+from tests import launch
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.skipif(
         any(name in os.environ for name in ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK")),
@@ -37,21 +36,15 @@ ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
     ],
 )
 def test_the_other_tests(size, prefix, what):
-    result = subprocess.run(
+    files = [str(Path(__file__).parent / file) for file in FILES]
+    code, output = launch.run(
         [
-            *["mpirun", "--oversubscribe", "-np", str(size), *prefix, sys.executable],
+            *[*launch.command("mpi", size), *prefix, sys.executable],
             *["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--color=no"],
-            *["-k", what, *(str(Path(__file__).parent / file) for file in FILES)],
+            *["-k", what, *files],
         ],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=150,
+        launch.environment(),
+        seconds=150,
     )
-    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
-    assert result.stdout.count(" passed") == size
+    assert code == 0, output[-5000:]
+    assert output.count(" passed") == size

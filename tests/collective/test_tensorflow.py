@@ -1,6 +1,7 @@
 """The TensorFlow ops: every rank runs these, on data of its own."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -135,6 +136,16 @@ def test_disagreement_reaches_every_rank(rank, size):
         tensorflow_ops.all_reduce([tf.ones([3, 2] if rank else [2, 3])])
 
 
+def test_an_idle_rank_burns_no_core(rank, size):
+    step = tf.function(tensorflow_ops.all_reduce)
+    total = step([tf.fill([100_000], float(rank))])[0].numpy()
+    assert (total == size * (size - 1) / 2).all()
+    time.sleep(0.2)  # TensorFlow's own threads come to rest
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradient_of_all_reduce_is_all_reduce(rank, size, compiled):
     def step(x):
@@ -225,3 +236,27 @@ def test_numpy_and_tensorflow_calls_do_not_disturb_each_other(rank, size):
         total = step(tf.fill([50_000], float(rank + turn)))
         assert (total.numpy() == size * (size - 1) / 2 + turn * size).all()
         assert (handle.wait() == size * (size - 1) // 2).all()
+
+
+def test_functions_of_different_names_end_the_job_with_an_error(
+    rank, size, monkeypatch
+):
+    if size == 1:
+        pytest.skip("one rank always agrees with itself")
+
+    @tf.function
+    def step(x):
+        x = tensorflow_ops.all_reduce([x])[0]
+        return tensorflow_ops.all_reduce([x], name="biases" if rank else "weights")[0]
+
+    collective.shutdown()
+    monkeypatch.setenv("COLLECTIVE_STALL_SECONDS", "1")
+    collective.init()
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="has all-reduce 'biases'"
+    ) as raised:
+        step(tf.ones([3]))
+    assert "rank 0 has begun 'weights'" in str(raised.value)
+    collective.shutdown()
+    monkeypatch.undo()
+    collective.init()

@@ -1,0 +1,39 @@
+// Which collectives a traced function has, as one rank knows them.
+//
+// A tf.function is traced before it runs, so a rank knows the names of all its
+// collectives when the first of them runs. Ranks that run the same function
+// with different names will wait for each other for ever; the hashes of their
+// plans, which travel with each announced name (queue.h), tell this from a rank
+// that only computes longer.
+#ifndef COLLECTIVE_NATIVE_PLAN_H_
+#define COLLECTIVE_NATIVE_PLAN_H_
+
+#include <cstdint>
+#include <string>
+
+namespace collective {
+
+// Hashes. Zero: the collective belongs to no traced function.
+struct Plan {
+  uint64_t function = 0;  // of its name
+  uint64_t names = 0;     // of its collectives in one group, in any order
+};
+
+// The collective that the first rank of a group takes next.
+struct Notice {
+  uint64_t name = 0;  // a hash
+  Plan plan;
+  char text[96] = {};  // the name itself, or its beginning
+};
+
+// While a function is traced: one more collective. `number` is this rank's, of
+// the trace, and not 0.
+void AddToPlan(int number, int group, const std::string& function,
+               const std::string& name);
+
+// When it runs. Without a number, or with one that nobody knows: no plan.
+Plan PlanOf(int number, int group);
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_PLAN_H_

@@ -1,0 +1,74 @@
+#!/usr/bin/env python
+"""Trains the same model on every backend: is it equal, and which is fastest?
+
+python compare.py -np 4
+python compare.py -np 1,2,4 --model resnet50 --data synthetic:64x64x3:10
+python compare.py -np 2 --perturb mpi:dropped-rank
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from collective.errors import CollectiveError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the comparison; all others are those of ``train.py``."""
+    p = _Parser("compare.py", description=__doc__, allow_abbrev=False,
+                epilog="All other options are those of train.py (python train.py "
+                "--help).", formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add = p.add_argument
+    add("-np", type=_counts, default=(2,), metavar="N[,N...]",
+        help="replicas; the proof is at the most, the timing at each (default: 2)")  # fmt: skip
+    add("--backends", default="", metavar="A,B", help="(default: all usable here)")
+    add("--rounds", type=int, default=3, help="of the timed runs (default: 3)")
+    add("--only", choices=("equal", "fast"), help="one half of the comparison")
+    add("--perturb", metavar="BACKEND:WHAT", help="clip-before-sum | mean-of-means | "
+        "dropped-rank | flipped-bit: is it caught?")  # fmt: skip
+    add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
+        help="of report.html, results.json and pictures (default: %(default)s)")  # fmt: skip
+    add("--against", type=Path, metavar="FILE", help="an earlier results.json: what "
+        "changed beyond noise? Exit code 1 if for the worse")  # fmt: skip
+    add("--deadline", type=float, default=600, metavar="SECONDS", help="of one run")
+    add("--precision", help="of the timed runs; float64 or float32: of the proof, too")
+    add("--global-batch-size", type=int, default=64, metavar="ROWS")
+    return p
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        counts = (0,)
+    if counts[0] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, as 1,2,4")
+    return counts
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\nHINT: python compare.py --help\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    args, rest = parser().parse_known_args(arguments)
+    from comparison import command
+
+    try:
+        return command.compare(args, rest, shlex.join(["compare.py", *arguments]))
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""What ``compare.py`` does with its options."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table as RichTable
+
+import train
+from collective.errors import UsageError
+from comparison import against, told
+from comparison.equality import TOLERANCE
+from comparison.results import Results
+from comparison.runs import Comparison, Plan
+
+PERTURBATIONS = ("clip-before-sum", "mean-of-means", "dropped-rank", "flipped-bit")
+OURS = ("--backend", "--devices", "--json", "--list-backends", "--verbose")
+STYLES = {"good": "green", "bad": "bold red", "": ""}
+
+
+def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
+    """Compares, prints, and writes the folder.
+
+    Args:
+        args: From ``compare.parser()``.
+        rest: Options for ``train.py``.
+        command: What the user typed.
+
+    Returns:
+        0; 1 when a backend is not equal, or something is worse than ``--against``;
+        130 when interrupted.
+
+    Raises:
+        UsageError: An option asks for what is not there.
+    """
+    for option in rest:
+        if option.split("=")[0] in OURS:
+            raise UsageError(
+                f"{option} is not for compare.py, which runs every backend",
+                hint="python compare.py --help",
+            )
+    if args.precision:
+        rest = [*rest, "--precision", args.precision]
+    train.parser().parse_args(rest)  # an error in them is told before any run
+    old = against.read(args.against) if args.against else None
+    results = Results({**_plain(args), "train": rest, "command": command})
+    steps = [] if {"--steps", "--epochs"} & set(rest) else ["--steps", "60"]
+    plan = Plan(
+        args.np,
+        tuple(filter(None, args.backends.split(","))),
+        args.rounds,
+        args.global_batch_size,
+        (*rest, *steps),
+        precisions=() if args.only == "fast" else _precisions(args.precision),
+        time=args.only != "equal" and not args.perturb,
+        perturb=_perturbation(args.perturb),
+        seconds=args.deadline,
+    )
+    console = Console(highlight=False)
+    comparison = Comparison(plan, results)
+    interrupted = _run(comparison, console)
+    _show(results, console)
+    _write(results, args.output, console)
+    if interrupted:
+        return 130
+    worse = _changes(old, results, console) if old else False
+    failed = any(proof.failures for proof in results.equal.values()) or any(
+        one.failure for timed in results.fast.values() for one in timed.values()
+    )
+    return int(not results.all_equal or worse or failed)
+
+
+def _plain(args: argparse.Namespace) -> dict:
+    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+
+
+def _precisions(asked: str | None) -> tuple[str, ...]:
+    """Those of the proof: the one that was asked for, if it can prove, or all."""
+    return (asked,) if asked in TOLERANCE else tuple(TOLERANCE)
+
+
+def _perturbation(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    backend, _, what = text.partition(":")
+    if what not in PERTURBATIONS:
+        raise UsageError(
+            f"--perturb {text}: there is no {what!r}",
+            hint=f"--perturb BACKEND:{{{','.join(PERTURBATIONS)}}}",
+        )
+    return backend, what
+
+
+def _run(comparison: Comparison, console: Console) -> bool:
+    """Runs it under a progress bar; whether it was interrupted."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task("", total=comparison.runs)
+        count = iter(range(comparison.runs + 1))
+
+        def tell(what: str) -> None:
+            progress.update(task, completed=next(count), description=what)
+            if not console.is_terminal:
+                console.print(what)
+
+        try:
+            comparison.run(tell)
+        except KeyboardInterrupt:
+            return True
+        progress.update(task, completed=comparison.runs, description="done")
+    return False
+
+
+def _show(results: Results, console: Console) -> None:
+    for table in told.tables(results):
+        shown = RichTable(title=table.title, title_justify="left", box=None,
+                          pad_edge=False, title_style="bold")  # fmt: skip
+        for i, column in enumerate(table.columns):
+            text = i == 0 or len(table.columns) == 2
+            shown.add_column(column, justify="left" if text else "right")
+        for row, mark in zip(table.rows, table.marks, strict=True):
+            shown.add_row(*row, style=STYLES[mark])
+        console.print()
+        console.print(shown)
+        for sentence in table.sentences:
+            console.print(f"  {sentence}", style="dim")
+
+
+def _write(results: Results, folder: Path, console: Console) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        results.write(folder / "results.json")
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written: {error.strerror}", hint="--output FOLDER"
+        ) from error
+    from comparison import figures, page
+
+    pictures = figures.draw(results, folder)
+    page.write(folder / "report.html", results, told.tables(results), pictures)
+    console.print(f"\nThe whole of it: {folder / 'report.html'}")
+
+
+def _changes(old: dict, results: Results, console: Console) -> bool:
+    """Tells what changed; whether anything is worse."""
+    new = json.loads(json.dumps(dataclasses.asdict(results)))
+    found = against.changes(old, new)
+    console.print("\nSince then:", style="bold")
+    for change in found:
+        console.print(f"  {change.what}", style=STYLES["bad" if change.worse else ""])
+    if not found:
+        console.print("  nothing changed beyond noise")
+    return any(change.worse for change in found)

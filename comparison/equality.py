@@ -1,0 +1,129 @@
+"""Whether two trainings are the same, and where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+TOLERANCE = {"float64": 1e-12, "float32": 1e-6}
+# Rounding in another order may be so many times what some other order made of it.
+ROUNDING = 8.0
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A training as ``comparison.trace`` has written it; shapes are told there."""
+
+    losses: np.ndarray
+    names: list[str]
+    sketches: np.ndarray
+    sizes: np.ndarray
+    final: list[np.ndarray]
+    by_replicas: str
+
+    @classmethod
+    def read(cls, path: Path) -> Recorded:
+        """Reads a trace."""
+        with np.load(path) as file:
+            names = [str(name) for name in file["names"]]
+            return cls(
+                file["losses"],
+                names,
+                file["sketches"],
+                file["sizes"],
+                [file[f"final {i}"] for i in range(len(names))],
+                str(file["by_replicas"]),
+            )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far a training is from its reference.
+
+    Attributes:
+        equal: Whether nothing is further apart than the tolerance.
+        tolerance: The largest relative difference that is rounding, after the first
+            and after the last step.
+        loss: Largest difference of the loss of a step, relative to the reference's.
+        parameter: Largest difference of a weight after the last step, relative to
+            the largest weight of its tensor.
+        tensor: The tensor in which that is.
+        first_step: The first step after which something differs, from 0; or None.
+        first_tensor: What differs there most: a tensor, or ``loss``.
+    """
+
+    equal: bool
+    tolerance: tuple[float, float]
+    loss: float
+    parameter: float
+    tensor: str
+    first_step: int | None = None
+    first_tensor: str = ""
+
+
+def judge(
+    reference: Recorded,
+    other: Recorded,
+    tolerance: float,
+    other_orders: Sequence[Recorded] = (),
+) -> Verdict:
+    """Compares two trainings of the same model on the same batches.
+
+    Args:
+        reference: What is right.
+        other: What is asked about.
+        tolerance: The largest relative difference that is rounding.
+        other_orders: The reference with its sums taken in other orders. What that
+            alone has changed up to a step, times ``ROUNDING``, is rounding too:
+            steps amplify it (Adam divides a gradient that is all rounding by itself).
+
+    Raises:
+        ValueError: When the two did not train the same model for as many steps.
+    """
+    if reference.names != other.names or len(reference.losses) != len(other.losses):
+        raise ValueError("two trainings of different models or lengths")
+    apart, ends = _apart(reference, other)
+    allowed, at_end = np.full(len(apart), tolerance), tolerance
+    for one in other_orders:
+        rounded, end = _apart(reference, one)
+        sofar = np.maximum.accumulate(rounded.max(axis=1))
+        allowed = np.maximum(allowed, ROUNDING * sofar)
+        at_end = max(at_end, ROUNDING * max(end), allowed[-1])
+    worst = int(np.argmax(ends))
+    beyond = ~(apart <= allowed[:, None])
+    first_step, first_tensor = None, ""
+    if beyond.any():
+        first_step = int(np.argmax(beyond.any(axis=1)))
+        first_tensor = ["loss", *reference.names][int(np.argmax(apart[first_step]))]
+    return Verdict(
+        not beyond.any() and ends[worst] <= at_end,
+        (float(allowed[0]), float(at_end)),
+        float(apart[:, 0].max()),
+        ends[worst],
+        reference.names[worst],
+        first_step,
+        first_tensor,
+    )
+
+
+def _apart(reference: Recorded, other: Recorded) -> tuple[np.ndarray, list[float]]:
+    """Relative differences: ``[steps, 1 + tensors]``, and of the final tensors."""
+    losses = _relative(other.losses, reference.losses, np.abs(reference.losses))
+    # A sketch adds up all numbers of a tensor, so its rounding grows with the norm.
+    moved = _relative(other.sketches, reference.sketches, reference.sizes)
+    ends = [
+        float(_relative(b, a, np.abs(a).max(initial=0)).max(initial=0))
+        for a, b in zip(reference.final, other.final, strict=True)
+    ]
+    return np.concatenate([losses[:, None], moved], axis=1), ends
+
+
+def _relative(got: np.ndarray, wanted: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Differences over sizes; infinite where one alone is finite."""
+    difference = np.abs(got - wanted)
+    difference = np.where(np.isnan(difference), np.inf, difference)
+    difference = np.where(np.isnan(got) & np.isnan(wanted), 0.0, difference)
+    return difference / np.where(size == 0, 1.0, size)

@@ -1,0 +1,202 @@
+"""The pictures, each as PNG and, for the page, as SVG for light and dark."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from backends.registry import BACKENDS
+from comparison.equality import TOLERANCE
+from comparison.results import Results
+from comparison.runs import REFERENCE, SHARE
+from comparison.speed import PARTS
+
+LIGHT = {"ink": "#1f2933", "paper": "#ffffff", "rule": "#d7dde3"}
+DARK = {"ink": "#e4e7eb", "paper": "#161b22", "rule": "#39424e"}
+# Told apart also by eyes that see no red or green [Okabe and Ito, 2008].
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")
+OF_PART = dict(zip(PARTS, ("#56b4e9", "#0072b2", "#999999", "#e69f00", "#009e73"),
+                   strict=True))  # fmt: skip
+LABELS = {"all_reduce": "all-reduce", "wait": "waiting for the slowest"}
+
+
+def color(backend: str) -> str:
+    """A backend has the same colour everywhere."""
+    names = [*BACKENDS]
+    return COLORS[names.index(backend) % len(COLORS)] if backend in names else "#777777"
+
+
+@contextlib.contextmanager
+def _theme(theme: dict[str, str]) -> Iterator[None]:
+    ink, paper = theme["ink"], theme["paper"]
+    style: Any = {
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), ink),
+        **dict.fromkeys(("xtick.color", "ytick.color", "axes.titlecolor"), ink),
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), paper),
+        "savefig.facecolor": paper,
+        "legend.facecolor": paper,
+        "legend.edgecolor": theme["rule"],
+        "grid.color": theme["rule"],
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlelocation": "left",
+        "font.size": 10,
+        "svg.fonttype": "none",
+        "figure.constrained_layout.use": True,
+    }
+    with plt.rc_context(style):
+        yield
+
+
+def losses(results: Results, theme: dict[str, str]) -> Figure | None:
+    """The losses of all backends, and how far they are from the reference."""
+    proofs = {p: proof for p, proof in results.equal.items() if proof.losses}
+    if not proofs:
+        return None
+    figure, axes = plt.subplots(
+        2, len(proofs), figsize=(4.4 * len(proofs), 5.2), sharex=True, squeeze=False
+    )
+    for column, (precision, proof) in zip(axes.T, proofs.items(), strict=True):
+        top, bottom = column
+        reference = proof.losses[proof.reference]
+        for i, (name, values) in enumerate(proof.losses.items()):
+            steps = range(1, len(values) + 1)
+            top.plot(steps, values, color=color(name), label=name,
+                     lw=6 - 5 * i / max(1, len(proof.losses) - 1))  # fmt: skip
+            if name == proof.reference:
+                continue
+            # What is equal to the last bit has no place on a logarithmic axis.
+            apart = [
+                abs(a - b) / abs(b) or math.nan
+                for a, b in zip(values, reference, strict=False)
+            ]
+            bottom.semilogy(steps, apart, ".-", color=color(name), lw=1)
+        tolerance = TOLERANCE[precision]
+        bottom.axhline(tolerance, color=theme["ink"], ls=":", lw=1)
+        bottom.annotate(f"{tolerance:g}", (1, tolerance), va="bottom", fontsize=8)
+        bottom.set_yscale("log")
+        top.set(title=precision, ylabel="loss")
+        bottom.set(xlabel="step", ylabel=f"relative difference\nfrom {proof.reference}")
+        top.legend(fontsize=8)
+    return figure
+
+
+def steps(results: Results, theme: dict[str, str]) -> Figure | None:
+    """Where the time of a step goes, at the largest number of replicas."""
+    timed = _at_most(results)
+    if not timed:
+        return None
+    names = sorted(timed, key=lambda n: timed[n].step, reverse=True)
+    figure, axes = plt.subplots(figsize=(8, 0.9 + 0.45 * len(names)))
+    left = [0.0] * len(names)
+    for part in PARTS:
+        widths = [1e3 * max(0.0, timed[n].parts[part]) for n in names]
+        axes.barh(names, widths, left=left, color=OF_PART[part],
+                  label=LABELS.get(part, part), height=0.65)  # fmt: skip
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for y, (name, end) in enumerate(zip(names, left, strict=True)):
+        axes.annotate(f" {timed[name].rate:,.0f} samples/s", (end, y), va="center",
+                      fontsize=8)  # fmt: skip
+    axes.set(xlabel="milliseconds of a step", xlim=(0, 1.25 * max(left)))
+    axes.grid(axis="y", visible=False)
+    figure.legend(loc="outside upper left", ncols=len(PARTS), fontsize=8, frameon=False)
+    return figure
+
+
+def scaling(results: Results, theme: dict[str, str]) -> Figure | None:
+    """Samples per second over the number of replicas, and the ideal."""
+    counts = sorted(int(n) for n in results.fast)
+    if len(counts) < 2:
+        return None
+    figure, axes = plt.subplots(figsize=(6.4, 4.2))
+    base = results.fast[str(counts[0])].get(SHARE)
+    cores = results.machine["cores"]
+    if base and base.rates:
+        ideal = [base.rate / counts[0] * min(n, cores) for n in counts]
+        axes.plot(counts, ideal, ":", color=theme["ink"], label="ideal")
+    for name in results.fast[str(counts[-1])]:
+        if name in (SHARE, REFERENCE):
+            continue
+        points = [(n, results.fast[str(n)].get(name)) for n in counts]
+        with_rates = [(n, t) for n, t in points if t and t.rates]
+        if with_rates:
+            axes.plot([n for n, _ in with_rates], [t.rate for _, t in with_rates],
+                      "o-", color=color(name), label=name)  # fmt: skip
+    axes.set(xlabel="replicas", ylabel="samples per second", xticks=counts)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def allreduce(results: Results, theme: dict[str, str]) -> Figure | None:
+    """Time of an all-reduce alone over its size."""
+    if not results.allreduce:
+        return None
+    figure, axes = plt.subplots(figsize=(6.4, 4.2))
+    for name, times in results.allreduce.items():
+        points = sorted((int(size), seconds) for size, seconds in times.items())
+        axes.loglog([s for s, _ in points], [1e6 * t for _, t in points], "o-",
+                    ms=4, color=color(name), label=name)  # fmt: skip
+    if results.floor:
+        points = sorted((int(size), seconds) for size, seconds in results.floor.items())
+        axes.loglog([s for s, _ in points], [1e6 * t for _, t in points], ":",
+                    color=theme["ink"], label="floor of this host")  # fmt: skip
+    axes.set(xlabel="bytes", ylabel="microseconds, inside a tf.function")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _at_most(results: Results) -> dict:
+    if not results.fast:
+        return {}
+    timed = results.fast[max(results.fast, key=int)]
+    return {name: t for name, t in timed.items() if t.rates}
+
+
+FIGURES: dict[str, Callable[[Results, dict[str, str]], Figure | None]] = {
+    "losses": losses,
+    "steps": steps,
+    "scaling": scaling,
+    "allreduce": allreduce,
+}
+
+
+def draw(results: Results, folder: Path) -> dict[str, tuple[str, str]]:
+    """Draws what there is to draw.
+
+    Args:
+        results: What was found.
+        folder: Where ``NAME.png`` are written.
+
+    Returns:
+        By name, the SVG for a light and for a dark page.
+    """
+    drawn = {}
+    for name, make in FIGURES.items():
+        pictures = []
+        for theme in (LIGHT, DARK):
+            with _theme(theme):
+                figure = make(results, theme)
+                if figure is None:
+                    break
+                if theme is LIGHT:
+                    figure.savefig(folder / f"{name}.png", dpi=130)
+                text = io.StringIO()
+                figure.savefig(text, format="svg", metadata={"Date": None})
+                plt.close(figure)
+                pictures.append(text.getvalue())
+        else:
+            drawn[name] = (pictures[0], pictures[1])
+    return drawn

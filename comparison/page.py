@@ -1,0 +1,54 @@
+"""``report.html``: one page that needs no other file and no network."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import jinja2
+
+from comparison.results import Results
+from comparison.told import Table
+
+CAPTIONS = {
+    "losses": "The losses laid over each other, and how far each is from the "
+    "reference (no point: equal to the last bit; dotted: the tolerance).",
+    "steps": "Where the time of a step goes.",
+    "scaling": "Samples per second over the number of replicas.",
+    "allreduce": "One all-reduce of a float32 tensor inside a tf.function.",
+}
+
+
+def write(
+    path: Path,
+    results: Results,
+    tables: list[Table],
+    pictures: dict[str, tuple[str, str]],
+) -> None:
+    """Writes the page.
+
+    Args:
+        path: The file.
+        results: What was found.
+        tables: The same in words.
+        pictures: By name, SVG for light and dark.
+    """
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True)
+    template = environment.get_template("report.html.jinja")
+    path.write_text(
+        template.render(
+            results=results,
+            tables=tables,
+            pictures={
+                name: tuple(_address(svg) for svg in pair)
+                for name, pair in pictures.items()
+            },
+            captions=CAPTIONS,
+        ),
+        encoding="utf-8",
+    )
+
+
+def _address(svg: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

@@ -1,0 +1,94 @@
+"""Wrong trainings, made on purpose: does the proof catch them?"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from training.forward import Sums
+from training.step import Step
+
+
+def apply(name: str) -> None:
+    """Makes every training of this process go wrong in the named way.
+
+    Args:
+        name: One of ``PERTURBATIONS``.
+    """
+    wrong = PERTURBATIONS[name]
+
+    class Perturbed(Step):
+        def __init__(self, *args: Any, **more: Any):
+            super().__init__(*args, **more)
+            right = self._local
+
+            def local(*args: Any) -> tuple[Sums, list[tf.Tensor]]:
+                sums, state = right(*args)
+                *_, global_rows, _, rows, _, replica = args
+                share = tf.cast(rows, self.dtype) / tf.cast(global_rows, self.dtype)
+                return wrong(self, sums, share, replica), state
+
+            self._local = local
+
+    # By its name: ``training.fit`` is the function in it.
+    vars(importlib.import_module("training.fit"))["Step"] = Perturbed
+
+
+def _clip_before_sum(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
+    """Each replica clips its own gradient, as Keras does under tf.distribute."""
+    norm = step.optimizer.global_clipnorm or step.optimizer.clipnorm or 0.1
+    replicas = step.backend.replicas
+    clipped = [
+        [
+            clip / replicas
+            for clip in tf.clip_by_global_norm([g * replicas for g in of], norm)[0]
+        ]
+        for of in sums.gradients
+    ]
+    return sums._replace(gradients=clipped)
+
+
+def _mean_of_means(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
+    """Each replica counts alike, however many rows it has."""
+    replicas = step.backend.replicas
+    factor = tf.math.divide_no_nan(tf.ones([], share.dtype), replicas * share)
+    return _scaled(sums, factor)
+
+
+def _dropped_rank(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
+    """The last replica's gradients are lost."""
+    kept = replica != step.backend.replicas - 1
+    return _scaled(sums, tf.cast(kept, share.dtype))
+
+
+def _flipped_bit(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
+    """On the last replica, one bit of one number of the largest gradient flips."""
+    last = replica == step.backend.replicas - 1
+    gradients = [list(of) for of in sums.gradients]
+    of = gradients[0]
+    largest = max(range(len(of)), key=lambda i: of[i].shape.num_elements())
+    flat = tf.reshape(of[largest], [-1])
+    place = tf.argmax(tf.abs(flat))
+    whole = tf.int64 if flat.dtype == tf.float64 else tf.int32
+    bit = tf.constant(1 << (51 if whole == tf.int64 else 22), whole)
+    value = tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(flat[place], whole), bit),
+                       flat.dtype)  # fmt: skip
+    flipped = tf.tensor_scatter_nd_update(flat, [[place]], [value])
+    of[largest] = tf.where(last, tf.reshape(flipped, of[largest].shape), of[largest])
+    return sums._replace(gradients=gradients)
+
+
+def _scaled(sums: Sums, factor: tf.Tensor) -> Sums:
+    gradients = [[g * tf.cast(factor, g.dtype) for g in of] for of in sums.gradients]
+    return sums._replace(gradients=gradients)
+
+
+PERTURBATIONS: dict[str, Callable[[Step, Sums, Any, Any], Sums]] = {
+    "clip-before-sum": _clip_before_sum,
+    "mean-of-means": _mean_of_means,
+    "dropped-rank": _dropped_rank,
+    "flipped-bit": _flipped_bit,
+}

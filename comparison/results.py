@@ -1,0 +1,115 @@
+"""What a comparison found: one object, written as ``results.json``.
+
+``docs/results.schema.json`` is its JSON Schema.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from comparison.equality import Verdict
+from comparison.speed import Timed
+
+SCHEMA = 1
+PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "mpi4py", "horovod")
+
+
+@dataclass
+class Proof:
+    """The verdicts in one precision.
+
+    Attributes:
+        reference: The backend the others are compared with.
+        because: Why not ``single``; empty where it is.
+        verdicts: By backend.
+        failures: By backend: why there is no verdict, and its last lines.
+        losses: By backend: the loss of each step.
+    """
+
+    reference: str
+    because: str = ""
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    losses: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass
+class Results:
+    """Everything. Times are seconds, sizes bytes, rates samples per second.
+
+    Attributes:
+        options: ``compare.py``'s options and those handed on to ``train.py``.
+        left_out: By backend: why it was not run, and what to type.
+        equal: By precision.
+        fast: By number of replicas, as text, then by backend. ``one share`` is one
+            process with the cores that each of that many gets.
+        allreduce: By backend, then by bytes, as text: seconds.
+        floor: By bytes, as text: least seconds of an all-reduce on this host.
+        finished: Whether it came to its end.
+        machine, versions: Where, and with what.
+    """
+
+    options: dict[str, Any]
+    left_out: dict[str, str] = field(default_factory=dict)
+    equal: dict[str, Proof] = field(default_factory=dict)
+    fast: dict[str, dict[str, Timed]] = field(default_factory=dict)
+    allreduce: dict[str, dict[str, float]] = field(default_factory=dict)
+    floor: dict[str, float] = field(default_factory=dict)
+    finished: bool = False
+    machine: dict[str, Any] = field(default_factory=lambda: _machine())
+    versions: dict[str, str] = field(default_factory=lambda: _versions())
+
+    @property
+    def all_equal(self) -> bool:
+        """Whether every backend that ran trained the same model."""
+        return all(
+            verdict.equal
+            for proof in self.equal.values()
+            for verdict in proof.verdicts.values()
+        )
+
+    def write(self, path: Path) -> None:
+        """Writes the file; numbers that are not finite become null."""
+        told = {"schema": SCHEMA, **_plain(dataclasses.asdict(self))}
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n")
+        part.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": psutil.virtual_memory().total,
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,118 @@
+"""A training that keeps what the proof needs: ``python -m comparison.trace FILE ...``.
+
+The other arguments are those of ``train.py``. Rank 0 writes, as ``.npz``:
+
+    losses       [steps]           of the global batches
+    names        [tensors]         paths of all weights
+    sketches     [steps, tensors]  after each step, for each tensor: its numbers, each
+                                   with a sign of its own, added up (float64)
+    sizes        [steps, tensors]  Euclidean norms of the same
+    final 0 ...                    the weights after the last step
+    by_replicas  scalar            why the number of replicas matters; mostly empty
+
+A sketch moves when any number of its tensor moves, whatever the others do: two traces
+tell at which step and in which tensor two trainings part, without keeping every weight
+of every step.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import keras
+import numpy as np
+
+import backends
+import train
+from collective.errors import CollectiveError
+from comparison import perturbation
+from training import job
+
+
+class Trace(keras.callbacks.Callback):
+    """Records a training.
+
+    Args:
+        path: The ``.npz`` to write at its end.
+    """
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+        self.losses: list[float] = []
+        self.sketches: list[list[float]] = []
+        self.sizes: list[list[float]] = []
+
+    def on_train_begin(self, logs=None):
+        """Draws the signs: the same in every run."""
+        self.tensors = [*self.model.trainable_variables]
+        self.tensors += self.model.non_trainable_variables
+        rng = np.random.default_rng(0)
+        self.signs = [
+            rng.integers(0, 2, tuple(v.shape)).astype(np.int8) * 2 - 1
+            for v in self.tensors
+        ]
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Adds a row."""
+        values = [np.asarray(v, np.float64) for v in self.tensors]
+        self.sketches.append(
+            [float(np.sum(v * s)) for v, s in zip(values, self.signs, strict=True)]
+        )
+        self.sizes.append([float(np.linalg.norm(v)) for v in values])
+
+    def write(self, losses: list[float]) -> None:
+        """Writes the file.
+
+        Args:
+            losses: Of every step.
+        """
+        final = {
+            f"final {i}": np.asarray(v, np.float64) for i, v in enumerate(self.tensors)
+        }
+        np.savez(
+            self.path,
+            losses=np.array(losses),
+            names=np.array([v.path for v in self.tensors]),
+            sketches=np.array(self.sketches),
+            sizes=np.array(self.sizes),
+            by_replicas=_by_replicas(self.model),
+            **final,  # type: ignore[arg-type]
+        )
+
+
+def _by_replicas(model: keras.Model) -> str:
+    """Why N replicas train another model than one does; empty when they do not."""
+    layers = list(model._flatten_layers())
+    if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
+        return "BatchNorm has the statistics of its replica"
+    if any("seed_generator" in v.path for v in model.non_trainable_variables):
+        return "Dropout draws for each replica"
+    return ""
+
+
+def main(arguments: list[str]) -> int:
+    """Trains, and writes the trace on rank 0."""
+    path, *rest = arguments
+    if rest[:1] == ["--perturb"]:
+        perturbation.apply(rest[1])
+        rest = rest[2:]
+    args = vars(train.parser().parse_args(rest))
+    args.pop("json"), args.pop("list_backends")
+    chosen = backends.Options(
+        **{name: args.pop(name) for name in backends.Options.__dataclass_fields__}
+    )
+    trace = Trace(path)
+    work = job.Job(**args, options=chosen, test=False)
+    summary = job.run(work, callbacks=[trace])
+    if trace.sketches:
+        trace.write(summary.losses)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,54 @@
+"""The benchmark runs, finds its own results right, and writes them down."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collective import library
+from collective.bench.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
+    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+]
+
+
+def test_results_as_table_as_json_and_as_a_picture(tmp_path):
+    table, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    drawn = ["--plot", str(picture)] if importlib.util.find_spec("matplotlib") else []
+    result = subprocess.run(
+        [
+            *[sys.executable, "-m", "collective.launch", "-np", "2"],
+            *[sys.executable, "-m", "collective.bench", "--sizes", "4,64K,1M"],
+            *["--seconds", "0.01", "--json", str(table), *drawn],
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    written = json.loads(table.read_text())
+    assert written["limits"]["ranks"] == 2
+    rows = written["rows"]
+    assert {(row["bytes"], row["in_place"]) for row in rows} == {
+        (size, place) for size in (4, 64 << 10, 1 << 20) for place in (True, False)
+    }
+    assert all(row["wrong"] == 0 and row["median_s"] > 0 for row in rows)
+    assert result.stdout.count("\n") == 3 + len(rows)
+    assert not drawn or picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--sizes", "4,x"], ["--peers", "nccl"], ["--seconds", "0"]]
+)
+def test_wrong_use_ends_with_2(arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2

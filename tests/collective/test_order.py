@@ -1,0 +1,94 @@
+"""Collectives by name: each rank submits them in an order, and by threads, of its own."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+from rank_data import assert_close, reduced, values
+
+import collective
+from collective.operations.call import Call
+from collective.operations.kinds import Kind, Op
+
+COUNTS = [1, 10, 3000, 70_000, 0, 300_000, 17, 5]
+
+
+def start(rank, number, turn=0):
+    """Starts the all-reduce of this number; its handle gives the sum."""
+    array = values(rank, COUNTS[number], "float64", seed=number + 10 * turn)
+    out = np.empty_like(array)
+    arrays = [(array, out)]
+    return Call(Kind.ALL_REDUCE, arrays, name=f"tensor {number}", order=1).start(out)
+
+
+def assert_summed(size, number, result, turn=0):
+    seed = number + 10 * turn
+    arrays = [values(r, COUNTS[number], "float64", seed) for r in range(size)]
+    assert_close(result, reduced(arrays, Op.Sum))
+
+
+def mixed(rank, turn):
+    """The numbers in an order of this rank's own."""
+    return random.Random(100 * turn + rank).sample(range(len(COUNTS)), len(COUNTS))
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_any_order(rank, size, turn):
+    handles = {number: start(rank, number, turn) for number in mixed(rank, turn)}
+    for number in mixed(rank, turn + 50):
+        assert_summed(size, number, handles[number].wait(), turn)
+
+
+def test_the_same_name_twice_runs_in_the_order_of_submission(rank, size):
+    turns = range(3)
+    handles = [[start(rank, n, t) for n in mixed(rank, t)] for t in turns]
+    for turn in turns:
+        for number, handle in zip(mixed(rank, turn), handles[turn], strict=True):
+            assert_summed(size, number, handle.wait(), turn)
+
+
+def test_from_several_threads_and_beside_calls_in_order(rank, size):
+    results = {}
+
+    def run(number):
+        for turn in range(10):
+            results[number, turn] = start(rank, number, turn).wait()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in mixed(rank, 7)]
+    for thread in threads:
+        thread.start()
+    for turn in range(50):
+        handle = collective.allreduce_async(np.array([rank, turn]), collective.Sum)
+        collective.barrier()
+        np.testing.assert_array_equal(
+            handle.wait(), [size * (size - 1) // 2, turn * size]
+        )
+    for thread in threads:
+        thread.join()
+    for (number, turn), result in results.items():
+        assert_summed(size, number, result, turn)
+
+
+def test_a_disagreement_leaves_the_others_as_they_are(rank, size):
+    if size == 1:
+        pytest.skip("one rank always agrees with itself")
+    arrays = [(np.ones(3 + min(rank, 1)), np.ones(3 + min(rank, 1)))]
+    before = {number: start(rank, number) for number in mixed(rank, 1)[:4]}
+    handle = Call(Kind.ALL_REDUCE, arrays, name="unequal", order=1).start(None)
+    after = {number: start(rank, number) for number in mixed(rank, 1)[4:]}
+    with pytest.raises(collective.Disagreement, match=r"'unequal'.*\[3\].*\[4\]"):
+        handle.wait()
+    for number, good in {**before, **after}.items():
+        assert_summed(size, number, good.wait())
+
+
+def test_an_idle_rank_burns_no_core(rank, size):
+    """Between collectives, with the queues' threads started."""
+    assert_summed(size, 2, start(rank, 2).wait())
+    collective.allreduce_async(np.array(rank)).wait()
+    collective.barrier()
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1

@@ -1,0 +1,36 @@
+"""Results as a comparison could have found them."""
+
+from comparison.equality import Verdict
+from comparison.results import Proof, Results
+from comparison.speed import PARTS, Timed
+
+EQUAL = Verdict(True, (1e-12, 1e-12), 2e-16, 1e-14, "a/kernel")
+WRONG = Verdict(False, (1e-12, 1e-12), 1e-3, 0.2, "a/kernel", 4, "b/bias")
+
+
+def timed(*rates):
+    parts = dict(zip(PARTS, (1e-4, 4e-3, 1e-4, 2e-3, 5e-4), strict=True))
+    return Timed(list(rates), parts, 400 << 20, 1 << 20)
+
+
+def results(*, wrong=False, **rates):
+    """One with two backends; ``native=(1.0, 2.0, 3.0)`` gives its rounds."""
+    found = Results({"command": "compare.py -np 2", "train": []})
+    losses = {"single": [2.0, 1.5], "mpi": [2.0, 1.5], "native": [2.0, 1.5 + 1e-15]}
+    for precision in ("float64", "float32"):
+        verdicts = {"mpi": EQUAL, "native": WRONG if wrong else EQUAL}
+        found.equal[precision] = Proof("single", "", verdicts, {}, losses)
+    rounds = {
+        "single": (900.0, 910.0, 905.0),
+        "one share": (500.0, 505.0, 510.0),
+        "mpi": (800.0, 810.0, 790.0),
+        "native": (990.0, 980.0, 985.0),
+    } | rates
+    for count in ("1", "2"):
+        found.fast[count] = {name: timed(*of) for name, of in rounds.items()}
+    times = {"4": 1e-4, "1024": 2e-4, "1048576": 1e-3}
+    found.allreduce = {"mpi": times, "native": times}
+    found.floor = {"4": 1e-7, "1024": 1e-6, "1048576": 1e-4}
+    found.left_out["tf-mirrored"] = "<b>no</b> device"
+    found.finished = True
+    return found

@@ -1,0 +1,131 @@
+"""``compare.py`` whole: the processes, the verdicts, the files, the exit codes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from comparison import commands
+from comparison.command import PERTURBATIONS
+from comparison.perturbation import PERTURBATIONS as MADE
+from tests import launch
+
+pytestmark = [pytest.mark.compares, pytest.mark.launches]
+SCHEMA = json.loads((launch.ROOT / "docs" / "results.schema.json").read_text())
+TINY = ["--model", "mlp", "--optimizer", "sgd"]
+
+
+def compare(folder: Path, *options: str, seconds: float = 900):
+    """Exit code, what was printed, and the results."""
+    command = [sys.executable, "compare.py", "-np", "2", "--output", str(folder)]
+    code, printed = launch.run([*command, *options], launch.environment(), seconds)
+    file = folder / "results.json"
+    found = json.loads(file.read_text()) if file.exists() else None
+    if found:
+        jsonschema.validate(found, SCHEMA)
+    return code, printed, found
+
+
+def usable():
+    from backends.registry import BACKENDS
+
+    return {b for b in BACKENDS if commands.availability(b, 2).usable}
+
+
+def test_digits_on_every_backend(tmp_path):
+    code, printed, found = compare(tmp_path, "--rounds", "1")
+    assert code == 0, printed
+    assert found["finished"]
+    others = usable() - {"single"}
+    assert {"tf-mirrored", "tf-multiworker", "mpi", "native"} <= others
+    for precision in ("float64", "float32"):
+        verdicts = found["equal"][precision]["verdicts"]
+        assert set(verdicts) == others
+        assert all(v["equal"] for v in verdicts.values()), printed
+    assert set(found["fast"]["2"]) == others | {"single", "one share"}
+    for one in found["fast"]["2"].values():
+        assert len(one["rates"]) == 1 and one["rates"][0] > 0 and not one["failure"]
+    assert set(found["allreduce"]) == others
+    assert len(found["floor"]) == len(found["allreduce"]["mpi"])
+    for told in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):
+        assert told in printed
+    assert (tmp_path / "report.html").stat().st_size > 50_000
+    assert sorted(p.stem for p in tmp_path.glob("*.png")) == [
+        "allreduce",
+        "losses",
+        "steps",
+    ]
+
+
+def test_the_names_of_perturbations():
+    assert tuple(MADE) == PERTURBATIONS
+
+
+@pytest.mark.parametrize("backend, what", zip(
+    ("mpi", "tf-mirrored", "native", "tf-mirrored"), PERTURBATIONS, strict=True))  # fmt: skip
+def test_catches_what_is_wrong_and_names_it(backend, what, tmp_path):
+    options = ["--backends", backend, "--perturb", f"{backend}:{what}"]
+    code, printed, found = compare(
+        tmp_path, *options, *TINY, "--precision", "float64", "--global-clipnorm", "0.1"
+    )
+    assert code == 1, printed
+    verdict = found["equal"]["float64"]["verdicts"][backend]
+    assert not verdict["equal"] and verdict["first_step"] == 0
+    assert verdict["first_tensor"] and "NOT EQUAL" in printed
+    assert found["options"]["perturb"] == f"{backend}:{what}"
+
+
+def test_a_backend_that_dies_is_told_and_the_others_go_on(tmp_path):
+    options = ["--model", "tests.own:dies_under_native", "--precision", "float64"]
+    code, printed, found = compare(
+        tmp_path, *options, "--backends", "native,tf-mirrored", "--only", "equal"
+    )
+    assert code == 1, printed
+    proof = found["equal"]["float64"]
+    assert set(proof["verdicts"]) == {"tf-mirrored"}
+    why, tail = proof["failures"]["native"]
+    assert why == "ended with exit code 7" and "about to die" in tail
+    assert "ended with exit code 7" in printed
+
+
+def test_an_interrupt_leaves_no_process_and_writes_what_is_finished(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "compare.py", "-np", "2", "--output", str(tmp_path), *TINY,
+         "--backends", "mpi", "--precision", "float64", "--only", "equal"],
+        cwd=launch.ROOT, env=launch.environment(), stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    import psutil
+
+    printed = ""
+    while "float64: mpi" not in printed:
+        printed += process.stdout.readline()
+    time.sleep(2)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert started
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    process.stdout.close()
+    assert not psutil.wait_procs(started, timeout=20)[1]
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert not found["finished"]
+    assert list(found["equal"]["float64"]["losses"]) == ["single"]
+
+
+@pytest.mark.parametrize("options, told", [
+    (["--backend", "mpi"], "--backend is not for compare.py"),
+    (["--perturb", "mpi:nothing"], "there is no 'nothing'"),
+    (["--against", "nowhere.json"], "nowhere.json is no earlier result"),
+    (["--optimiser", "sgd"], "unrecognized arguments"),
+    (["--backends", "carrier"], "unknown backend 'carrier'"),
+    (["-np", "0"], "is no list of numbers"),
+    (["--model", "tests.own:no_model"], "cannot be done at all"),
+])  # fmt: skip
+def test_wrong_use_ends_with_2_and_a_hint(options, told, tmp_path):
+    code, printed, found = compare(tmp_path, *options, seconds=60)
+    assert code == 2 and told in printed and "HINT" in printed and found is None

@@ -1,0 +1,136 @@
+"""What is said of results: who was fastest, what changed, and the page."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from comparison import against, figures, page, told
+from comparison.speed import Timed, bottleneck, fastest
+from tests.comparison.made_up import results, timed
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "results.schema.json"
+
+
+def test_the_fastest_is_clear_only_when_ahead_in_every_round():
+    clear = fastest({"mpi": timed(1, 2, 3), "native": timed(2, 3, 4)})
+    assert (clear.backend, clear.second, clear.clear) == ("native", "mpi", True)
+    assert "more than the noise" in clear.sentence()
+    crossed = fastest({"mpi": timed(1, 5, 3), "native": timed(2, 3, 4)})
+    assert crossed.backend == "mpi" or not crossed.clear
+    assert "within the noise" in crossed.sentence()
+    assert not fastest({"mpi": timed(1, 2), "native": timed(2, 3)}).clear
+    assert fastest({"mpi": timed(1), "native": Timed(failure="hung")}).second == ""
+    assert fastest({"native": Timed()}) is None
+
+
+def test_names_the_bottleneck():
+    one = timed(1.0)
+    assert "compute is 60% of a step" in bottleneck("mpi", one)
+    one.parts["wait"] = 1.0
+    assert "one process is slower" in bottleneck("mpi", one)
+
+
+def plain(found):
+    return json.loads(json.dumps(dataclasses.asdict(found)))
+
+
+def test_tells_changes_beyond_noise():
+    old = plain(results())
+    assert against.changes(old, plain(results())) == []
+    (slower,) = against.changes(old, _only("2", results(mpi=(1.0, 2.0, 3.0))))
+    assert slower.worse and "mpi at 2 replicas is slower" in slower.what
+    (faster,) = against.changes(old, _only("2", results(mpi=(901.0, 902.0, 999.0))))
+    assert not faster.worse and "faster" in faster.what
+    assert against.changes(old, _only("2", results(mpi=(1.0, 805.0, 2.0)))) == []
+    lost = against.changes(old, plain(results(wrong=True)))
+    assert [c.worse for c in lost] == [True, True]
+    assert "native is no longer equal in float64" in lost[0].what
+
+
+def _only(count, found):
+    new = plain(found)
+    new["fast"] = {count: new["fast"][count]}
+    return new
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "no json", '{"schema": 99}'])
+def test_refuses_what_is_no_earlier_result(text, tmp_path):
+    from collective.errors import UsageError
+
+    (tmp_path / "old.json").write_text(text)
+    with pytest.raises(UsageError, match=r"no earlier result") as error:
+        against.read(tmp_path / "old.json")
+    assert "HINT" in str(error.value)
+
+
+def test_the_file_fits_its_schema_and_can_be_read_again(tmp_path):
+    found = results()
+    found.equal["float64"].losses["mpi"][1] = float("nan")
+    found.write(tmp_path / "results.json")
+    told_ = json.loads((tmp_path / "results.json").read_text())
+    jsonschema.validate(told_, json.loads(SCHEMA.read_text()))
+    assert against.read(tmp_path / "results.json") == told_
+    assert told_["equal"]["float64"]["losses"]["mpi"][1] is None
+
+
+def test_tables_tell_all_backends():
+    tables = told.tables(results(wrong=True))
+    titles = [t.title for t in tables]
+    assert titles[0] == "Equal? float64, against single"
+    assert "Fast? 2 replicas" in titles and titles[-1] == "Left out"
+    (row,) = [r for r in tables[0].rows if r[0] == "native"]
+    assert row[1] == "NOT EQUAL" and row[-1] == "step 4, b/bias"
+    assert all(len(r) == len(t.columns) for t in tables for r in t.rows)
+
+
+def test_floor_between_sizes():
+    found = results()
+    assert told.floor_of(found, 4) == 1e-7
+    assert told.floor_of(found, 514) == pytest.approx(5.5e-7, rel=1e-2)
+    assert told.floor_of(found, 2 << 20) == pytest.approx(2e-4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    found = results(wrong=True)
+    pictures = figures.draw(found, folder)
+    page.write(folder / "report.html", found, told.tables(found), pictures)
+    return folder
+
+
+def test_the_page_has_every_picture_twice_and_needs_nothing_else(folder):
+    text = (folder / "report.html").read_text()
+    for name in figures.FIGURES:
+        assert (folder / f"{name}.png").stat().st_size > 5000
+        assert f'<figure id="{name}">' in text
+    assert text.count("data:image/svg+xml;base64,") == 2 * len(figures.FIGURES)
+    addresses = re.findall(r'(?:src|srcset|href)="([^"]{0,40})', text)
+    assert all(address.startswith("data:") for address in addresses)
+    assert "<b>no</b>" not in text and "&lt;b&gt;no&lt;/b&gt;" in text
+    assert "Not every backend trained the same model" in text
+
+
+def test_a_browser_shows_the_page(folder, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium here (apt-get install chromium)")
+    shot, log = tmp_path / "page.png", tmp_path / "net.json"
+    subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update",
+         f"--user-data-dir={tmp_path}/user", "--no-first-run",
+         "--window-size=1100,3000", f"--log-net-log={log}", f"--screenshot={shot}",
+         f"file://{folder}/report.html"],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert shot.stat().st_size > 20_000
+    # The browser calls home by itself; the page calls nobody.
+    called = re.findall(r'"url":"(?:https?|wss?)://([^/"]+)', log.read_text())
+    assert [host for host in called if "google" not in host] == []

@@ -1,0 +1,27 @@
+"""Hosts for the tests: made once, removed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from collective import library
+from tests.hosts import lab
+
+
+@pytest.fixture(scope="session", autouse=True)
+def permitted() -> None:
+    reason = lab.why_not()
+    plugin = library.path().with_name("libcollective_openmpi.so")
+    if not reason and not plugin.exists():
+        reason = f"{plugin.name} was not built: hosts are joined by Open MPI here"
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def hosts(permitted) -> Iterator[lab.Lab]:
+    """Four hosts; a job may use fewer."""
+    with lab.hosts(4, "10gbit") as made:
+        yield made

@@ -1,0 +1,205 @@
+"""A few hosts on one machine, joined by links of a given speed.
+
+A host is a network namespace with a host name of its own; a switch joins them in a
+namespace of its own, so that nothing of it is seen outside. Processes start on it by
+``mpirun``, which reaches them through an agent instead of ssh. Needs root and
+iproute2. Also a command::
+
+    python -m tests.hosts.lab --hosts 2 --slots 1 --rate 10gbit python program.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests import launch
+
+PREFIX = "collective-"
+NETWORK = "10.77.0"
+
+
+def why_not() -> str:
+    """Why hosts cannot be made here; empty where they can."""
+    if os.geteuid() != 0:
+        return "hosts are network namespaces: only root may make them"
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            return f"there is no {program}: apt-get install iproute2"
+    if shutil.which("unshare") is None:
+        return "there is no unshare: apt-get install util-linux"
+    try:
+        with hosts(1):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces are not permitted: {error.stderr.strip()}"
+
+
+class Lab:
+    """Hosts that are there.
+
+    Args:
+        count: How many.
+        folder: Where the agent and host files are written.
+    """
+
+    def __init__(self, count: int, folder: Path):
+        self.count = count
+        self.folder = folder
+        self.agent = folder / "agent"
+        self.agent.write_text(
+            "#!/bin/bash\n"
+            "# [-option ...] HOST COMMAND...: what mpirun takes for ssh.\n"
+            "while [[ ${1:-} == -* ]]; do shift; done\n"
+            f"host=${{1#{NETWORK}.}}; shift\n"
+            f"exec ip netns exec {_host('$host')} unshare --uts \\\n"
+            '  bash -c "hostname lab$host; $*"\n'
+        )
+        self.agent.chmod(0o755)
+
+    def on(self, host: int, command: list[str]) -> list[str]:
+        """The command that runs another on one host, numbered from 1."""
+        return [str(self.agent), f"{NETWORK}.{host}", shlex.join(command)]
+
+    def mpirun(self, slots: list[int], command: list[str], *more: str) -> list[str]:
+        """The command that starts ranks, ``slots[i]`` of them on host i + 1.
+
+        Args:
+            slots: Ranks for each host, at least one.
+            command: Program and arguments of each rank.
+            more: Options of ``mpirun``.
+        """
+        file = self.folder / f"hosts-{'-'.join(map(str, slots))}"
+        file.write_text(
+            "".join(f"{NETWORK}.{i} slots={n}\n" for i, n in enumerate(slots, 1))
+        )
+        mpirun = launch.command("mpi", sum(slots))[0]
+        network = f"{NETWORK}.0/24"
+        options = [
+            *["-np", str(sum(slots)), "--hostfile", str(file), "--bind-to", "none"],
+            *["--prtemca", "plm_ssh_agent", str(self.agent)],
+            *["--prtemca", "oob_tcp_if_include", network],
+            *["--mca", "btl_tcp_if_include", network, "--mca", "pml", "ob1"],
+        ]
+        return self.on(1, [mpirun, *options, *more, *command])
+
+    def processes(self) -> list[int]:
+        """What runs on the hosts."""
+        return [
+            process
+            for number in range(1, self.count + 1)
+            for process in _processes(_host(number))
+        ]
+
+    def end_all(self) -> None:
+        """Kills what runs on the hosts."""
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def _host(number: int | str) -> str:
+    return f"{PREFIX}{os.getpid()}-{number}"
+
+
+@contextlib.contextmanager
+def hosts(count: int, rate: str | None = None) -> Iterator[Lab]:
+    """Makes hosts, and removes them and all that runs on them at the end.
+
+    Args:
+        count: How many.
+        rate: What each may send, in the words of ``tc``: ``1gbit``. None: no limit.
+
+    Raises:
+        subprocess.CalledProcessError: Where namespaces are not permitted.
+    """
+    _remove_forgotten()
+    switch = _host("switch")
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+        try:
+            _run("ip", "netns", "add", switch)
+            _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+            _run("ip", "-n", switch, "link", "set", "bridge", "up")
+            for i in range(1, count + 1):
+                _add_host(_host(i), switch, i, rate)
+            yield Lab(count, Path(folder))
+        finally:
+            for name in _namespaces():
+                if name.startswith(_host("")):
+                    _remove(name)
+
+
+def _add_host(name: str, switch: str, number: int, rate: str | None) -> None:
+    _run("ip", "netns", "add", name)
+    port = f"port{number}"
+    wire = ["type", "veth", "peer", "name", "eth0", "netns", name]
+    _run("ip", "-n", switch, "link", "add", port, *wire)
+    _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+    _run("ip", "-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
+    for device in ("lo", "eth0"):
+        _run("ip", "-n", name, "link", "set", device, "up")
+    if rate:
+        shape = ["tbf", "rate", rate, "burst", "512kb", "latency", "50ms"]
+        _run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *shape)
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=30
+    ).stdout
+
+
+def _namespaces() -> list[str]:
+    return [line.split()[0] for line in _run("ip", "netns", "list").splitlines()]
+
+
+def _processes(name: str) -> list[int]:
+    return [int(process) for process in _run("ip", "netns", "pids", name).split()]
+
+
+def _remove(name: str) -> None:
+    with contextlib.suppress(subprocess.CalledProcessError):
+        for process in _processes(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        _run("ip", "netns", "del", name)
+
+
+def _remove_forgotten() -> None:
+    """Removes the hosts of a process that was killed before it could."""
+    for name in _namespaces():
+        owner = re.match(rf"{PREFIX}(\d+)-", name)
+        if owner and not Path("/proc", owner[1]).exists():
+            _remove(name)
+
+
+def main() -> int:
+    """Runs a command on all slots of some hosts."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hosts.lab")
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=1, help="ranks on each host")
+    parser.add_argument("--rate", help="of each link, as 10gbit")
+    parser.add_argument("--mca", nargs=2, action="append", default=[])
+    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    with hosts(options.hosts, options.rate) as lab:
+        more = [word for pair in options.mca for word in ("--mca", *pair)]
+        command = lab.mpirun([options.slots] * options.hosts, options.command, *more)
+        code, printed = launch.run(command, launch.environment(), options.timeout)
+    print(printed, end="")
+    return 124 if code is None else code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""A rank that dies on one host ends the job on all, and is named."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests import launch
+
+LOOP = """
+import os, sys
+import numpy as np
+import collective
+
+collective.init()
+rank, size = collective.rank(), collective.size()
+arrays = [np.full(n, float(rank), np.float32) for n in (1, 300_000, 3_000_000)]
+print(f"<rank {rank} is process {os.getpid()}>", flush=True)
+try:
+    while True:
+        for array in arrays:
+            result = collective.allreduce(array, collective.Sum)
+            assert (result == size * (size - 1) / 2).all()
+except collective.PeerLost as error:
+    print(f"<rank {rank} lost: {error}>", flush=True)
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["--with-ft", "ulfm"]], ids=["plain", "ulfm"])
+def test_a_killed_rank_ends_the_job(more, hosts, tmp_path):
+    """By mpirun; and where mpirun lets the others live, by themselves."""
+    command = hosts.mpirun([2, 2], [sys.executable, "-c", LOOP], *more)
+    printed = tmp_path / "printed"
+    with printed.open("w") as file:
+        job = subprocess.Popen(
+            command,
+            cwd=launch.ROOT,
+            env=launch.environment(
+                COLLECTIVE_TIMEOUT="60",
+                OMPI_MCA_btl_sm_backing_directory=str(tmp_path),
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        processes = _started(job, printed)
+        os.kill(processes[3], signal.SIGKILL)
+        code = job.wait(60)  # it takes a second; the machine may be busy
+    finally:
+        hosts.end_all()
+        job.wait(10)
+    text = printed.read_text()
+    assert code != 0, text
+    if more:  # MPI says it, or the rank of the same host, which tells the others
+        died = rf"(rank 3 \(process {processes[3]}\) died|connection to rank 3:)"
+        for rank in range(3):
+            assert re.search(f"<rank {rank} lost: .*{died}", text), text
+    else:
+        assert re.search("rank 3.*(signal 9|Killed)", text, re.DOTALL), text
+
+
+def _started(job: subprocess.Popen, printed) -> dict[int, int]:
+    """Process numbers by rank, once all ranks are at work."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and job.poll() is None:
+        found = re.findall(r"<rank (\d) is process (\d+)>", printed.read_text())
+        if len(found) == 4:
+            time.sleep(0.5)
+            return {int(rank): int(process) for rank, process in found}
+        time.sleep(0.1)
+    raise AssertionError(printed.read_text())
+
+
+def test_nothing_is_left(hosts):
+    """Runs last of this file: no process of the jobs above lives on the hosts."""
+    assert [psutil.Process(p).cmdline() for p in hosts.processes()] == []

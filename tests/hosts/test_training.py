@@ -1,0 +1,49 @@
+"""The same trained model on several hosts as in one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests import launch
+from tests.training.cases import CASES
+
+HERE = "tests/training/test_equivalence.py"
+# Batch statistics are not compared in float32: there the order in which hosts are
+# summed is seen in the last bits, and 30 steps make more of them than the limit.
+CHOSEN = {
+    "accumulate-empty-replica": ("float64", "float32"),
+    "loss-scaling": ("float64", "float32"),
+    "batchnorm-accumulate": ("float64",),
+}
+OTHERS = ("test_sums_what_ranks_hold", "test_every_rank_gets_the_values_of_rank_zero")
+TESTS = [f"{name}-{precision}" for name in CHOSEN for precision in CHOSEN[name]]
+
+
+@pytest.mark.parametrize("backend", ["native", "mpi"])
+def test_on_two_hosts(backend, hosts, reference):
+    run_on(hosts, [2, 2], backend, reference)
+
+
+def test_on_four_hosts(hosts, reference):
+    run_on(hosts, [1, 1, 1, 1], "native", reference)
+
+
+def run_on(lab, slots, backend, reference):
+    ranks = sum(slots)
+    for case in CASES:
+        for precision in CHOSEN.get(case.name, ()):
+            reference(case, precision, ranks)
+    ended = launch.launch(
+        backend,
+        ranks,
+        [HERE, "-k", " or ".join([*TESTS, *OTHERS])],
+        reference.folder,
+        seconds=240,
+        start=partial(lab.mpirun, slots),
+    )
+    assert ended.code == 0, ended.output
+    assert len(ended.outcomes[0]) == len(TESTS) + len(OTHERS)
+    assert set(ended.outcomes[0].values()) == {"passed"}
+    assert all(outcomes == ended.outcomes[0] for outcomes in ended.outcomes)
