@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train test test-hosts test-compare lint sanitize constraints clean
+.PHONY: help train horovod test test-hosts test-horovod test-compare lint sanitize constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -31,8 +31,9 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
 train: $(VENV)/ready
 	$(BIN)/python train.py
 
+# Two workers: much of the time one waits for ranks it has started.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # compare.py whole, on every backend that is here: minutes.
 test-compare: $(VENV)/ready
@@ -42,6 +43,15 @@ test-compare: $(VENV)/ready
 # iproute2 (apt-get install iproute2).
 test-hosts: $(VENV)/ready
 	$(BIN)/python -m pytest tests/hosts
+
+# Minutes, the first time; then the wheel comes from the user's cache.
+horovod: $(VENV)/ready
+	$(BIN)/python -m backends.horovod_build
+
+# Exit code 2: nothing to build it from here, so the tests skip, and say so.
+test-horovod: $(VENV)/ready
+	$(BIN)/python -m backends.horovod_build || test $$? = 2
+	$(BIN)/python -m pytest -m horovod
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

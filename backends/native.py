@@ -121,9 +121,11 @@ class NativeBackend(Backend):
 def _across_hosts(environment: Environment) -> Availability:
     plugin = library.plugin()
     spread = f"{environment.size} processes, {environment.local_size} on this host"
-    if environment.launcher == "mpirun" and plugin.exists():
+    by_gloo = "HOROVOD_RANK" in os.environ  # horovodrun without mpirun
+    by_mpi = environment.launcher in ("mpirun", "horovodrun") and not by_gloo
+    if by_mpi and plugin.exists():
         return Availability(True, f"{spread}, joined by MPI")
-    if environment.launcher == "mpirun":
+    if by_mpi:
         return Availability(
             False,
             f"{spread}, and {plugin.name} was not built",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backends.base import Availability, Backend, Options
 from backends.devices import gpus
+from backends.horovod import HorovodBackend
 from backends.mpi import MPIBackend
 from backends.native import NativeBackend
 from backends.single import SingleBackend
@@ -19,6 +20,7 @@ BACKENDS: dict[str, type[Backend]] = {
         MirroredBackend,
         MultiWorkerBackend,
         MPIBackend,
+        HorovodBackend,
         NativeBackend,
     )
 }
@@ -32,6 +34,11 @@ def choose(environment: Environment, options: Options) -> tuple[str, str]:
     """
     if environment.launched:
         started = f"{environment.launcher} started {environment.size} processes"
+        if environment.launcher == "horovodrun":
+            horovod = HorovodBackend.availability(environment)
+            if horovod.usable:
+                return "horovod", started
+            started += f"; horovod: {horovod.reason}"
         native = NativeBackend.availability(environment)
         if native.usable:
             return "native", started

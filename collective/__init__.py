@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         reducescatter_async as reducescatter_async,
     )
     from collective.process_set import ProcessSet as ProcessSet
+    from collective.run_function import run as run
     from collective.session import cross_rank as cross_rank
     from collective.session import cross_size as cross_size
     from collective.session import init as init
@@ -66,6 +67,7 @@ _HOMES = {
     "operations.kinds": ("Average", "Max", "Min", "Product", "Sum"),
     "operations.reducescatter": ("reducescatter", "reducescatter_async"),
     "process_set": ("ProcessSet",),
+    "run_function": ("run",),
     "session": (
         "cross_rank",
         "cross_size",

@@ -283,11 +283,14 @@ def _name(kind: str, name: str | None) -> str:
 def _trace() -> tuple[str, _Trace]:
     """The outermost function that is being traced, and its name."""
     graph = tf.compat.v1.get_default_graph()
-    while isinstance(getattr(graph, "outer_graph", None), type(graph)):
+    # Out of branches and loops, whose names differ between ranks. What is around the
+    # function itself is a plain graph.
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph
     if graph not in _traces:
         _traces[graph] = _Trace(next(_plans))
-    return graph.name, _traces[graph]
+    # A graph of TensorFlow 1 has no name.
+    return getattr(graph, "name", "graph"), _traces[graph]
 
 
 def _attributes(name: str, group: int) -> dict[str, Any]:

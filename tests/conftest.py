@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backends import horovod_installed
 from tests import launch
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -26,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "compares: runs compare.py whole (make test-compare)"
     )
+    config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
         # Terminated as interrupted: what a test has started is ended with it.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -37,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = [i for i in items if not i.get_closest_marker("launches")]
     else:
         items.sort(key=lambda i: i.get_closest_marker("launches") is not None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs a Horovod that is not here."""
+    if item.get_closest_marker("horovod") and (misfit := horovod_installed.misfit()):
+        pytest.skip(f"{misfit}: make horovod")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,7 +31,12 @@ RESULTS = "COLLECTIVE_TEST_RESULTS"
 DEADLINE = "COLLECTIVE_TEST_DEADLINE"
 
 # Process backends and the launcher that starts their ranks.
-LAUNCHERS = {"mpi": "mpirun", "tf-multiworker": "mpirun", "native": "collectiverun"}
+LAUNCHERS = {
+    "mpi": "mpirun",
+    "tf-multiworker": "mpirun",
+    "native": "collectiverun",
+    "horovod": "horovodrun",
+}
 
 
 def launched() -> bool:
@@ -61,7 +66,10 @@ def command(backend: str, ranks: int) -> list[str]:
         return [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
     beside = Path(sys.executable).parent / name
     program = str(beside) if beside.exists() else shutil.which(name) or name
-    return [program, "-np", str(ranks), "--oversubscribe"]
+    more = ["--oversubscribe"] if name == "mpirun" else []
+    if name == "horovodrun" and ranks > 2:
+        more = ["--gloo"]  # by MPI with 2: both ways are tried
+    return [program, "-np", str(ranks), *more]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -77,6 +85,8 @@ def environment(**more: str) -> dict[str, str]:
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    # As where the environment is activated: horovodrun looks for mpirun there.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     if os.geteuid() == 0:
         env |= dict.fromkeys(
             ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"

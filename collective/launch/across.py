@@ -7,10 +7,13 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -48,7 +51,7 @@ def run(
     ]
     wanted = mpi.Wanted(
         hosts,
-        [*_watched(options, style), *options.command],
+        [*_watched(options, style), *_found(options.command)],
         exported=[n for n in mpi.exported(os.environ) if n not in variables],
         variables=variables,
         nics=options.nics,
@@ -59,15 +62,23 @@ def run(
         more=shlex.split(options.mpi_args),
     )
     words = mpi.compose(mpi.find(options.mpirun), wanted)
-    line = mpi.shell(words)
     if options.dry_run:
-        print(line)
+        print(mpi.shell(words))
         return 0
-    tell(line)
+    tell(mpi.shell(words))
     reachable.check(hosts, options)
-    if any(word.startswith("<(") for word in words):
-        words = ["bash", "-c", f"exec {line}"]
-    return Mpirun(words, len(ranks), options.verbose).run()
+    with tempfile.TemporaryDirectory(prefix="collective-") as folder:
+        file = Path(folder, "hosts")
+        for word in words:
+            if isinstance(word, mpi.Hostfile):
+                file.write_text(word)
+        words = [str(file) if isinstance(w, mpi.Hostfile) else w for w in words]
+        return Mpirun(words, len(ranks), options.verbose).run()
+
+
+def _found(command: Sequence[str]) -> list[str]:
+    """The command with its program's path: Open MPI puts itself first on the PATH."""
+    return [shutil.which(command[0]) or command[0], *command[1:]]
 
 
 def _watched(options: argparse.Namespace, style: Style) -> list[str]:

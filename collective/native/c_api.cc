@@ -7,6 +7,7 @@
 
 #include "core.h"
 #include "session.h"
+#include "timeline.h"
 
 namespace collective {
 namespace {
@@ -222,6 +223,13 @@ void collective_plan(int32_t plan, int32_t group, const char* function,
                      const char* name) {
   collective::AddToPlan(plan, group, function, name);
 }
+
+int32_t collective_timeline_start(const char* path, int64_t limit,
+                                  int32_t process) {
+  return Guard([&] { collective::StartTimeline(path, limit, process); });
+}
+
+void collective_timeline_stop() { collective::StopTimeline(); }
 
 void collective_abort(const char* message) {
   Guard([&] {

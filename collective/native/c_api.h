@@ -79,6 +79,12 @@ COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,
 /* Ends the job on every rank: their collectives fail with this message. */
 COLLECTIVE_EXPORT void collective_abort(const char* message);
 
+/* A Chrome trace of this process' collectives, of `limit` bytes at most. */
+COLLECTIVE_EXPORT int32_t collective_timeline_start(const char* path,
+                                                    int64_t limit,
+                                                    int32_t process);
+COLLECTIVE_EXPORT void collective_timeline_stop(void);
+
 /* ---- for collective.bench (timing.cc) ---- */
 
 /* Seconds each of `repetitions` took on this rank, a barrier before each. */

@@ -7,11 +7,13 @@
 #include "broadcast.h"
 #include "by_messages.h"
 #include "reduce_scatter.h"
+#include "timeline.h"
 
 namespace collective {
 
 void Execute(Communicator& ranks, const Request& request) {
   if (ranks.job().broken()) ranks.job().Check(ranks.job().rank());
+  const TimelineEntry entry(request);
   const bool remote = ranks.remote();
   switch (request.kind) {
     case Kind::kAllReduce:

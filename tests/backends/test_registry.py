@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import backends
-from backends import registry
+from backends import horovod_installed, registry
 from backends.base import Options
 from collective.environment import Environment
 from collective.errors import UsageError
@@ -15,6 +15,7 @@ from tests import launch
 
 ALONE = Environment()
 FOUR = Environment("mpirun", 2, 4, 2, 4)
+BY_HOROVODRUN = Environment("horovodrun", 2, 4, 2, 4)
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "RANK")
 
 
@@ -84,6 +85,15 @@ def test_auto(environment, devices, gpus, wanted, monkeypatch):
     monkeypatch.setattr(registry, "gpus", lambda: gpus)
     name, why = registry.choose(environment, Options(devices=devices))
     assert name == wanted and why
+
+
+@pytest.mark.parametrize("misfit", [None, "Horovod is not installed"])
+def test_auto_under_horovodrun(misfit, monkeypatch):
+    monkeypatch.setattr(horovod_installed, "misfit", lambda: misfit)
+    name, why = registry.choose(BY_HOROVODRUN, Options())
+    assert name == ("native" if misfit else "horovod")
+    assert why.startswith("horovodrun started 4 processes")
+    assert not misfit or misfit in why
 
 
 def test_auto_says_why(monkeypatch):

@@ -28,6 +28,16 @@ def needs_core():
 
 
 @pytest.fixture(scope="session")
+def hvd(needs_core):
+    """Horovod's face, in the job."""
+    pytest.importorskip("tensorflow")
+    import collective.tensorflow as hvd
+
+    hvd.init()
+    return hvd
+
+
+@pytest.fixture(scope="session")
 def rank(needs_core):
     return collective.rank()
 

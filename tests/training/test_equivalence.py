@@ -93,9 +93,14 @@ def test_every_rank_gets_the_values_of_rank_zero(backend):
         np.testing.assert_array_equal(variable.numpy(), np.full(variable.shape, 1.5))
 
 
+def needing(name: str):
+    """A backend, skipped where what it needs is not installed."""
+    return pytest.param(name, marks=[pytest.mark.horovod] if name == "horovod" else [])
+
+
 @pytest.mark.launches
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", launch.LAUNCHERS)
+@pytest.mark.parametrize("name", [needing(name) for name in launch.LAUNCHERS])
 def test_on_ranks(name, ranks, reference):
     pytest.importorskip("mpi4py")
     for case in CASES:

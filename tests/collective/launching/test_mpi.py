@@ -68,8 +68,8 @@ FULL = Wanted(
         (
             OPEN_5,
             Wanted(JOE, ["true"], binding=["--bind-to", "core"]),
-            r"mpirun -np 3 --hostfile <(printf 'joe@a slots=2\n::1 slots=1\n') "
-            "--bind-to core true",
+            r"printf 'joe@a slots=2\n::1 slots=1\n' > hosts.collective && "
+            "mpirun -np 3 --hostfile hosts.collective --bind-to core true",
         ),
         (
             MPICH,
@@ -79,7 +79,8 @@ FULL = Wanted(
         (
             INTEL,
             Wanted(TWO, ["true"]),
-            r"mpirun -np 3 -machinefile <(printf 'a:2\nb:1\n') true",
+            r"printf 'a:2\nb:1\n' > hosts.collective && "
+            "mpirun -np 3 -machinefile hosts.collective true",
         ),
         (
             OPEN_4,

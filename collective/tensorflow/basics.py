@@ -1,0 +1,252 @@
+"""Joining the job and this process' place in it, by Horovod's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import collective
+from collective import horovod_variables, library, session, timeline
+from collective.tensorflow import process_sets
+from collective.tensorflow.process_sets import ProcessSet, global_process_set
+
+_homogeneous = True
+
+
+def init(
+    comm: Sequence[int] | Any | None = None,
+    process_sets: Sequence[ProcessSet] | str | None = None,
+) -> None:
+    """Joins the job. Honours the ``HOROVOD_*`` variables that mean something here.
+
+    Args:
+        comm: Ranks that make up the job, or an mpi4py communicator; all ranks only.
+        process_sets: Sets to make at once; or ``"dynamic"``, which is always so here.
+
+    Raises:
+        NotImplementedError: If ``comm`` is not all ranks of the job.
+        CollectiveError: If the native core was not built, or a rank did not come.
+    """
+    global _homogeneous
+    if not session.is_initialized():
+        horovod_variables.honour()
+    session.init()
+    if comm is not None and not _everyone(comm):
+        session.shutdown()
+        raise NotImplementedError(
+            "init(comm=...) with some of the ranks: a job is all that its launcher "
+            "started\nHINT: start fewer ranks, or use process_sets=[ProcessSet(...)]"
+        )
+    if global_process_set.ranks:
+        return  # it was called before
+    global_process_set.ranks = list(range(session.size()))
+    sizes = collective.allgather(np.array([session.local_size()]), name="local sizes")
+    _homogeneous = bool((sizes == sizes[0]).all())
+    horovod_variables.start_timeline()
+    if process_sets is not None and not isinstance(process_sets, str):
+        for process_set in process_sets:
+            _add(process_set)
+
+
+def _add(process_set: ProcessSet) -> None:
+    process_sets.add_process_set(process_set)
+
+
+def _everyone(comm: Any) -> bool:
+    if hasattr(comm, "Get_size"):
+        return comm.Get_size() == session.size()
+    return sorted(comm) in ([], list(range(session.size())))
+
+
+def shutdown() -> None:
+    """Leaves the job; ``init()`` may be called again, on every rank."""
+    if session.is_initialized():
+        timeline.stop()
+        process_sets.forget()
+        session.shutdown()
+
+
+def _when_initialized(function: Callable[[], int]) -> int:
+    if not session.is_initialized():
+        raise ValueError(
+            "collective.tensorflow has not been initialized; use hvd.init()."
+        )
+    return function()
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a job."""
+    return session.is_initialized()
+
+
+def rank() -> int:
+    """Number of this process in the job, from 0.
+
+    Raises:
+        ValueError: Before ``init()``, as the other places below.
+    """
+    return _when_initialized(session.rank)
+
+
+def size() -> int:
+    """Number of processes in the job."""
+    return _when_initialized(session.size)
+
+
+def local_rank() -> int:
+    """Number of this process on its host."""
+    return _when_initialized(session.local_rank)
+
+
+def local_size() -> int:
+    """Number of the job's processes on this host."""
+    return _when_initialized(session.local_size)
+
+
+def cross_rank() -> int:
+    """Number of this process' host."""
+    return _when_initialized(session.cross_rank)
+
+
+def cross_size() -> int:
+    """Number of hosts."""
+    return _when_initialized(session.cross_size)
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of processes."""
+    _when_initialized(session.size)
+    return _homogeneous
+
+
+# --- the same as ops: evaluated when the graph runs, not when it is traced -------
+
+
+def _op(function: Callable[[], int], name: str | None) -> tf.Tensor:
+    value = tf.numpy_function(lambda: np.int32(function()), [], tf.int32, name=name)
+    value.set_shape([])
+    return value
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """``rank()`` as an op: int32, a scalar."""
+    return _op(rank, name)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The number of processes in a process set as an op: int32, a scalar."""
+    return _op(lambda: process_sets.by_id(process_set_id).size() or 0, name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """``local_rank()`` as an op: int32, a scalar."""
+    return _op(local_rank, name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """``local_size()`` as an op: int32, a scalar."""
+    return _op(local_size, name)
+
+
+def process_set_included_op(
+    process_set_id: int = 0, name: str | None = None
+) -> tf.Tensor:
+    """1 if this process is in the set, else 0, as an op: int32, a scalar."""
+    return _op(lambda: int(bool(process_sets.by_id(process_set_id).included())), name)
+
+
+# --- what is built and enabled ------------------------------------------------------
+
+
+def mpi_built() -> bool:
+    """Whether the plug-in for the MPI of this launcher was built."""
+    return library.plugin().exists()
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI launched this job and the core can use it across hosts."""
+    launched_by_mpi = session.is_initialized() and session.place().launcher in (
+        "mpirun",
+        "srun",
+    )
+    return launched_by_mpi and mpi_built()
+
+
+def mpi_threads_supported() -> bool:
+    """Whether your own threads may call MPI, as through mpi4py, beside the core.
+
+    On one host the core does not touch MPI, so they may. Across hosts it calls MPI
+    from a thread of its own, at the level "serialized", so they may not.
+
+    Raises:
+        ValueError: If MPI is not enabled.
+    """
+    if not mpi_enabled():
+        raise ValueError(
+            "MPI is not enabled: this job was not started by mpirun or srun, or the "
+            "plug-in was not built\nHINT: ask hvd.mpi_enabled() first"
+        )
+    return session.cross_size() == 1
+
+
+def gloo_built() -> bool:
+    """False: the native core takes Gloo's place."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False: the native core takes Gloo's place."""
+    return False
+
+
+def nccl_built() -> int:
+    """0: there is no NCCL in the core."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: there is no DDL in the core."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: there is no oneCCL in the core."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: the core reduces in host memory."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: the core reduces in host memory."""
+    return False
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Records the collectives of rank 0 into a Chrome trace.
+
+    Args:
+        file_path: Where to; overwritten.
+        mark_cycles: Ignored: the core has no cycles.
+
+    Raises:
+        ValueError: Before ``init()``.
+    """
+    del mark_cycles
+    if rank() == 0:
+        timeline.start(file_path)
+
+
+def stop_timeline() -> None:
+    """Ends the recording.
+
+    Raises:
+        ValueError: Before ``init()``.
+    """
+    if rank() == 0:
+        timeline.stop()

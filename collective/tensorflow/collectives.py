@@ -1,0 +1,365 @@
+"""Horovod's collectives, over the ops of ``collective.tensorflow_ops``.
+
+All work in eager mode and inside ``tf.function``. Gradients are Horovod's: those of
+``allgather`` and ``broadcast`` are averaged over the ranks, where the mathematics of a
+sum of losses would sum them, and that of ``reducescatter`` is summed where it would
+be averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import collective
+from collective import horovod_variables, tensorflow_ops
+from collective.operations.kinds import Average, Op
+from collective.tensorflow import dtypes, sparse
+from collective.tensorflow.adasum import adasum
+from collective.tensorflow.compression import Compression, Compressor
+from collective.tensorflow.process_sets import (
+    ProcessSet,
+    global_process_set,
+    group_of,
+)
+from collective.tensorflow.reductions import Adasum, Reduction, chosen
+from collective.tensorflow.variables import tensor_of
+
+# A tf.Tensor or tf.IndexedSlices; TensorFlow tells mypy nothing of either.
+Tensor = Any
+
+
+@tf.autograph.experimental.do_not_convert
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Reduction | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Tensor:
+    """Reduces a tensor over the ranks; the same bits on every rank.
+
+    Args:
+        tensor: A tensor, variable or ``tf.IndexedSlices``, of equal shape and dtype on
+            every rank. Rows of slices that several ranks have, or one has twice, are
+            combined in the result.
+        average: The old way to say ``op=Average`` or ``op=Sum``.
+        device_dense, device_sparse: Where the result is wanted; any by default.
+        compression: What is sent.
+        op: Average by default; Sum, Adasum, Min, Max or Product.
+        prescale_factor: Multiplied before.
+        postscale_factor: Multiplied after.
+        name: What the ranks know the call by; needed only where threads call.
+        process_set: The ranks that take part.
+        ignore_name_scope: Nothing: names do not depend on scopes here.
+
+    Returns:
+        The result, of the shape and dtype of ``tensor``.
+
+    Raises:
+        tf.errors.FailedPreconditionError: On every rank, if they do not agree.
+        tf.errors.UnavailableError: If a rank died or left.
+        NotImplementedError: For a reduction that cannot be done.
+    """
+    return grouped_allreduce(
+        [tensor],
+        average,
+        device_dense,
+        device_sparse,
+        compression,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        ignore_name_scope,
+        name,
+    )[0]
+
+
+@tf.autograph.experimental.do_not_convert
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Reduction | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Tensor]:
+    """As ``allreduce``, a list of tensors as one, of any mixture of dtypes.
+
+    Returns:
+        The results in order.
+    """
+    del ignore_name_scope
+    reduction = chosen(op, average)
+    results: list[Tensor] = list(tensors)
+    slices = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
+    dense = [i for i in range(len(results)) if i not in slices]
+    with tf.device(device_sparse or None):
+        for place in slices:
+            results[place] = sparse.allreduce(
+                results[place],
+                reduction,
+                prescale_factor * postscale_factor,
+                process_set,
+                name and f"{name} {place}",
+            )
+    with tf.device(device_dense or None):
+        sent, undo = [], []
+        for place in dense:
+            small, context = compression.compress(tensor_of(results[place]))
+            sent.append(dtypes.scaled(dtypes.reducible(small), prescale_factor))
+            undo.append((small.dtype, context))
+        reduced = _reduced(sent, reduction, process_set, name)
+        for place, result, (dtype, context) in zip(dense, reduced, undo, strict=True):
+            result = tf.cast(dtypes.scaled(result, postscale_factor), dtype)
+            results[place] = compression.decompress(result, context)
+    return results
+
+
+def _reduced(
+    tensors: list[tf.Tensor],
+    reduction: Reduction,
+    process_set: ProcessSet,
+    name: str | None,
+) -> list[tf.Tensor]:
+    if not isinstance(reduction, Op):
+        return adasum(tensors, process_set, name)
+    return tensorflow_ops.all_reduce(
+        tensors,
+        reduction,
+        name,
+        group_of(process_set),
+        bucket_bytes=horovod_variables.fusion_bytes(),
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def allgather(
+    tensor: tf.Tensor,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Concatenates the tensors of all ranks along the first axis.
+
+    Args:
+        tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
+        name, ignore_name_scope, process_set: As for ``allreduce``.
+
+    Returns:
+        ``[sum of rows, ...]``.
+
+    Raises:
+        tf.errors.OpError: As for ``allreduce``.
+    """
+    del ignore_name_scope
+    source, group = tensor_of(tensor), group_of(process_set)
+    source = _gradient_times(1 / _size(process_set), source)
+    return dtypes.moved(
+        source, lambda moving: tensorflow_ops.allgather(moving, name, group)
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def grouped_allgather(
+    tensors: Sequence[tf.Tensor],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """``allgather`` of each tensor of a list."""
+    return [
+        allgather(t, name and f"{name} {i}", ignore_name_scope, process_set)
+        for i, t in enumerate(tensors)
+    ]
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast(
+    tensor: tf.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Gives every rank the root's tensor.
+
+    Args:
+        tensor: Of equal shape and dtype on every rank.
+        root_rank: The root, counted in the whole job.
+        name, ignore_name_scope, process_set: As for ``allreduce``.
+
+    Raises:
+        tf.errors.OpError: As for ``allreduce``.
+        ValueError: If the root is not in the set.
+    """
+    del ignore_name_scope
+    group = group_of(process_set)
+    if root_rank not in process_set.ranks:
+        raise ValueError(
+            f"root rank {root_rank} is not in {process_set}\n"
+            "HINT: the root is counted in the whole job, and must be a member"
+        )
+    source = _gradient_times(1 / _size(process_set), tensor_of(tensor))
+    return dtypes.moved(
+        source,
+        lambda moving: tensorflow_ops.broadcast([moving], root_rank, name, group)[0],
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def alltoall(
+    tensor: tf.Tensor,
+    splits: tf.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+    """Sends rows to every rank and receives theirs.
+
+    Args:
+        tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
+        splits: Rows for each rank, adding up to ``rows``; equal parts by default.
+        name, ignore_name_scope, process_set: As for ``allreduce``.
+
+    Returns:
+        The received rows in the order of the ranks; with ``splits`` also how many
+        came from each (int32).
+
+    Raises:
+        tf.errors.OpError: As for ``allreduce``.
+    """
+    del ignore_name_scope
+    group, received = group_of(process_set), []
+
+    def move(moving: tf.Tensor) -> tf.Tensor:
+        result, rows = tensorflow_ops.alltoall(moving, splits, name, group)
+        received.append(tf.cast(rows, tf.int32))
+        return result
+
+    result = dtypes.moved(tensor_of(tensor), move)
+    return result if splits is None else (result, received[0])
+
+
+@tf.autograph.experimental.do_not_convert
+def reducescatter(
+    tensor: tf.Tensor,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Reduction = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Reduces a tensor over the ranks and gives each rank some of its rows.
+
+    Args:
+        tensor: ``[rows, ...]``, of equal shape and dtype on every rank.
+        device_dense, compression, op, name, process_set, ignore_name_scope,
+            prescale_factor, postscale_factor: As for ``allreduce``.
+
+    Returns:
+        This rank's rows, as even as can be, the first ranks having one more.
+
+    Raises:
+        tf.errors.OpError: As for ``allreduce``.
+        NotImplementedError: For Adasum.
+    """
+    del ignore_name_scope
+    reduction = chosen(op, None)
+    if reduction is Adasum or not isinstance(reduction, Op):
+        raise NotImplementedError(
+            "Adasum needs the whole of all tensors on every rank\n"
+            "HINT: use hvd.allreduce(op=hvd.Adasum), or op=hvd.Average"
+        )
+    with tf.device(device_dense or None):
+        small, context = compression.compress(tensor_of(tensor))
+        sent = dtypes.scaled(dtypes.reducible(small), prescale_factor)
+        sent = _gradient_times(_size(process_set), sent)
+        result = tensorflow_ops.reducescatter(
+            sent, reduction, name, group_of(process_set)
+        )
+        result = tf.cast(dtypes.scaled(result, postscale_factor), small.dtype)
+        return compression.decompress(result, context)
+
+
+@tf.autograph.experimental.do_not_convert
+def grouped_reducescatter(
+    tensors: Sequence[tf.Tensor],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Reduction = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[tf.Tensor]:
+    """``reducescatter`` of each tensor of a list."""
+    return [
+        reducescatter(
+            tensor,
+            device_dense,
+            compression,
+            op,
+            process_set=process_set,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+        for tensor in tensors
+    ]
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits for every rank of the set.
+
+    Raises:
+        CollectiveError: If a rank died, left or called something else.
+    """
+    collective.barrier(process_set=group_of(process_set))
+
+
+def join() -> int:
+    """Would let ranks with fewer batches end early.
+
+    Raises:
+        NotImplementedError: Always, with more than one rank: a rank that joined would
+            have to add zeros of shapes that it cannot know.
+    """
+    if _size(global_process_set) == 1:
+        return 0
+    raise NotImplementedError(
+        "join() is not supported: the core has no ranks that take part without data\n"
+        "HINT: give every rank the same number of batches, as with "
+        "dataset.repeat() and steps_per_epoch"
+    )
+
+
+def _size(process_set: ProcessSet) -> int:
+    return process_set.size() or 1
+
+
+def _gradient_times(factor: float, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor; what comes back through it is multiplied."""
+    if factor == 1 or not tensor.dtype.is_floating:
+        return tensor
+
+    @tf.custom_gradient
+    def same(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
+        return tf.identity(x), lambda upstream: upstream * tf.cast(factor, x.dtype)
+
+    return same(tensor)

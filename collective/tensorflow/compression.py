@@ -1,0 +1,76 @@
+"""What gradients are on the way: as they are, or 16-bit floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class Compressor:
+    """Makes a tensor smaller before it is reduced, and undoes it after.
+
+    Your own is a subclass with both methods; it must give the same dtypes and shapes
+    on every rank, and sums must survive it.
+    """
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """The tensor to send, and what ``decompress`` needs to know."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """The reduced tensor, as it was before ``compress``."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """The tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """The tensor itself."""
+        return tensor
+
+
+class _Cast(Compressor):
+    """Sends floating-point tensors as another dtype, others as they are."""
+
+    dtype: tf.DType
+
+    @classmethod
+    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """The tensor, cast if it is floating-point, and its dtype."""
+        floating = tensor.dtype.is_floating
+        return tf.cast(tensor, cls.dtype) if floating else tensor, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """The tensor, cast to the dtype it had."""
+        return tf.cast(tensor, ctx)
+
+
+class FP16Compressor(_Cast):
+    """float16: the core adds in float32 and rounds the sum once."""
+
+    dtype = tf.float16
+
+
+class BF16Compressor(_Cast):
+    """bfloat16: the range of float32. Horovod has none."""
+
+    dtype = tf.bfloat16
+
+
+class Compression:
+    """The choices for ``compression=``."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

