@@ -57,9 +57,8 @@ Algorithm BetweenHosts(const Communicator& ranks, Algorithm algorithm,
                        size_t bytes) {
   if (algorithm >= Algorithm::kRing) return algorithm;
   if (algorithm != Algorithm::kAuto) return Algorithm::kDirect;
-  if (SeveralOnAHost(ranks)) return Algorithm::kHierarchical;
-  return bytes <= kFewMessagesBytes ? Algorithm::kHalvingDoubling
-                                    : Algorithm::kDirect;
+  if (bytes <= kFewMessagesBytes) return Algorithm::kHalvingDoubling;
+  return SeveralOnAHost(ranks) ? Algorithm::kHierarchical : Algorithm::kDirect;
 }
 
 void CopyThrough(const Request& request) {
