@@ -18,7 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from collective.hosts import Rank
+from collective.environment.base import TABLE
+from collective.hosts import Rank, slurm
 from collective.launch import mpi, reachable
 from collective.launch.job import GRACE_SECONDS, Job, Member
 from collective.launch.output import KEPT_LINES, Output, Style, lines, report, tell
@@ -53,6 +54,8 @@ def run(
         for rank in ranks
         if rank.local_rank == 0
     ]
+    slots = [host.slots or 0 for host in hosts]
+    variables = {**variables, TABLE: slurm.tasks(slots)}
     wanted = mpi.Wanted(
         hosts,
         [*_watched(options, style), *_found(options.command)],
