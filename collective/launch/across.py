@@ -29,7 +29,7 @@ LATE = 124  # the exit code of timeout(1)
 # What collective.launch.rank tells of the rank that it watches.
 _STARTED = re.compile(r"collective\.launch: rank (\d+) on \S+ started\s*$")
 _ENDED = re.compile(
-    r"collective\.launch: rank (\d+) on (\S+) ended ((?:with|by) (\d+|SIG[A-Z]+\d*))\s*$"
+    r"collective\.launch: rank (\d+) on (\S+) ended ((?:with|by) ([1-9]\d*|SIG[A-Z]+\d*))\s*$"
 )
 _LINE = re.compile(r"\[(\d+)\] (.*)")
 
