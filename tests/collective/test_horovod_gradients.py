@@ -237,6 +237,10 @@ def test_nothing_trains_without_summing(hvd, monkeypatch):
     monkeypatch.setattr(type(optimizer), "apply_gradients", around)
     with pytest.raises(Exception, match="not summed over the ranks"):
         optimizer.apply_gradients([(tf.ones([3]), variable)])
+    missing = hvd.ProcessSet([0])  # was never added
+    unset = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), process_set=missing)
+    with pytest.raises(ValueError, match="was not added"):
+        unset.apply([tf.ones([3])], [variable])
     old = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
     with pytest.raises(Exception, match="not summed over the ranks"):
         old.apply_gradients([(tf.ones([3]), tf.Variable(tf.ones([3])))])
