@@ -83,6 +83,7 @@ def horovod() -> tuple[str, Timer]:
         UsageError: If it is not installed.
     """
     _require("horovod", "pip install horovod")
+    import horovod
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -103,7 +104,7 @@ def horovod() -> tuple[str, Timer]:
             target[...] = total.numpy()
         return seconds
 
-    return "Horovod", run
+    return f"Horovod {horovod.__version__}", run
 
 
 def gloo() -> tuple[str, Timer]:
