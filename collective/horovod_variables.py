@@ -28,6 +28,8 @@ _SECONDS = {
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "COLLECTIVE_TIMEOUT",
 }
 
+_NEVER = "1000000000"
+
 IGNORED = {
     "HOROVOD_CYCLE_TIME": "collectives start when they are called, not in cycles",
     "HOROVOD_CACHE_CAPACITY": "there is no cache of responses",
@@ -44,7 +46,6 @@ IGNORED = {
     "HOROVOD_ENABLE_XLA_OPS": "the step is not compiled by XLA",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "the core reduces in host memory",
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "Adasum gathers whole tensors",
-    "HOROVOD_STALL_CHECK_DISABLE": "a rank that does not come is always told",
     "HOROVOD_TIMELINE_MARK_CYCLES": "there are no cycles",
 }
 
@@ -70,6 +71,8 @@ def honour() -> None:
         value = os.environ.get(theirs, "0")
         if value not in ("", "0"):
             os.environ.setdefault(ours, value)
+    if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
+        os.environ.setdefault("COLLECTIVE_STALL_SECONDS", _NEVER)
     fusion_bytes()
 
 

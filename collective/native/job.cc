@@ -141,7 +141,7 @@ Job::Job(const Place& place, const Settings& settings, int generation)
   }
   spins_ = place_.local_size <= CPU_COUNT(&cores) ? kSpins : 0;
   if (one_host) return;
-  network_ = std::make_unique<Network>(place_, generation);
+  network_ = std::make_unique<Network>(place_);
   hosts_ = network_->Gather(
       *std::min_element(here_.ranks.begin(), here_.ranks.end()));
 }

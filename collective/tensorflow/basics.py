@@ -11,9 +11,10 @@ import tensorflow as tf
 import collective
 from collective import horovod_variables, library, session, timeline
 from collective.tensorflow import process_sets
-from collective.tensorflow.process_sets import ProcessSet, global_process_set
+from collective.tensorflow.process_sets import ProcessSet
 
 _homogeneous = True
+_ready = False  # what init does beyond joining was done
 
 
 def init(
@@ -30,7 +31,7 @@ def init(
         NotImplementedError: If ``comm`` is not all ranks of the job.
         CollectiveError: If the native core was not built, or a rank did not come.
     """
-    global _homogeneous
+    global _homogeneous, _ready
     if not session.is_initialized():
         horovod_variables.honour()
     session.init()
@@ -40,12 +41,12 @@ def init(
             "init(comm=...) with some of the ranks: a job is all that its launcher "
             "started\nHINT: start fewer ranks, or use process_sets=[ProcessSet(...)]"
         )
-    if global_process_set.ranks:
-        return  # it was called before
-    global_process_set.ranks = list(range(session.size()))
+    if _ready:
+        return
     sizes = collective.allgather(np.array([session.local_size()]), name="local sizes")
     _homogeneous = bool((sizes == sizes[0]).all())
     horovod_variables.start_timeline()
+    _ready = True
     if process_sets is not None and not isinstance(process_sets, str):
         for process_set in process_sets:
             _add(process_set)
@@ -63,6 +64,8 @@ def _everyone(comm: Any) -> bool:
 
 def shutdown() -> None:
     """Leaves the job; ``init()`` may be called again, on every rank."""
+    global _ready
+    _ready = False
     if session.is_initialized():
         timeline.stop()
         process_sets.forget()
@@ -70,10 +73,7 @@ def shutdown() -> None:
 
 
 def _when_initialized(function: Callable[[], int]) -> int:
-    if not session.is_initialized():
-        raise ValueError(
-            "collective.tensorflow has not been initialized; use hvd.init()."
-        )
+    process_sets.check_initialized()
     return function()
 
 

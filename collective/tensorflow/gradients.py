@@ -14,7 +14,11 @@ import tensorflow as tf
 from collective.operations.kinds import Average
 from collective.tensorflow.collectives import Tensor, grouped_allreduce
 from collective.tensorflow.compression import Compression, Compressor
-from collective.tensorflow.process_sets import ProcessSet, global_process_set
+from collective.tensorflow.process_sets import (
+    ProcessSet,
+    global_process_set,
+    group_of,
+)
 from collective.tensorflow.reductions import Reduction, chosen
 from collective.tensorflow.sparse import combined
 from collective.tensorflow.variables import tf_variable
@@ -86,8 +90,10 @@ class GradientReduction:
 
         Raises:
             tf.errors.OpError: As for ``allreduce``.
+            ValueError: Before ``init()``, or if the process set was not added.
         """
         results = list(gradients)
+        group_of(self.process_set)  # it must have been added, also on other ranks
         if not self.process_set.included() or self.process_set.size() == 1:
             return [self._alone(gradient) for gradient in results]
         for group in self._groups(results, variables):

@@ -58,12 +58,17 @@ class Distributed(keras.optimizers.Optimizer):
         tf.cond(
             self._accumulation.full(),
             lambda: self._apply_accumulated(variables),
-            lambda: self._iterations.assign_add(1) is None,
+            self._pass_by,
         )
 
     def _apply_accumulated(self, variables: Sequence[Any]) -> bool:
         assert self._accumulation is not None
         self._apply_reduced(self._accumulation.take(), variables)
+        return True
+
+    def _pass_by(self) -> bool:
+        if COUNTS_PASSES:
+            self._iterations.assign_add(1)
         return False
 
     def _apply_reduced(
@@ -109,9 +114,10 @@ class Distributed(keras.optimizers.Optimizer):
         if accumulation is None or not accumulation.pending():
             return
         self._apply_reduced(accumulation.take(), self._trainable_variables)
-        # On to the passes of the next update: iterations counts updates.
-        passes = accumulation.passes
-        self._iterations.assign(-(-int(self._iterations.numpy()) // passes) * passes)
+        if COUNTS_PASSES:
+            # On to the passes of the next update.
+            passes, done = accumulation.passes, int(self._iterations.numpy())
+            self._iterations.assign(-(-done // passes) * passes)
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """What Keras calls at the end of ``fit``."""
@@ -119,16 +125,23 @@ class Distributed(keras.optimizers.Optimizer):
         super().finalize_variable_values(var_list)
 
     @property
-    def iterations(self) -> Any:
-        """Number of updates; a learning-rate schedule sees the passes."""
-        if self._accumulation is None:
-            return super().iterations
-        return keras.ops.floor_divide(self._iterations, self._accumulation.passes)
-
-    @property
     def variables(self) -> CallableList:
         """The variables, also where they are called."""
         return CallableList(super().variables)
+
+
+# Optimizers of Keras 3.15 tell passes, which learning-rate schedules see, from updates,
+# which the bias of Adam is corrected by. In Keras 3.3 both are updates.
+COUNTS_PASSES = isinstance(
+    getattr(keras.optimizers.Optimizer, "iterations", None), property
+)
+
+
+def _iterations(self: Any) -> Any:
+    """Number of updates; a learning-rate schedule sees the passes."""
+    if self._accumulation is None:
+        return keras.optimizers.Optimizer.iterations.fget(self)
+    return keras.ops.floor_divide(self._iterations, self._accumulation.passes)
 
 
 @functools.cache
@@ -138,11 +151,10 @@ def _distributed(kind: Any) -> Any:
     It has the name and module of the original: that is what a saved model names, so
     that it can be loaded where nothing is distributed.
     """
-    return type(
-        kind.__name__,
-        (Distributed, kind),
-        {"__module__": kind.__module__, "__doc__": kind.__doc__},
-    )
+    members: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    if COUNTS_PASSES:
+        members["iterations"] = property(_iterations)
+    return type(kind.__name__, (Distributed, kind), members)
 
 
 def is_distributed(optimizer: Any) -> bool:

@@ -62,9 +62,14 @@ class ProcessSet:
             raise ValueError("Process is not part of provided process set.")
         return self.ranks.index(session.rank())
 
-    def included(self) -> bool | None:
-        """Whether this process is a member."""
-        return session.is_initialized() and session.rank() in self.ranks
+    def included(self) -> bool:
+        """Whether this process is a member.
+
+        Raises:
+            ValueError: Before ``init()``.
+        """
+        check_initialized()
+        return session.rank() in self.ranks
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -72,8 +77,21 @@ class ProcessSet:
     __repr__ = __str__
 
 
-global_process_set = ProcessSet([])
-global_process_set.process_set_id = 0
+class _Everyone(ProcessSet):
+    """All ranks of the job, whoever has joined it."""
+
+    process_set_id = 0
+
+    def __init__(self) -> None:
+        self.group = None
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]
+        """All of them; none before the job."""
+        return list(range(session.size())) if session.is_initialized() else []
+
+
+global_process_set = _Everyone()
 
 _added: dict[int, ProcessSet] = {0: global_process_set}
 # Groups of the core by their ranks; they live as long as the job.
@@ -93,10 +111,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         ValueError: If there is a set of the same ranks, or before ``init()``.
         CollectiveError: If ranks add different sets, or one is not in the job.
     """
-    if not session.is_initialized():
-        raise ValueError(
-            "collective.tensorflow has not been initialized; use hvd.init()."
-        )
+    check_initialized()
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     ranks = tuple(process_set.ranks)
@@ -123,6 +138,18 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     process_set.process_set_id = None
     process_set.group = None
     return True
+
+
+def check_initialized() -> None:
+    """Checks that this process has joined its job.
+
+    Raises:
+        ValueError: If not.
+    """
+    if not session.is_initialized():
+        raise ValueError(
+            "collective.tensorflow has not been initialized; use hvd.init()."
+        )
 
 
 def by_id(number: int) -> ProcessSet:
@@ -155,4 +182,3 @@ def forget() -> None:
     for process_set in list(_added.values()):
         remove_process_set(process_set)
     _groups.clear()
-    global_process_set.ranks = []

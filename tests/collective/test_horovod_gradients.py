@@ -23,6 +23,10 @@ def variables(*shapes):
     ]
 
 
+def number(variable):
+    return int(keras.ops.convert_to_numpy(variable))
+
+
 def gradients_of(tape, sources, factors):
     """Of the loss Σ factor · source."""
     with tape:
@@ -164,12 +168,12 @@ def test_optimizer_applies_every_pass(hvd, rank, size, compiled):
         if turn % 2:
             wanted -= RATE * (rounds[turn - 1] + round_).sum(0) / 2
         np.testing.assert_allclose(first.value, wanted, rtol=1e-5, atol=1e-6)
-        assert int(optimizer.iterations) == (turn + 1) // 2
+        assert number(optimizer.iterations) == (turn + 1) // 2
     optimizer.finalize_variable_values([first, second])  # as fit does, at its end
     wanted -= RATE * rounds[4].sum(0)  # the mean of one pass
     np.testing.assert_allclose(first.value, wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(second.value, start[1])
-    assert int(optimizer.iterations) == 3
+    assert number(optimizer.iterations) == 3
     optimizer.flush()
     np.testing.assert_allclose(first.value, wanted, rtol=1e-5, atol=1e-6)
 
@@ -212,7 +216,7 @@ def test_optimizer_keeps_class_name_and_state(hvd, rank):
     plain.apply([tf.ones([3])], [variable])
     optimizer = hvd.DistributedOptimizer(plain, name="mine")
     assert isinstance(optimizer, keras.optimizers.Adam) and optimizer.name == "mine"
-    assert type(optimizer).__name__ == "Adam" and int(optimizer.iterations) == 1
+    assert type(optimizer).__name__ == "Adam" and number(optimizer.iterations) == 1
     assert optimizer.get_config() == plain.get_config() | {"name": "mine"}
     for mine, theirs in zip(optimizer.variables(), plain.variables, strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -233,6 +237,10 @@ def test_nothing_trains_without_summing(hvd, monkeypatch):
     monkeypatch.setattr(type(optimizer), "apply_gradients", around)
     with pytest.raises(Exception, match="not summed over the ranks"):
         optimizer.apply_gradients([(tf.ones([3]), variable)])
+    missing = hvd.ProcessSet([0])  # was never added
+    unset = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), process_set=missing)
+    with pytest.raises(ValueError, match="was not added"):
+        unset.apply([tf.ones([3])], [variable])
     old = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
     with pytest.raises(Exception, match="not summed over the ranks"):
         old.apply_gradients([(tf.ones([3]), tf.Variable(tf.ones([3])))])

@@ -59,7 +59,14 @@ def test_examples(word):
 
 
 STEP = """
-import tensorflow as tf, collective.tensorflow as hvd
+import keras, tensorflow as tf, collective.tensorflow as hvd
+forgotten = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+try:
+    forgotten.apply([tf.ones([1])], [keras.Variable([1.0])])
+except ValueError as error:
+    assert "has not been initialized; use hvd.init()" in str(error)
+else:
+    raise AssertionError("it trained without summing")
 hvd.init()
 @tf.function
 def step(x):

@@ -31,6 +31,10 @@ def linear(rank):
     return keras.Sequential([keras.Input((3,)), layer])
 
 
+def number(variable):
+    return int(keras.ops.convert_to_numpy(variable))
+
+
 def compiled_step(optimizer, variable):
     return tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
 
@@ -124,6 +128,47 @@ def test_broadcast_callback_leaves_local_variables(hvdk, rank, size):
         callback.on_train_begin()
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_broadcast_callback_builds_what_has_no_shape_yet(hvdk, rank, size, eager):
+    class Own(keras.Model):
+        """Has its variables when it is called first, and a step of its own."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(
+                1, use_bias=False, kernel_initializer=keras.initializers.Constant(rank)
+            )
+
+        def call(self, x):
+            return self.layer(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    model, root = Own(), size - 1
+    model.compile(
+        hvdk.DistributedOptimizer(keras.optimizers.SGD(RATE)), run_eagerly=eager
+    )
+    model.fit(
+        *(part[:BATCH] for part in data(rank)),
+        batch_size=BATCH,
+        verbose=0,
+        callbacks=[hvdk.callbacks.BroadcastGlobalVariablesCallback(root)],
+    )
+    start, gradient = np.full((3, 1), float(root)), np.zeros((3, 1))
+    for other in range(size):
+        x, y = (part[:BATCH] for part in data(other))
+        gradient += 2 * x.T @ (x @ start - y) / BATCH / size
+    np.testing.assert_allclose(
+        model.get_weights()[0], start - RATE * gradient, rtol=1e-4
+    )
+
+
 def test_mixed_precision_skips_the_step_on_all_ranks(hvdk, rank, size):
     def inside(optimizer):
         # As model.compile does under the policy mixed_float16.
@@ -140,7 +185,7 @@ def test_mixed_precision_skips_the_step_on_all_ranks(hvdk, rank, size):
         step = compiled_step(optimizer, variable)
         bad = np.inf if rank == size - 1 else 1.0  # on one rank only
         step(tf.constant([bad, 1.0, 1.0]))
-        assert not variable.numpy().any() and int(optimizer.iterations) == 0
+        assert not variable.numpy().any() and number(optimizer.iterations) == 0
         assert float(optimizer.dynamic_scale.numpy()) == 4.0
         step(tf.fill([3], 4.0 * rank))
         np.testing.assert_allclose(variable, np.full(3, -RATE * (size - 1) / 2))

@@ -52,18 +52,36 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local.add(id(tf_variable(var)))
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Broadcasts, the first time.
+        """Broadcasts, the first time; the model is built before, if it is not.
 
         Raises:
-            ValueError: If the model has no variables yet.
+            ValueError: If there are no variables yet, nor data to build them for.
         """
         if self.broadcast_done:
             return
-        if not self.model.built:
+        if self.model.built:
+            self._broadcast()
+            return
+        # Without a shape of its input, a model has its variables when the first step
+        # is traced, which then runs at once. So it is built for the shapes of the data
+        # when the step is called.
+        model = self.model
+        step = model.train_function
+        if step is None:
             raise ValueError(
                 "the model has no variables yet that could be broadcast\n"
-                "HINT: call model.build(input_shape) before fit"
+                "HINT: call model.build(input_shape) before"
             )
+
+        def build_and_step(iterator: Any) -> Any:
+            model.train_function = step
+            _build(model, iterator.element_spec)
+            self._broadcast()
+            return step(iterator)
+
+        model.train_function = build_and_step
+
+    def _broadcast(self) -> None:
         variables, optimizer = list(self.model.weights), self.model.optimizer
         if optimizer is not None:
             if not optimizer.built:
@@ -73,6 +91,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         with tf.device(self.device or None):
             broadcast_variables(chosen, self.root_rank)
         self.broadcast_done = True
+
+
+def _build(model: keras.Model, batch: Any) -> None:
+    """Makes the variables of a model for batches of these shapes and dtypes."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    model(
+        tf.nest.map_structure(
+            lambda spec: keras.KerasTensor(tuple(spec.shape), spec.dtype.name), x
+        )
+    )
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
