@@ -26,7 +26,7 @@ def plot(path: str, rows: Sequence[Row]) -> None:
     rows = [row for row in rows if row.subject.in_place == placed]
     states = list(dict.fromkeys(row.state for row in rows))
     peers = list(dict.fromkeys(peer for row in rows for peer in row.peers))
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
     for state in states:
         mine = [row for row in rows if row.state == state]
         sizes = [row.subject.bytes for row in mine]
@@ -34,15 +34,16 @@ def plot(path: str, rows: Sequence[Row]) -> None:
         suffix, line = (f", {state} cores", LINES[state]) if several else ("", "-")
         for number, peer in enumerate(peers, 1):
             times = [row.peers.get(peer, math.nan) for row in mine]
-            axes.plot(sizes, times, line, color=f"C{number}", label=peer + suffix)
+            axes.plot(sizes, times, f".{line}", color=f"C{number}", label=peer + suffix)
         native = [row.median_s for row in mine]
         axes.plot(
             sizes, native, f"o{line}", lw=2.5, color="C0", label="native" + suffix
         )
         floor = [row.floor_s or math.nan for row in mine]
         if mine[0].floor_s:
-            label = f"floor of this machine{suffix}"
-            axes.plot(sizes, floor, line, lw=1, color="0.6", label=label)
+            axes.plot(
+                sizes, floor, f".{line}", lw=1, color="0.6", label="floor" + suffix
+            )
     subject, ranks = rows[0].subject, rows[0].ranks
     axes.set_title(
         f"{subject.collective} of float32, {ranks} ranks, "
@@ -51,14 +52,14 @@ def plot(path: str, rows: Sequence[Row]) -> None:
         fontweight="bold",
     )
     axes.set(xscale="log", yscale="log", xlabel="size", ylabel="time (median)")
-    axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(base=2, numticks=12))
+    axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(base=16))
     axes.xaxis.set_major_formatter(lambda size, _: _with_unit(size, 1024, BYTES))
     axes.yaxis.set_major_formatter(lambda time, _: _with_unit(time * 1e9, 1000, TIMES))
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, loc="upper left")
+    figure.legend(frameon=False, loc="outside right upper")
     figure.savefig(path, dpi=144)
     plt.close(figure)
 

@@ -71,9 +71,10 @@ bool Gone(int pid) {
 
 // What a thread of a rank waits for, as told to the others.
 struct Job::Waiting {
-  std::atomic<int32_t> rank;  // plus 1; 0: free, -1: being written
-  int64_t since;              // nanoseconds
-  bool caller;                // whether it asked for the collective itself
+  std::atomic<int32_t> rank;    // plus 1; 0: free, -1: being written
+  int64_t since;                // nanoseconds
+  std::atomic<int64_t> looked;  // when it last saw that it must wait on
+  bool caller;                  // whether it asked for the collective itself
   char doing[256];
 };
 
@@ -302,20 +303,22 @@ bool Job::InCircle() const {
   int rank = place_.rank;
   for (int i = 0; i < size(); ++i) {
     const RankState& state = header_->ranks[rank];
-    const Waiting* only = nullptr;
+    int32_t waited_for = 0;
     for (const Waiting& one : state.waiting) {
       const int32_t other = one.rank.load();
       if (other == 0) continue;
-      if (other < 0 || only) return false;
-      only = &one;
+      if (other < 0 || waited_for || !one.caller) return false;
+      waited_for = other;
+      // Looked in vain after the other one had come to rest: what it did before
+      // would have been seen. (A rank that was stopped looks too long ago.)
+      const int64_t looked = one.looked.load();
+      const int64_t rest = static_cast<int64_t>(
+          std::min(kCircleSeconds, settings_.stall_seconds) * 1e9);
+      if (looked - one.since < rest || now - looked > rest / 2) return false;
     }
-    if (!only || state.several || !only->caller ||
-        static_cast<double>(now - only->since) * 1e-9 < kCircleSeconds) {
-      return false;
-    }
-    rank = only->rank.load() - 1;
+    if (!waited_for || state.several) return false;
+    rank = waited_for - 1;
     if (rank == place_.rank) return true;
-    if (rank < 0) return false;  // it has just gone on
   }
   return false;
 }
@@ -348,6 +351,7 @@ Job::Waiting* Job::Tell(int rank, int64_t since, const Request& doing) {
     if (one.rank.load() != 0) continue;
     one.rank = -1;
     one.since = since;
+    one.looked = since;
     one.caller = std::this_thread::get_id() == caller_.load();
     std::snprintf(one.doing, sizeof(one.doing), "%s", doing.Describe().c_str());
     one.rank = rank + 1;
@@ -435,6 +439,7 @@ void Job::LongWait::Look() {
   const int64_t now = Now();
   if (now - looked_ < kNapNanoseconds * 9 / 10) return;
   looked_ = now;
+  if (waiting_) waiting_->looked = now;
   job_->Check(rank_);
   const double waited = static_cast<double>(now - start_) * 1e-9;
   const Settings& settings = job_->settings();
@@ -448,7 +453,7 @@ void Job::LongWait::Look() {
                 "a rank that is only slow is given more time by "
                 "COLLECTIVE_TIMEOUT=seconds");
   }
-  if (waited > kCircleSeconds && job_->InCircle()) {
+  if (job_->InCircle()) {
     job_->Break(Code::kFailedPrecondition,
                 "ranks wait for each other in different collectives:\n" +
                     job_->WhoWaits(),

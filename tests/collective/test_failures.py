@@ -247,7 +247,7 @@ def test_different_process_sets_are_told_on_every_rank():
         print(error)
     """
     )
-    for exit_code, out, err in Ranks(3, code).finish():
+    for exit_code, out, err in Ranks(3, code, COLLECTIVE_STALL_SECONDS="1").finish():
         assert exit_code == 0, out + err
         for rank, ranks in enumerate(["0,1", "1,2", "0,2"]):
             assert re.search(
