@@ -11,11 +11,11 @@ import pytest
 from tests import launch
 
 pytestmark = [pytest.mark.launches, pytest.mark.horovod]
-TRAIN = (sys.executable, "train.py", "--epochs", "2")
+TRAIN = (sys.executable, "train.py", "--epochs", "1")
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 
 
-def script(*arguments: str, seconds: float = 150) -> tuple[int | None, str]:
+def script(*arguments: str, seconds: float = 300) -> tuple[int | None, str]:
     return launch.run(list(arguments), launch.environment(), seconds)
 
 
@@ -60,9 +60,8 @@ def test_a_rank_that_fails_ends_the_job(how):
     assert "Traceback" not in printed, printed
 
 
-@pytest.mark.parametrize("how", ["--mpi", "--gloo"])
-def test_wrong_use_is_told_once_and_ends_with_2(how):
-    code, printed = script(HOROVODRUN, "-np", "2", how, *TRAIN, "--data", "cats")
+def test_wrong_use_is_told_once_and_ends_with_2():
+    code, printed = script(HOROVODRUN, "-np", "2", "--gloo", *TRAIN, "--data", "cats")
     assert code == 2, printed
     assert printed.count("error: ") == printed.count("HINT: ") == 1, printed
     assert "Traceback" not in printed, printed
