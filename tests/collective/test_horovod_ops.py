@@ -1,5 +1,7 @@
 """Horovod's collectives on data that differ between ranks, against NumPy."""
 
+import json
+
 import numpy as np
 import pytest
 from rank_data import assert_close, reduced, values
@@ -35,6 +37,18 @@ def test_place(hvd, rank, size):
         hvd.mpi_threads_supported()
     hvd.init(comm=range(size))
     hvd.barrier()
+
+
+def test_timeline_of_rank_0(hvd, rank, tmp_path):
+    file = tmp_path / f"{rank}.json"
+    hvd.start_timeline(str(file))
+    hvd.allreduce(tf.fill([3], float(rank)), name="recorded")
+    hvd.stop_timeline()
+    assert file.exists() == (rank == 0)
+    if rank == 0:
+        assert [event["name"] for event in json.loads(file.read_text())][
+            -1
+        ] == "recorded"
 
 
 @pytest.mark.parametrize("op", OPS)
