@@ -31,8 +31,9 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
 train: $(VENV)/ready
 	$(BIN)/python train.py
 
+# Two workers: much of the time one waits for ranks it has started.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # compare.py whole, on every backend that is here: minutes.
 test-compare: $(VENV)/ready

@@ -32,6 +32,7 @@ class HorovodBackend(Backend):
     """A replica in each process, summed by Horovod."""
 
     name = "horovod"
+    launcher = "horovodrun"
     summary = "one replica a process, Horovod's grouped_allreduce (MPI or Gloo)"
 
     def __init__(self, options: Options, environment: Environment | None = None):

@@ -1,7 +1,7 @@
 """Several processes: ``tf.distribute.MultiWorkerMirroredStrategy``.
 
-Its TF_CONFIG is made from the MPI launch, so that nobody has to write one: every rank
-finds a free port, and MPI tells each of them all addresses.
+Its TF_CONFIG is made from the launch, so that nobody has to write one: every rank finds a
+free port, and MPI, or our core on one host, tells each of them all addresses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from backends import mpi_world
+from backends import core_world, mpi_world
 from backends.base import Availability, Options
 from backends.devices import configure
 from backends.fusion import fused
@@ -43,7 +43,11 @@ class MultiWorkerBackend(StrategyBackend):
                 f"unknown communication {options.communication!r}",
                 hint=f"--communication {' | '.join(COMMUNICATIONS)}",
             )
-        self.world = mpi_world.start(environment)
+        self.world: Any
+        if mpi_world.availability(environment).usable:
+            self.world = mpi_world.start(environment)
+        else:
+            self.world = core_world.CoreWorld(environment)
         os.environ["TF_CONFIG"] = json.dumps(self._config())
         import tensorflow as tf
 
@@ -84,8 +88,12 @@ class MultiWorkerBackend(StrategyBackend):
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Usable under mpirun, with mpi4py to exchange addresses."""
-        return mpi_world.availability(environment)
+        """Usable where MPI, or on one host our core, can exchange addresses."""
+        by_mpi = mpi_world.availability(environment)
+        if not by_mpi.usable and core_world.can_serve(environment):
+            launched = f"{environment.size} processes by {environment.launcher}"
+            return Availability(True, f"{launched}, on one host")
+        return by_mpi
 
     @contextlib.contextmanager
     def only_rank_zero(self, what: str) -> Iterator[None]:
@@ -114,13 +122,13 @@ class MultiWorkerBackend(StrategyBackend):
         return fused(tensors, lambda vector: reduce([tf.identity(vector)])[0])
 
     def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
-        """Rank 0's array, by ``MPI_Bcast``: MPI is here for the addresses anyway."""
+        """Rank 0's array, by what exchanged the addresses."""
         return self.world.bcast(array, root=0)
 
     def _barrier(self) -> None:
-        """``MPI_Barrier``."""
+        """Waits for every process."""
         self.world.Barrier()
 
     def abort(self, exit_code: int) -> None:
-        """``MPI_Abort``: ends every rank."""
+        """Ends every rank: ``MPI_Abort``, or the launcher when this one has ended."""
         self.world.Abort(exit_code)

@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from collective.errors import UsageError
 
@@ -71,6 +72,19 @@ def _default_address() -> str:
             return probe.getsockname()[0]
         except OSError:
             return ""
+
+
+def name_of(address: str) -> str:
+    """The interface with an address, IPv4 or IPv6; empty for none (loopback too)."""
+    if ":" not in address:
+        return next((i.name for i in interfaces() if i.host == address), "")
+    digits = ipaddress.IPv6Address(address.partition("%")[0]).exploded.replace(":", "")
+    try:
+        known = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return ""  # this system has no IPv6
+    fields = (line.split() for line in known)
+    return next((f[5] for f in fields if f[0] == digits and f[5] != "lo"), "")
 
 
 def wanted(variables: Mapping[str, str] | None = None) -> list[str]:

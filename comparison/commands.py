@@ -56,6 +56,8 @@ def program_beside_python(name: str) -> str | None:
 def environment() -> dict[str, str]:
     """The variables of a run: those of this process, and what MPI asks of root."""
     env = dict(os.environ)
+    # As where the environment is activated: horovodrun looks for mpirun there.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     if os.geteuid() == 0:
         env.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         env.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")

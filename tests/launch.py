@@ -67,6 +67,8 @@ def command(backend: str, ranks: int) -> list[str]:
     beside = Path(sys.executable).parent / name
     program = str(beside) if beside.exists() else shutil.which(name) or name
     more = ["--oversubscribe"] if name == "mpirun" else []
+    if name == "horovodrun" and ranks > 2:
+        more = ["--gloo"]  # by MPI with 2: both ways are tried
     return [program, "-np", str(ranks), *more]
 
 

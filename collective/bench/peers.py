@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -79,14 +80,22 @@ def _libmpi() -> ctypes.CDLL:
 def horovod() -> tuple[str, Timer]:
     """Horovod's ``allreduce`` on TensorFlow tensors, eager.
 
+    Returns:
+        Its name, version and transport, and the timer.
+
     Raises:
-        UsageError: If it is not installed.
+        UsageError: If it is not installed or sees another job.
     """
-    _require("horovod", "pip install horovod")
+    _require("horovod", "make horovod")
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
     hvd.init()
+    if hvd.size() != collective.size():
+        raise UsageError(
+            f"Horovod sees {hvd.size()} ranks of {collective.size()}",
+            hint="mpirun -np 2 python -m collective.bench --peers horovod",
+        )
 
     def run(
         source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
@@ -103,7 +112,8 @@ def horovod() -> tuple[str, Timer]:
             target[...] = total.numpy()
         return seconds
 
-    return "Horovod", run
+    by = "MPI" if hvd.mpi_enabled() else "Gloo"
+    return f"Horovod {metadata.version('horovod').partition('+')[0]} ({by})", run
 
 
 def gloo() -> tuple[str, Timer]:

@@ -58,14 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(machine.examine()))
         return 0
     try:
+        listed = hosts.parse_list(options.hosts) if options.hosts else []
+        if options.hostfile:
+            listed = hosts.read(options.hostfile)
         found: dict[str, Any] = {"machine": machine.examine()}
         wrong = findings.of_machine(found["machine"], options.backend)
-        if options.hosts or options.hostfile:
-            listed = (
-                hosts.parse_list(options.hosts)
-                if options.hosts
-                else hosts.read(options.hostfile)
-            )
+        if listed:
             found["hosts"], silent = across.examine(listed, options)
             wrong += silent + across.compare(found["hosts"])
             answered = {m["name"] for m in found["hosts"]}

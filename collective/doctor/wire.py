@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from collective.interfaces import interfaces
+from collective.interfaces import name_of
 
 PINGS = 200
 SECONDS = 0.5
@@ -96,11 +96,10 @@ def measure(name: str, port: int) -> dict[str, float | str]:
             size *= 4
         mine = link.getsockname()[0].removeprefix("::ffff:")
         peer = link.getpeername()[0].removeprefix("::ffff:")
-    by_address = {interface.host: interface.name for interface in interfaces()}
     return {
         "latency": statistics.median(trips) / 2,
         "bandwidth": speed,
-        "interface": by_address.get(mine, ""),
+        "interface": name_of(mine),
         "address": mine,
         "peer": peer,
     }

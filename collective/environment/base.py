@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from collective.errors import UsageError
+from collective.hosts import slurm
+
+# How many ranks each host has, in order, as ``2(x3),1``: set by our launcher.
+TABLE = "COLLECTIVE_RANKS_PER_HOST"
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,15 @@ class Launcher(ABC):
         return self.rank() % self.local_size()
 
     def cross(self) -> tuple[int, int]:
-        """Number of this host and of the hosts; -1 where the launcher does not tell."""
-        return -1, -1
+        """Number of this host and of the hosts; -1 where nobody tells.
+
+        MPI's launchers do not. Ours, when it starts one of them, leaves its table.
+        """
+        try:
+            counts = slurm.counts(self.variables.get(TABLE, ""))
+        except ValueError:
+            return -1, -1
+        return place_among(counts, self)
 
     def environment(self) -> Environment:
         """All of it.
@@ -114,3 +126,19 @@ class Launcher(ABC):
                 hint=f"unset {' '.join(self.needs)}, or start the job by {self.name}",
             )
         return int(text)
+
+
+def place_among(counts: Sequence[int], launcher: Launcher) -> tuple[int, int]:
+    """Number of the host and of the hosts, from the number of ranks on each.
+
+    Ranks fill one host after the other. (-1, -1) where the numbers are not those of
+    this job, as in a job that a rank of another job starts.
+    """
+    rank, local = launcher.rank(), launcher.local_rank()
+    starts = list(itertools.accumulate(counts, initial=0))
+    if starts[-1] != launcher.size() or rank - local not in starts:
+        return -1, -1
+    host = starts.index(rank - local)
+    if counts[host] != launcher.local_size():
+        return -1, -1
+    return sum(n > local for n in counts[:host]), sum(n > local for n in counts)

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from collective.hosts import Rank
+from collective.environment.base import TABLE
+from collective.hosts import Rank, slurm
 from collective.launch import mpi, reachable
 from collective.launch.job import GRACE_SECONDS, Job, Member
 from collective.launch.output import KEPT_LINES, Output, Style, lines, report, tell
 
+START_SECONDS = 120
+LATE = 124  # the exit code of timeout(1)
 # What collective.launch.rank tells of the rank that it watches.
+_STARTED = re.compile(r"collective\.launch: rank (\d+) on \S+ started\s*$")
 _ENDED = re.compile(
-    r"collective\.launch: rank (\d+) on (\S+) ended ((?:with|by) (\d+|SIG[A-Z]+\d*))\s*$"
+    r"collective\.launch: rank (\d+) on (\S+) ended ((?:with|by) ([1-9]\d*|SIG[A-Z]+\d*))\s*$"
 )
 _LINE = re.compile(r"\[(\d+)\] (.*)")
 
@@ -46,9 +54,11 @@ def run(
         for rank in ranks
         if rank.local_rank == 0
     ]
+    slots = [host.slots or 0 for host in hosts]
+    variables = {**variables, TABLE: slurm.tasks(slots)}
     wanted = mpi.Wanted(
         hosts,
-        [*_watched(options, style), *options.command],
+        [*_watched(options, style), *_found(options.command)],
         exported=[n for n in mpi.exported(os.environ) if n not in variables],
         variables=variables,
         nics=options.nics,
@@ -59,20 +69,29 @@ def run(
         more=shlex.split(options.mpi_args),
     )
     words = mpi.compose(mpi.find(options.mpirun), wanted)
-    line = mpi.shell(words)
     if options.dry_run:
-        print(line)
+        print(mpi.shell(words))
         return 0
-    tell(line)
+    tell(mpi.shell(words))
     reachable.check(hosts, options)
-    if any(word.startswith("<(") for word in words):
-        words = ["bash", "-c", f"exec {line}"]
-    return Mpirun(words, len(ranks), options.verbose).run()
+    with tempfile.TemporaryDirectory(prefix="collective-") as folder:
+        file = Path(folder, "hosts")
+        for word in words:
+            if isinstance(word, mpi.Hostfile):
+                file.write_text(word)
+        words = [str(file) if isinstance(w, mpi.Hostfile) else w for w in words]
+        seconds = options.start_timeout or START_SECONDS
+        return Mpirun(words, ranks, seconds, options.verbose).run()
+
+
+def _found(command: Sequence[str]) -> list[str]:
+    """The command with its program's path: Open MPI puts itself first on the PATH."""
+    return [shutil.which(command[0]) or command[0], *command[1:]]
 
 
 def _watched(options: argparse.Namespace, style: Style) -> list[str]:
     """The start of each rank's command: our own watcher on its host."""
-    words = [sys.executable, "-m", "collective.launch.rank"]
+    words = [sys.executable, "-m", "collective.launch.rank", "--announce"]
     if not style.prefix:
         words.append("--no-prefix")
     if style.timestamp:
@@ -89,11 +108,38 @@ def _watched(options: argparse.Namespace, style: Style) -> list[str]:
 class Mpirun(Job):
     """mpirun as the only process; which rank failed is read from what it passes on."""
 
-    def __init__(self, words: Sequence[str], size: int, verbose: bool):
+    def __init__(
+        self, words: Sequence[str], ranks: Sequence[Rank], seconds: float, verbose: bool
+    ):
         member = Member(0, words, takes_input=True)
-        super().__init__([member], size, Style(prefix=False), verbose)
+        super().__init__([member], len(ranks), Style(prefix=False), verbose)
         self.relay = Relay(self._rank_failed)
+        self.ranks = ranks
+        self.seconds = seconds
         self.interrupted = False
+
+    def _wait(self) -> None:
+        patience = threading.Timer(self.seconds, self._look_who_started)
+        patience.daemon = True
+        patience.start()
+        super()._wait()
+        patience.cancel()
+
+    def _look_who_started(self) -> None:
+        """Ends the job if not all did: mpirun waits for ever for a host it cannot reach."""
+        late = [r for r in self.ranks if r.rank not in self.relay.started]
+        if not late or self.ending:
+            return
+        self.exit_code = LATE
+        names = ", ".join(dict.fromkeys(r.host.name for r in late))
+        tell(
+            f"{len(late)} of {self.size} ranks did not start within {self.seconds:g} s, "
+            f"on {names}\n"
+            "HINT: python -m collective.doctor with the same hosts; a firewall between "
+            "them, or the wrong interface (--network-interfaces), keeps mpirun waiting; "
+            "a slow start is given more time by --start-timeout SECONDS"
+        )
+        self._end(signal.SIGTERM)
 
     def _output(self, rank: int) -> Output:
         return self.relay
@@ -141,18 +187,21 @@ class Relay(Output):
     def __init__(self, on_failure: Callable[[], None]) -> None:
         super().__init__(0, 1, Style(prefix=False))
         self.of_rank: dict[int, list[str]] = {}
+        self.started: set[int] = set()
         self.failed: Failed | None = None
         self._on_failure = on_failure
 
     def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
         for line in lines(pipe):
             if is_error:
+                told = _STARTED.search(line)
+                if told:
+                    self.started.add(int(told[1]))
+                    continue
                 self._note(line)
-            try:
+            with contextlib.suppress(OSError, ValueError):
                 target.write(line)
                 target.flush()
-            except (OSError, ValueError):
-                continue
 
     def _note(self, line: str) -> None:
         ended = _ENDED.search(line)

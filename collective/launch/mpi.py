@@ -122,7 +122,7 @@ def recognize(told: str, program: str) -> MPI | None:
 
 
 def compose(mpi: MPI, wanted: Wanted) -> list[str]:
-    """The words of the command, for bash: ``shell`` makes the line of them.
+    """The words of the command; a ``Hostfile`` among them is to become a file.
 
     Raises:
         UsageError: Where this MPI cannot do what is wanted.
@@ -131,9 +131,25 @@ def compose(mpi: MPI, wanted: Wanted) -> list[str]:
     return [*make(mpi, wanted), *wanted.more, *wanted.command]
 
 
-def shell(words: Sequence[str]) -> str:
-    """The line to type. ``<(…)`` is bash's: a file made of what a command prints."""
-    return " ".join(w if w.startswith("<(printf ") else shlex.quote(w) for w in words)
+class Hostfile(str):
+    """Stands, among the words of a command, for a file with this text."""
+
+    __slots__ = ()
+
+
+def shell(words: Sequence[str], file: str = "hosts.collective") -> str:
+    """The line to type; a hostfile that it needs is written by it, to ``file``."""
+    made = [
+        f"printf {shlex.quote(_escaped(word))} > {shlex.quote(file)} && "
+        for word in words
+        if isinstance(word, Hostfile)
+    ]
+    named = [file if isinstance(word, Hostfile) else word for word in words]
+    return "".join(made) + shlex.join(named)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%").replace("\n", "\\n")
 
 
 def _open_mpi(mpi: MPI, wanted: Wanted) -> list[str]:
@@ -144,7 +160,7 @@ def _open_mpi(mpi: MPI, wanted: Wanted) -> list[str]:
             f"{mpi} reaches no host by an IPv6 address", hint="give the host's name"
         )
     if any(":" in host.name or host.user for host in wanted.hosts):
-        hosts = ["--hostfile", _file(write(wanted.hosts, "openmpi"))]
+        hosts = ["--hostfile", Hostfile(write(wanted.hosts, "openmpi"))]
     else:
         hosts = ["-H", write(wanted.hosts, "list")]
     words = [mpi.program, "-np", str(wanted.size), *hosts]
@@ -178,7 +194,7 @@ def _hydra(mpi: MPI, wanted: Wanted) -> list[str]:
         words = ["env", f"HYDRA_LAUNCHER_EXTRA_ARGS={shlex.join(wanted.ssh)}", *words]
     words += ["-np", str(wanted.size)]
     if intel:
-        words += ["-machinefile", _file(write(wanted.hosts, "intel"))]
+        words += ["-machinefile", Hostfile(write(wanted.hosts, "intel"))]
     else:
         if any(":" in host.name for host in wanted.hosts):
             write(wanted.hosts, "mpich")  # says why not
@@ -198,11 +214,6 @@ def _hydra(mpi: MPI, wanted: Wanted) -> list[str]:
     for name, value in wanted.variables.items():
         words += ["-genv", name, value]
     return words  # Hydra gives the ranks every variable of this process by itself
-
-
-def _file(text: str) -> str:
-    lines = text.replace("%", "%%").replace("\n", "\\n")
-    return f"<(printf {shlex.quote(lines)})"
 
 
 # What a rank must get from here to find and run the same program, and what these

@@ -32,7 +32,11 @@ class WatchedRank(Job):
     def _who(self, rank: int) -> str:
         return f"rank {rank} on {socket.gethostname()}"
 
+    announces = False
+
     def _wait(self) -> None:
+        if self.announces:
+            tell(f"{self._who(self.members[0].rank)} started")
         threading.Thread(
             target=self._end_with, args=(os.getppid(),), daemon=True
         ).start()
@@ -64,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--no-binding", action="store_true")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--announce", action="store_true")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     try:
@@ -78,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cores=() if options.no_binding else _cores(place),
         takes_input=place.rank == 0,
     )
-    return WatchedRank([member], place.size, style, options.verbose, inherit=True).run()
+    job = WatchedRank([member], place.size, style, options.verbose, inherit=True)
+    job.announces = options.announce
+    return job.run()
 
 
 def _cores(place: Environment) -> list[int]:

@@ -17,7 +17,9 @@
 //
 // With every rank taken for a host of its own, this is the exchange: each part
 // goes straight to the rank that sums it, in the order of the ranks. 16-bit
-// elements are then rounded once, and integers averaged without overflow.
+// elements are then rounded once, and integers averaged without overflow. A
+// rank alone on its host needs no slots: a chunk of one tensor is sent,
+// received and summed where it lies.
 #include <vector>
 
 #include "all_reduce.h"
@@ -69,6 +71,10 @@ class Hierarchical {
   struct Flight {
     Remote::Transfers under_way;
     std::vector<char> parts;  // from each other host
+    // Where the chunk of a lane is, as its elements travel: this host's sum of
+    // it and, once there is one, that of all hosts.
+    const char* sum_here;
+    char* sum;
   };
 
   static int Lanes(const std::vector<std::vector<int>>& hosts) {
@@ -96,6 +102,19 @@ class Hierarchical {
   }
   char* Result(uint32_t turn, size_t element) {
     return here_.Result(first_ + turn) + element * wire_;
+  }
+  // The tensor that holds the whole of a chunk, if it need not go through
+  // slots.
+  const Tensor* Whole(uint32_t turn, size_t* offset) const {
+    const Tensor* whole = nullptr;
+    if (narrow_ || here_.size() > 1) return whole;
+    const size_t begin = turn * per_chunk_;
+    r_.span.ForEach(begin, begin + Length(turn),
+                    [&](const Tensor& tensor, size_t at, size_t, size_t count) {
+                      if (count == Length(turn)) whole = &tensor;
+                      *offset = at;
+                    });
+    return whole;
   }
   Flight& FlightOf(uint32_t turn) {
     return flights_[turn % Communicator::kDepth];
@@ -137,8 +156,32 @@ class Hierarchical {
   }
 
   void SumHere(uint32_t turn) {
-    const uint32_t chunk = first_ + turn;
     if (!carries()) return;
+    Flight& flight = FlightOf(turn);
+    size_t offset = 0;
+    if (const Tensor* whole = Whole(turn, &offset)) {
+      flight.sum_here = static_cast<const char*>(whole->input) + offset * size_;
+      flight.sum = static_cast<char*>(whole->output) + offset * size_;
+    } else {
+      SumSlots(turn);
+      flight.sum_here = flight.sum = Result(turn, 0);
+    }
+    const size_t mine = HostBytes(turn, my_host_);
+    flight.parts.resize(mine * (hosts_ - 1));
+    for (int i = 1; i < hosts_; ++i) {
+      messages_.Receive(peer(OtherHost(i)), &flight.parts[mine * (i - 1)], mine,
+                        &flight.under_way);
+    }
+    for (int i = 1; i < hosts_; ++i) {
+      const int host = OtherHost(i);
+      messages_.Send(peer(host),
+                     flight.sum_here + HostBegin(turn, host) * wire_,
+                     HostBytes(turn, host), &flight.under_way);
+    }
+  }
+
+  void SumSlots(uint32_t turn) {
+    const uint32_t chunk = first_ + turn;
     here_.AwaitFree(Communicator::kDone, chunk, r_.request);
     here_.AwaitAll(Communicator::kFilled, chunk, r_.request);
     std::vector<const void*> sources(here_.size());
@@ -159,20 +202,6 @@ class Hierarchical {
               job.count = count;
               r_.kernel(job);
             });
-
-    Flight& flight = FlightOf(turn);
-    const size_t mine = HostBytes(turn, my_host_);
-    flight.parts.resize(mine * (hosts_ - 1));
-    for (int i = 1; i < hosts_; ++i) {
-      const int host = OtherHost(i);
-      messages_.Receive(peer(host), &flight.parts[mine * (i - 1)], mine,
-                        &flight.under_way);
-    }
-    for (int i = 1; i < hosts_; ++i) {
-      const int host = OtherHost(i);
-      messages_.Send(peer(host), Result(turn, HostBegin(turn, host)),
-                     HostBytes(turn, host), &flight.under_way);
-    }
   }
 
   void SumHosts(uint32_t turn) {
@@ -180,8 +209,8 @@ class Hierarchical {
     Flight& flight = FlightOf(turn);
     messages_.AwaitAll(&flight.under_way, r_.request);
     const size_t mine = HostBytes(turn, my_host_);
-    char* own = Result(turn, HostBegin(turn, my_host_));
-    std::vector<const void*> sources(hosts_, own);
+    const size_t at = HostBegin(turn, my_host_) * wire_;
+    std::vector<const void*> sources(hosts_, flight.sum_here + at);
     for (int i = 1; i < hosts_; ++i) {
       sources[OtherHost(i)] = &flight.parts[mine * (i - 1)];
     }
@@ -189,17 +218,18 @@ class Hierarchical {
     job.sources = sources.data();
     job.nsources = hosts_;
     job.own = -1;  // all as they travel
-    job.slot = own;
+    job.slot = flight.sum + at;
     job.count = mine / wire_;
     job.divisor = early_ ? 1 : r_.divisor;
     r_.kernel(job);
     for (int i = 1; i < hosts_; ++i) {
       const int host = OtherHost(i);
-      messages_.Receive(peer(host), Result(turn, HostBegin(turn, host)),
+      messages_.Receive(peer(host), flight.sum + HostBegin(turn, host) * wire_,
                         HostBytes(turn, host), &flight.under_way);
     }
     for (int i = 1; i < hosts_; ++i) {
-      messages_.Send(peer(OtherHost(i)), own, mine, &flight.under_way);
+      messages_.Send(peer(OtherHost(i)), flight.sum + at, mine,
+                     &flight.under_way);
     }
   }
 
@@ -212,7 +242,9 @@ class Hierarchical {
 
   void CopyOut(uint32_t turn) {
     const uint32_t chunk = first_ + turn;
-    for (int i = 0; i < lanes_; ++i) {
+    size_t offset = 0;
+    const int lanes = Whole(turn, &offset) ? 0 : lanes_;
+    for (int i = 0; i < lanes; ++i) {
       const int lane = (here_.me() + i) % lanes_;
       if (lane != here_.me()) {
         here_.AwaitStage(Communicator::kRead, chunk, lane, r_.request);

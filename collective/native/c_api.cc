@@ -166,8 +166,10 @@ int32_t collective_run(const collective_request* request) {
     const auto core = CurrentCore();
     collective::Request& converted = collective::Scratch();
     collective::Convert(*request, &converted);
-    core->queue(request->group, static_cast<Order>(request->order))
-        .Run(converted);
+    collective::Queue& queue =
+        core->queue(request->group, static_cast<Order>(request->order));
+    converted.among = queue.among();
+    queue.Run(converted);
   });
 }
 
@@ -176,12 +178,14 @@ int32_t collective_submit(const collective_request* request,
   return Guard([&] {
     collective::Request converted;
     collective::Convert(*request, &converted);
-    CurrentCore()
-        ->queue(request->group, static_cast<Order>(request->order))
-        .Submit(std::move(converted),
-                [done, argument](Code code, const char* message) {
-                  done(argument, static_cast<int32_t>(code), message);
-                });
+    const auto core = CurrentCore();
+    collective::Queue& queue =
+        core->queue(request->group, static_cast<Order>(request->order));
+    converted.among = queue.among();
+    queue.Submit(std::move(converted),
+                 [done, argument](Code code, const char* message) {
+                   done(argument, static_cast<int32_t>(code), message);
+                 });
   });
 }
 

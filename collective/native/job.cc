@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
+#include <utility>
 
 namespace collective {
 namespace {
@@ -21,6 +21,9 @@ constexpr int64_t kYieldNanoseconds = 300'000;
 constexpr long kNapNanoseconds = 100'000'000;
 constexpr long kShortNapNanoseconds = 200'000;  // while messages are under way
 constexpr int kMostRanks = 128;
+// After which ranks that wait for each other are looked at. Longer than needed:
+// a thread of a rank that has not yet asked for anything could still come.
+constexpr double kCircleSeconds = 5;
 constexpr size_t kHugePage = size_t{2} << 20;
 
 int64_t Now() {
@@ -70,6 +73,7 @@ bool Gone(int pid) {
 struct Job::Waiting {
   std::atomic<int32_t> rank;  // plus 1; 0: free, -1: being written
   int64_t since;              // nanoseconds
+  bool caller;                // whether it asked for the collective itself
   char doing[256];
 };
 
@@ -77,6 +81,7 @@ struct alignas(128) Job::RankState {
   static constexpr int kThreads = 4;  // that wait at once; more are not told
   Word here;                          // 1: attached, 2: left
   cpu_set_t cores;
+  std::atomic<bool> several;  // threads asked for collectives
   Waiting waiting[kThreads];
 
   bool Waits() const {
@@ -135,7 +140,7 @@ Job::Job(const Place& place, const Settings& settings, int generation)
   }
   spins_ = place_.local_size <= CPU_COUNT(&cores) ? kSpins : 0;
   if (one_host) return;
-  network_ = std::make_unique<Network>(place_, generation);
+  network_ = std::make_unique<Network>(place_);
   hosts_ = network_->Gather(
       *std::min_element(here_.ranks.begin(), here_.ranks.end()));
 }
@@ -280,6 +285,41 @@ void Job::BreakForLeft(int rank) {
         "let every rank make the same calls before shutdown()");
 }
 
+void Job::Called() {
+  const std::thread::id me = std::this_thread::get_id();
+  std::thread::id first = caller_.load(std::memory_order_relaxed);
+  if (first == me) return;
+  if (first == std::thread::id() &&
+      caller_.compare_exchange_strong(first, me)) {
+    return;
+  }
+  header_->ranks[place_.local_rank].several = true;
+}
+
+bool Job::InCircle() const {
+  if (network_) return false;  // the ranks of other hosts are not seen here
+  const int64_t now = Now();
+  int rank = place_.rank;
+  for (int i = 0; i < size(); ++i) {
+    const RankState& state = header_->ranks[rank];
+    const Waiting* only = nullptr;
+    for (const Waiting& one : state.waiting) {
+      const int32_t other = one.rank.load();
+      if (other == 0) continue;
+      if (other < 0 || only) return false;
+      only = &one;
+    }
+    if (!only || state.several || !only->caller ||
+        static_cast<double>(now - only->since) * 1e-9 < kCircleSeconds) {
+      return false;
+    }
+    rank = only->rank.load() - 1;
+    if (rank == place_.rank) return true;
+    if (rank < 0) return false;  // it has just gone on
+  }
+  return false;
+}
+
 std::string Job::WhoWaits() const {
   // Other ranks write theirs meanwhile: a line may be torn, no more.
   std::lock_guard<std::mutex> lock(waiting_mutex_);
@@ -308,6 +348,7 @@ Job::Waiting* Job::Tell(int rank, int64_t since, const Request& doing) {
     if (one.rank.load() != 0) continue;
     one.rank = -1;
     one.since = since;
+    one.caller = std::this_thread::get_id() == caller_.load();
     std::snprintf(one.doing, sizeof(one.doing), "%s", doing.Describe().c_str());
     one.rank = rank + 1;
     return &one;
@@ -407,6 +448,13 @@ void Job::LongWait::Look() {
                 "a rank that is only slow is given more time by "
                 "COLLECTIVE_TIMEOUT=seconds");
   }
+  if (waited > kCircleSeconds && job_->InCircle()) {
+    job_->Break(Code::kFailedPrecondition,
+                "ranks wait for each other in different collectives:\n" +
+                    job_->WhoWaits(),
+                "make the same calls, in the same order and with the same "
+                "process set, on every rank");
+  }
   if (!told_ && waited > settings.stall_seconds) {
     told_ = true;
     int first = 0;  // of those of this host that wait, one speaks
@@ -424,13 +472,16 @@ void Job::LongWait::Look() {
 
 void ThrowDisagreement(const std::vector<int>& members,
                        const std::vector<std::string>& texts) {
-  std::map<std::string, std::string> ranks_by_text;
+  std::vector<std::pair<std::string, std::string>> told;  // text, ranks
   for (size_t i = 0; i < members.size(); ++i) {
-    std::string& ranks = ranks_by_text[texts[i]];
-    ranks += (ranks.empty() ? "" : ",") + std::to_string(members[i]);
+    auto same = told.begin();
+    while (same != told.end() && same->first != texts[i]) ++same;
+    if (same == told.end()) same = told.insert(same, {texts[i], ""});
+    same->second +=
+        (same->second.empty() ? "" : ",") + std::to_string(members[i]);
   }
   std::string what = "ranks do not agree on a collective";
-  for (const auto& [text, ranks] : ranks_by_text) {
+  for (const auto& [text, ranks] : told) {
     what += "; rank " + ranks + ": " + text;
   }
   throw Failure(Code::kFailedPrecondition, what,

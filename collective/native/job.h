@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "failure.h"
@@ -83,6 +84,10 @@ class Job {
     bool told_ = false;
   };
 
+  // This thread asks for a collective. While only one thread of a process ever
+  // does, nothing more comes from it while that one waits.
+  void Called();
+
   // Throws where the job cannot go on: someone died, left or gave up.
   void Check(int waited_for);
   bool broken() const;
@@ -115,6 +120,8 @@ class Job {
   // False where another rank was first.
   bool SetBroken(Code code, const char* message);
   Waiting* Tell(int rank, int64_t since, const Request& doing);
+  // Whether ranks wait for each other in a circle that nothing can open.
+  bool InCircle() const;
   [[noreturn]] void ThrowBroken();
 
   Place place_;
@@ -128,6 +135,7 @@ class Job {
   size_t area_bytes_[kMostAreas] = {};
   int spins_ = 0;
   std::atomic<bool> leaving_{false};
+  std::atomic<std::thread::id> caller_{};  // the first
   mutable std::mutex waiting_mutex_;
 };
 

@@ -40,10 +40,11 @@ int Start(int* rank, int* size) {
     // MPI cannot be started twice: it ends with the process, not with the job.
     std::atexit(Finalize);
   }
-  if (world == MPI_COMM_NULL) {
-    MPI_Comm_dup(MPI_COMM_WORLD, &world);
-    MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
-  }
+  // One for each job of this process: what is left of a broken job's messages
+  // is never taken for the next one's.
+  MPI_Comm_dup(MPI_COMM_WORLD, &world);
+  MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
+  given_up = false;
   MPI_Comm_rank(world, rank);
   MPI_Comm_size(world, size);
   return 0;

@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 typedef struct {
-  /* Starts MPI unless it runs already. 0 for success. */
+  /* Starts MPI unless it runs already; and a job. 0 for success. */
   int (*start)(int* rank, int* size);
   /* Every rank's number to every rank, by rank. 0 for success. */
   int (*gather)(int mine, int* all);

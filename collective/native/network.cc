@@ -11,9 +11,7 @@
 namespace collective {
 namespace {
 
-// Beyond the tags of all communicators; one for each generation, so that the
-// goodbyes of a job are not heard in the next.
-constexpr int kNewsTag = 1 << 14, kGenerations = 1 << 13;
+constexpr int kNewsTag = 1 << 14;  // beyond those of all communicators
 constexpr std::chrono::milliseconds kTellTime(200);
 
 // The directory of this library, with the slash.
@@ -30,8 +28,7 @@ const char* Family() {
 
 }  // namespace
 
-Network::Network(const Place& place, int generation)
-    : size_(place.size), news_tag_(kNewsTag + generation % kGenerations) {
+Network::Network(const Place& place) : size_(place.size) {
   const std::string who = "rank " + std::to_string(place.rank) + " of " +
                           std::to_string(place.size) + " (" +
                           std::to_string(place.local_size) + " on this host): ";
@@ -93,12 +90,12 @@ std::string Network::Error() {
 void Network::Progress() {
   std::lock_guard<std::mutex> lock(mutex_);
   News news;
-  if (mpi_->poll(news_tag_, &news, sizeof(news))) heard_.push_back(news);
+  if (mpi_->poll(kNewsTag, &news, sizeof(news))) heard_.push_back(news);
 }
 
 bool Network::Hear(News* news) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (heard_.empty()) return mpi_->poll(news_tag_, news, sizeof(*news));
+  if (heard_.empty()) return mpi_->poll(kNewsTag, news, sizeof(*news));
   *news = heard_.front();
   heard_.pop_front();
   return true;
@@ -109,7 +106,7 @@ void Network::Tell(const std::vector<int>& ranks, const News& news) {
   const News* copy = new News(news);
   std::deque<void*> sends;
   for (int rank : ranks) {
-    sends.push_back(Send(rank, news_tag_, copy, sizeof(*copy)));
+    sends.push_back(Send(rank, kNewsTag, copy, sizeof(*copy)));
   }
   const auto deadline = std::chrono::steady_clock::now() + kTellTime;
   while (!sends.empty() && std::chrono::steady_clock::now() < deadline) {

@@ -31,7 +31,7 @@ class Network {
  public:
   // Starts MPI. Throws kFailedPrecondition where there is no plug-in, or where
   // MPI sees another job.
-  Network(const Place& place, int generation);
+  explicit Network(const Place& place);
 
   // Every rank's number, by rank.
   std::vector<int> Gather(int mine);
@@ -59,7 +59,6 @@ class Network {
  private:
   const collective_mpi* mpi_;
   const int size_;
-  const int news_tag_;
   std::mutex mutex_;  // MPI is asked for one thread at a time
   std::deque<News> heard_;
   std::atomic<int> pending_{0};

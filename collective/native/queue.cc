@@ -37,7 +37,13 @@ Notice NoticeOf(const Request& request) {
 }  // namespace
 
 Queue::Queue(std::unique_ptr<Communicator> ranks, Order order)
-    : ranks_(std::move(ranks)), order_(order) {}
+    : ranks_(std::move(ranks)), order_(order) {
+  if (ranks_->size() == ranks_->job().size()) return;
+  for (int member = 0; member < ranks_->size(); ++member) {
+    among_ += (member ? "," : " among ranks ") +
+              std::to_string(ranks_->rank_of(member));
+  }
+}
 
 Queue::~Queue() {
   {
@@ -54,6 +60,7 @@ Queue::~Queue() {
 }
 
 void Queue::Run(const Request& request) {
+  ranks_->job().Called();
   std::unique_lock<std::mutex> lock(mutex_);
   if (order_ == Order::kProgramOrder && items_.empty() && !busy_) {
     busy_ = true;
@@ -79,6 +86,7 @@ void Queue::Run(const Request& request) {
 }
 
 void Queue::Submit(Request request, Done done) {
+  ranks_->job().Called();
   const uint64_t name = HashOf(request.name);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -173,11 +181,15 @@ Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
 std::deque<Queue::Item>::iterator Queue::Await(
     std::unique_lock<std::mutex>& lock, const Notice& notice) {
   auto found = Find(notice.name);
+  if (found != items_.end()) return found;
+  // Told to the others; nothing is taken from the queue meanwhile.
+  Job::LongWait wait(&ranks_->job(), ranks_->rank_of(0),
+                     items_.front().request);
   size_t submitted = items_.size();
   auto last = std::chrono::steady_clock::now();
   while (found == items_.end()) {
     change_.wait_for(lock, std::chrono::milliseconds(100));
-    ranks_->job().Check(ranks_->rank_of(0));
+    wait.Look();
     if (closing_) {
       throw Failure(Code::kUnavailable,
                     "shut down before it ran\nHINT: wait for every handle "

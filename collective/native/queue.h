@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "communicator.h"
@@ -34,6 +35,8 @@ class Queue {
   void Run(const Request& request);  // throws Failure
   void Submit(Request request, Done done);
   Communicator& ranks() { return *ranks_; }
+  // " among ranks 0,2", or nothing where these are all.
+  const char* among() const { return among_.c_str(); }
 
  private:
   struct Item {
@@ -54,6 +57,7 @@ class Queue {
 
   std::unique_ptr<Communicator> ranks_;
   const Order order_;
+  std::string among_;
   std::mutex mutex_;
   std::condition_variable change_;
   std::deque<Item> items_;

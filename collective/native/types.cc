@@ -99,7 +99,13 @@ std::string Request::Describe() const {
     text += std::string(" algorithm=") + NameOf(algorithm);
   }
   if (has_transport) text += std::string(" transport=") + NameOf(transport);
-  return text;
+  if (kind == Kind::kReduceScatter) {
+    for (size_t i = 0; i < counts.size(); ++i) {
+      text +=
+          (i ? "," : " elements for each rank ") + std::to_string(counts[i]);
+    }
+  }
+  return text + among;
 }
 
 }  // namespace collective

@@ -92,7 +92,8 @@ struct Request {
   std::string name;
   std::vector<Tensor> tensors;
   std::vector<int64_t> counts;
-  Plan plan;  // may differ between ranks
+  Plan plan;               // may differ between ranks
+  const char* among = "";  // which ranks, for Describe
 
   // Equal on two ranks if and only if (but for hash collisions) they call the
   // same collective.

@@ -1,5 +1,7 @@
 """Arrays that differ from rank to rank, and what NumPy makes of them together."""
 
+import os
+
 import numpy as np
 from hypothesis import Phase, settings
 
@@ -28,7 +30,7 @@ same_everywhere = settings(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=40,
+    max_examples=int(os.environ.get("COLLECTIVE_TEST_EXAMPLES", "40")),
     phases=[Phase.explicit, Phase.generate],
 )
 
@@ -47,6 +49,14 @@ def values(rank, shape, dtype, seed=0):
     if dtype.startswith(("float", "bfloat")):
         numbers = numbers + generator.integers(0, 4, shape) / 4
     return np.asarray(numbers, numpy_dtype(dtype))
+
+
+def unaligned(array, skip):
+    """The array in memory that is aligned to its elements only."""
+    whole = np.empty(array.size + skip, array.dtype)
+    moved = whole[skip:].reshape(array.shape)
+    moved[...] = array
+    return moved
 
 
 def reduced(arrays, op):

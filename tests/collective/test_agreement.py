@@ -79,6 +79,36 @@ def test_gathered_rows_of_different_shapes(rank, size):
     still_works(size)
 
 
+def test_numbers_of_arrays(rank, size):
+    with pytest.raises(Disagreement, match=r"\[2\] float64\[2\]"):
+        collective.grouped_allreduce([np.ones(2)] * (2 if rank else 3))
+    still_works(size)
+
+
+def test_parts_of_a_scattered_sum(rank, size):
+    splits = [0] * size
+    splits[min(rank, 1)] = 6
+    with pytest.raises(Disagreement, match=r"each rank 6,0.*each rank 0,6") as raised:
+        collective.reducescatter(np.ones(6), name="weights", splits=splits)
+    assert "'weights'" in str(raised.value)
+    still_works(size)
+
+
+def test_exchanged_rows_of_different_shapes(rank, size):
+    with pytest.raises(Disagreement, match=r"\[\?, 3\].*\[\?, 4\]"):
+        collective.alltoall(np.ones((size, 4 if rank else 3)))
+    still_works(size)
+
+
+def test_within_a_set(rank, size):
+    everyone = collective.ProcessSet(range(size))
+    alone = collective.ProcessSet([0])
+    with pytest.raises(Disagreement, match=r"rank 0: .*\[2\]; rank 1.*\[3\]"):
+        collective.allreduce(np.ones(3 if rank else 2), process_set=everyone)
+    assert alone.included() == (rank == 0)
+    still_works(size)
+
+
 def test_process_sets(rank, size):
     with pytest.raises(Disagreement, match="process set"):
         collective.ProcessSet([min(rank, 1)])

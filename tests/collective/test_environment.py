@@ -9,6 +9,7 @@ import pytest
 
 from collective import environment
 from collective.environment import Environment, cores_per_process, detect
+from collective.environment.base import TABLE
 from collective.errors import UsageError
 
 OPEN_MPI = {
@@ -95,6 +96,10 @@ PMI2 = {"PMI_RANK": "3", "PMI_SIZE": "7", "SLURM_NODEID": "1"}  # srun --mpi=pmi
             {"PMIX_RANK": "1", "PMIX_NAMESPACE": "j", "COLLECTIVE_SIZE": "3"},
             Environment("PMIx", 1, 3, 1, 3),
         ),
+        # Our launcher's table, beneath mpirun: of another job, it is passed over.
+        (OPEN_MPI | {TABLE: "4,3,1"}, Environment("mpirun", 5, 8, 1, 4)),
+        (OPEN_MPI | {TABLE: "4(x2)"}, Environment("mpirun", 5, 8, 1, 4, 1, 2)),
+        (OPEN_MPI | {TABLE: "1,3,4"}, Environment("mpirun", 5, 8, 1, 4, 1, 2)),
         (tf_config("chief", 0), Environment("TF_CONFIG", 0, 4, 0, 3)),
         (tf_config("worker", 1), Environment("TF_CONFIG", 2, 4, 0, 1)),
         (tf_config("worker", 2), Environment("TF_CONFIG", 3, 4, 2, 3)),

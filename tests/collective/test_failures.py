@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -230,6 +231,29 @@ def test_a_collective_that_is_long_in_coming_is_waited_for():
     )
     for exit_code, out, err in Ranks(2, code, COLLECTIVE_STALL_SECONDS="0.3").finish():
         assert exit_code == 0, out + err
+
+
+def test_different_process_sets_are_told_on_every_rank():
+    code = (
+        PRELUDE
+        + """
+    first, second = collective.ProcessSet([0, 1]), collective.ProcessSet([1, 2])
+    third = collective.ProcessSet([0, 2])
+    try:
+        collective.allreduce(
+            np.ones(3), name="weights", process_set=[first, second, third][rank]
+        )
+    except collective.Disagreement as error:
+        print(error)
+    """
+    )
+    for exit_code, out, err in Ranks(3, code).finish():
+        assert exit_code == 0, out + err
+        for rank, ranks in enumerate(["0,1", "1,2", "0,2"]):
+            assert re.search(
+                rf"rank {rank} waits .* 'weights' .* among ranks {ranks}", out
+            ), out
+        assert "HINT" in out
 
 
 def test_a_rank_that_never_starts_is_named():

@@ -22,7 +22,7 @@ pytestmark = [
         reason="no Open MPI with its mpicxx when the core was built",
     ),
 ]
-FILES = ("test_allreduce.py", "test_others.py", "test_process_sets.py")
+FILES = ("allreduce", "others", "process_sets", "agreement", "order")
 # As MPI tells the ranks of a host: told each that it is alone on one.
 ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
 
@@ -31,12 +31,12 @@ ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
     ("size", "prefix", "what"),
     [
         (3, [], "dtype or set"),
-        (2, ALONE, "not float32 and not megabytes"),
+        (2, ALONE, "not float32 and not megabytes and not threads"),
         (3, ALONE, "dtype or transport or of_each or set"),
     ],
 )
 def test_the_other_tests(size, prefix, what):
-    files = [str(Path(__file__).parent / file) for file in FILES]
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in FILES]
     code, output = launch.run(
         [
             *[*launch.command("mpi", size), *prefix, sys.executable],

@@ -4,23 +4,37 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_data import DTYPES, assert_close, reduced, same_everywhere, values
+from rank_data import (
+    DTYPES,
+    assert_close,
+    reduced,
+    same_everywhere,
+    unaligned,
+    values,
+)
 
 import collective
 from collective.errors import UsageError
 from collective.operations.kinds import Op
 
 ROWS = st.lists(st.integers(0, 900), min_size=8, max_size=8)
+SKIP = st.integers(0, 7)
 ROW = st.lists(st.integers(0, 9), max_size=2).map(tuple)
 
 
 @given(
-    rows=ROWS, row=ROW, dtype=st.sampled_from(DTYPES), scale=st.sampled_from([1, 40])
+    rows=ROWS,
+    row=ROW,
+    dtype=st.sampled_from(DTYPES),
+    scale=st.sampled_from([1, 40]),
+    skip=SKIP,
 )
 @same_everywhere
-def test_allgather(rank, size, rows, row, dtype, scale):
+def test_allgather(rank, size, rows, row, dtype, scale, skip):
     rows = [count * scale for count in rows]
-    result = collective.allgather(values(rank, (rows[rank], *row), dtype))
+    result = collective.allgather(
+        unaligned(values(rank, (rows[rank], *row), dtype), skip)
+    )
     wanted = [values(other, (rows[other], *row), dtype) for other in range(size)]
     np.testing.assert_array_equal(result, np.concatenate(wanted))
 
@@ -38,11 +52,12 @@ def test_allgather_of_many_megabytes_and_of_scalars(rank, size):
     dtype=st.sampled_from(DTYPES),
     root=st.integers(0, 7),
     rows=st.integers(0, 2000),
+    skip=SKIP,
 )
 @same_everywhere
-def test_broadcast(rank, size, shape, dtype, root, rows):
+def test_broadcast(rank, size, shape, dtype, root, rows, skip):
     root %= size
-    array = values(rank, (rows, *shape), dtype)
+    array = unaligned(values(rank, (rows, *shape), dtype), skip)
     result = collective.broadcast(array, root)
     np.testing.assert_array_equal(result, values(root, (rows, *shape), dtype))
 
@@ -60,16 +75,16 @@ def test_broadcast_of_many_megabytes_in_place(rank, size):
     dtype=st.sampled_from(DTYPES[:-1]),
     op=st.sampled_from(list(Op)),
     even=st.booleans(),
+    skip=SKIP,
 )
 @same_everywhere
-def test_reducescatter(rank, size, rows, row, dtype, op, even):
+def test_reducescatter(rank, size, rows, row, dtype, op, even, skip):
     splits = rows[:size]
     total = sum(splits)
     if even:
         splits = [total // size + (i < total % size) for i in range(size)]
-    result = collective.reducescatter(
-        values(rank, (total, *row), dtype), op, splits=None if even else splits
-    )
+    array = unaligned(values(rank, (total, *row), dtype), skip)
+    result = collective.reducescatter(array, op, splits=None if even else splits)
     wanted = reduced([values(other, (total, *row), dtype) for other in range(size)], op)
     start = sum(splits[:rank])
     assert_close(result, wanted[start : start + splits[rank]])
@@ -80,13 +95,13 @@ def test_reducescatter(rank, size, rows, row, dtype, op, even):
     most=st.sampled_from([3, 800]),
     row=ROW,
     dtype=st.sampled_from(DTYPES),
+    skip=SKIP,
 )
 @same_everywhere
-def test_alltoall(rank, size, seed, most, row, dtype):
+def test_alltoall(rank, size, seed, most, row, dtype, skip):
     matrix = np.random.default_rng(seed).integers(0, most + 1, (size, size))
-    result, received = collective.alltoall(
-        values(rank, (matrix[rank].sum(), *row), dtype), list(matrix[rank])
-    )
+    array = unaligned(values(rank, (matrix[rank].sum(), *row), dtype), skip)
+    result, received = collective.alltoall(array, list(matrix[rank]))
     np.testing.assert_array_equal(received, matrix[:, rank])
     wanted = []
     for other in range(size):

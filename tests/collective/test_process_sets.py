@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
-from rank_data import values
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_data import DTYPES, assert_close, reduced, same_everywhere, values
 
 import collective
 from collective.errors import UsageError
+from collective.operations.kinds import Op
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +28,20 @@ def test_the_halves_reduce_apart(rank, size, halves):
         )
         wanted = sum(values(other, count, "float32") for other in mine.ranks)
         np.testing.assert_array_equal(result, wanted)
+
+
+@given(
+    count=st.integers(0, 60_000),
+    dtype=st.sampled_from(DTYPES),
+    op=st.sampled_from([op for op in Op if op != Op.Average]),
+)
+@same_everywhere
+def test_any_within_a_set(rank, size, halves, count, dtype, op):
+    mine = halves[rank % 2]
+    array = values(rank, count, dtype, seed=count)
+    result = collective.allreduce(array, op, process_set=mine)
+    everyone = [values(other, count, dtype, count) for other in mine.ranks]
+    assert_close(result, reduced(everyone, op))
 
 
 def test_all_collectives_within_a_set(rank, size, halves):

@@ -21,6 +21,7 @@ def hosts(*names: str, slots: int | None = None) -> list[Host]:
 
 NODES = [f"node{i}.example.com" for i in (1, 2, 3)]
 CONTENTS = {
+    "two-hosts": hosts(*NODES[:2], slots=2),
     "openmpi": [Host(NODES[0], 4, 8), Host(NODES[1], 4), Host(NODES[2])],
     "mpich": [*hosts(*NODES[:2], slots=4), Host(NODES[2], 1, user="ada")],
     "intel": hosts(*NODES[:2], slots=4),

@@ -68,8 +68,8 @@ FULL = Wanted(
         (
             OPEN_5,
             Wanted(JOE, ["true"], binding=["--bind-to", "core"]),
-            r"mpirun -np 3 --hostfile <(printf 'joe@a slots=2\n::1 slots=1\n') "
-            "--bind-to core true",
+            r"printf 'joe@a slots=2\n::1 slots=1\n' > hosts.collective && "
+            "mpirun -np 3 --hostfile hosts.collective --bind-to core true",
         ),
         (
             MPICH,
@@ -79,7 +79,8 @@ FULL = Wanted(
         (
             INTEL,
             Wanted(TWO, ["true"]),
-            r"mpirun -np 3 -machinefile <(printf 'a:2\nb:1\n') true",
+            r"printf 'a:2\nb:1\n' > hosts.collective && "
+            "mpirun -np 3 -machinefile hosts.collective true",
         ),
         (
             OPEN_4,
@@ -173,6 +174,28 @@ def test_the_printed_line_is_what_runs():
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines())
     assert lines == ["[0] place 0 2 5", "[1] place 1 2 5"]
+
+
+@needs_mpirun
+def test_verbose_tells_of_every_rank_and_of_no_failure():
+    done = run(*LAUNCH, "--verbose", "-np", "2", "true")
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"rank {rank} on " in done.stderr
+    assert done.stderr.count("ended with 0") == 3  # mpirun, too
+    assert "failed" not in done.stderr
+
+
+def test_ranks_that_do_not_start_end_the_job(tmp_path):
+    waits = tmp_path / "mpirun"
+    told = "mpirun (Open MPI) 5.0.11"
+    waits.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo '{told}' || sleep 60\n")
+    waits.chmod(0o755)
+    limit = ["--mpirun", str(waits), "--start-timeout", "1"]
+    done = run(*LAUNCH, *limit, "-np", "2", "true")
+    assert done.returncode == 124
+    assert "2 of 2 ranks did not start within 1 s, on localhost" in done.stderr
+    assert "HINT: python -m collective.doctor" in done.stderr
 
 
 FAILS = (

@@ -1,0 +1,70 @@
+"""The few calls that ``tf-multiworker`` makes of MPI's world, by the native core.
+
+So it needs no MPI where our launcher, srun or torchrun starts all ranks on one host.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+
+from collective import library
+from collective.environment import Environment
+
+
+def can_serve(environment: Environment) -> bool:
+    """Whether all ranks are on this host, and the core was built."""
+    return (
+        environment.launched
+        and environment.size == environment.local_size
+        and library.path().exists()
+    )
+
+
+class CoreWorld:
+    """Named as in mpi4py.
+
+    Args:
+        environment: This process' place.
+    """
+
+    def __init__(self, environment: Environment):
+        import collective
+
+        collective.init(environment)
+
+    def allgather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order."""
+        import collective
+
+        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+        lengths = collective.allgather(np.array([mine.size]))
+        parts = collective.allgather(mine)
+        cuts = np.cumsum(lengths)[:-1]
+        return [pickle.loads(part.tobytes()) for part in np.split(parts, cuts)]
+
+    def bcast(self, array: np.ndarray, root: int) -> np.ndarray:
+        """The array of one rank, on every rank; shapes must agree."""
+        import collective
+
+        array = np.array(array, order="C")
+        if array.size:
+            whole = array.reshape(-1).view(np.uint8)
+            collective.broadcast(whole, root, out=whole, name="bcast")
+        return array
+
+    def Barrier(self) -> None:
+        """Waits for every rank."""
+        import collective
+
+        collective.barrier()
+
+    def Abort(self, exit_code: int) -> None:
+        """Ends this rank; the launcher then ends the others."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)

@@ -1,0 +1,104 @@
+"""All-reduce between two hosts, beside MPI_Allreduce and what TCP can carry.
+
+    python -m tests.hosts.lab --hosts 2 --slots 1 --rate 10gbit \
+        python benchmarks/hosts.py --gigabits 10
+
+Contestants take turns; a time is that of the slowest rank. The last column is in
+multiples of the wire bound, 2(n-1)/n of the message at the rate given. ``tcp`` has the
+two ranks send each other the bytes of that bound through one socket, with a thread for
+each direction: it sums nothing, and no all-reduce over this network is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import collective
+from collective.bench.measure import Bench, Subject
+from collective.bench.peers import mpi
+
+ANYWHERE = ("10.77.0.254", 9)  # to learn this host's address; nothing is sent
+
+
+class Tcp:
+    """A socket between ranks 0 and 1, and as many bytes each way as they like."""
+
+    def __init__(self) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(ANYWHERE)
+            address = probe.getsockname()[0]
+        server = socket.create_server((address, 0))
+        mine = np.array([*map(int, address.split(".")), server.getsockname()[1]])
+        *parts, port = collective.allgather(mine.reshape(1, -1))[0]
+        if collective.rank() == 0:
+            self.socket, _ = server.accept()
+        else:
+            self.socket = socket.create_connection(
+                (".".join(map(str, parts)), int(port))
+            )
+        server.close()
+
+    def run(self, data: np.ndarray, incoming: np.ndarray) -> None:
+        """Sends all of ``data`` and receives as many bytes."""
+        sender = threading.Thread(target=self.socket.sendall, args=(data,))
+        sender.start()
+        view = memoryview(incoming).cast("B")
+        while view:
+            view = view[self.socket.recv_into(view) :]
+        sender.join()
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bytes", type=int, default=16 << 20)
+    parser.add_argument("--gigabits", type=float, required=True, help="of each link")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--algorithms", default="auto")
+    options = parser.parse_args()
+    collective.init()
+    size, rank = collective.size(), collective.rank()
+    moved = 2 * (size - 1) * options.bytes // size
+    contestants: dict[str, Callable[[], None]] = {}
+    if size == 2:
+        tcp, data = Tcp(), np.ones(moved, np.uint8)
+        incoming = np.empty_like(data)
+        contestants["tcp"] = lambda: tcp.run(data, incoming)
+    for name in options.algorithms.split(","):
+        bench = Bench(Subject("allreduce", name, None, options.bytes, True))
+        bench.fill()
+        bench.time(bench.source, bench.target, 1, 1)
+        assert bench.wrong() == 0, name
+        bench.source[...] = 0
+        contestants[name] = lambda b=bench: b.time(b.source, b.target, 1, 1)
+    version, timer = mpi()
+    contestants["MPI_Allreduce"] = lambda: timer(bench.source, bench.target, 1, 1)
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(options.rounds):
+        for name, run in contestants.items():
+            collective.barrier()
+            start = time.perf_counter()
+            run()
+            took = np.array(time.perf_counter() - start)
+            seconds[name].append(float(collective.allreduce(took, collective.Max)))
+    if rank == 0:
+        bound = moved / (options.gigabits * 1e9 / 8)
+        print(
+            f"{options.bytes} bytes, {size} ranks, {version}; bound {bound * 1e3:.1f} ms"
+        )
+        print(f"{'':>16} {'best ms':>9} {'median ms':>9} {'best/bound':>10}")
+        for name, times in seconds.items():
+            best, median = min(times), float(np.median(times))
+            print(
+                f"{name:>16} {best * 1e3:9.1f} {median * 1e3:9.1f} {best / bound:10.3f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

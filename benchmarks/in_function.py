@@ -1,0 +1,117 @@
+"""All-reduce inside a ``tf.function``: the core, and Horovod beside it.
+
+    mpirun -np 2 python benchmarks/in_function.py
+    horovodrun --gloo -np 2 python benchmarks/in_function.py
+
+Two questions. What does a call of 4 bytes add to an empty ``tf.function``? And how long
+do 160 tensors of 100 MB together take, as the gradients of a ResNet-50 would? The
+contestants take turns within one run; each time is that of the slowest rank, and the
+medians of all turns are printed, with the best beside them. Sums are checked first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from backends import horovod_installed
+from backends.base import Options
+from backends.devices import configure
+from backends.quiet import quiet
+from collective.environment import detect
+
+TENSORS, MEGABYTES = 160, 100
+
+
+def main() -> None:
+    """Prints, on rank 0, a line for each contestant."""
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--turns", type=int, default=15)
+    args = p.parse_args()
+    with quiet():
+        import tensorflow as tf
+
+        import collective
+
+        configure(Options(), detect())
+        collective.init()
+        small = [tf.fill([1], float(collective.rank() + 1))]
+        large = [
+            tf.fill([count], float(collective.rank() + 1))
+            for count in sizes(MEGABYTES * 10**6 // 4, TENSORS)
+        ]
+        summing = contestants()
+    say = print if collective.rank() == 0 else lambda *_, **__: None
+    say(f"{collective.size()} ranks, load {os.getloadavg()[0]:.1f}")
+    for title, tensors, inner in (("4 bytes", small, 200), (what(large), large, 1)):
+        functions = {
+            name: tf.function(sums, autograph=False) for name, sums in summing.items()
+        }
+        total = collective.size() * (collective.size() + 1) / 2
+        for name, function in functions.items():
+            got = function(tensors)
+            if name != "empty":
+                assert all(np.all(t.numpy() == total) for t in got), name
+        seconds: dict[str, list[float]] = {name: [] for name in functions}
+        for _ in range(args.turns):
+            for name, function in functions.items():
+                seconds[name].append(timed(function, tensors, inner))
+        say(f"\n{title}")
+        core = float(np.median(seconds["collective"]))
+        for name, times in seconds.items():
+            middle = float(np.median(times))
+            say(
+                f"  {name:12} median {middle * 1e6:12,.1f} us   best "
+                f"{min(times) * 1e6:12,.1f} us   {middle / core:6.2f} x collective"
+            )
+
+
+def contestants() -> dict[str, Callable]:
+    """Functions from a list of tensors to the list of their sums."""
+    import tensorflow as tf
+
+    from collective import tensorflow_ops
+
+    found: dict[str, Callable] = {
+        "empty": lambda tensors: [tf.identity(t) for t in tensors],
+        "collective": tensorflow_ops.all_reduce,
+    }
+    if horovod_installed.misfit() is None:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+        assert hvd.size() == detect().size
+        found["horovod"] = lambda tensors: hvd.grouped_allreduce(tensors, op=hvd.Sum)
+    return found
+
+
+def sizes(elements: int, count: int) -> list[int]:
+    """Lengths like those of a network: many small tensors, few large ones."""
+    weights = np.arange(1, count + 1) ** 3.0
+    return [max(1, int(n)) for n in elements * weights / weights.sum()]
+
+
+def what(tensors: list) -> str:
+    """How many tensors, and how many bytes they have together."""
+    megabytes = sum(int(t.shape[0]) for t in tensors) * 4 / 1e6
+    return f"{len(tensors)} tensors, {megabytes:.1f} MB"
+
+
+def timed(function: Callable, tensors: list, inner: int) -> float:
+    """Seconds of a call on the slowest rank."""
+    import collective
+
+    collective.barrier()
+    start = time.perf_counter()
+    for _ in range(inner):
+        function(tensors)
+    mine = (time.perf_counter() - start) / inner
+    return float(collective.allreduce(np.array(mine), collective.Max))
+
+
+if __name__ == "__main__":
+    main()

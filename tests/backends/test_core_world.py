@@ -1,0 +1,55 @@
+"""What tf-multiworker asks of MPI's world, answered by our core: no MPI, no TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from backends import core_world, mpi_world
+from backends.tf_multiworker import MultiWorkerBackend
+from collective import library
+from collective.environment import Environment
+from tests import launch
+
+pytestmark = [
+    pytest.mark.launches,
+    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+]
+ASKS = """
+import sys
+import numpy as np
+from backends.core_world import CoreWorld
+from collective.environment import detect
+
+place = detect()
+world = CoreWorld(place)
+values = world.allgather(("x" * place.rank, place.rank))
+assert values == [("", 0), ("x", 1), ("xx", 2)], values
+mine = np.arange(6, dtype=np.int16).reshape(2, 3).T * (place.rank + 1)
+assert world.bcast(mine, root=2).tolist() == (mine // (place.rank + 1) * 3).tolist()
+assert world.bcast(np.zeros((0, 2)), root=0).shape == (0, 2)
+world.Barrier()
+print("answered", flush=True)
+world.Barrier()
+if place.rank == 1:
+    world.Abort(7)
+import time; time.sleep(60)
+"""
+
+
+def test_it_answers_as_mpi_would():
+    words = ["-m", "collective.launch", "-np", "3", sys.executable, "-c", ASKS]
+    code, printed = launch.run([sys.executable, *words], launch.environment(), 60)
+    assert code == 7, printed
+    assert printed.count("answered") == 3
+
+
+@pytest.mark.parametrize("name", ["collectiverun", "torchrun", "TF_CONFIG"])
+def test_tf_multiworker_needs_no_mpi_on_one_host(name):
+    here, apart = Environment(name, 1, 4, 1, 4), Environment(name, 1, 4, 1, 2)
+    assert MultiWorkerBackend.availability(here).usable
+    assert not mpi_world.availability(here).usable
+    found = MultiWorkerBackend.availability(apart)
+    assert not found.usable and found.hint.startswith("mpirun -np 4")
+    assert core_world.can_serve(here) and not core_world.can_serve(apart)

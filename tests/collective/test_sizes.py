@@ -1,0 +1,48 @@
+"""Jobs of 1 rank, of 5 and of 8: the properties, without TensorFlow.
+
+Jobs of 2 to 4 ranks run everything (``test_launch.py``).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collective import library
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
+    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+]
+FILES = ("allreduce", "others", "process_sets", "agreement", "order")
+# Those that draw what they do, every root and every set, and who disagrees; not
+# those of many megabytes or of many threads, which take long on few cores.
+PROPERTIES = (
+    "any or mixture or alike or gather or broadcast or scatter or toall or set "
+    "or roots or names"
+)
+
+
+@pytest.mark.parametrize("size", [1, 5, 8])
+def test_the_properties(size):
+    result = subprocess.run(
+        [
+            *[sys.executable, "-m", "collective.launch", "-np", str(size)],
+            *[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"],
+            *["--color=no", "-k", f"({PROPERTIES}) and not megabytes and not threads"],
+            *(str(Path(__file__).with_name(f"test_{name}.py")) for name in FILES),
+        ],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "COLLECTIVE_TEST_EXAMPLES": "15",
+        },
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+    assert result.stdout.count(" passed") == size

@@ -1,0 +1,124 @@
+"""Our launcher and our doctor on several hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests import launch
+from tests.hosts.lab import NETWORK
+
+TWO = ["-H", f"{NETWORK}.1:2,{NETWORK}.2:1"]
+SUMS = (
+    "import collective as c, numpy as np; c.init(); "
+    "total = c.allreduce(np.array([10.0 ** c.rank()]), c.Sum)[0]; "
+    "print('sum', total, c.local_size(), c.cross_rank(), c.cross_size(), flush=True)"
+)
+FAILS = """
+import sys, time
+from collective.environment import detect
+if detect().rank == 2:
+    raise RuntimeError("on the second host")
+time.sleep(60)
+"""
+SLEEPS = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("here", flush=True)
+time.sleep(60)
+"""
+
+
+def launcher(hosts, module: str, *words: str) -> list[str]:
+    agent = ["--remote-shell", str(hosts.agent), "--network-interfaces", "eth0"]
+    return hosts.on(1, [sys.executable, "-m", module, *agent, *TWO, *words])
+
+
+def run(command: list[str]) -> tuple[int | None, str]:
+    return launch.run(command, launch.environment(), 90)
+
+
+def test_ranks_on_two_hosts_sum(hosts):
+    command = launcher(hosts, "collective.launch", sys.executable, "-c", SUMS)
+    code, printed = run(command)
+    assert code == 0, printed
+    for rank, place in enumerate(("2 0 2", "2 0 1", "1 1 2")):
+        assert f"[{rank}] sum 111.0 {place}" in printed
+    # The line of mpirun, as it can be typed.
+    line = next(line for line in printed.splitlines() if "mpirun -np 3" in line)
+    code, printed = run(hosts.on(1, ["bash", "-c", line.partition(": ")[2]]))
+    assert code == 0 and printed.count("sum 111.0") == 3, printed
+
+
+def test_the_rank_that_fails_has_the_last_word(hosts):
+    command = launcher(hosts, "collective.launch", sys.executable, "-c", FAILS)
+    code, printed = run(command)
+    *_, before, last = printed.splitlines()
+    assert code == 1
+    assert before == "RuntimeError: on the second host"
+    assert last.endswith("rank 2 of 3 on lab2 failed: it ended with 1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_launcher(number, hosts):
+    command = launcher(hosts, "collective.launch", sys.executable, "-c", SLEEPS)
+    job = subprocess.Popen(
+        command,
+        cwd=launch.ROOT,
+        env=launch.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert job.stdout is not None
+    try:
+        for _ in range(3):
+            assert b"here" in job.stdout.readline()
+        (started,) = [p for p in hosts.processes() if _is_launcher(p)]
+        os.kill(started, number)
+        job.wait(60)
+        deadline = time.monotonic() + 60
+        while hosts.processes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not hosts.processes()
+    finally:
+        hosts.end_all()
+        job.stdout.close()
+        job.wait(10)
+
+
+def _is_launcher(process: int) -> bool:
+    try:
+        words = psutil.Process(process).cmdline()
+        parent = psutil.Process(process).parent()
+    except psutil.NoSuchProcess:
+        return False
+    is_one = words[1:3] == ["-m", "collective.launch"]
+    # Its watchdog is a fork of it, with the same words.
+    return is_one and (parent is None or parent.cmdline() != words)
+
+
+def test_a_host_that_is_not_there_is_named(hosts):
+    words = ["--remote-shell", str(hosts.agent), "-H", f"{NETWORK}.1:1,{NETWORK}.99:1"]
+    command = [sys.executable, "-m", "collective.launch", *words, "true"]
+    code, printed = run(hosts.on(1, command))
+    assert code == 1
+    assert f"cannot reach every host:\n  {NETWORK}.99: " in printed
+    assert "HINT: this must work without a password" in printed
+
+
+def test_the_doctor_measures_the_wire(hosts):
+    code, printed = run(launcher(hosts, "collective.doctor", "--json"))
+    found = json.loads(printed)
+    assert code == 0 and found["works"], found["findings"]
+    assert [m["host"] for m in found["hosts"]] == ["lab1", "lab2"]
+    (wire,) = found["wires"]
+    assert (wire["interface"], wire["address"]) == ("eth0", f"{NETWORK}.1")
+    assert wire["bandwidth"] > 0 and wire["latency"] > 0
