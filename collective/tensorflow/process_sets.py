@@ -7,6 +7,7 @@ again when a set of the same ranks is added.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -94,6 +95,7 @@ class _Everyone(ProcessSet):
 global_process_set = _Everyone()
 
 _added: dict[int, ProcessSet] = {0: global_process_set}
+_numbers = itertools.count(1)
 # Groups of the core by their ranks; they live as long as the job.
 _groups: dict[tuple[int, ...], core.ProcessSet] = {}
 
@@ -120,7 +122,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if ranks not in _groups:
         _groups[ranks] = core.ProcessSet(ranks)
     process_set.group = _groups[ranks]
-    process_set.process_set_id = process_set.group.group
+    # Not the core's number, which ranks outside of the set are not told.
+    process_set.process_set_id = next(_numbers)
     _added[process_set.process_set_id] = process_set
     return process_set
 

@@ -67,7 +67,9 @@ except ValueError as error:
     assert "has not been initialized; use hvd.init()" in str(error)
 else:
     raise AssertionError("it trained without summing")
-hvd.init()
+first = hvd.ProcessSet([0])
+hvd.init(process_sets=[first])
+assert first.size() == 1 and hvd.size_op(first.process_set_id) == 1
 @tf.function
 def step(x):
     return hvd.grouped_allreduce([x, x * 2.0, x * 3.0], op=hvd.Sum)

@@ -1,5 +1,7 @@
 """Horovod's collectives on data that differ between ranks, against NumPy."""
 
+import json
+
 import numpy as np
 import pytest
 from rank_data import assert_close, reduced, values
@@ -35,6 +37,18 @@ def test_place(hvd, rank, size):
         hvd.mpi_threads_supported()
     hvd.init(comm=range(size))
     hvd.barrier()
+
+
+def test_timeline_of_rank_0(hvd, rank, tmp_path):
+    file = tmp_path / f"{rank}.json"
+    hvd.start_timeline(str(file))
+    hvd.allreduce(tf.fill([3], float(rank)), name="recorded")
+    hvd.stop_timeline()
+    assert file.exists() == (rank == 0)
+    if rank == 0:
+        assert [event["name"] for event in json.loads(file.read_text())][
+            -1
+        ] == "recorded"
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -256,7 +270,7 @@ def test_ranks_that_do_not_agree_all_get_an_error(hvd, rank, size):
 
 
 def test_process_sets(hvd, rank, size):
-    last, alone = hvd.ProcessSet([size - 1]), hvd.ProcessSet(range(1))
+    last = hvd.ProcessSet([size - 1])
     assert last.process_set_id is None and last.size() is None
     with pytest.raises(ValueError, match="not added"):
         hvd.allreduce(tf.ones([1]), process_set=last)
@@ -266,10 +280,13 @@ def test_process_sets(hvd, rank, size):
         return
     ends = hvd.add_process_set([size - 1, 0] if size > 2 else [0])
     others = hvd.add_process_set(hvd.ProcessSet(range(1, size)))
-    assert ends.ranks[0] == 0 and ends.process_set_id != others.process_set_id
+    made = [ends, others] + ([hvd.add_process_set([0])] if size > 2 else [])
+    numbers = [process_set.process_set_id for process_set in made]
+    assert len(set(numbers)) == len(made)
+    assert hvd.allgather_object(numbers) == [numbers] * size
     with pytest.raises(ValueError, match="duplicate"):
         hvd.add_process_set(range(1, size))
-    for process_set in ends, others:
+    for process_set in made:
         members = process_set.ranks
         assert process_set.included() == (rank in members)
         included = hvd.process_set_included_op(process_set.process_set_id)
@@ -303,8 +320,7 @@ def test_process_sets(hvd, rank, size):
         hvd.size_op(number)
     again = hvd.add_process_set(ends)
     assert again.size() == len(again.ranks) and again.process_set_id is not None
-    assert hvd.remove_process_set(ends) and hvd.remove_process_set(others)
-    del alone
+    assert all([hvd.remove_process_set(process_set) for process_set in made])
 
 
 def test_what_a_process_set_and_a_job_cannot_be(hvd, size):
