@@ -79,7 +79,10 @@ def test_dry_run_starts_nothing(tmp_path):
 
 
 def test_several_names_of_this_host_are_one_host():
-    code = "import os; print(os.environ['COLLECTIVE_LOCAL_SIZE'])"
+    # In one piece: without prefixes, the ranks' own writes mix.
+    code = (
+        "import os; os.write(1, os.environ['COLLECTIVE_LOCAL_SIZE'].encode() + b'\\n')"
+    )
     hosts = "localhost:1,127.0.0.1:2"
     done = launch("-H", hosts, "--no-prefix", sys.executable, "-c", code)
     assert (done.stdout, done.returncode) == ("3\n" * 3, 0), done.stderr
