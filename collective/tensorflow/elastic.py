@@ -237,9 +237,11 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
-            except (PeerLost, tf.errors.UnavailableError) as error:
+            except _KINDS as error:
+                if not _tells_of_a_lost_worker(error):
+                    raise
                 raise CollectiveError(
-                    f"rank {rank()}: a worker was lost: {_first_line(error)}",
+                    f"rank {rank()}: a worker was lost: {_what_happened(error)}",
                     hint="start the job again from the last checkpoint: it does not go "
                     "on with fewer workers yet",
                     everywhere=False,
@@ -251,5 +253,17 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+# What a lost worker is told as: in eager mode by the core's own code; inside of a
+# function TensorFlow turns that into an InternalError, and says so.
+_KINDS = (PeerLost, tf.errors.UnavailableError, tf.errors.InternalError)
+
+
+def _tells_of_a_lost_worker(error: Exception) -> bool:
+    if isinstance(error, tf.errors.InternalError):
+        return "replaced by InternalError" in str(error)
+    return True
+
+
+def _what_happened(error: Exception) -> str:
+    """The core's own line, out of TensorFlow's many: the one before its HINT."""
+    return str(error).partition("\nHINT:")[0].rpartition("\n")[2]

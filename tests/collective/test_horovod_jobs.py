@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,8 +92,20 @@ def test_under_mpirun():
     assert printed.count("total [1.0, 2.0, 3.0] True True") == 2
 
 
+LOST = """
+import signal, sys
+sys.stdout.flush()
+@hvd.elastic.run
+def train(state):
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(tf.constant(1.0))
+train(hvd.elastic.ObjectState(epoch=0))
+"""
+
+
 def test_horovods_variables(tmp_path):
-    """As horovodrun sets them; and those that tune Horovod."""
+    """As horovodrun sets them; those that tune Horovod; then a worker is lost."""
     pytest.importorskip("tensorflow")
     trace = tmp_path / "trace.json"
     ranks = []
@@ -117,7 +130,7 @@ def test_horovods_variables(tmp_path):
             "import os\n"
             "print(os.environ['COLLECTIVE_STALL_SECONDS'], "
             "os.environ['COLLECTIVE_TIMEOUT'])\n"
-            "hvd.stop_timeline()\n"
+            "hvd.stop_timeline()\n" + LOST
         )
         ranks.append(
             subprocess.Popen(
@@ -129,7 +142,10 @@ def test_horovods_variables(tmp_path):
             )
         )
     printed = [rank.communicate(timeout=150) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL], printed
+    lost = r"rank 0: a worker was lost: rank 1 \(process \d+\) died"
+    assert re.search(lost, printed[0][1]), printed[0][1]
+    assert "HINT: start the job again" in printed[0][1]
     for out, _ in printed:
         assert "total [1.0, 2.0, 3.0]" in out and "7 50" in out
     assert printed[0][1].count("HOROVOD_CYCLE_TIME is ignored") == 1
