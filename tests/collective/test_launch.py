@@ -22,7 +22,7 @@ def command(size, *arguments):
     return [sys.executable, "-m", "collective.launch", "-np", str(size), *arguments]
 
 
-def launch(size, *arguments, timeout=170, **variables):
+def launch(size, *arguments, timeout=300, **variables):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     return subprocess.run(
         command(size, *arguments),
