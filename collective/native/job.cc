@@ -72,9 +72,9 @@ bool Gone(int pid) {
 // What a thread of a rank waits for, as told to the others.
 struct Job::Waiting {
   std::atomic<int32_t> rank;    // plus 1; 0: free, -1: being written
-  int64_t since;                // nanoseconds
+  std::atomic<int64_t> since;   // nanoseconds
   std::atomic<int64_t> looked;  // when it last saw that it must wait on
-  bool caller;                  // whether it asked for the collective itself
+  std::atomic<bool> caller;     // whether it asked for the collective itself
   char doing[256];
 };
 
