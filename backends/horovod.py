@@ -123,7 +123,7 @@ class HorovodBackend(Backend):
         time.sleep(ENDED_BY_LAUNCHER_SECONDS)
         print(
             f"rank {self.rank}: error: another rank has left the job\n"
-            "HINT: see what it printed, above",
+            "HINT: let every rank take the same steps; see what the others printed",
             file=sys.stderr,
             flush=True,
         )
