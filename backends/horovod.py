@@ -22,8 +22,8 @@ from collective.environment import Environment, detect
 from collective.errors import UsageError
 
 BUILD = "make horovod"
-# What the ranks that are left get to read, in the words of Horovod and of Gloo.
-LOST = re.compile("Horovod has been shut down|[Cc]onnection (closed|reset) by peer")
+# What the ranks that are left get to read, in the words of Horovod and of its Gloo.
+LOST = re.compile("Horovod has been shut down|gloo/transport")
 # Launchers end all ranks when one has failed, so those left need not speak.
 ENDED_BY_LAUNCHER_SECONDS = 10
 
@@ -124,7 +124,7 @@ class HorovodBackend(Backend):
         time.sleep(ENDED_BY_LAUNCHER_SECONDS)
         print(
             f"rank {self.rank}: error: another rank has left the job\n"
-            "HINT: see what it printed, above",
+            "HINT: let every rank take the same steps; see what the others printed",
             file=sys.stderr,
             flush=True,
         )

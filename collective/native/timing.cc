@@ -138,7 +138,7 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
   const double begin = Now();
   double from = 0, now = begin;
   int64_t passes = 0;
-  while (now < begin + kEnd) {
+  while (now < begin + kEnd || passes == 0) {  // one, however busy the cores
     once();
     now = Now();
     if (from == 0 && now > begin + kStart) {
@@ -147,7 +147,7 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
       ++passes;
     }
   }
-  *rate = passes ? static_cast<double>(traffic * passes) / (now - from) : 0;
+  *rate = static_cast<double>(traffic * passes) / (now - from);
   return 0;
 }
 

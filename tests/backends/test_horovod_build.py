@@ -159,6 +159,21 @@ def test_a_horovod_that_fits_needs_a_launcher(pretend, monkeypatch):
         assert not found.usable and found.hint.startswith("horovodrun -np 4")
 
 
+def test_only_horovods_own_words_tell_of_another_rank(monkeypatch, capsys):
+    """A data set's connection may be reset, too: that is an error of this rank."""
+    from backends import horovod
+
+    monkeypatch.setattr(horovod, "ENDED_BY_LAUNCHER_SECONDS", 0)
+    backend = horovod.HorovodBackend.__new__(horovod.HorovodBackend)
+    backend.rank = 1
+    assert backend.ended_by_another(OSError("Connection reset by peer")) is None
+    assert capsys.readouterr().err == ""
+    lost = RuntimeError("Horovod has been shut down. This was caused by ...")
+    assert backend.ended_by_another(lost) == 1
+    told = capsys.readouterr().err
+    assert "rank 1: error: another rank" in told and "HINT: " in told
+
+
 def test_our_horovodrun_is_horovods_with_four_things_settled(tmp_path):
     """In a program of its own, where Horovod's launcher is one that tells."""
     launcher = tmp_path / "horovod" / "runner"
