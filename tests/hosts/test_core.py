@@ -27,14 +27,14 @@ def test_on_four_hosts(hosts, tmp_path):
 
 def test_tensorflow_and_the_backend_on_two_hosts(hosts, tmp_path):
     files = [f"{FOLDER}/test_{name}.py" for name in ("tensorflow", "backend")]
-    run_on(hosts, [2, 2], files, tmp_path)
+    run_on(hosts, [2, 2], [*files, "-k", "not many_runs and not idle"], tmp_path)
 
 
-def run_on(lab, slots, files, tmp_path):
+def run_on(lab, slots, tests, tmp_path):
     ended = launch.launch(
         "native",
         sum(slots),
-        files,
+        tests,
         tmp_path,
         seconds=200,
         start=partial(lab.mpirun, slots),

@@ -34,9 +34,30 @@ except collective.PeerLost as error:
 """
 
 
+# Of 30 jobs that Open MPI 5.0.11 was left to end, mpirun itself outlived all their
+# ranks twice: a daemon of its own had not heard that they were gone.
+ATTEMPTS = 3
+
+
 @pytest.mark.parametrize("more", [[], ["--with-ft", "ulfm"]], ids=["plain", "ulfm"])
 def test_a_killed_rank_ends_the_job(more, hosts, tmp_path):
     """By mpirun; and where mpirun lets the others live, by themselves."""
+    for _ in range(ATTEMPTS):
+        code, processes, text = _killed(hosts, more, tmp_path)
+        if code is not None:
+            break
+    assert code, text
+    if more:  # MPI says it, or the rank of the same host, which tells the others
+        died = rf"(rank 3 \(process {processes[3]}\) died|connection to rank 3:)"
+        for rank in range(3):
+            assert re.search(f"<rank {rank} lost: .*{died}", text), text
+    else:  # the host at least: MPI of another one may abort before mpirun looks
+        told = r"rank 3.*(signal 9|Killed)|Peer host: +lab2"
+        assert re.search(told, text, re.DOTALL), text
+
+
+def _killed(hosts, more, tmp_path) -> tuple[int | None, dict[int, int], str]:
+    """Kills rank 3 of 4: mpirun's exit code (None if it stays), ranks, output."""
     command = hosts.mpirun([2, 2], [sys.executable, "-c", LOOP], *more)
     printed = tmp_path / "printed"
     with printed.open("w") as file:
@@ -55,18 +76,23 @@ def test_a_killed_rank_ends_the_job(more, hosts, tmp_path):
     try:
         processes = _started(job, printed)
         os.kill(processes[3], signal.SIGKILL)
-        code = job.wait(60)  # it takes a second; the machine may be busy
+        try:
+            code = job.wait(30)  # it takes a second; the machine may be busy
+        except subprocess.TimeoutExpired:
+            code = None
+            left = [r for r, process in processes.items() if _lives(process)]
+            assert not left, (left, printed.read_text())
     finally:
         hosts.end_all()
         job.wait(10)
-    text = printed.read_text()
-    assert code != 0, text
-    if more:  # MPI says it, or the rank of the same host, which tells the others
-        died = rf"(rank 3 \(process {processes[3]}\) died|connection to rank 3:)"
-        for rank in range(3):
-            assert re.search(f"<rank {rank} lost: .*{died}", text), text
-    else:
-        assert re.search("rank 3.*(signal 9|Killed)", text, re.DOTALL), text
+    return code, processes, printed.read_text()
+
+
+def _lives(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _started(job: subprocess.Popen, printed) -> dict[int, int]:
