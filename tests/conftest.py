@@ -25,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "launches: starts ranks; not run on the ranks of a launch"
     )
     config.addinivalue_line(
+        "markers", "matrix: every backend on 3 and 4 ranks (make test-equivalence)"
+    )
+    config.addinivalue_line(
         "markers", "compares: runs compare.py whole (make test-compare)"
     )
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")

@@ -99,7 +99,9 @@ def needing(name: str):
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [2, *(pytest.param(n, marks=pytest.mark.matrix) for n in (3, 4))]
+)
 @pytest.mark.parametrize("name", [needing(name) for name in launch.LAUNCHERS])
 def test_on_ranks(name, ranks, reference):
     pytest.importorskip("mpi4py")
