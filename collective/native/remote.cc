@@ -20,6 +20,9 @@ constexpr size_t kTextBytes = 2048;
 // Polls of MPI before giving the core away for a moment each time.
 constexpr int kPolls = 20000;
 constexpr std::chrono::microseconds kNap(50);
+// Before a lost connection is blamed on the rank at its other end.
+constexpr int kListens = 10;
+constexpr std::chrono::milliseconds kListen(10);
 
 }  // namespace
 
@@ -33,6 +36,12 @@ Remote::Remote(Job* job, const std::vector<int>& members, int me, int tag)
 bool Remote::Done(void* transfer, int member) {
   const int done = network_.Done(transfer);
   if (done >= 0) return done;
+  // It may be gone because of another one that died: who knows better, as the
+  // ranks of that one's host do, is given time to tell. Throws what it hears.
+  for (int i = 0; i < kListens; ++i) {
+    job_->Check(members_[member]);
+    std::this_thread::sleep_for(kListen);
+  }
   const std::string rank = std::to_string(members_[member]);
   job_->Break(Code::kUnavailable,
               "rank " + std::to_string(job_->rank()) +

@@ -36,7 +36,7 @@ except collective.PeerLost as error:
 
 # Of 30 jobs that Open MPI 5.0.11 was left to end, mpirun itself outlived all their
 # ranks twice: a daemon of its own had not heard that they were gone.
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 
 @pytest.mark.parametrize("more", [[], ["--with-ft", "ulfm"]], ids=["plain", "ulfm"])
@@ -48,9 +48,10 @@ def test_a_killed_rank_ends_the_job(more, hosts, tmp_path):
             break
     assert code, text
     if more:  # MPI says it, or the rank of the same host, which tells the others
-        died = rf"(rank 3 \(process {processes[3]}\) died|connection to rank 3:)"
-        for rank in range(3):
-            assert re.search(f"<rank {rank} lost: .*{died}", text), text
+        died = rf"rank 3 \(process {processes[3]}\) died|connection to rank 3:"
+        # Not all come to speak: mpirun ends the rest when the first has ended.
+        told = re.findall(r"<rank \d lost: (.*)", text)
+        assert told and all(re.search(died, one) for one in told), text
     else:  # the host at least: MPI of another one may abort before mpirun looks
         told = r"rank 3.*(signal 9|Killed)|Peer host: +lab2"
         assert re.search(told, text, re.DOTALL), text
