@@ -78,7 +78,8 @@ def contestants() -> dict[str, Callable]:
 
     found: dict[str, Callable] = {
         "empty": lambda tensors: [tf.identity(t) for t in tensors],
-        "collective": tensorflow_ops.all_reduce,
+        # Its other arguments would be looked at anew in each call of the function.
+        "collective": lambda tensors: tensorflow_ops.all_reduce(tensors),
     }
     if horovod_installed.misfit() is None:
         import horovod.tensorflow as hvd
