@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 
 from backends.base import Options
 from collective.environment import Environment, cores_per_process
@@ -17,6 +18,17 @@ def gpus() -> int:
         return len(os.listdir("/proc/driver/nvidia/gpus"))
     except OSError:
         return 0
+
+
+def tensorflow_has_started() -> bool:
+    """Whether its devices are there: then their settings cannot change any more."""
+    if "tensorflow" not in sys.modules:
+        return False
+    # There is no public way to ask without starting it.
+    from tensorflow.python.eager import context
+
+    found = context.context_safe()
+    return found is not None and found._context_handle is not None
 
 
 def configure(options: Options, environment: Environment) -> None:

@@ -1,9 +1,10 @@
-"""Backends by name, and ``auto``."""
+"""Backends by name."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from backends.base import Availability, Backend, Options
-from backends.devices import gpus
 from backends.horovod import HorovodBackend
 from backends.mpi import MPIBackend
 from backends.native import NativeBackend
@@ -26,28 +27,6 @@ BACKENDS: dict[str, type[Backend]] = {
 }
 
 
-def choose(environment: Environment, options: Options) -> tuple[str, str]:
-    """What ``auto`` means here.
-
-    Returns:
-        The backend's name and, for the summary, why.
-    """
-    if environment.launched:
-        started = f"{environment.launcher} started {environment.size} processes"
-        if environment.launcher == "horovodrun":
-            horovod = HorovodBackend.availability(environment)
-            if horovod.usable:
-                return "horovod", started
-            started += f"; horovod: {horovod.reason}"
-        native = NativeBackend.availability(environment)
-        if native.usable:
-            return "native", started
-        return "mpi", f"{started}; native: {native.reason}"
-    if (options.devices or gpus()) > 1:
-        return "tf-mirrored", f"{options.devices or gpus()} devices in one process"
-    return "single", "one process with one device"
-
-
 def list_backends(
     environment: Environment | None = None,
 ) -> dict[str, Availability]:
@@ -56,12 +35,18 @@ def list_backends(
     return {name: kind.availability(environment) for name, kind in BACKENDS.items()}
 
 
-def get(name: str = "auto", options: Options | None = None) -> Backend:
+def get(
+    name: str = "auto",
+    options: Options | None = None,
+    gradients: Sequence[int] | Callable[[], Sequence[int]] | None = None,
+) -> Backend:
     """Makes a backend. Call it before the first TensorFlow operation.
 
     Args:
         name: One of ``BACKENDS``, or ``auto``.
         options: Devices, threads, communication.
+        gradients: For ``auto``: bytes of each tensor that a step will sum, or a
+            function that tells (called in a fork, before TensorFlow has started).
 
     Raises:
         UsageError: Unknown or unusable here, or an option is another backend's;
@@ -69,9 +54,12 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
     """
     options = options or Options()
     environment = detect()
-    because = "asked for"
+    because, predicted = "asked for", {}
     if name == "auto":
-        name, because = choose(environment, options)
+        from backends import auto  # which starts backends by their names here
+
+        choice = auto.choose(environment, options, gradients)
+        name, because, predicted = choice.name, choice.because, choice.predicted
     if name not in BACKENDS:
         raise UsageError(
             f"unknown backend {name!r}", hint=f"--backend {' | '.join(BACKENDS)}"
@@ -83,7 +71,7 @@ def get(name: str = "auto", options: Options | None = None) -> Backend:
             f"backend {name!r} cannot be used here: {usable.reason}", hint=usable.hint
         )
     backend = BACKENDS[name](options, environment)
-    backend.chosen_because = because
+    backend.chosen_because, backend.predicted = because, predicted
     return backend
 
 

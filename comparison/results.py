@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from comparison.equality import Verdict
-from comparison.speed import Timed
+from comparison.speed import Auto, Timed
 
 SCHEMA = 1
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "mpi4py", "horovod")
@@ -53,6 +53,7 @@ class Results:
         equal: By precision.
         fast: By number of replicas, as text, then by backend. ``one share`` is one
             process with the cores that each of that many gets.
+        auto: By number of ranks, as text: what ``--backend auto`` takes.
         allreduce: By backend, then by bytes, as text: seconds.
         floor: By bytes, as text: least seconds of an all-reduce on this host.
         finished: Whether it came to its end.
@@ -63,6 +64,7 @@ class Results:
     left_out: dict[str, str] = field(default_factory=dict)
     equal: dict[str, Proof] = field(default_factory=dict)
     fast: dict[str, dict[str, Timed]] = field(default_factory=dict)
+    auto: dict[str, Auto] = field(default_factory=dict)
     allreduce: dict[str, dict[str, float]] = field(default_factory=dict)
     floor: dict[str, float] = field(default_factory=dict)
     finished: bool = False

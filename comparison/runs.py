@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from backends import starting
+from backends.process import run
 from backends.registry import BACKENDS
 from collective.bench.limits import Limits
 from collective.errors import UsageError
-from comparison import commands
 from comparison.equality import TOLERANCE, Recorded, judge
-from comparison.process import run
 from comparison.results import Proof, Results
-from comparison.speed import MESSAGE_SIZES, Timed
+from comparison.speed import MESSAGE_SIZES, Auto, Timed
 
 REFERENCE = "single"
 SHARE = "one share"
@@ -79,6 +79,7 @@ class Comparison:
         proofs = len(plan.precisions) * len(self.backends)
         proofs += 2 * ("float32" in plan.precisions)
         timed = plan.rounds * len(plan.processes) * (len(self.backends) + 1)
+        timed += sum(processes > 1 for processes in plan.processes)
         self.runs = proofs + (timed + len(self.backends)) * plan.time
 
     def _usable(self, name: str) -> bool:
@@ -86,7 +87,7 @@ class Comparison:
             raise UsageError(
                 f"unknown backend {name!r}", hint=f"--backends {','.join(BACKENDS)}"
             )
-        found = commands.availability(name, self.plan.most)
+        found = starting.availability(name, self.plan.most)
         if not found.usable:
             self.results.left_out[name] = f"{found.reason} (HINT: {found.hint})"
             if name in self.plan.backends:
@@ -104,6 +105,8 @@ class Comparison:
             if self.plan.time:
                 for processes in self.plan.processes:
                     self._time(processes, Path(folder), tell)
+                    if processes > 1:
+                        self._ask_auto(processes, Path(folder), tell)
                 self._time_allreduce(Path(folder), tell)
         self.results.finished = True
 
@@ -125,7 +128,7 @@ class Comparison:
             first = ["--perturb", plan.perturb[1]] if perturbed and plan.perturb else []
             tell(f"{precision}: {name}")
             ended = run(
-                commands.line(
+                starting.line(
                     backend,
                     plan.most,
                     ["-m", "comparison.trace", str(path), *first, *options, *more],
@@ -204,9 +207,9 @@ class Comparison:
                 options = [*self.plan.train, "--verbose", "0", *more]
                 options += ["--global-batch-size", str(self.plan.batch)]
                 options += ["--json", str(path)]
-                program = [str(commands.ROOT / "train.py"), *options]
+                program = [str(starting.ROOT / "train.py"), *options]
                 ended = run(
-                    commands.line(backend, processes, program), self.plan.seconds
+                    starting.line(backend, processes, program), self.plan.seconds
                 )
                 if ended.code == 0:
                     summaries[name].append(json.loads(path.read_text()))
@@ -215,6 +218,31 @@ class Comparison:
                     timed[name] = dataclasses.replace(
                         timed[name], failure=ended.failure, tail=ended.tail
                     )
+
+    def _ask_auto(self, processes: int, folder: Path, tell: Tell) -> None:
+        """What ``--backend auto`` takes, in a training of two steps."""
+        tell(f"{processes} replicas: what auto takes")
+        path = folder / "auto.json"
+        path.unlink(missing_ok=True)
+        options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
+        options += ["--verbose", "0", "--steps", "2", "--json", str(path)]
+        launched = starting.availability("mpi", processes).usable
+        ended = run(
+            starting.line(
+                "auto",
+                processes,
+                [str(starting.ROOT / "train.py"), *options],
+                "mpirun" if launched else "collectiverun",
+            ),
+            self.plan.seconds,
+        )
+        if ended.failure:
+            self.results.auto[str(processes)] = Auto(failure=ended.failure)
+            return
+        told = json.loads(path.read_text())
+        self.results.auto[str(processes)] = Auto(
+            told["backend"], told["predicted_all_reduce"]
+        )
 
     def _time_allreduce(self, folder: Path, tell: Tell) -> None:
         path = folder / "allreduce.json"
@@ -225,12 +253,16 @@ class Comparison:
                 continue
             tell(f"all-reduce: {backend}")
             path.unlink(missing_ok=True)
-            program = ["-m", "comparison.allreduce", str(path)]
+            sizes = ",".join(map(str, MESSAGE_SIZES))
+            program = ["-m", "backends.probe", str(path), "--sizes", sizes]
             ended = run(
-                commands.line(backend, self.plan.most, program), self.plan.seconds
+                starting.line(backend, self.plan.most, program), self.plan.seconds
             )
             if ended.code == 0:
-                self.results.allreduce[backend] = json.loads(path.read_text())
+                self.results.allreduce[backend] = {
+                    str(point["size"]): point["seconds"]
+                    for point in json.loads(path.read_text())
+                }
 
     def _floor(self, path: Path) -> None:
         """The limits of this host, from the core's own benchmark."""

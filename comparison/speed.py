@@ -61,6 +61,46 @@ class Timed:
         return sum(self.parts.values())
 
 
+@dataclass
+class Auto:
+    """What ``--backend auto`` took, launched with so many ranks.
+
+    Attributes:
+        backend: Its choice; empty where the run failed.
+        predicted: By backend that it chose from: seconds of a step's all-reduce.
+        failure: Why there is no choice.
+    """
+
+    backend: str = ""
+    predicted: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+    def behind(self, timed: Mapping[str, Timed]) -> tuple[str, float]:
+        """The fastest of those it chose from, and how far the choice is behind it.
+
+        Args:
+            timed: By backend, at that number of ranks.
+        """
+        among = {n: timed[n].rate for n in self.predicted if n in timed}
+        best = max(among, key=lambda n: among[n], default=self.backend)
+        if not among.get(self.backend):
+            return best, 0.0
+        return best, 1 - among[self.backend] / among[best]
+
+    def sentence(self, timed: Mapping[str, Timed]) -> str:
+        """In words."""
+        if self.failure:
+            return f"auto {self.failure}."
+        if not self.predicted:
+            return f"auto takes {self.backend}, without measuring."
+        told = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in self.predicted.items())
+        best, behind = self.behind(timed)
+        how = "the fastest of these"
+        if best != self.backend:
+            how = f"{behind:.1%} behind {best}, the fastest of these"
+        return f"auto takes {self.backend}, {how} (predicted all-reduce: {told})."
+
+
 @dataclass(frozen=True)
 class Fastest:
     """Who was fastest.

@@ -105,6 +105,8 @@ def _fast(results: Results, replicas: int) -> Table:
     if winner:
         table.sentences.append(winner.sentence())
         table.sentences.append(bottleneck(winner.backend, timed[winner.backend]))
+    if str(replicas) in results.auto:
+        table.sentences.append(results.auto[str(replicas)].sentence(timed))
     threads = max(1, cores // replicas)
     table.sentences.append(
         f"'{SHARE}' is one process with {threads} thread{'s' * (threads > 1)}, what "

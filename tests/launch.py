@@ -85,6 +85,7 @@ def environment(**more: str) -> dict[str, str]:
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    env["COLLECTIVE_PROBE"] = "0"  # else each first use of auto times all backends
     # As where the environment is activated: horovodrun looks for mpirun there.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     if os.geteuid() == 0:

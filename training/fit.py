@@ -19,6 +19,7 @@ from training.checks import check_labels, check_model, check_same_stream
 from training.evaluation import Evaluation
 from training.failure import ends_the_job
 from training.inputs import Batch, Input
+from training.message import message
 from training.progress import Progress
 from training.report import Averages
 from training.sources import failures
@@ -85,7 +86,8 @@ def fit(
         CollectiveError: The loss is not finite.
     """
     if isinstance(backend, str):
-        backend = backends.get(backend)
+        known = message(model) if isinstance(model, keras.Model) else None
+        backend = backends.get(backend, gradients=known)
     with ends_the_job(backend):
         plan = Input(data, global_batch_size, seed=seed, shuffle=shuffle)
         loop = _Loop(backend, plan, epochs, steps)

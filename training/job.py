@@ -17,6 +17,7 @@ from training import datasets, models
 from training.evaluation import Evaluation
 from training.failure import ends_the_job
 from training.fit import fit
+from training.message import message
 from training.summary import Summary
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
@@ -58,7 +59,7 @@ def run(job: Job, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Summary
         CollectiveError: The training went wrong.
     """
     with quiet():
-        backend = backends.get(job.backend, job.options)
+        backend = backends.get(job.backend, job.options, lambda: _message(job))
         tf.zeros([])  # the first operation starts the devices, and the chatter
     with ends_the_job(backend), _explaining_memory():
         _set_precision(job.precision)
@@ -109,6 +110,12 @@ def _set_precision(precision: str) -> None:
         )
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(precision)
+
+
+def _message(job: Job) -> list[int]:
+    """What a step will send. For a fork: it makes data and model to find out."""
+    _set_precision(job.precision)
+    return message(_model(job, datasets.load(job.data, seed=job.seed)))
 
 
 def _model(job: Job, data: datasets.Data) -> keras.Model:

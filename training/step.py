@@ -23,6 +23,7 @@ from training import keras_compat
 from training.accumulation import accumulate, cut
 from training.forward import Forward, Sums
 from training.inputs import Batch, share
+from training.message import SMALL
 from training.report import Layout
 
 NOT_FINITE = "collective: not finite in replica"
@@ -219,7 +220,7 @@ class Step:
 
     def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """One call; scalars and vectors of a few numbers ride in one tensor."""
-        small = [i for i, t in enumerate(tensors) if t.shape.num_elements() <= 64]
+        small = [i for i, t in enumerate(tensors) if t.shape.num_elements() <= SMALL]
         large = [i for i in range(len(tensors)) if i not in set(small)]
         flat = tf.concat([tf.reshape(tensors[i], [-1]) for i in small], axis=0)
         head, *rest = self.backend.all_reduce([flat, *(tensors[i] for i in large)])

@@ -32,6 +32,7 @@ class Summary:
     schema: int
     backend: str
     chosen_because: str
+    predicted_all_reduce: dict[str, float]
     processes: int
     replicas: int
     parameters: int
@@ -67,6 +68,7 @@ class Summary:
             schema=SCHEMA,
             backend=backend.name,
             chosen_because=backend.chosen_because,
+            predicted_all_reduce=backend.predicted,
             processes=backend.size,
             replicas=backend.replicas,
             parameters=parameters,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import backends
-from backends import horovod_installed, registry
+from backends import auto, horovod_installed
 from backends.base import Options
 from collective.environment import Environment
 from collective.errors import UsageError
@@ -82,22 +82,22 @@ def test_without_mpi4py_the_hint_installs_it(monkeypatch):
     ],
 )
 def test_auto(environment, devices, gpus, wanted, monkeypatch):
-    monkeypatch.setattr(registry, "gpus", lambda: gpus)
-    name, why = registry.choose(environment, Options(devices=devices))
-    assert name == wanted and why
+    monkeypatch.setattr(auto, "gpus", lambda: gpus)
+    choice = auto.by_rule(environment, Options(devices=devices))
+    assert choice.name == wanted and choice.because and not choice.predicted
 
 
 @pytest.mark.parametrize("misfit", [None, "Horovod is not installed"])
 def test_auto_under_horovodrun(misfit, monkeypatch):
     monkeypatch.setattr(horovod_installed, "misfit", lambda: misfit)
-    name, why = registry.choose(BY_HOROVODRUN, Options())
-    assert name == ("native" if misfit else "horovod")
-    assert why.startswith("horovodrun started 4 processes")
-    assert not misfit or misfit in why
+    choice = auto.by_rule(BY_HOROVODRUN, Options())
+    assert choice.name == ("native" if misfit else "horovod")
+    assert choice.because.startswith("horovodrun started 4 processes")
+    assert not misfit or misfit in choice.because
 
 
 def test_auto_says_why(monkeypatch):
-    monkeypatch.setattr(registry, "gpus", lambda: 0)
+    monkeypatch.setattr(auto, "gpus", lambda: 0)
     backend = backends.get("auto")
     assert backend.name == "single" and "one process" in backend.chosen_because
     assert backends.get("single").chosen_because == "asked for"

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from comparison import commands
+from backends import starting
 from comparison.command import PERTURBATIONS
 from comparison.perturbation import PERTURBATIONS as MADE
 from tests import launch
@@ -20,10 +20,12 @@ SCHEMA = json.loads((launch.ROOT / "docs" / "results.schema.json").read_text())
 TINY = ["--model", "mlp", "--optimizer", "sgd"]
 
 
-def compare(folder: Path, *options: str, seconds: float = 900):
+def compare(folder: Path, *options: str, seconds: float = 900, **variables: str):
     """Exit code, what was printed, and the results."""
     command = [sys.executable, "compare.py", "-np", "2", "--output", str(folder)]
-    code, printed = launch.run([*command, *options], launch.environment(), seconds)
+    code, printed = launch.run(
+        [*command, *options], launch.environment(**variables), seconds
+    )
     file = folder / "results.json"
     found = json.loads(file.read_text()) if file.exists() else None
     if found:
@@ -34,11 +36,12 @@ def compare(folder: Path, *options: str, seconds: float = 900):
 def usable():
     from backends.registry import BACKENDS
 
-    return {b for b in BACKENDS if commands.availability(b, 2).usable}
+    return {b for b in BACKENDS if starting.availability(b, 2).usable}
 
 
 def test_digits_on_every_backend(tmp_path):
-    code, printed, found = compare(tmp_path, "--rounds", "1")
+    measuring = {"COLLECTIVE_PROBE": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    code, printed, found = compare(tmp_path, "--rounds", "1", **measuring)
     assert code == 0, printed
     assert found["finished"]
     others = usable() - {"single"}
@@ -52,6 +55,10 @@ def test_digits_on_every_backend(tmp_path):
         assert len(one["rates"]) == 1 and one["rates"][0] > 0 and not one["failure"]
     assert set(found["allreduce"]) == others
     assert len(found["floor"]) == len(found["allreduce"]["mpi"])
+    auto = found["auto"]["2"]
+    assert set(auto["predicted"]) == others - {"tf-mirrored"}
+    assert auto["backend"] == min(auto["predicted"], key=auto["predicted"].get)
+    assert f"auto takes {auto['backend']}, " in printed
     for told in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):
         assert told in printed
     assert (tmp_path / "report.html").stat().st_size > 50_000

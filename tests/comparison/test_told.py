@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from comparison import against, figures, page, told
-from comparison.speed import Timed, bottleneck, fastest
+from comparison.speed import Auto, Timed, bottleneck, fastest
 from tests.comparison.made_up import results, timed
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "results.schema.json"
@@ -34,6 +34,24 @@ def test_names_the_bottleneck():
     assert "compute is 60% of a step" in bottleneck("mpi", one)
     one.parts["wait"] = 1.0
     assert "one process is slower" in bottleneck("mpi", one)
+
+
+def test_says_whether_auto_took_the_fastest_of_those_it_could():
+    rates = {"single": timed(900.0), "mpi": timed(97.0), "native": timed(100.0)}
+    predicted = {"native": 1e-4, "mpi": 3e-4, "horovod": 1e-3}
+    right = Auto("native", predicted)
+    assert right.behind(rates) == ("native", 0.0)
+    assert "auto takes native, the fastest of these (predicted" in right.sentence(rates)
+    wrong = Auto("mpi", predicted)
+    assert wrong.behind(rates) == ("native", pytest.approx(0.03))
+    assert "takes mpi, 3.0% behind native" in wrong.sentence(rates)
+    assert wrong.behind({}) == ("mpi", 0.0)
+    assert Auto("native").sentence(rates) == "auto takes native, without measuring."
+    assert (
+        Auto(failure="did not end in time").sentence({}) == "auto did not end in time."
+    )
+    (table,) = [t for t in told.tables(results()) if t.title == "Fast? 2 replicas"]
+    assert any(s.startswith("auto takes native, the fastest") for s in table.sentences)
 
 
 def plain(found):

@@ -1,11 +1,12 @@
-"""What to type to start a training on each backend."""
+"""How to start a Python program on each backend: the command and its environment."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends.base import Availability
@@ -13,27 +14,37 @@ from backends.registry import BACKENDS
 from collective.environment import Environment
 
 ROOT = Path(__file__).resolve().parent.parent
+# What launchers leave in the environment of a rank.
+OF_A_RANK = re.compile(
+    "OMPI_(?!ALLOW)|PMI|PRTE_|SLURM_|TF_CONFIG$|TORCHELASTIC_|MPI_LOCAL"
+    "|((COLLECTIVE|HOROVOD)_)?(LOCAL_|CROSS_|GROUP_)?(RANK|SIZE|WORLD_SIZE)$"
+    "|COLLECTIVE_(JOB|HOROVODRUN|RANKS_PER_HOST)$"
+    "|HOROVOD_(GLOO_|HOSTNAME|CONTROLLER|CPU_OPERATIONS)|MASTER_(ADDR|PORT)$"
+)
 
 
-def line(backend: str, processes: int, program: Sequence[str]) -> list[str]:
+def line(
+    backend: str, processes: int, program: Sequence[str], launcher: str = ""
+) -> list[str]:
     """The command that starts a Python program on so many replicas of a backend.
 
     Args:
-        backend: One of ``BACKENDS``.
+        backend: One of ``BACKENDS``, or ``auto`` with a launcher.
         processes: Replicas: processes, or devices of one process.
         program: Arguments for Python, the backend's options not among them.
+        launcher: What starts the processes; by default what the backend wants.
     """
-    kind = BACKENDS[backend]
+    launcher = launcher or BACKENDS[backend].launcher
     options = ["--backend", backend]
-    if not kind.launcher and backend != "single":
+    if not launcher and backend != "single":
         options += ["--devices", str(processes)]
     python = [sys.executable, *program, *options]
-    if not kind.launcher:
+    if not launcher:
         return python
-    if kind.launcher == "collectiverun":
+    if launcher == "collectiverun":
         start = [sys.executable, "-m", "collective.launch"]
     else:
-        start = [program_beside_python(kind.launcher) or kind.launcher]
+        start = [program_beside_python(launcher) or launcher]
     return [*start, "-np", str(processes), *python]
 
 
@@ -53,11 +64,16 @@ def program_beside_python(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name)
 
 
-def environment() -> dict[str, str]:
-    """The variables of a run: those of this process, and what MPI asks of root."""
-    env = dict(os.environ)
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of a run, and what MPI asks of root.
+
+    Args:
+        variables: Those it has anyway; by default those of this process.
+    """
+    env = dict(os.environ if variables is None else variables)
     # As where the environment is activated: horovodrun looks for mpirun there.
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
+    path = [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
+    env["PATH"] = os.pathsep.join(path)
     if os.geteuid() == 0:
         env.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         env.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -66,3 +82,8 @@ def environment() -> dict[str, str]:
     )
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     return env
+
+
+def unlaunched(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a rank without its place: a job that it starts is a new one."""
+    return {k: v for k, v in variables.items() if not OF_A_RANK.match(k)}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from comparison import commands
+from backends import starting
 
 TAIL = 30  # lines of a failed run that are kept
 
@@ -36,22 +37,30 @@ class Ended:
         return f"ended with exit code {self.code}"
 
 
-def run(command: Sequence[str], seconds: float) -> Ended:
+def run(
+    command: Sequence[str],
+    seconds: float,
+    variables: Mapping[str, str] | None = None,
+    cores: Sequence[int] = (),
+) -> Ended:
     """Runs a command to its end or its deadline. All it has started ends with it.
 
     Args:
         command: Program and arguments.
         seconds: The deadline.
+        variables: Its environment; ``starting.environment()`` by default.
+        cores: Those it may use; by default those of this process.
     """
     with tempfile.TemporaryFile() as printed:
-        process = subprocess.Popen(
-            command,
-            env=commands.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with _on(cores):
+            process = subprocess.Popen(
+                command,
+                env=starting.environment() if variables is None else variables,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         code: int | None = None
         try:
             code = process.wait(seconds)
@@ -62,6 +71,17 @@ def run(command: Sequence[str], seconds: float) -> Ended:
         printed.seek(0)
         text = printed.read().decode(errors="replace")
     return Ended(code, "\n".join(text.splitlines()[-TAIL:]))
+
+
+@contextlib.contextmanager
+def _on(cores: Sequence[int]) -> Iterator[None]:
+    """Lends this thread other cores, which a process that it starts inherits."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or mine)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
 
 
 def _end(process: subprocess.Popen) -> None:
