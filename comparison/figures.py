@@ -14,6 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from backends.registry import BACKENDS
 from comparison.equality import TOLERANCE
@@ -27,6 +28,7 @@ DARK = {"ink": "#e4e7eb", "paper": "#161b22", "rule": "#39424e"}
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")
 OF_PART = dict(zip(PARTS, ("#56b4e9", "#0072b2", "#999999", "#e69f00", "#009e73"),
                    strict=True))  # fmt: skip
+WIDTH = 8.8  # inches, of every picture: on the page they are as wide as each other
 LABELS = {"all_reduce": "all-reduce", "wait": "waiting for the slowest"}
 
 
@@ -66,7 +68,7 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
     if not proofs:
         return None
     figure, axes = plt.subplots(
-        2, len(proofs), figsize=(4.4 * len(proofs), 5.2), sharex=True, squeeze=False
+        2, len(proofs), figsize=(WIDTH, 5.2), sharex=True, squeeze=False
     )
     for column, (precision, proof) in zip(axes.T, proofs.items(), strict=True):
         top, bottom = column
@@ -89,6 +91,7 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
         bottom.set_yscale("log")
         top.set(title=precision, ylabel="loss")
         bottom.set(xlabel="step", ylabel=f"relative difference\nfrom {proof.reference}")
+        top.xaxis.set_major_locator(MaxNLocator(integer=True))
         top.legend(fontsize=8)
     return figure
 
@@ -99,7 +102,7 @@ def steps(results: Results, theme: dict[str, str]) -> Figure | None:
     if not timed:
         return None
     names = sorted(timed, key=lambda n: timed[n].step, reverse=True)
-    figure, axes = plt.subplots(figsize=(8, 0.9 + 0.45 * len(names)))
+    figure, axes = plt.subplots(figsize=(WIDTH, 0.9 + 0.45 * len(names)))
     left = [0.0] * len(names)
     for part in PARTS:
         widths = [1e3 * max(0.0, timed[n].parts[part]) for n in names]
@@ -120,7 +123,7 @@ def scaling(results: Results, theme: dict[str, str]) -> Figure | None:
     counts = sorted(int(n) for n in results.fast)
     if len(counts) < 2:
         return None
-    figure, axes = plt.subplots(figsize=(6.4, 4.2))
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
     base = results.fast[str(counts[0])].get(SHARE)
     cores = results.machine["cores"]
     if base and base.rates:
@@ -144,7 +147,7 @@ def allreduce(results: Results, theme: dict[str, str]) -> Figure | None:
     """Time of an all-reduce alone over its size."""
     if not results.allreduce:
         return None
-    figure, axes = plt.subplots(figsize=(6.4, 4.2))
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
     for name, times in results.allreduce.items():
         points = sorted((int(size), seconds) for size, seconds in times.items())
         axes.loglog([s for s, _ in points], [1e6 * t for _, t in points], "o-",

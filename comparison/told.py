@@ -93,7 +93,7 @@ def _fast(results: Results, replicas: int) -> Table:
             "",
             name,
             f"{one.rate:,.0f}",
-            f"{min(one.rates):,.0f} - {max(one.rates):,.0f}",
+            f"{min(one.rates):,.0f}–{max(one.rates):,.0f}",
             f"{1e3 * one.step:.2f}",
             *parts,
             _of_floor(results, one) if several and replicas > 1 else "",
