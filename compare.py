@@ -17,6 +17,7 @@ from typing import NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from collective.errors import CollectiveError
+from comparison.perturbations import PERTURBATIONS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,8 +31,8 @@ def parser() -> argparse.ArgumentParser:
     add("--backends", default="", metavar="A,B", help="(default: all usable here)")
     add("--rounds", type=int, default=3, help="of the timed runs (default: 3)")
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
-    add("--perturb", metavar="BACKEND:WHAT", help="clip-before-sum | mean-of-means | "
-        "dropped-rank | flipped-bit: is it caught?")  # fmt: skip
+    add("--perturb", metavar="BACKEND:WHAT",
+        help=f"{' | '.join(PERTURBATIONS)}: is it caught?")  # fmt: skip
     add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
         help="of report.html, results.json and pictures (default: %(default)s)")  # fmt: skip
     add("--against", type=Path, metavar="FILE", help="an earlier results.json: what "

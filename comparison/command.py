@@ -21,10 +21,10 @@ import train
 from collective.errors import UsageError
 from comparison import against, told
 from comparison.equality import TOLERANCE
+from comparison.perturbations import PERTURBATIONS
 from comparison.results import Results
 from comparison.runs import Comparison, Plan
 
-PERTURBATIONS = ("clip-before-sum", "mean-of-means", "dropped-rank", "flipped-bit")
 OURS = ("--backend", "--devices", "--json", "--list-backends", "--verbose")
 STYLES = {"good": "green", "bad": "bold red", "": ""}
 

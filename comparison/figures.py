@@ -20,14 +20,18 @@ from backends.registry import BACKENDS
 from comparison.equality import TOLERANCE
 from comparison.results import Results
 from comparison.runs import REFERENCE, SHARE
-from comparison.speed import PARTS
 
 LIGHT = {"ink": "#1f2933", "paper": "#ffffff", "rule": "#d7dde3"}
 DARK = {"ink": "#e4e7eb", "paper": "#161b22", "rule": "#39424e"}
 # Told apart also by eyes that see no red or green [Okabe and Ito, 2008].
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")
-OF_PART = dict(zip(PARTS, ("#56b4e9", "#0072b2", "#999999", "#e69f00", "#009e73"),
-                   strict=True))  # fmt: skip
+OF_PART = {
+    "input": "#56b4e9",
+    "compute": "#0072b2",
+    "wait": "#999999",
+    "all_reduce": "#e69f00",
+    "update": "#009e73",
+}
 WIDTH = 8.8  # inches, of every picture: on the page they are as wide as each other
 LABELS = {"all_reduce": "all-reduce", "wait": "waiting for the slowest"}
 
@@ -104,9 +108,9 @@ def steps(results: Results, theme: dict[str, str]) -> Figure | None:
     names = sorted(timed, key=lambda n: timed[n].step, reverse=True)
     figure, axes = plt.subplots(figsize=(WIDTH, 0.9 + 0.45 * len(names)))
     left = [0.0] * len(names)
-    for part in PARTS:
+    for part, of_part in OF_PART.items():
         widths = [1e3 * max(0.0, timed[n].parts[part]) for n in names]
-        axes.barh(names, widths, left=left, color=OF_PART[part],
+        axes.barh(names, widths, left=left, color=of_part,
                   label=LABELS.get(part, part), height=0.65)  # fmt: skip
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for y, (name, end) in enumerate(zip(names, left, strict=True)):
@@ -114,7 +118,9 @@ def steps(results: Results, theme: dict[str, str]) -> Figure | None:
                       fontsize=8)  # fmt: skip
     axes.set(xlabel="milliseconds of a step", xlim=(0, 1.25 * max(left)))
     axes.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper left", ncols=len(PARTS), fontsize=8, frameon=False)
+    figure.legend(
+        loc="outside upper left", ncols=len(OF_PART), fontsize=8, frameon=False
+    )
     return figure
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from comparison.perturbations import PERTURBATIONS
 from training.forward import Sums
 from training.step import Step
 
@@ -18,7 +19,7 @@ def apply(name: str) -> None:
     Args:
         name: One of ``PERTURBATIONS``.
     """
-    wrong = PERTURBATIONS[name]
+    wrong = WRONG[name]
 
     class Perturbed(Step):
         def __init__(self, *args: Any, **more: Any):
@@ -86,9 +87,10 @@ def _scaled(sums: Sums, factor: tf.Tensor) -> Sums:
     return sums._replace(gradients=gradients)
 
 
-PERTURBATIONS: dict[str, Callable[[Step, Sums, Any, Any], Sums]] = {
-    "clip-before-sum": _clip_before_sum,
-    "mean-of-means": _mean_of_means,
-    "dropped-rank": _dropped_rank,
-    "flipped-bit": _flipped_bit,
-}
+WRONG: dict[str, Callable[[Step, Sums, Any, Any], Sums]] = dict(
+    zip(
+        PERTURBATIONS,
+        (_clip_before_sum, _mean_of_means, _dropped_rank, _flipped_bit),
+        strict=True,
+    )
+)

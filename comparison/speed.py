@@ -9,7 +9,6 @@ from typing import Any
 
 # Bytes at which the all-reduce alone is timed: 4 B to 64 MiB.
 MESSAGE_SIZES = tuple(4 * 16**i for i in range(7))
-PARTS = ("input", "compute", "wait", "all_reduce", "update")
 
 
 @dataclass
@@ -18,7 +17,7 @@ class Timed:
 
     Attributes:
         rates: Samples per second of each round, in order.
-        parts: Seconds of a step's parts, medians over the rounds.
+        parts: Seconds of a step's parts, in their order: medians over the rounds.
         memory: Bytes; most that rank 0 held in any round.
         gradient_bytes: What one all-reduce sums, about.
         failure: Why there is nothing; empty when all rounds went well.
@@ -44,7 +43,7 @@ class Timed:
             [s["samples_per_second"] for s in summaries],
             {
                 part: statistics.median(s["seconds_per_step"][part] for s in summaries)
-                for part in PARTS
+                for part in summaries[0]["seconds_per_step"]
             },
             max(s["peak_memory"] for s in summaries),
             width * summaries[0]["parameters"],

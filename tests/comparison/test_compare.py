@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 from backends import starting
-from comparison.command import PERTURBATIONS
-from comparison.perturbation import PERTURBATIONS as MADE
+from comparison.perturbations import PERTURBATIONS
 from tests import launch
 
 pytestmark = [pytest.mark.compares, pytest.mark.launches]
@@ -67,10 +66,6 @@ def test_digits_on_every_backend(tmp_path):
         "losses",
         "steps",
     ]
-
-
-def test_the_names_of_perturbations():
-    assert tuple(MADE) == PERTURBATIONS
 
 
 @pytest.mark.parametrize("backend, what", zip(

@@ -29,6 +29,16 @@ def test_the_fastest_is_clear_only_when_ahead_in_every_round():
     assert fastest({"native": Timed()}) is None
 
 
+def test_knows_the_parts_of_a_step_as_training_names_them():
+    from training.timing import PARTS
+
+    assert tuple(figures.OF_PART) == tuple(timed(1.0).parts) == PARTS
+    for part in PARTS:
+        one = timed(1.0)
+        one.parts[part] = 1.0
+        assert " of a step: " in bottleneck("mpi", one)
+
+
 def test_names_the_bottleneck():
     one = timed(1.0)
     assert "compute is 60% of a step" in bottleneck("mpi", one)
