@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backends import starting
 
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 TAIL = 30  # lines of a failed run that are kept
 
 
@@ -52,15 +54,16 @@ def run(
         cores: Those it may use; by default those of this process.
     """
     with tempfile.TemporaryFile() as printed:
-        with _on(cores):
-            process = subprocess.Popen(
-                command,
-                env=starting.environment() if variables is None else variables,
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        parent = os.getpid()
+        process = subprocess.Popen(
+            command,
+            env=starting.environment() if variables is None else variables,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: _tie(parent, cores),
+        )
         code: int | None = None
         try:
             code = process.wait(seconds)
@@ -73,15 +76,13 @@ def run(
     return Ended(code, "\n".join(text.splitlines()[-TAIL:]))
 
 
-@contextlib.contextmanager
-def _on(cores: Sequence[int]) -> Iterator[None]:
-    """Lends this thread other cores, which a process that it starts inherits."""
-    mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores or mine)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, mine)
+def _tie(parent: int, cores: Sequence[int]) -> None:
+    """In a new process: ends politely when its parent is gone, and runs on its cores."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -1,0 +1,68 @@
+"""A run in processes of its own: how it ended, its cores, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from backends import process
+from tests import launch
+
+pytestmark = pytest.mark.launches
+
+
+def run(program: str, seconds: float = 30, **more) -> process.Ended:
+    return process.run([sys.executable, "-c", program], seconds, **more)
+
+
+def test_tells_how_it_ended_and_its_last_lines():
+    many = f"for i in range({process.TAIL + 9}): print('line', i)"
+    ended = run(f"{many}\nraise SystemExit(3)")
+    assert ended.code == 3 and ended.failure == "ended with exit code 3"
+    assert len(ended.tail.splitlines()) == process.TAIL
+    assert ended.tail.endswith(f"line {process.TAIL + 8}")
+    assert run("").failure == ""
+
+
+def test_is_ended_at_its_deadline_with_all_it_has_started():
+    ended = run(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()",
+        seconds=2,
+    )
+    assert ended.failure == "did not end in time"
+    gone = not psutil.pid_exists(int(ended.tail))
+    assert gone or psutil.Process(int(ended.tail)).status() == psutil.STATUS_ZOMBIE
+
+
+def test_runs_on_the_cores_it_is_given():
+    (core, *_) = sorted(os.sched_getaffinity(0))
+    mine = os.sched_getaffinity(0)
+    ended = run("import os; print(os.sched_getaffinity(0))", cores=[core])
+    assert ended.tail == str({core}) and os.sched_getaffinity(0) == mine
+
+
+def test_ends_with_the_process_that_asked_for_it():
+    asks = (
+        "import sys\n"
+        "from backends import process\n"
+        "process.run([sys.executable, '-c', 'import time; time.sleep(99)'], 90)"
+    )
+    asking = subprocess.Popen(
+        [sys.executable, "-c", asks], cwd=launch.ROOT, env=launch.environment()
+    )
+    started: list[psutil.Process] = []
+    while not started:
+        assert asking.poll() is None
+        time.sleep(0.05)
+        started = psutil.Process(asking.pid).children()
+    asking.kill()
+    asking.wait()
+    assert not psutil.wait_procs(started, timeout=30)[1]
