@@ -12,7 +12,8 @@ from comparison.told import Table
 
 CAPTIONS = {
     "losses": "The losses laid over each other, and how far each is from the "
-    "reference (no point: equal to the last bit; dotted: the tolerance).",
+    "reference (no point: equal to the last bit; dotted: the tolerance, which in float32 "
+    "is that of the first step and grows with what rounding alone has done).",
     "steps": "Where the time of a step goes.",
     "scaling": "Samples per second over the number of replicas.",
     "allreduce": "One all-reduce of a float32 tensor inside a tf.function.",

@@ -38,7 +38,8 @@ class Table:
 def tables(results: Results) -> list[Table]:
     """All there is to tell, in order."""
     told = [_equal(precision, proof) for precision, proof in results.equal.items()]
-    told += [_fast(results, int(n)) for n in sorted(results.fast, key=int)]
+    for replicas in sorted(map(int, results.fast)):
+        told += [_fast(results, replicas), _parts(results, replicas)]
     if results.left_out:
         table = Table("Left out", ["backend", "why"])
         for name, why in results.left_out.items():
@@ -76,17 +77,15 @@ def _equal(precision: str, proof: Proof) -> Table:
 
 def _fast(results: Results, replicas: int) -> Table:
     timed = results.fast[str(replicas)]
-    columns = ["backend", "samples/s", "rounds", "ms a step", "input", "compute"]
-    columns += ["wait", "all-reduce", "update", "of its floor", "memory"]
-    columns += [f"x {REFERENCE}", "of the ideal"]
+    columns = ["backend", "samples/s", "rounds", f"x {REFERENCE}", "of the ideal"]
+    columns += ["memory"]
     table = Table(f"Fast? {replicas} replica{'s' * (replicas > 1)}", columns)
     share, alone = timed.get(SHARE, Timed()), timed.get(REFERENCE, Timed())
     cores = results.machine["cores"]
     for name, one in sorted(timed.items(), key=lambda pair: -pair[1].rate):
         if not one.rates:
-            table.add("bad", name, one.failure or "not run", *[""] * 11)
+            table.add("bad", name, one.failure or "not run", *[""] * 4)
             continue
-        parts = [f"{1e3 * seconds:.2f}" for seconds in one.parts.values()]
         ideal = share.rate * min(replicas, cores)
         several = name not in (SHARE, REFERENCE)
         table.add(
@@ -94,17 +93,13 @@ def _fast(results: Results, replicas: int) -> Table:
             name,
             f"{one.rate:,.0f}",
             f"{min(one.rates):,.0f}–{max(one.rates):,.0f}",
-            f"{1e3 * one.step:.2f}",
-            *parts,
-            _of_floor(results, one) if several and replicas > 1 else "",
-            f"{one.memory / 2**20:,.0f} MiB",
             f"{one.rate / alone.rate:.2f}" if alone.rate else "",
             f"{one.rate / ideal:.0%}" if ideal and several else "",
+            f"{one.memory / 2**20:,.0f} MiB",
         )
     winner = fastest({name: t for name, t in timed.items() if name != SHARE})
     if winner:
         table.sentences.append(winner.sentence())
-        table.sentences.append(bottleneck(winner.backend, timed[winner.backend]))
     if str(replicas) in results.auto:
         table.sentences.append(results.auto[str(replicas)].sentence(timed))
     threads = max(1, cores // replicas)
@@ -112,6 +107,21 @@ def _fast(results: Results, replicas: int) -> Table:
         f"'{SHARE}' is one process with {threads} thread{'s' * (threads > 1)}, what "
         f"each of {replicas} has; {min(replicas, cores)} times its rate is the ideal."
     )
+    return table
+
+
+def _parts(results: Results, replicas: int) -> Table:
+    timed = {n: t for n, t in results.fast[str(replicas)].items() if t.rates}
+    columns = ["backend", "step", "input", "compute", "wait", "all-reduce", "update"]
+    table = Table(f"Where the time goes, {replicas} replica{'s' * (replicas > 1)}, ms",
+                  [*columns, "of its floor"])  # fmt: skip
+    for name, one in sorted(timed.items(), key=lambda pair: pair[1].step):
+        times = [f"{1e3 * seconds:.2f}" for seconds in (one.step, *one.parts.values())]
+        summed = replicas > 1 and name not in (SHARE, REFERENCE)
+        table.add("", name, *times, _of_floor(results, one) if summed else "")
+    winner = fastest({name: t for name, t in timed.items() if name != SHARE})
+    if winner:
+        table.sentences.append(bottleneck(winner.backend, timed[winner.backend]))
     return table
 
 
