@@ -84,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
     add("--precision", default="float32",
         help="float32 | float64 | mixed_bfloat16 | mixed_float16")  # fmt: skip
     add("--seed", type=_seed, default=0, help="of weights, order and random layers")
+    add("--check-every", type=_count_or_zero, default=100, metavar="K",
+        help="compare all replicas' weights by checksum every K steps\n"
+        "(default: 100; 0: never)")  # fmt: skip
     add("--json", metavar="FILE", help="write the summary and every step's loss")
     add("--verbose", default="auto", choices=("0", "1", "2", "auto"),
         help="0 silent | 1 bar | 2 line an epoch | auto")  # fmt: skip
@@ -94,6 +97,10 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
+
+
+def _count_or_zero(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _seed(text: str) -> int:

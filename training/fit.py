@@ -57,6 +57,7 @@ def fit(
     jit_compile: bool = False,
     shuffle: bool = True,
     seed: int = 0,
+    check_every: int = 100,
     validation_data: Any = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: str | int = "auto",
@@ -76,13 +77,15 @@ def fit(
         jit_compile: Whether XLA compiles the forward and backward pass.
         shuffle: Whether each epoch has a new order, which depends on the seed alone.
         seed: For the order and for random layers.
+        check_every: Steps from one comparison of the replicas' parameters and
+            optimizer state, by checksum, to the next; 0 for never.
         validation_data: As ``data``; evaluated after each epoch, exactly.
         callbacks: Keras callbacks; they run on rank 0, all ranks follow.
         verbose: 0 silent, 1 a bar, 2 a line an epoch, ``auto``.
 
     Raises:
         UsageError: What was asked for cannot be done; nothing was trained.
-        CollectiveError: The loss is not finite.
+        CollectiveError: The loss is not finite, or the replicas differ.
     """
     if isinstance(backend, str):
         backend = backends.get(backend)
@@ -103,6 +106,7 @@ def fit(
             jit_compile=jit_compile,
             seed=seed,
             maybe_empty=loop.smallest < backend.replicas,
+            check_every=check_every,
         )
         validate = None
         if validation_data is not None:

@@ -42,6 +42,7 @@ class Job:
     precision: str = "float32"
     jit_compile: bool = False
     seed: int = 0
+    check_every: int = 100
     test: bool = True
     verbose: str | int = "auto"
 
@@ -76,6 +77,7 @@ def run(job: Job, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Summary
             accumulate=job.accumulate,
             jit_compile=job.jit_compile,
             seed=job.seed,
+            check_every=job.check_every,
             callbacks=callbacks,
             verbose=job.verbose,
         )
