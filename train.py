@@ -88,6 +88,8 @@ def parser() -> argparse.ArgumentParser:
         help="compare all replicas' weights by checksum every K steps\n"
         "(default: 100; 0: never)")  # fmt: skip
     add("--json", metavar="FILE", help="write the summary and every step's loss")
+    add("--timeline", metavar="FILE",
+        help="write a Chrome trace of what every rank did when")  # fmt: skip
     add("--verbose", default="auto", choices=("0", "1", "2", "auto"),
         help="0 silent | 1 bar | 2 line an epoch | auto")  # fmt: skip
     return p
@@ -160,8 +162,9 @@ def _run(args: argparse.Namespace, rank: int) -> int:
 
     options = vars(args)
     json_file, _ = options.pop("json"), options.pop("list_backends")
-    if json_file and rank == 0:
-        check_writable(json_file)
+    for option, file in (("--json", json_file), ("--timeline", args.timeline)):
+        if file and rank == 0:
+            check_writable(option, file)
     of_backend = {
         field.name: options.pop(field.name)
         for field in dataclasses.fields(backends.Options)

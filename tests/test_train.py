@@ -107,7 +107,8 @@ IN_ONE_PROCESS = {
         "--backend tf-mirrored --devices 4 --global-batch-size 3",
         "a global batch of 3 rows cannot be shared by 4 replicas",
     ),
-    "json-nowhere": ("--json {tmp}/no/run.json", "cannot be written to"),
+    "json-nowhere": ("--json {tmp}/no/run.json", "run.json cannot be written"),
+    "timeline-nowhere": ("--timeline {tmp}/no/t.json", "t.json cannot be written"),
 }
 ON_RANKS = {
     "unusable-backend": (

@@ -45,6 +45,7 @@ class Job:
     check_every: int = 100
     test: bool = True
     verbose: str | int = "auto"
+    timeline: str | None = None
 
 
 def run(job: Job, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Summary:
@@ -80,6 +81,7 @@ def run(job: Job, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Summary
             check_every=job.check_every,
             callbacks=callbacks,
             verbose=job.verbose,
+            timeline=job.timeline,
         )
         test: dict[str, float] = {}
         if job.test and data.test is not None:
