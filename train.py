@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import sys
 import time
@@ -160,20 +159,14 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         from training import job
         from training.summary import check_writable
 
-    options = vars(args)
-    json_file, _ = options.pop("json"), options.pop("list_backends")
-    for option, file in (("--json", json_file), ("--timeline", args.timeline)):
+    for option, file in (("--json", args.json), ("--timeline", args.timeline)):
         if file and rank == 0:
             check_writable(option, file)
-    of_backend = {
-        field.name: options.pop(field.name)
-        for field in dataclasses.fields(backends.Options)
-    }
-    summary = job.run(job.Job(**options, options=backends.Options(**of_backend)))
+    summary = job.run(job.Job.of(vars(args)))
     if rank == 0:
         summary.print()
-        if json_file:
-            summary.write_json(json_file)
+        if args.json:
+            summary.write_json(args.json)
     return 0
 
 
