@@ -19,6 +19,7 @@ from collective.errors import UsageError
 
 Event = dict[str, Any]
 END = b"\n]\n"
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class TraceFile:
@@ -85,7 +86,7 @@ class TraceFile:
     def _append(self, events: Sequence[Event], limit: int) -> bool:
         """Whether they fit."""
         size = os.fstat(self._file).st_size
-        text = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
+        text = _ENCODER.encode(list(events))[1:-1]
         whole = (b",\n" if size else b"[\n") + text.encode() + END
         place = max(0, size - len(END))
         if place + len(whole) > limit:
