@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import sys
 import time
@@ -84,7 +83,12 @@ def parser() -> argparse.ArgumentParser:
     add("--precision", default="float32",
         help="float32 | float64 | mixed_bfloat16 | mixed_float16")  # fmt: skip
     add("--seed", type=_seed, default=0, help="of weights, order and random layers")
+    add("--check-every", type=_count_or_zero, default=100, metavar="K",
+        help="compare all replicas' weights by checksum every K steps\n"
+        "(default: 100; 0: never)")  # fmt: skip
     add("--json", metavar="FILE", help="write the summary and every step's loss")
+    add("--timeline", metavar="FILE",
+        help="write a Chrome trace of what every rank did when")  # fmt: skip
     add("--verbose", default="auto", choices=("0", "1", "2", "auto"),
         help="0 silent | 1 bar | 2 line an epoch | auto")  # fmt: skip
     return p
@@ -94,6 +98,10 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
+
+
+def _count_or_zero(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _seed(text: str) -> int:
@@ -151,19 +159,14 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         from training import job
         from training.summary import check_writable
 
-    options = vars(args)
-    json_file, _ = options.pop("json"), options.pop("list_backends")
-    if json_file and rank == 0:
-        check_writable(json_file)
-    of_backend = {
-        field.name: options.pop(field.name)
-        for field in dataclasses.fields(backends.Options)
-    }
-    summary = job.run(job.Job(**options, options=backends.Options(**of_backend)))
+    for option, file in (("--json", args.json), ("--timeline", args.timeline)):
+        if file and rank == 0:
+            check_writable(option, file)
+    summary = job.run(job.Job.of(vars(args)))
     if rank == 0:
         summary.print()
-        if json_file:
-            summary.write_json(json_file)
+        if args.json:
+            summary.write_json(args.json)
     return 0
 
 

@@ -61,6 +61,20 @@ class Options:
     bucket_bytes: int | None = None
 
 
+@dataclass(frozen=True)
+class Collective:
+    """A collective that this process ran.
+
+    Attributes:
+        begin, end: When, in seconds of ``time.perf_counter``.
+        bytes: Of its tensors.
+    """
+
+    begin: float
+    end: float
+    bytes: int
+
+
 class Backend(ABC):
     """One way to sum gradients over the replicas of a job.
 
@@ -175,6 +189,13 @@ class Backend(ABC):
     def _barrier(self) -> None:
         """What ``barrier`` does once the call is known to be safe."""
         self._broadcast_array(np.zeros(1, np.float32))
+
+    def record(self, on: bool) -> None:
+        """Begins or ends to record this process' collectives, where that is known."""
+
+    def recorded(self) -> list[Collective]:
+        """The collectives recorded since the last call, in order; may be none."""
+        return []
 
     def close(self) -> None:
         """Ends what the backend started. The process may go on without it."""

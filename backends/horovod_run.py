@@ -1,4 +1,4 @@
-"""What ``horovodrun`` does here: Horovod's own launcher, with four things settled.
+"""What ``horovodrun`` does here: Horovod's own launcher, with five things settled.
 
 - Built with MPI, it hands the job to ``mpirun`` in the spelling of Open MPI 4
   (``-bind-to none``), which Open MPI 5 refuses. ``--binding-args``, an option of
@@ -8,12 +8,16 @@
 - Ranks that ``mpirun`` starts cannot see that ``horovodrun`` was typed. A variable
   says so.
 - With Gloo it ends with 1 whatever happened. The failing rank's exit code is passed.
+- It takes no abbreviations: among them would be options of the program it starts, as
+  ``--timeline``, which it would refuse as ambiguous.
 
 All else, options and defaults too, is Horovod's.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
 import os
 import re
 import sys
@@ -33,6 +37,10 @@ def main() -> int | None:
     os.environ[MARK] = "1"
     os.environ.setdefault(YIELD, "1")
     sys.argv.insert(1, BINDING)
+    whole = functools.partialmethod(
+        argparse.ArgumentParser.__init__, allow_abbrev=False
+    )
+    argparse.ArgumentParser.__init__ = whole  # type: ignore[assignment, method-assign]
     try:
         return run_commandline()
     except RuntimeError as error:

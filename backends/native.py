@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.base import Availability, Backend, Options
-from collective import library
+from backends.base import Availability, Backend, Collective, Options
+from collective import library, timeline
 from collective.environment import Environment, detect
 from collective.operations.kinds import algorithm_number, transport_number
 
@@ -36,6 +36,7 @@ class NativeBackend(Backend):
         transport_number(options.transport_dtype)
         collective.init(environment)
         configure(options, environment)
+        self._recording: timeline.Recording | None = None
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
@@ -94,6 +95,20 @@ class NativeBackend(Backend):
         import collective
 
         collective.barrier()
+
+    def record(self, on: bool) -> None:
+        """Begins or ends to record what the core runs."""
+        if self._recording is not None:
+            self._recording.close()
+        self._recording = timeline.Recording() if on else None
+
+    def recorded(self) -> list[Collective]:
+        """What the core has run since the last call."""
+        events = [] if self._recording is None else self._recording.take()
+        return [
+            Collective(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"]["bytes"])
+            for e in events
+        ]
 
     def close(self) -> None:
         """Leaves the job."""

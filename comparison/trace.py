@@ -22,7 +22,6 @@ import sys
 import keras
 import numpy as np
 
-import backends
 import train
 from collective.errors import CollectiveError
 from comparison import perturbation
@@ -97,13 +96,8 @@ def main(arguments: list[str]) -> int:
     if rest[:1] == ["--perturb"]:
         perturbation.apply(rest[1])
         rest = rest[2:]
-    args = vars(train.parser().parse_args(rest))
-    args.pop("json"), args.pop("list_backends")
-    chosen = backends.Options(
-        **{name: args.pop(name) for name in backends.Options.__dataclass_fields__}
-    )
     trace = Trace(path)
-    work = job.Job(**args, options=chosen, test=False)
+    work = job.Job.of(vars(train.parser().parse_args(rest)), test=False)
     summary = job.run(work, callbacks=[trace])
     if trace.sketches:
         trace.write(summary.losses)

@@ -8,6 +8,8 @@ import sys
 import keras
 import numpy as np
 
+from collective.environment import detect
+
 POISONED = 37  # the row, of 64, that is not finite
 
 
@@ -52,3 +54,28 @@ def dies_under_native(input_shape, classes):
         os._exit(7)
     layers = [keras.Input(input_shape), keras.layers.Flatten()]
     return keras.Sequential([*layers, keras.layers.Dense(classes)], name="dies")
+
+
+class Drifting(keras.optimizers.SGD):
+    """On the last of several ranks, moves one weight too far in step 4."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply(grads, trainable_variables)
+        place = detect()
+        if place.rank == place.size - 1:
+            wrong = keras.ops.cast(keras.ops.equal(self.iterations, 5), "float32")
+            trainable_variables[-1].assign_add(wrong * [1e-3, 0, 0])
+
+
+def drifting(input_shape, classes):
+    """``two_layers``, compiled with an optimizer that parts the ranks."""
+    model = two_layers(input_shape, classes)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(Drifting(0.01), loss)
+    return model
+
+
+def finite():
+    """Rows as in ``poisoned``, all of them finite."""
+    x, y = poisoned()
+    return np.nan_to_num(x, posinf=0), y

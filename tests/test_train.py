@@ -93,6 +93,7 @@ WRONG = {
     "bad-option": ("--bach-size 3", "--bach-size"),
     "bad-count": ("--global-batch-size 0", "'0' is not a whole number from 1 up"),
     "bad-number": ("--learning-rate fast", "invalid float value: 'fast'"),
+    "bad-interval": ("--check-every -1", "--check-every"),
     "bad-seed": ("--seed -1", "'-1' is not a whole number below 2**32"),
     "bad-verbose": ("--verbose loud", "invalid choice: 'loud'"),
 }
@@ -106,7 +107,8 @@ IN_ONE_PROCESS = {
         "--backend tf-mirrored --devices 4 --global-batch-size 3",
         "a global batch of 3 rows cannot be shared by 4 replicas",
     ),
-    "json-nowhere": ("--json {tmp}/no/run.json", "cannot be written to"),
+    "json-nowhere": ("--json {tmp}/no/run.json", "run.json cannot be written"),
+    "timeline-nowhere": ("--timeline {tmp}/no/t.json", "t.json cannot be written"),
 }
 ON_RANKS = {
     "unusable-backend": (
@@ -177,6 +179,17 @@ def test_a_loss_that_is_not_finite_names_step_rank_and_variable(seed, command):
 def test_poisoned_seeds_reach_more_than_one_rank():
     holders = {holder_of_the_poisoned_row(s, 15, RANKS)[1] for s in (0, 1, 2, 3)}
     assert len(holders) > 1
+
+
+@pytest.mark.skipif(not LAUNCHED, reason="compares ranks")
+def test_ranks_that_have_come_apart_end_in_one_error(command):
+    typed = "--data tests.own:finite --model tests.own:drifting --global-batch-size 16"
+    codes, printed = command(*typed.split(), "--check-every", "3", "--verbose", "0")
+    assert codes == {1}, printed
+    told = f"step 6: rank {RANKS - 1} has other values in '"
+    assert printed.count("error: ") == printed.count(told) == 1, printed
+    assert "out/bias' than the others. At step 3 all were the same" in printed
+    assert printed.count("HINT: ") == 1 and "Traceback" not in printed
 
 
 SHORT = "--model mlp --steps 30 --precision float64 --learning-rate 0.01 --seed 4"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from training.progress import Progress
 from training.report import Averages
 from training.sources import failures
 from training.step import Step
+from training.timeline import Timeline
 from training.timing import Timing
 
 
@@ -58,9 +60,11 @@ def fit(
     jit_compile: bool = False,
     shuffle: bool = True,
     seed: int = 0,
+    check_every: int = 100,
     validation_data: Any = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: str | int = "auto",
+    timeline: str | None = None,
 ) -> Result:
     """Trains a model; the same model comes out of every backend.
 
@@ -77,13 +81,16 @@ def fit(
         jit_compile: Whether XLA compiles the forward and backward pass.
         shuffle: Whether each epoch has a new order, which depends on the seed alone.
         seed: For the order and for random layers.
+        check_every: Steps from one comparison of the replicas' parameters and
+            optimizer state, by checksum, to the next; 0 for never.
         validation_data: As ``data``; evaluated after each epoch, exactly.
         callbacks: Keras callbacks; they run on rank 0, all ranks follow.
         verbose: 0 silent, 1 a bar, 2 a line an epoch, ``auto``.
+        timeline: File for a Chrome trace of what every rank did when.
 
     Raises:
         UsageError: What was asked for cannot be done; nothing was trained.
-        CollectiveError: The loss is not finite.
+        CollectiveError: The loss is not finite, or the replicas differ.
     """
     if isinstance(backend, str):
         known = message(model) if isinstance(model, keras.Model) else None
@@ -105,6 +112,7 @@ def fit(
             jit_compile=jit_compile,
             seed=seed,
             maybe_empty=loop.smallest < backend.replicas,
+            check_every=check_every,
         )
         validate = None
         if validation_data is not None:
@@ -116,7 +124,11 @@ def fit(
             callbacks, model, backend, loop.epochs, plan.steps_per_epoch
         )
         bar = Progress(loop.epochs, verbose if backend.rank == 0 else 0)
-        return loop.run(step, iter(dataset), hooks, validate, bar)
+        with contextlib.ExitStack() as stack:
+            record = (
+                stack.enter_context(Timeline(timeline, backend)) if timeline else None
+            )
+            return loop.run(step, iter(dataset), hooks, validate, bar, record)
 
 
 def _ready(
@@ -171,6 +183,7 @@ class _Loop:
         hooks: RankZeroCallbacks,
         validate: Evaluation | None,
         bar: Progress,
+        timeline: Timeline | None,
     ) -> Result:
         model, per_epoch = step.model, self.plan.steps_per_epoch
         result = Result(model, self.backend)
@@ -187,9 +200,12 @@ class _Loop:
                 begin = time.perf_counter()
                 batch = _next(batches)
                 ready = time.perf_counter()
-                averages.add(step(batch, number))
+                report = step(batch, number)
                 done = time.perf_counter()
                 ended.append(time.time())
+                averages.add(report)
+                if timeline is not None:
+                    timeline.step(number, begin, ready, done, report)
                 result.timing.input.append(ready - begin)
                 result.timing.step.append(done - ready)
                 if every_batch:
@@ -202,7 +218,12 @@ class _Loop:
             _keep(result, averages, ended)
             if validate is not None:
                 hooks.call("on_test_begin", {})
-                exact = {f"val_{k}": v for k, v in validate().items()}
+                with (
+                    timeline.span("validation")
+                    if timeline
+                    else contextlib.nullcontext()
+                ):
+                    exact = {f"val_{k}": v for k, v in validate().items()}
                 logs |= exact
                 hooks.call("on_test_end", exact)
             bar.end(len(averages.reports), logs)

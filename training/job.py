@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -43,8 +43,21 @@ class Job:
     precision: str = "float32"
     jit_compile: bool = False
     seed: int = 0
+    check_every: int = 100
     test: bool = True
     verbose: str | int = "auto"
+    timeline: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], **more: Any) -> Job:
+        """Of the options of ``train.py``, those that make a job; ``more`` beat them."""
+
+        def own(kind: Any) -> dict[str, Any]:
+            names = [field.name for field in dataclasses.fields(kind)]
+            return {name: given[name] for name in names if name in given}
+
+        options = backends.Options(**own(backends.Options))
+        return cls(**({"options": options} | own(cls) | more))
 
 
 def run(job: Job, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Summary:
@@ -77,8 +90,10 @@ def run(job: Job, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Summary
             accumulate=job.accumulate,
             jit_compile=job.jit_compile,
             seed=job.seed,
+            check_every=job.check_every,
             callbacks=callbacks,
             verbose=job.verbose,
+            timeline=job.timeline,
         )
         test: dict[str, float] = {}
         if job.test and data.test is not None:

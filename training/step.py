@@ -21,6 +21,7 @@ from backends.base import Backend
 from collective.errors import CollectiveError
 from training import keras_compat
 from training.accumulation import accumulate, cut
+from training.desync import DesyncAlarm
 from training.forward import Forward, Sums
 from training.inputs import Batch, share
 from training.message import SMALL
@@ -40,10 +41,13 @@ class Step:
         jit_compile: Whether XLA compiles the forward and backward pass.
         seed: What random layers draw from, with step, replica and micro-batch.
         maybe_empty: Whether a replica may have to do with no row at all.
+        check_every: Steps from one comparison of the replicas' parameters and
+            optimizer state to the next; 0 for never.
 
     Raises:
         CollectiveError: In the call, on every rank, when loss or gradients are not
-            finite; nothing has been applied then.
+            finite (nothing has been applied then), or when the replicas differed
+            before the step.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Step:
         jit_compile: bool = False,
         seed: int = 0,
         maybe_empty: bool = True,
+        check_every: int = 0,
     ):
         self.model = model
         self.optimizer = model.optimizer
@@ -64,6 +69,7 @@ class Step:
         self.maybe_empty = maybe_empty
         self.forward = Forward(model, seed)
         self.layout = Layout(model)
+        self.alarm = DesyncAlarm(model, backend, check_every)
         keras_compat.switch_off_gradient_sum(self.optimizer)
         dtypes = {v.dtype for v in model.trainable_variables}
         self.dtype = tf.float64 if "float64" in dtypes else tf.float32
@@ -105,13 +111,19 @@ class Step:
             The report (see ``training.report``), the same on every rank.
         """
         try:
-            return self._run(without_none(batch), tf.constant(number, tf.int64))
+            report, checksums = self._run(
+                without_none(batch), tf.constant(number, tf.int64)
+            )
         except tf.errors.InvalidArgumentError as error:
             if NOT_FINITE not in error.message:
                 raise
             raise self._not_finite(error.message, number) from None
+        if self.alarm.due(number):
+            self.alarm.compare(checksums.numpy(), number)
+        return report
 
-    def _replica(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
+    def _replica(self, batch: Batch, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """One replica's update: the report, and the checksums of all replicas."""
         trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]
         state = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
         replica = tf.cast(self.backend.replica(), tf.int64)
@@ -136,7 +148,8 @@ class Step:
         ]
         trouble = self._trouble(sums)
         parts: Any = tf.nest.map_structure(
-            lambda t: tf.cast(t, self.dtype), (sums, moved, trouble)
+            lambda t: tf.cast(t, self.dtype),
+            (sums, moved, trouble, self.alarm.contribution(number)),
         )
         local = tf.nest.flatten(parts)
         with tf.control_dependencies(local):
@@ -146,7 +159,7 @@ class Step:
         reduced = self._all_reduce(local)
         with tf.control_dependencies(reduced):
             stop = tf.timestamp()
-        sums, moved, trouble = tf.nest.pack_sequence_as(parts, reduced)
+        sums, moved, trouble, checksums = tf.nest.pack_sequence_as(parts, reduced)
         # All writing waits for the check: weight decay, the optimizer's counter and
         # the state do not depend on the gradients, and must not move without them.
         with tf.control_dependencies(self._check(trouble)):
@@ -160,9 +173,10 @@ class Step:
                 [_moved(o, m) for o, m in zip(old, moved, strict=True)],
             )
         loss, outputs = global_loss(sums)
-        return self.layout.pack(
+        report = self.layout.pack(
             loss, batch.global_rows, (start, stop), outputs, sums.metrics
         )
+        return report, checksums
 
     def _local_sums(
         self,

@@ -132,8 +132,8 @@ class Summary:
         return f"{self.replicas} in {processes}"
 
 
-def check_writable(path: str) -> None:
-    """Refuses a place for ``write_json`` before hours of training, not after.
+def check_writable(option: str, path: str) -> None:
+    """Refuses a place for a file before hours of training, not after.
 
     Raises:
         UsageError: When there is no such folder, or it cannot be written to.
@@ -141,8 +141,8 @@ def check_writable(path: str) -> None:
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
-            f"the summary cannot be written to {path}",
-            hint="--json FILE in a folder that exists and can be written",
+            f"{option}: {path} cannot be written",
+            hint=f"{option} FILE in a folder that exists and can be written",
         )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import tensorflow as tf
 
 from backends.base import Backend
+from training.exchange import gather
 
 PARTS = ("input", "compute", "wait", "all_reduce", "update")
 # Steps whose waiting is looked at: every rank tells the others this many times.
@@ -88,14 +88,8 @@ class Timing:
         self.wait = [0.0] * len(self.started)
         if backend.size == 1 or not count:
             return
-        mine = np.zeros((backend.size, count))
-        mine[backend.rank] = self.started[-count:]
-
-        @tf.function(autograph=False)
-        def everyone(rows: tf.Tensor) -> tf.Tensor:
-            return backend.run(lambda r: backend.all_reduce([r])[0], (rows,))
-
-        slowest = everyone(tf.constant(mine)).numpy().max(axis=0)
+        mine = np.asarray(self.started[-count:])
+        slowest = gather(backend, mine).max(axis=0)
         spans = np.asarray(self.all_reduce[-count:])
-        waits = np.clip(slowest - mine[backend.rank], 0, spans)
+        waits = np.clip(slowest - mine, 0, spans)
         self.wait[-count:] = waits.tolist()

@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m collective.launch",
         usage="%(prog)s [options] command ...",
         description="Start the ranks of a job, on this host or on several.",
+        allow_abbrev=False,  # the command has options of its own: --timeline
         epilog=f"Example: {EXAMPLE}",
     )
     add = p.add_argument

@@ -266,10 +266,11 @@ def test_rank_zero_alone_draws_the_bar(backend, verbose, capfd):
 # --- launches -------------------------------------------------------------------------
 
 FILES = [
-    f"tests/training/test_{name}.py" for name in ("fit", "callbacks", "evaluation")
+    f"tests/training/test_{name}.py"
+    for name in ("fit", "callbacks", "evaluation", "desync")
 ]
 # TensorFlow's collectives are slower to start: the tests that could hang there.
-BRIEFLY = "restores_the_best or saves_once or collectives or validation or from_outside"
+BRIEFLY = "restores_the_best or saves_once or collectives or validation or from_outside or optimizer"
 
 
 @pytest.mark.launches

@@ -188,3 +188,8 @@ def test_check_build_needs_no_command(capsys):
     for title in ("Frameworks", "Controllers", "Tensor Operations"):
         assert f"Available {title}:" in told
     assert "[X] this launcher" in told
+
+
+def test_the_command_keeps_options_that_begin_as_ours_do():
+    typed = ["-np", "2", "python", "train.py", "--timeline", "t.json", "--verb", "0"]
+    assert options.parse(typed).command == typed[2:]

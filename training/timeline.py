@@ -1,0 +1,233 @@
+"""What every rank did when, as one Chrome trace (``train.py --timeline FILE``).
+
+One row a rank. In each step: ``input``, ``forward/backward``, ``all-reduce`` (in it,
+the buckets, where the backend can tell) and ``update``. The ranks of rank 0's host
+write ``FILE`` while they train; those of any other host write ``FILE.<host>`` there,
+and at the end these are added to ``FILE``. All times are rank 0's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from backends.base import Backend, Collective
+from training import clocks
+from training.exchange import gather, total
+from training.report import Layout
+from training.trace_file import Event, TraceFile
+
+# A trace grows no larger: about 130,000 steps, those of all ranks counted.
+LIMIT_BYTES = 64 << 20
+# What is lost at most when a rank is killed.
+FLUSH_SECONDS = 0.2
+CHUNK = 1 << 18  # bytes that are sent at a time, when files are merged
+BATCH = 1000  # events that are then written at a time
+
+
+class _Step(NamedTuple):
+    """A step that is not written yet; seconds by this process' clock."""
+
+    number: int
+    begin: float
+    ready: float
+    done: float
+    report: tf.Tensor
+
+
+class Timeline:
+    """Records this process' steps.
+
+    Args:
+        path: The trace, on rank 0's host.
+        backend: What the processes talk through.
+
+    Raises:
+        UsageError: If the file cannot be written.
+    """
+
+    def __init__(self, path: str, backend: Backend):
+        self.backend = backend
+        host = socket.gethostname()
+        # With the machine: there are clusters whose hosts are all named alike.
+        hosts = gather(backend, clocks.number_of(host + clocks.machine()))
+        here = np.flatnonzero(hosts == hosts[backend.rank])
+        self.first_here = backend.rank == here[0]
+        self.remote = hosts[backend.rank] != hosts[0]
+        self.hosts = len(set(hosts))
+        name = f"{path}.{host}" if self.remote else path
+        limit = LIMIT_BYTES * len(here) // backend.size
+        if self.first_here:
+            self.file = TraceFile(name, limit, create=True)
+        self.offset = clocks.measure(backend)  # also: the file is there now
+        if not self.first_here:
+            self.file = TraceFile(name, limit, create=False)
+        self.origin = gather(backend, clocks.now())[0]
+        self.flushed = clocks.now()
+        self._steps: list[_Step] = []
+        self._others: list[Event] = []
+        backend.record(True)
+        self.file.add(self._header(host))
+
+    def step(
+        self, number: int, begin: float, ready: float, done: float, report: tf.Tensor
+    ) -> None:
+        """Takes a step, whose times are seconds of ``time.perf_counter``.
+
+        Args:
+            number: Of the step.
+            begin: When it began to wait for its input.
+            ready: When it had it.
+            done: When it had ended.
+            report: What the step returned (see ``training.report``).
+        """
+        if self.file.full:
+            return
+        self._steps.append(_Step(number, begin, ready, done, report))
+        if done - self.flushed > FLUSH_SECONDS:
+            self.flush()
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Records what happens between steps."""
+        begin = clocks.now()
+        yield
+        self._others.append(self._span(name, begin, clocks.now()))
+
+    def flush(self) -> None:
+        """Writes all that has ended."""
+        collectives = self.backend.recorded()
+        since = _since_wall_clock()
+        events = self._others
+        for step in self._steps:
+            inside = [c for c in collectives if step.ready <= c.begin <= step.done]
+            events += self._of_step(step, inside, since)
+        self._steps, self._others = [], []
+        self.file.add(events)
+        if self.file.full:
+            self.backend.record(False)
+        self.flushed = clocks.now()
+
+    def _of_step(
+        self, step: _Step, collectives: Sequence[Collective], since: float
+    ) -> list[Event]:
+        """The spans of a step, those inside a span within its bounds."""
+        report = step.report.numpy()
+        start = float(report[Layout.REDUCE_START]) + since
+        stop = float(report[Layout.REDUCE_STOP]) + since
+        # Two clocks were read: a microsecond must not let a bucket out of its span.
+        start = min([start, *(c.begin for c in collectives)])
+        stop = max([stop, *(c.end for c in collectives)])
+        start = min(max(start, step.ready), step.done)
+        stop = min(max(stop, start), step.done)
+        events = [
+            self._span("step", step.begin, step.done, number=step.number),
+            self._span("input", step.begin, step.ready),
+            self._span("forward/backward", step.ready, start),
+            self._span("all-reduce", start, stop),
+        ]
+        for i, c in enumerate(collectives):
+            name = f"all-reduce of bucket {i}"
+            events.append(self._span(name, c.begin, c.end, bytes=c.bytes))
+        return [*events, self._span("update", stop, step.done)]
+
+    def _span(self, name: str, begin: float, end: float, **more: Any) -> Event:
+        # Both ends rounded, not the length: what touches must not overlap.
+        first, last = self._microseconds(begin), self._microseconds(end)
+        event = {"name": name, "ph": "X", "ts": first, "dur": round(last - first, 3)}
+        event |= {"pid": self.backend.rank, "tid": 0}
+        return event | ({"args": more} if more else {})
+
+    def _microseconds(self, seconds: float) -> float:
+        """A time of this process' clock as the trace has it."""
+        return round(1e6 * (seconds - self.offset.seconds - self.origin), 3)
+
+    def _header(self, host: str) -> list[Event]:
+        backend, rank = self.backend, self.backend.rank
+        replicas = len(backend.local_replicas)
+        name = f"rank {rank} on {host}: {backend.name}"
+        name += f", {replicas} replicas" if replicas > 1 else ""
+        row = {"pid": rank, "tid": 0}
+        clock = {
+            "offset_seconds": self.offset.seconds,
+            "error_seconds": self.offset.error,
+        }
+        return [
+            {"name": "process_name", "ph": "M", **row, "args": {"name": name}},
+            {"name": "process_sort_index", "ph": "M", **row, "args": {"sort_index": rank}},
+            {"name": "thread_name", "ph": "M", **row, "args": {"name": "steps"}},
+            {"name": "recording begins", "ph": "i", "s": "p", **row, "args": clock,
+             "ts": self._microseconds(clocks.now())},
+        ]  # fmt: skip
+
+    def __enter__(self) -> Timeline:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        """Writes the rest; after a training that went well, merges the hosts."""
+        with contextlib.suppress(*([Exception] if kind else [])):
+            self.flush()
+        self.backend.record(False)
+        if kind is None and self.hosts > 1:
+            self._merge()
+        self.file.close()
+
+    def _merge(self) -> None:
+        """Adds what other hosts have written to rank 0's file, and removes theirs.
+
+        Their clocks may have drifted: times are moved by what the offset has changed
+        since the beginning, in proportion.
+        """
+        later = clocks.measure(self.backend)  # also: everyone has written everything
+        sends = self.first_here and self.remote
+        text = b""
+        if sends:
+            drift = (later.seconds - self.offset.seconds) / (later.at - self.offset.at)
+            events = [_scaled(event, 1 - drift) for event in self.file.read()]
+            text = json.dumps(events).encode()
+        lengths = gather(self.backend, len(text))
+        share = total(self.backend)
+        for sender in np.flatnonzero(lengths):
+            received = b""
+            for start in range(0, int(lengths[sender]), CHUNK):
+                part = (
+                    text[start : start + CHUNK] if sender == self.backend.rank else b""
+                )
+                words = np.frombuffer(part.ljust(CHUNK, b"\0"), np.uint32)
+                received += share(words).astype(np.uint32).tobytes()
+            if self.backend.rank == 0:
+                self._add(json.loads(received.rstrip(b"\0")))
+        if sends:
+            os.remove(self.file.path)
+
+    def _add(self, events: Sequence[Event]) -> None:
+        """Adds another host's events to the whole."""
+        whole = TraceFile(self.file.path, LIMIT_BYTES, create=False)
+        for first in range(0, len(events), BATCH):
+            whole.add(events[first : first + BATCH])
+        whole.close()
+
+
+def _scaled(event: Event, factor: float) -> Event:
+    """An event whose times are multiplied."""
+    if "ts" not in event:
+        return event
+    first = round(event["ts"] * factor, 3)
+    last = round((event["ts"] + event.get("dur", 0.0)) * factor, 3)
+    length = {"dur": round(last - first, 3)} if "dur" in event else {}
+    return event | {"ts": first} | length
+
+
+def _since_wall_clock() -> float:
+    """The monotonic clock less the wall clock, by which TensorFlow stamps."""
+    reads = [(clocks.now(), time.time(), clocks.now()) for _ in range(3)]
+    before, wall, after = min(reads, key=lambda read: read[2] - read[0])
+    return (before + after) / 2 - wall

@@ -1,0 +1,99 @@
+"""A Chrome trace that the processes of one host write together.
+
+The form is the array of the Trace Event Format, which Perfetto and chrome://tracing
+read. The file is complete JSON after every addition: one system call, under a lock,
+writes events and the closing bracket over the old bracket. So it opens whatever kills
+the processes. It never grows over a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from collective.errors import UsageError
+
+Event = dict[str, Any]
+END = b"\n]\n"
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+class TraceFile:
+    """An open trace.
+
+    Args:
+        path: The file.
+        limit_bytes: No event is added that would make it larger.
+        create: Whether to begin it, empty; else it is there.
+
+    Raises:
+        UsageError: On this rank, if the file cannot be written.
+    """
+
+    def __init__(self, path: str, limit_bytes: int, create: bool):
+        self.path = path
+        self.limit = limit_bytes
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC) * create
+        try:
+            self._file = os.open(path, flags, 0o666)
+        except OSError as error:
+            raise UsageError(
+                f"the timeline cannot be written to {path}: {error.strerror}",
+                hint="--timeline FILE in a folder that exists and can be written",
+                everywhere=False,
+            ) from error
+        self.full = False
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Adds events, or, where they would make the file too large, a note.
+
+        A full disk ends the trace, not the training.
+        """
+        if self.full or not events:
+            return
+        spare = min(self.limit // 8, 1 << 16)  # for a note of every process
+        try:
+            with self._locked():
+                if not self._append(events, self.limit - spare):
+                    self.full = True
+                    note = {**events[-1], "name": "the trace is full", "ph": "i"}
+                    self._append([note], self.limit)
+        except OSError:
+            self.full = True
+
+    def read(self) -> list[Event]:
+        """All events so far."""
+        with self._locked():
+            text = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        return json.loads(text) if text else []
+
+    def close(self) -> None:
+        """Closes it; it is complete."""
+        os.close(self._file)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _append(self, events: Sequence[Event], limit: int) -> bool:
+        """Whether they fit."""
+        size = os.fstat(self._file).st_size
+        text = _ENCODER.encode(list(events))[1:-1]
+        whole = (b",\n" if size else b"[\n") + text.encode() + END
+        place = max(0, size - len(END))
+        if place + len(whole) > limit:
+            return False
+        written = os.pwrite(self._file, whole, place)
+        if written != len(whole):  # the disk is full: as it was before
+            os.ftruncate(self._file, size)
+            os.pwrite(self._file, END[:size], place)
+            raise OSError("the disk is full")
+        return True
