@@ -14,12 +14,15 @@ import dataclasses
 import os
 import sys
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from backends.quiet import quiet
 from collective.environment import detect
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import ALGORITHMS, TRANSPORTS
+
+if TYPE_CHECKING:
+    from training import Checkpoint
 
 EXAMPLES = {
     "backend": "mpirun -np 4 python train.py --backend tf-multiworker",
@@ -27,6 +30,8 @@ EXAMPLES = {
     "training": "python train.py --global-batch-size 256 --accumulate 4 --epochs 20",
     "optimizer": "python train.py --optimizer sgd --learning-rate 0.1 "
     "--global-clipnorm 1",
+    "keeping": "python train.py --checkpoint-dir runs/digits --resume "
+    "--ledger runs/digits.ledger",
     "numbers": "python train.py --precision float64 --seed 7 --json run.json",
 }
 
@@ -79,6 +84,15 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--clipnorm", type=float, metavar="X", help="clip each gradient's norm")
     add("--clipvalue", type=float, metavar="X", help="clip each number")
+
+    add = g["keeping"].add_argument
+    add("--checkpoint-dir", metavar="DIR", help="keep the state of the training there")
+    add("--checkpoint-every", type=_count, metavar="N",
+        help="every N steps (default: at the end of each epoch)")  # fmt: skip
+    add("--checkpoint-keep", type=_count, default=3, metavar="K",
+        help="keep the last K checkpoints (default: 3)")  # fmt: skip
+    add("--resume", action="store_true", help="go on from the last good checkpoint")
+    add("--ledger", metavar="FILE", help="note which rows each step has used")
 
     add = g["numbers"].add_argument
     add("--precision", default="float32",
@@ -152,6 +166,7 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         from training.summary import check_writable
 
     options = vars(args)
+    checkpoint, ledger = _checkpoint(options), options.pop("ledger")
     json_file, _ = options.pop("json"), options.pop("list_backends")
     if json_file and rank == 0:
         check_writable(json_file)
@@ -159,12 +174,38 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         field.name: options.pop(field.name)
         for field in dataclasses.fields(backends.Options)
     }
-    summary = job.run(job.Job(**options, options=backends.Options(**of_backend)))
+    summary = job.run(
+        job.Job(**options, options=backends.Options(**of_backend)),
+        checkpoint=checkpoint,
+        ledger=ledger,
+    )
     if rank == 0:
         summary.print()
         if json_file:
             summary.write_json(json_file)
+    if checkpoint is not None and checkpoint.failed:
+        raise CollectiveError(
+            f"the last checkpoint was not written: {checkpoint.failed}",
+            hint="free some space, then --resume",
+            everywhere=False,
+        )
     return 0
+
+
+def _checkpoint(options: dict[str, Any]) -> Checkpoint | None:
+    """Takes the options of checkpoints out of all options."""
+    from training import Checkpoint
+
+    folder, every = options.pop("checkpoint_dir"), options.pop("checkpoint_every")
+    keep, resume = options.pop("checkpoint_keep"), options.pop("resume")
+    if folder is None and (resume or every):
+        raise UsageError(
+            f"{'--resume' if resume else '--checkpoint-every'} needs a folder",
+            hint="--checkpoint-dir DIR",
+        )
+    if folder is None:
+        return None
+    return Checkpoint(folder, every=every, keep=keep, resume=resume)
 
 
 if __name__ == "__main__":

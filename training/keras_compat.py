@@ -3,13 +3,15 @@
 The step needs three things that Keras does not offer in public: to switch off the
 gradient sum inside its optimizers (ours arrive already summed), to see a loss as a
 sum and a weight rather than as a mean, and to run a metric without touching its
-variables. Each is a few lines against Keras' own source; each has a test in
+variables. Checkpoints need a fourth: to write values to Keras' file that the variables
+no longer have. Each is a few lines against Keras' own source; each has a test in
 ``tests/training/test_keras_compat.py`` that fails when Keras changes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,8 +20,10 @@ from unittest import mock
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.losses import loss as keras_loss
 from keras.src.random import seed_generator
+from keras.src.saving import saving_lib
 
 SEED_STATE = "seed_generator_state"
 
@@ -238,3 +242,85 @@ def _number(value: Any) -> Any:
     """A float, or an array where a metric has several results (F1Score)."""
     array = np.asarray(value)
     return float(array) if array.ndim == 0 else array
+
+
+# --- Keras' file of weights -------------------------------------------------------
+
+# What Keras leaves out of a file, by kind of object. It makes an optimizer to find
+# that out, each time, and variables cannot be made in a StatelessScope.
+_skipped = functools.cache(saving_lib.get_attr_skipset)
+
+
+class _Given(keras.StatelessScope):
+    """Variables have given values, and those that are read are remembered."""
+
+    def __init__(self, values: Sequence[tuple[keras.Variable, Any]]):
+        super().__init__(state_mapping=values)
+        self.read: set[int] = set()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """The given value."""
+        self.read.add(id(variable))
+        return super().get_current_value(variable)
+
+
+def save_weights(
+    model: keras.Model,
+    variables: Sequence[keras.Variable],
+    values: Sequence[tf.Tensor],
+    path: str,
+) -> list[int]:
+    """``model.save_weights``, with values that variables had at another time.
+
+    May run in a thread of its own while the model trains. No variable is read.
+
+    Args:
+        model: A built and compiled model.
+        variables: Of model and optimizer.
+        values: Theirs, on the host.
+        path: A file to write; its name ends in ``.weights.h5``.
+
+    Returns:
+        The indices of the variables that Keras' format does not hold.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
+        _skipped(kind)
+    # Metrics in a model's attributes are written, too; ours count elsewhere.
+    zeros = [(v, np.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+    given = _Given([*zeros, *zip(variables, values, strict=True)])
+    with mock.patch.object(saving_lib, "get_attr_skipset", _skipped), given:
+        model.save_weights(path, overwrite=True)
+    return [i for i, v in enumerate(variables) if id(v) not in given.read]
+
+
+def load_weights(
+    model: keras.Model, variables: Sequence[keras.Variable], path: str
+) -> list[np.ndarray | None]:
+    """What ``model.load_weights`` would assign; nothing is assigned.
+
+    Returns:
+        The values of the variables, None for those that the file does not hold.
+    """
+    for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
+        _skipped(kind)
+    with (
+        mock.patch.object(saving_lib, "get_attr_skipset", _skipped),
+        keras.StatelessScope() as scope,
+    ):
+        model.load_weights(path)
+    found = [scope.get_current_value(v) for v in variables]
+    return [None if value is None else np.asarray(value) for value in found]
+
+
+def global_seed_state() -> keras.Variable | None:
+    """The state of the generator that ``keras.random`` uses without a seed, if any."""
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return None if generator is None else generator.state
+
+
+def make_global_seed_state() -> keras.Variable:
+    """The same, made if it was not there."""
+    return seed_generator.global_seed_generator().state

@@ -1,0 +1,179 @@
+"""Checkpoints of a training: when one is due, written behind its back, gone on from.
+
+Rank 0 alone writes and reads; the others get what it has read by broadcast, so hosts
+need no disk in common. At the end of a step the state is taken, which copies nothing,
+and a thread writes it while the next steps run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+
+from backends.base import Backend
+from collective.errors import UsageError
+from training import saved
+from training.ledger_writer import Ledger
+from training.plan import Plan
+from training.state import State, broadcast
+
+
+class Checkpoint:
+    """Where a training keeps its state, for ``training.fit(..., checkpoint=...)``.
+
+    Args:
+        folder: Made where it is not there; one for each training.
+        every: Steps between two checkpoints; None: one at the end of each epoch.
+            There is one at the end of the training, too.
+        keep: How many are kept, the last ones.
+        resume: Goes on from the newest one that is whole and of this training; from
+            the start where there is none at all.
+
+    Attributes:
+        failed: Why the last checkpoint could not be written; None if it was.
+
+    Raises:
+        UsageError: If ``every`` or ``keep`` is below 1.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        keep: int = 3,
+        resume: bool = False,
+    ):
+        if keep < 1 or (every is not None and every < 1):
+            raise UsageError(
+                "checkpoints are written every 1 or more steps, and 1 or more are kept",
+                hint="--checkpoint-every 100; Checkpoint(folder, every=100, keep=3)",
+            )
+        self.folder = Path(folder)
+        self.every = every
+        self.keep = keep
+        self.resume = resume
+        self.failed: str | None = None
+        self._known: list[Path] = []  # the last ones, oldest first
+        self._left_out = 0
+        self._thread: threading.Thread | None = None
+
+    def begin(self, model: keras.Model, backend: Backend, plan: Plan) -> State | None:
+        """The state to go on with, None for a new training. Every rank calls it.
+
+        Raises:
+            UsageError: If the folder cannot be used as was asked.
+        """
+        self._write = lambda state: saved.write(state, model, plan, self.folder)
+        state = None
+        if backend.rank == 0:
+            self._prepare()
+            state = self._newest(model, plan)
+        return broadcast(state, backend)
+
+    def due(self, step: int, epoch_ended: bool) -> bool:
+        """Whether the state before ``step`` is to be written."""
+        return epoch_ended if self.every is None else step % self.every == 0
+
+    def save(self, take: Callable[[], State], ledger: Ledger | None = None) -> None:
+        """Writes a state in the background; leaves it out while one is being written.
+
+        Args:
+            take: Makes the state; not called where it is left out.
+            ledger: Brought to the disk before the checkpoint.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            self._left_out += 1
+            return
+        self._thread = threading.Thread(
+            target=self._save, args=(take(), ledger), name="checkpoint"
+        )
+        self._thread.start()
+
+    def end(self, state: State, ledger: Ledger | None = None) -> None:
+        """Writes the last state, and waits for all that is being written."""
+        if self._thread is not None:
+            self._thread.join()
+        self._save(state, ledger)
+        if self._left_out:
+            _tell(
+                f"{self._left_out} checkpoints were left out: the one before was "
+                "still being written",
+                hint=f"--checkpoint-every {2 * (self.every or 1)}",
+            )
+
+    def _save(self, state: State, ledger: Ledger | None) -> None:
+        try:
+            if ledger is not None:
+                ledger.sync()
+            path = self._write(state)
+        except Exception as error:
+            self.failed = str(getattr(error, "strerror", None) or error).strip()
+            self.failed = self.failed.split("\n")[0]
+            last = f"{self._known[-1].name} is the last" if self._known else "none is"
+            _tell(
+                f"the checkpoint of step {state.step} could not be written to "
+                f"{self.folder}: {self.failed}; {last} there",
+                hint="free some space; the training goes on",
+            )
+            return
+        self.failed = None
+        self._known = [p for p in self._known if p != path] + [path]
+        while len(self._known) > self.keep:
+            shutil.rmtree(self._known.pop(0), ignore_errors=True)
+
+    def _prepare(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            saved.remove_parts(self.folder)
+            usable = os.access(self.folder, os.W_OK | os.X_OK)
+        except OSError:
+            usable = False
+        if not usable:
+            raise UsageError(
+                f"checkpoints cannot be written to {self.folder}",
+                hint="--checkpoint-dir DIR that can be made and written to",
+                everywhere=False,
+            )
+
+    def _newest(self, model: keras.Model, plan: Plan) -> State | None:
+        found = saved.saved_in(self.folder)
+        if found and not self.resume:
+            raise UsageError(
+                f"{self.folder} has checkpoints already, up to {found[0].name}",
+                hint="--resume goes on from there; or another --checkpoint-dir",
+                everywhere=False,
+            )
+        reason = ""
+        for place, path in enumerate(found):
+            try:
+                state = saved.read(path, model, plan)
+            except saved.Unusable as error:
+                reason = reason or f"{path.name}: {error}"
+                _tell(f"{path} is not used: {error}")
+                continue
+            self._known = found[place:][::-1]
+            print(f"resumed from {path}: epoch {state.epoch + 1}, step {state.step}")
+            return state
+        if found:
+            raise UsageError(
+                f"no checkpoint in {self.folder} can be used ({reason})",
+                hint="type the options it was made with, or another --checkpoint-dir",
+                everywhere=False,
+            )
+        if self.resume:
+            print(f"no checkpoint in {self.folder} yet: starting at step 0", flush=True)
+        return None
+
+
+def _tell(what: str, hint: str = "") -> None:
+    print(f"warning: {what}", file=sys.stderr)
+    if hint:
+        print(f"HINT: {hint}", file=sys.stderr)
+    sys.stderr.flush()
