@@ -114,13 +114,15 @@ class Checkpoint:
                 ledger.sync()
             path = self._write(state)
         except Exception as error:
-            self.failed = str(getattr(error, "strerror", None) or error).strip()
-            self.failed = self.failed.split("\n")[0]
+            self.failed = str(error).strip().split("\n")[0]
             last = f"{self._known[-1].name} is the last" if self._known else "none is"
+            space = isinstance(error, OSError)
             _tell(
                 f"the checkpoint of step {state.step} could not be written to "
-                f"{self.folder}: {self.failed}; {last} there",
-                hint="free some space; the training goes on",
+                f"{self.folder}: {self.failed}; {last} there; the training goes on",
+                hint="free some space on that disk"
+                if space
+                else "see what model.save_weights says of this model",
             )
             return
         self.failed = None

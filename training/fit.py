@@ -295,7 +295,7 @@ class _Loop:
             losses,
             {name: list(values) for name, values in self.result.history.items()},
             random_state.take(),
-            self.result.model.stop_training,
+            bool(self.result.model.stop_training),
         )
 
     def _save(self, epoch: int, step: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -268,23 +269,21 @@ def save_weights(
     model: keras.Model,
     variables: Sequence[keras.Variable],
     values: Sequence[tf.Tensor],
-    path: str,
+    file: io.BytesIO,
 ) -> list[int]:
     """``model.save_weights``, with values that variables had at another time.
 
-    May run in a thread of its own while the model trains. No variable is read.
+    May run in a thread of its own while the model trains. No variable is read. Into
+    memory, for HDF5 can take the process with it when it cannot write to a disk.
 
     Args:
         model: A built and compiled model.
         variables: Of model and optimizer.
         values: Theirs, on the host.
-        path: A file to write; its name ends in ``.weights.h5``.
+        file: Gets what belongs into a file whose name ends in ``.weights.h5``.
 
     Returns:
         The indices of the variables that Keras' format does not hold.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
         _skipped(kind)
@@ -292,7 +291,15 @@ def save_weights(
     zeros = [(v, np.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
     given = _Given([*zeros, *zip(variables, values, strict=True)])
     with mock.patch.object(saving_lib, "get_attr_skipset", _skipped), given:
-        model.save_weights(path, overwrite=True)
+        store = saving_lib.H5IOStore(file, mode="w")
+        saving_lib._save_state(
+            model,
+            weights_store=store,
+            assets_store=None,
+            inner_path="",
+            visited_saveables=set(),
+        )
+        store.close()
     return [i for i, v in enumerate(variables) if id(v) not in given.read]
 
 

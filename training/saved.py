@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import re
@@ -36,8 +37,6 @@ FORMAT, VERSION = "collective.checkpoint", 1
 WEIGHTS, ARRAYS, MANIFEST = "model.weights.h5", "training.npz", "checkpoint.json"
 NAME = re.compile(r"step-(\d+)")
 PART = ".part-"
-# What HDF5 and NumPy write around the numbers, generously.
-_AROUND = 4 << 20
 
 
 class Unusable(Exception):
@@ -76,33 +75,30 @@ def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
     target = folder / f"step-{state.step:09d}"
     part = folder / f"{PART}{target.name}"
     arrays, about = flatten(state)
-    # HDF5 bears a full disk badly, so it is not led to one knowingly.
-    needed, free = sum(a.nbytes for a in arrays) + _AROUND, shutil.disk_usage(folder)
-    if free.free < needed:
-        raise OSError(f"{needed >> 20} MB are needed, {free.free >> 20} MB are free")
+    variables = followed_variables(model)
+    weights, rest = io.BytesIO(), io.BytesIO()
+    left = keras_compat.save_weights(model, variables, state.variables, weights)
+    held = set(range(len(variables))) - set(left)
+    np.savez(
+        rest, **{f"array_{i}": array for i, array in enumerate(arrays) if i not in held}
+    )
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        variables = followed_variables(model)
-        left = keras_compat.save_weights(
-            model, variables, state.variables, str(part / WEIGHTS)
-        )
-        count = len(variables)
-        held = set(range(count)) - set(left)
-        rest = {f"array_{i}": a for i, a in enumerate(arrays) if i not in held}
-        np.savez(part / ARRAYS, **rest)  # type: ignore[arg-type]
         body = {
             "format": FORMAT,
             "version": VERSION,
             "keras": keras.__version__,
             "plan": dataclasses.asdict(plan),
             "state": about,
-            "files": {n: _sum(part / n) for n in (WEIGHTS, ARRAYS)},
+            "files": {
+                WEIGHTS: _put(part / WEIGHTS, weights.getbuffer()),
+                ARRAYS: _put(part / ARRAYS, rest.getbuffer()),
+            },
         }
         body["sha256"] = hashlib.sha256(_canonical(body)).hexdigest()
-        (part / MANIFEST).write_text(json.dumps(body, indent=1))
-        for name in (WEIGHTS, ARRAYS, MANIFEST, "."):
-            _to_disk(part / name)
+        _put(part / MANIFEST, json.dumps(body, indent=1).encode())
+        _to_disk(part)
         if target.exists():  # a torn one that was passed over, or the same again
             aside = folder / f"{PART}replaced"
             shutil.rmtree(aside, ignore_errors=True)
@@ -179,6 +175,15 @@ def _sum(file: Path) -> str:
         while chunk := opened.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _put(path: Path, data: bytes | memoryview) -> str:
+    """Writes a file down to the disk; its SHA-256."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(data).hexdigest()
 
 
 def _to_disk(path: Path) -> None:

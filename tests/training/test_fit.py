@@ -1,7 +1,7 @@
 """``training.fit`` for people's own scripts: what it takes, refuses and gives back.
 
-Plain, in one process; ``test_on_ranks`` starts this file, with those of callbacks and
-evaluation, on three ranks at once.
+Plain, in one process; ``test_on_ranks`` starts this file, with those of callbacks,
+evaluation, checkpoints and the ledger, on three ranks at once.
 """
 
 from __future__ import annotations
@@ -266,10 +266,14 @@ def test_rank_zero_alone_draws_the_bar(backend, verbose, capfd):
 # --- launches -------------------------------------------------------------------------
 
 FILES = [
-    f"tests/training/test_{name}.py" for name in ("fit", "callbacks", "evaluation")
+    f"tests/training/test_{name}.py"
+    for name in ("fit", "callbacks", "evaluation", "checkpoint", "ledger")
 ]
 # TensorFlow's collectives are slower to start: the tests that could hang there.
-BRIEFLY = "restores_the_best or saves_once or collectives or validation or from_outside"
+BRIEFLY = (
+    "restores_the_best or saves_once or collectives or validation or from_outside"
+    " or resumed_anywhere or notes_what_was_read"
+)
 
 
 @pytest.mark.launches
