@@ -14,7 +14,9 @@ import contextlib
 import functools
 import io
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -265,32 +267,88 @@ class _Given(keras.StatelessScope):
         return super().get_current_value(variable)
 
 
+class _File(io.BytesIO):
+    """A file for HDF5 that never fails before it is closed.
+
+    HDF5 ends the process (``h5py`` 3.16) where a disk turns out to be full while it
+    closes a file. Here it writes on in peace, and the error is raised behind it.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self._file = path.open("w+b", buffering=0)
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes all of it, if that is still possible."""
+        view = memoryview(data).cast("B")
+        size, done = len(view), 0
+        try:
+            while self._error is None and done < size:
+                done += self._file.write(view[done:])
+        except OSError as error:
+            self._error = error
+        return size
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        return self._file.seek(place, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return self._file.truncate(size)
+        except OSError as error:
+            self._error = self._error or error
+            return size or 0
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        got = self._file.readinto(view) or 0
+        view[got:] = bytes(len(view) - got)
+        return len(view)
+
+    def __exit__(self, *_: Any) -> None:
+        """Brings it to the disk; raises what went wrong."""
+        with self._file as file:
+            if self._error is not None:
+                raise self._error
+            os.fsync(file.fileno())
+
+
 def save_weights(
     model: keras.Model,
     variables: Sequence[keras.Variable],
     values: Sequence[tf.Tensor],
-    file: io.BytesIO,
+    path: Path,
 ) -> list[int]:
     """``model.save_weights``, with values that variables had at another time.
 
-    May run in a thread of its own while the model trains. No variable is read. Into
-    memory, for HDF5 can take the process with it when it cannot write to a disk.
+    May run in a thread of its own while the model trains. No variable is read.
 
     Args:
         model: A built and compiled model.
         variables: Of model and optimizer.
         values: Theirs, on the host.
-        file: Gets what belongs into a file whose name ends in ``.weights.h5``.
+        path: A file to make; its name ends in ``.weights.h5``.
 
     Returns:
         The indices of the variables that Keras' format does not hold.
+
+    Raises:
+        OSError: If it cannot be written, or not brought to the disk.
     """
     for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
         _skipped(kind)
     # Metrics in a model's attributes are written, too; ours count elsewhere.
     zeros = [(v, np.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
     given = _Given([*zeros, *zip(variables, values, strict=True)])
-    with mock.patch.object(saving_lib, "get_attr_skipset", _skipped), given:
+    with (
+        _File(path) as file,
+        mock.patch.object(saving_lib, "get_attr_skipset", _skipped),
+        given,
+    ):
         store = saving_lib.H5IOStore(file, mode="w")
         saving_lib._save_state(
             model,

@@ -75,8 +75,9 @@ def values_of(model: keras.Model) -> list[tf.Tensor]:
     copied: TensorFlow's tensors do not change, and a variable whose buffer somebody
     holds gets another one with its next update.
     """
+    values = (tf.convert_to_tensor(v.value) for v in followed_variables(model))
     with tf.device("CPU:0"):
-        return [tf.identity(v.value) for v in followed_variables(model)]
+        return [v if "CPU" in v.device else tf.identity(v) for v in values]
 
 
 def broadcast(state: State | None, backend: Backend) -> State | None:

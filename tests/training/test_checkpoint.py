@@ -7,7 +7,6 @@ with a folder of its own: no disk in common. ``test_killing`` has the whole jobs
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import random
@@ -23,10 +22,12 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from tests import launch
+from tests.training import small
 from tests.training.small import (
     BATCH,
     NAMES,
     PER_EPOCH,
+    adamw,
     assert_ranks_agree,
     gather,
     model,
@@ -61,15 +62,8 @@ class Waiting(Checkpoint):
         self._thread.join()
 
 
-def adamw() -> keras.Optimizer:
-    return keras.optimizers.AdamW(0.02, weight_decay=0.01, use_ema=True)
-
-
 def everything():
-    """Layer state, seeds, moving averages: all that a checkpoint has to hold."""
-    return model(
-        adamw, keras.layers.BatchNormalization(), keras.layers.Dropout(0.3, seed=1)
-    )()
+    return small.everything(dropout=True)()
 
 
 def callbacks() -> list[keras.callbacks.Callback]:
@@ -188,9 +182,7 @@ def test_keras_format_holds_all_but_seeds(alone, tmp_path):
     variables = followed_variables(made)
     path = str(tmp_path / "x.weights.h5")
     values = [tf.constant(np.array(v) + np.array(1, v.dtype)) for v in variables]
-    written = io.BytesIO()
-    left = keras_compat.save_weights(made, variables, values, written)
-    Path(path).write_bytes(written.getvalue())
+    left = keras_compat.save_weights(made, variables, values, Path(path))
     assert [variables[i].name for i in left] == [keras_compat.SEED_STATE]
     before = state(made)
     found = keras_compat.load_weights(made, variables, path)
@@ -320,7 +312,7 @@ def test_a_bad_one_is_passed_over_and_told(what, three, trained, tmp_path, capsy
     assert "step-000000099 is not used: it is no checkpoint" in printed.err
     for name in (first, second):
         harm(folder / name)
-    with pytest.raises(UsageError, match="no checkpoint in .* can be used") as error:
+    with pytest.raises(UsageError, match=r"no checkpoint in .* can be used") as error:
         read_all(folder, trained)
     assert "HINT: " in str(error.value) and error.value.exit_code == 2
 
