@@ -1,8 +1,9 @@
 """Checkpoints of a training: when one is due, written behind its back, gone on from.
 
 Rank 0 alone writes and reads; the others get what it has read by broadcast, so hosts
-need no disk in common. At the end of a step the state is taken, which copies nothing,
-and a thread writes it while the next steps run.
+need no disk in common. At the end of a step the state is copied, into memory kept for
+it, and a thread writes it while the next steps run. What both cost is measured, and a
+checkpoint that comes before that is a twentieth of the time gone by is left out.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import keras
+import numpy as np
 
 from backends.base import Backend
 from collective.errors import UsageError
@@ -23,6 +26,12 @@ from training.ledger_writer import Ledger
 from training.plan import Plan
 from training.state import State, broadcast
 
+# At most so much of a training's time goes into its checkpoints.
+PART_OF_TIME = 0.05
+
+Take = Callable[[Sequence[np.ndarray] | None], State]
+"""Makes a state; puts the values of variables into these arrays, if there are any."""
+
 
 class Checkpoint:
     """Where a training keeps its state, for ``training.fit(..., checkpoint=...)``.
@@ -30,7 +39,8 @@ class Checkpoint:
     Args:
         folder: Made where it is not there; one for each training.
         every: Steps between two checkpoints; None: one at the end of each epoch.
-            There is one at the end of the training, too.
+            Where that would take more than 5 % of the time, some are left out. There is
+            one at the end of the training, always.
         keep: How many are kept, the last ones.
         resume: Goes on from the newest one that is whole and of this training; from
             the start where there is none at all.
@@ -61,6 +71,8 @@ class Checkpoint:
         self.resume = resume
         self.failed: str | None = None
         self._known: list[Path] = []  # the last ones, oldest first
+        self._buffers: list[np.ndarray] | None = None
+        self._not_before = 0.0
         self._left_out = 0
         self._thread: threading.Thread | None = None
 
@@ -71,6 +83,7 @@ class Checkpoint:
             UsageError: If the folder cannot be used as was asked.
         """
         self._write = lambda state: saved.write(state, model, plan, self.folder)
+        self._cores = max(1.0, (os.cpu_count() or 1) / backend.local_size)
         state = None
         if backend.rank == 0:
             self._prepare()
@@ -81,19 +94,29 @@ class Checkpoint:
         """Whether the state before ``step`` is to be written."""
         return epoch_ended if self.every is None else step % self.every == 0
 
-    def save(self, take: Callable[[], State], ledger: Ledger | None = None) -> None:
-        """Writes a state in the background; leaves it out while one is being written.
+    def save(self, take: Take, ledger: Ledger | None = None) -> None:
+        """Writes a state in the background, or leaves it out if that costs too much.
 
         Args:
             take: Makes the state; not called where it is left out.
             ledger: Brought to the disk before the checkpoint.
         """
-        if self._thread is not None and self._thread.is_alive():
+        begin = time.perf_counter()
+        writing = self._thread is not None and self._thread.is_alive()
+        if writing or begin < self._not_before:
             self._left_out += 1
             return
-        self._thread = threading.Thread(
-            target=self._save, args=(take(), ledger), name="checkpoint"
-        )
+        state = take(self._buffers)
+        if self._buffers is None:
+            self._buffers = [np.array(value) for value in state.variables]
+        taken = time.perf_counter() - begin
+
+        def write() -> None:
+            self._save(state, ledger)
+            cost = taken + time.thread_time() / self._cores
+            self._not_before = begin + cost / PART_OF_TIME
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
     def end(self, state: State, ledger: Ledger | None = None) -> None:
@@ -103,9 +126,9 @@ class Checkpoint:
         self._save(state, ledger)
         if self._left_out:
             _tell(
-                f"{self._left_out} checkpoints were left out: the one before was "
-                "still being written",
-                hint=f"--checkpoint-every {2 * (self.every or 1)}",
+                f"{self._left_out} checkpoints were left out: so many would have taken "
+                f"more than {PART_OF_TIME:.0%} of the time",
+                hint="a larger --checkpoint-every; or leave it to do so",
             )
 
     def _save(self, state: State, ledger: Ledger | None) -> None:

@@ -280,7 +280,9 @@ class _Loop:
             self.ledger.close()
         return result
 
-    def _state(self, epoch: int, step: int) -> State:
+    def _state(
+        self, epoch: int, step: int, buffers: Sequence[np.ndarray] | None = None
+    ) -> State:
         """The state of the training now; ``epoch`` and ``step`` are the next ones."""
         losses, sums, averages = self.losses, np.zeros(0), self.averages
         if averages is not None:
@@ -290,7 +292,7 @@ class _Loop:
         return State(
             epoch,
             step,
-            values_of(self.result.model),
+            values_of(self.result.model, buffers),
             sums,
             losses,
             {name: list(values) for name, values in self.result.history.items()},
@@ -301,7 +303,9 @@ class _Loop:
     def _save(self, epoch: int, step: int) -> None:
         """Writes a checkpoint where one is due, on rank 0."""
         if self.checkpoint is not None and self.checkpoint.due(step, not self.averages):
-            self.checkpoint.save(lambda: self._state(epoch, step), self.ledger)
+            self.checkpoint.save(
+                lambda buffers: self._state(epoch, step, buffers), self.ledger
+            )
 
 
 def _keep(result: Result, averages: Averages, ended: Sequence[float]) -> None:

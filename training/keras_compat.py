@@ -15,7 +15,7 @@ import functools
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -254,17 +254,40 @@ def _number(value: Any) -> Any:
 _skipped = functools.cache(saving_lib.get_attr_skipset)
 
 
+class _Alias:
+    """A value that Keras can take for a tensor, and write without copying it."""
+
+    def __init__(self, array: np.ndarray):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def numpy(self) -> _Alias:
+        return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array if dtype is None else self.array.astype(dtype, copy=False)
+
+
 class _Given(keras.StatelessScope):
     """Variables have given values, and those that are read are remembered."""
 
-    def __init__(self, values: Sequence[tuple[keras.Variable, Any]]):
-        super().__init__(state_mapping=values)
+    def __init__(self, values: Iterable[tuple[keras.Variable, np.ndarray]]):
+        super().__init__()
+        self.state_mapping = {id(v): _Alias(value) for v, value in values}
         self.read: set[int] = set()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """The given value."""
         self.read.add(id(variable))
         return super().get_current_value(variable)
+
+
+class _Store(saving_lib.H5IOStore):
+    """Keras' store, without the copy that it makes of a variable."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, keras.Variable):
+            value = value.value
+        super().__setitem__(key, value)
 
 
 class _File(io.BytesIO):
@@ -320,7 +343,7 @@ class _File(io.BytesIO):
 def save_weights(
     model: keras.Model,
     variables: Sequence[keras.Variable],
-    values: Sequence[tf.Tensor],
+    values: Sequence[np.ndarray],
     path: Path,
 ) -> list[int]:
     """``model.save_weights``, with values that variables had at another time.
@@ -330,7 +353,7 @@ def save_weights(
     Args:
         model: A built and compiled model.
         variables: Of model and optimizer.
-        values: Theirs, on the host.
+        values: Theirs.
         path: A file to make; its name ends in ``.weights.h5``.
 
     Returns:
@@ -349,7 +372,7 @@ def save_weights(
         mock.patch.object(saving_lib, "get_attr_skipset", _skipped),
         given,
     ):
-        store = saving_lib.H5IOStore(file, mode="w")
+        store = _Store(file, mode="w")
         saving_lib._save_state(
             model,
             weights_store=store,

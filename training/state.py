@@ -31,7 +31,7 @@ class State:
             epoch, while ``epoch`` is still this one, when validation and the hooks of
             its end are to come.
         variables: Values of ``followed_variables(model)``: weights, layer state with
-            seed generators, optimizer. On the host, never written to.
+            seed generators, optimizer.
         sums: What the metrics of the epoch so far are made of (``Averages.sums``);
             empty between epochs.
         losses: float64, of every step before this one.
@@ -42,7 +42,7 @@ class State:
 
     epoch: int
     step: int
-    variables: Sequence[tf.Tensor]
+    variables: Sequence[np.ndarray]
     sums: np.ndarray = field(default_factory=lambda: np.zeros(0))
     losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
     history: dict[str, list[Any]] = field(default_factory=dict)
@@ -68,16 +68,31 @@ class State:
         model.stop_training = self.stopped
 
 
-def values_of(model: keras.Model) -> list[tf.Tensor]:
+def values_of(
+    model: keras.Model, buffers: Sequence[np.ndarray] | None = None
+) -> list[np.ndarray]:
     """The values of ``followed_variables(model)`` now, for ``State.variables``.
 
-    They are copies on the host where the variables are on a GPU. On a CPU nothing is
-    copied: TensorFlow's tensors do not change, and a variable whose buffer somebody
-    holds gets another one with its next update.
+    Without buffers, nothing is copied on a CPU: TensorFlow's tensors do not change, and
+    a variable whose memory somebody holds gets other memory with its next update. That
+    memory is new, and the machine takes three times as long to find it as to copy: who
+    takes a state again and again gives the arrays of an earlier one.
+
+    Args:
+        model: Built, with its optimizer.
+        buffers: Arrays to copy the values into, from an earlier call.
+
+    Returns:
+        The buffers; or arrays that must not be written to.
     """
-    values = (tf.convert_to_tensor(v.value) for v in followed_variables(model))
-    with tf.device("CPU:0"):
-        return [v if "CPU" in v.device else tf.identity(v) for v in values]
+    values = [
+        np.asarray(tf.convert_to_tensor(v.value)) for v in followed_variables(model)
+    ]
+    if buffers is None:
+        return values
+    for buffer, value in zip(buffers, values, strict=True):
+        np.copyto(buffer, value)
+    return list(buffers)
 
 
 def broadcast(state: State | None, backend: Backend) -> State | None:
@@ -105,7 +120,7 @@ def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:
         The arrays, ``variables`` first; and a dict with ``arrays``, the name, shape
         and dtype of each.
     """
-    named = {f"variable {i}": np.asarray(v) for i, v in enumerate(state.variables)}
+    named = {f"variable {i}": v for i, v in enumerate(state.variables)}
     named |= {"sums": state.sums, "losses": state.losses}
     named |= {f"random {name}": array for name, array in state.random.items()}
     about = {
@@ -127,16 +142,10 @@ def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:
 def unflatten(arrays: Sequence[np.ndarray], about: dict[str, Any]) -> State:
     """The state of which ``flatten`` made this."""
     named = {s["name"]: a for s, a in zip(about["arrays"], arrays, strict=True)}
-    with tf.device("CPU:0"):
-        variables = [
-            tf.constant(array)
-            for name, array in named.items()
-            if name.startswith("variable ")
-        ]
     return State(
         epoch=about["epoch"],
         step=about["step"],
-        variables=variables,
+        variables=[a for name, a in named.items() if name.startswith("variable ")],
         sums=named["sums"],
         losses=named["losses"],
         history={

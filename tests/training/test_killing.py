@@ -41,7 +41,9 @@ def assert_perfect_ledger(folder: Path, replicas: list[int]) -> None:
     found = check(folder / "ledger")
     assert found.faults == []
     assert [run.replicas for run in found.runs] == replicas
-    assert found.epochs == [ROWS, ROWS, ROWS, 20] and found.runs[0].last == KILLED_AT - 1
+    assert (
+        found.epochs == [ROWS, ROWS, ROWS, 20] and found.runs[0].last == KILLED_AT - 1
+    )
     assert found.runs[1].undone == KILLED_AT - found.runs[1].start > 0
 
 
