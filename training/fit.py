@@ -194,7 +194,13 @@ class _Loop:
         if checkpoint is not None:
             self.start = checkpoint.begin(model, backend, plan)
         if self.start is not None:
-            self.first = min(self.start.step, self.last)
+            self.first = self.start.step
+        if self.first > self.last:
+            raise UsageError(
+                f"the training is at step {self.first} already, and {self.last} steps "
+                "were asked for",
+                hint="more --steps or --epochs, or another --checkpoint-dir",
+            )
         if backend.rank:
             return  # what is written is rank 0's
         self.checkpoint = checkpoint
@@ -253,7 +259,7 @@ class _Loop:
                 bar.update(number - first, averages.logs)
                 if number < last and not model.stop_training:
                     self._save(epoch, number)
-            if number == last < first + per_epoch:
+            if number == last < first + per_epoch and not model.stop_training:
                 final = self._state(epoch, number)  # more steps can go on from here
             logs = averages.logs()
             _keep(result, averages, ended)

@@ -34,7 +34,7 @@ from tests.training.small import (
     state,
     train,
 )
-from training import Checkpoint, keras_compat, saved
+from training import Checkpoint, checkpoint, keras_compat, saved
 from training.callbacks import followed_variables
 from training.state import values_of
 
@@ -57,6 +57,7 @@ class Waiting(Checkpoint):
     """Leaves none out: a test wants to know which there are."""
 
     def save(self, *arguments):
+        self._not_before = 0.0
         super().save(*arguments)
         self._thread.join()
 
@@ -325,6 +326,22 @@ def test_after_a_bad_one_training_goes_on_from_the_one_before(alone, three, tmp_
     assert result.losses == train(alone, steps=10).losses
     # The bad one has been written anew, and the last two are kept.
     assert names(folder) == ["step-000000008", "step-000000010"]
+
+
+@PLAIN
+def test_fewer_steps_than_were_made_are_refused(alone, three):
+    with pytest.raises(UsageError, match="is at step 6 already, and 3 steps") as error:
+        train(alone, steps=3, checkpoint=Checkpoint(three, resume=True))
+    assert "HINT: " in str(error.value) and error.value.everywhere
+
+
+@PLAIN
+def test_what_costs_too_much_is_left_out(alone, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoint, "PART_OF_TIME", 1e-9)
+    train(alone, steps=9, checkpoint=Checkpoint(tmp_path, every=2))
+    # The first, to know what it costs; and the last, whatever it costs.
+    assert names(tmp_path) == ["step-000000002", "step-000000009"]
+    assert "warning: 3 checkpoints were left out" in capsys.readouterr().err
 
 
 @PLAIN
