@@ -83,7 +83,6 @@ class Checkpoint:
             UsageError: If the folder cannot be used as was asked.
         """
         self._write = lambda state: saved.write(state, model, plan, self.folder)
-        self._cores = max(1.0, (os.cpu_count() or 1) / backend.local_size)
         state = None
         if backend.rank == 0:
             self._prepare()
@@ -113,7 +112,8 @@ class Checkpoint:
 
         def write() -> None:
             self._save(state, ledger)
-            cost = taken + time.thread_time() / self._cores
+            # As if the writing took it all from the step: it takes memory, too.
+            cost = taken + time.thread_time()
             self._not_before = begin + cost / PART_OF_TIME
 
         self._thread = threading.Thread(target=write, name="checkpoint")

@@ -258,7 +258,8 @@ class _Alias:
     """A value that Keras can take for a tensor, and write without copying it."""
 
     def __init__(self, array: np.ndarray):
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.array = np.asarray(array)
+        self.shape, self.dtype = self.array.shape, self.array.dtype
 
     def numpy(self) -> _Alias:
         return self
@@ -373,14 +374,16 @@ def save_weights(
         given,
     ):
         store = _Store(file, mode="w")
-        saving_lib._save_state(
-            model,
-            weights_store=store,
-            assets_store=None,
-            inner_path="",
-            visited_saveables=set(),
-        )
-        store.close()
+        try:
+            saving_lib._save_state(
+                model,
+                weights_store=store,
+                assets_store=None,
+                inner_path="",
+                visited_saveables=set(),
+            )
+        finally:
+            store.close()  # HDF5 bears no file that is closed before its own
     return [i for i, v in enumerate(variables) if id(v) not in given.read]
 
 

@@ -181,7 +181,7 @@ def test_keras_format_holds_all_but_seeds(alone, tmp_path):
     made = train(alone, model=everything, steps=1).model
     variables = followed_variables(made)
     path = str(tmp_path / "x.weights.h5")
-    values = [np.array(v) + np.array(1, v.dtype) for v in variables]
+    values = [np.asarray(np.array(v) + np.array(1, v.dtype)) for v in variables]
     left = keras_compat.save_weights(made, variables, values, Path(path))
     assert [variables[i].name for i in left] == [keras_compat.SEED_STATE]
     before = state(made)
@@ -193,6 +193,20 @@ def test_keras_format_holds_all_but_seeds(alone, tmp_path):
             np.testing.assert_array_equal(value, old + np.array(1, old.dtype))
     for value, old in zip(state(made), before, strict=True):
         np.testing.assert_array_equal(value, old)
+
+
+@PLAIN
+def test_a_layer_that_cannot_be_saved_is_told(alone, tmp_path, capsys):
+    class Unsaved(keras.layers.Dense):
+        def save_own_variables(self, store):
+            raise TypeError("no, never")
+
+    made = model(None, Unsaved(4))
+    train(alone, model=made, steps=3, checkpoint=Waiting(tmp_path, every=1))
+    assert names(tmp_path) == []
+    printed = capsys.readouterr().err
+    assert printed.count("could not be written to ") == 3, printed
+    assert printed.count("no, never; none is there; the training goes on") == 3
 
 
 @PLAIN
