@@ -32,7 +32,7 @@ def main() -> None:
     """Runs the pairs and prints medians and their ratio."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("model", choices=SIZES, nargs="?", default="resnet50")
-    p.add_argument("--pairs", type=int, default=3)
+    p.add_argument("--pairs", type=int, default=2)
     p.add_argument("--all", action="store_true", help="leave out no checkpoint")
     args = p.parse_args()
     with quiet():
