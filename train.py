@@ -13,12 +13,15 @@ import contextlib
 import os
 import sys
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from backends.quiet import quiet
 from collective.environment import detect
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import ALGORITHMS, TRANSPORTS
+
+if TYPE_CHECKING:
+    from training import Checkpoint
 
 EXAMPLES = {
     "backend": "mpirun -np 4 python train.py --backend tf-multiworker",
@@ -26,6 +29,8 @@ EXAMPLES = {
     "training": "python train.py --global-batch-size 256 --accumulate 4 --epochs 20",
     "optimizer": "python train.py --optimizer sgd --learning-rate 0.1 "
     "--global-clipnorm 1",
+    "keeping": "python train.py --checkpoint-dir runs/digits --resume "
+    "--ledger runs/digits.ledger",
     "numbers": "python train.py --precision float64 --seed 7 --json run.json",
 }
 
@@ -78,6 +83,15 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--clipnorm", type=float, metavar="X", help="clip each gradient's norm")
     add("--clipvalue", type=float, metavar="X", help="clip each number")
+
+    add = g["keeping"].add_argument
+    add("--checkpoint-dir", metavar="DIR", help="keep the state of the training there")
+    add("--checkpoint-every", type=_count, metavar="N",
+        help="every N steps (default: at the end of each epoch)")  # fmt: skip
+    add("--checkpoint-keep", type=_count, default=3, metavar="K",
+        help="keep the last K checkpoints (default: 3)")  # fmt: skip
+    add("--resume", action="store_true", help="go on from the last good checkpoint")
+    add("--ledger", metavar="FILE", help="note which rows each step has used")
 
     add = g["numbers"].add_argument
     add("--precision", default="float32",
@@ -162,12 +176,34 @@ def _run(args: argparse.Namespace, rank: int) -> int:
     for option, file in (("--json", args.json), ("--timeline", args.timeline)):
         if file and rank == 0:
             check_writable(option, file)
-    summary = job.run(job.Job.of(vars(args)))
+    checkpoint = _checkpoint(args)
+    summary = job.run(job.Job.of(vars(args)), checkpoint=checkpoint, ledger=args.ledger)
     if rank == 0:
         summary.print()
         if args.json:
             summary.write_json(args.json)
+    if checkpoint is not None and checkpoint.failed:
+        raise CollectiveError(
+            f"the last checkpoint was not written: {checkpoint.failed}",
+            hint="free some space, then --resume",
+            everywhere=False,
+        )
     return 0
+
+
+def _checkpoint(args: argparse.Namespace) -> Checkpoint | None:
+    """What the options of checkpoints ask for."""
+    from training import Checkpoint
+
+    folder, every, resume = args.checkpoint_dir, args.checkpoint_every, args.resume
+    if folder is None and (resume or every):
+        raise UsageError(
+            f"{'--resume' if resume else '--checkpoint-every'} needs a folder",
+            hint="--checkpoint-dir DIR",
+        )
+    if folder is None:
+        return None
+    return Checkpoint(folder, every=every, keep=args.checkpoint_keep, resume=resume)
 
 
 if __name__ == "__main__":

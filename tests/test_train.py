@@ -94,6 +94,8 @@ WRONG = {
     "bad-count": ("--global-batch-size 0", "'0' is not a whole number from 1 up"),
     "bad-number": ("--learning-rate fast", "invalid float value: 'fast'"),
     "bad-interval": ("--check-every -1", "--check-every"),
+    "resume-nowhere": ("--resume", "--resume needs a folder"),
+    "checkpoint-nowhere": ("--checkpoint-every 9", "--checkpoint-every needs a folder"),
     "bad-seed": ("--seed -1", "'-1' is not a whole number below 2**32"),
     "bad-verbose": ("--verbose loud", "invalid choice: 'loud'"),
 }
@@ -300,7 +302,7 @@ def test_list_backends_and_help_import_no_tensorflow():
 def test_help_shows_an_example_for_each_group():
     text = train.parser().format_help()
     groups = [g for g in train.parser()._action_groups if g.title in train.EXAMPLES]
-    assert len(groups) == len(train.EXAMPLES) == 5
+    assert len(groups) == len(train.EXAMPLES) == 6
     for group in groups:
         example = train.EXAMPLES[group.title]
         assert example in text and "python train.py --" in example

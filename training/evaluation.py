@@ -50,7 +50,7 @@ class Evaluation:
                     tf.TensorSpec(v.shape, v.dtype)
                     for v in model.non_trainable_variables
                 ],
-                *spec,
+                *spec[:4],
             ),
             autograph=False,
         )
@@ -74,7 +74,7 @@ class Evaluation:
 
     def _replica(self, batch: Batch) -> tf.Tensor:
         """Sums over one global batch as a vector; all but the metrics times rows."""
-        data, rows = replica_rows(
+        data, rows, _ = replica_rows(
             self.backend, batch, tf.cast(self.backend.replica(), tf.int64)
         )
         trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]

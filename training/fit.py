@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import backends
 from backends.base import Backend
 from collective.errors import UsageError
-from training import keras_compat
+from training import keras_compat, random_state
 from training.callbacks import RankZeroCallbacks, followed_variables
+from training.checkpoint import Checkpoint
 from training.checks import check_labels, check_model, check_same_stream
 from training.evaluation import Evaluation
 from training.failure import ends_the_job
 from training.inputs import Batch, Input
+from training.ledger_writer import Ledger
 from training.message import message
 from training.progress import Progress
 from training.report import Averages
 from training.sources import failures
+from training.state import State, values_of
 from training.step import Step
 from training.timeline import Timeline
 from training.timing import Timing
@@ -37,8 +42,9 @@ class Result:
         model: The trained model, the same on every rank.
         backend: The backend it ran on.
         history: Logs of each epoch by name, as in ``keras.callbacks.History``.
-        losses: The loss of every step, over its whole global batch.
-        timing: Seconds of every step.
+        losses: The loss of every step, over its whole global batch; those made before
+            a checkpoint this training goes on from included.
+        timing: Seconds of every step made here.
     """
 
     model: keras.Model
@@ -65,6 +71,8 @@ def fit(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: str | int = "auto",
     timeline: str | None = None,
+    checkpoint: Checkpoint | None = None,
+    ledger: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Trains a model; the same model comes out of every backend.
 
@@ -87,6 +95,9 @@ def fit(
         callbacks: Keras callbacks; they run on rank 0, all ranks follow.
         verbose: 0 silent, 1 a bar, 2 a line an epoch, ``auto``.
         timeline: File for a Chrome trace of what every rank did when.
+        checkpoint: Where the state of the training is kept, and gone on from.
+        ledger: A file that is told which rows each step has used; see
+            ``training.ledger``.
 
     Raises:
         UsageError: What was asked for cannot be done; nothing was trained.
@@ -96,14 +107,21 @@ def fit(
         known = message(model) if isinstance(model, keras.Model) else None
         backend = backends.get(backend, gradients=known)
     with ends_the_job(backend):
-        plan = Input(data, global_batch_size, seed=seed, shuffle=shuffle)
+        told = ledger is not None
+        plan = Input(
+            data, global_batch_size, seed=seed, shuffle=shuffle, tell_rows=told
+        )
         loop = _Loop(backend, plan, epochs, steps)
         loop.check(accumulate)
-        dataset = plan.dataset(0, loop.last, backend.local_replicas, backend.replicas)
         spec = plan.spec
         model = _ready(model, backend, spec)
         check_labels(model, plan.source)
-        backend.broadcast(followed_variables(model))
+        loop.begin(model, checkpoint, ledger)
+        if loop.start is None:
+            backend.broadcast(followed_variables(model))
+        dataset = plan.dataset(
+            loop.first, loop.last, backend.local_replicas, backend.replicas
+        )
         step = Step(
             model,
             backend,
@@ -164,6 +182,12 @@ class _Loop:
         self.epochs = -(-self.last // plan.steps_per_epoch)
         tail = plan.rows % plan.global_batch_size or plan.global_batch_size
         self.smallest = min(tail, plan.global_batch_size)
+        self.start: State | None = None
+        self.first = 0
+        self.averages: Averages | None = None  # of the epoch under way
+        self.losses = np.zeros(0)  # of the epochs before it
+        self.checkpoint: Checkpoint | None = None
+        self.ledger: Ledger | None = None
 
     def check(self, accumulate: int) -> None:
         replicas, size = self.backend.replicas, self.plan.global_batch_size
@@ -176,6 +200,28 @@ class _Loop:
             raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
         check_same_stream(self.backend, self.plan.source)
 
+    def begin(
+        self, model: keras.Model, checkpoint: Checkpoint | None, ledger: Any
+    ) -> None:
+        """Finds the state to start from, and opens the ledger."""
+        backend, plan = self.backend, self.plan.plan
+        if checkpoint is not None:
+            self.start = checkpoint.begin(model, backend, plan)
+        if self.start is not None:
+            self.first = self.start.step
+        if self.first > self.last:
+            raise UsageError(
+                f"the training is at step {self.first} already, and {self.last} steps "
+                "were asked for",
+                hint="more --steps or --epochs, or another --checkpoint-dir",
+            )
+        if backend.rank:
+            return  # what is written is rank 0's
+        self.checkpoint = checkpoint
+        if ledger is not None:
+            self.ledger = Ledger(ledger)
+            self.ledger.begin(plan, self.first, backend.replicas, backend.name)
+
     def run(
         self,
         step: Step,
@@ -186,16 +232,29 @@ class _Loop:
         timeline: Timeline | None,
     ) -> Result:
         model, per_epoch = step.model, self.plan.steps_per_epoch
-        result = Result(model, self.backend)
+        result = self.result = Result(model, self.backend)
         every_batch = "on_train_batch_end" in hooks.hooks
+        start, epoch, number = self.start, 0, self.first
+        if start is not None:
+            epoch, result.history = start.epoch, dict(start.history)
+            self.losses, result.losses = start.losses, start.losses.tolist()
+            start.put(model)  # here for the hooks to see it,
         hooks.call("on_train_begin", {})
-        for epoch in range(self.epochs):
+        if start is not None:
+            start.put(model)  # and here because they must not change it
+        final: State | None = None
+        while epoch < self.epochs and not model.stop_training:
             hooks.call("on_epoch_begin", epoch, {})
+            sums = None
+            if start is not None and start.within_epoch:
+                start.put(model)
+                sums = start.sums
+            start = self.start = None
+            averages = self.averages = Averages(step.layout, sums)
             first, last = epoch * per_epoch, min((epoch + 1) * per_epoch, self.last)
             bar.begin(epoch, last - first)
-            averages = Averages(step.layout)
             ended: list[float] = []  # by the clock of the report
-            for number in range(first, last):
+            while number < last and not model.stop_training:
                 hooks.call("on_train_batch_begin", number - first, {})
                 begin = time.perf_counter()
                 batch = _next(batches)
@@ -208,12 +267,17 @@ class _Loop:
                     timeline.step(number, begin, ready, done, report)
                 result.timing.input.append(ready - begin)
                 result.timing.step.append(done - ready)
+                if self.ledger is not None:
+                    self.ledger.add(number, step.layout.receipts(report))
+                number += 1
                 if every_batch:
                     now = averages.logs() if self.backend.rank == 0 else {}
-                    hooks.call("on_train_batch_end", number - first, now)
-                bar.update(number - first + 1, averages.logs)
-                if model.stop_training:
-                    break
+                    hooks.call("on_train_batch_end", number - first - 1, now)
+                bar.update(number - first, averages.logs)
+                if number < last and not model.stop_training:
+                    self._save(epoch, number)
+            if number == last < first + per_epoch and not model.stop_training:
+                final = self._state(epoch, number)  # more steps can go on from here
             logs = averages.logs()
             _keep(result, averages, ended)
             if validate is not None:
@@ -226,17 +290,50 @@ class _Loop:
                     exact = {f"val_{k}": v for k, v in validate().items()}
                 logs |= exact
                 hooks.call("on_test_end", exact)
-            bar.end(len(averages.reports), logs)
+            bar.end(number - first, logs)
             for name, value in logs.items():
                 result.history.setdefault(name, []).append(value)
             hooks.call("on_epoch_end", epoch, dict(logs))
-            if model.stop_training:
-                break
+            self.averages, self.losses = None, np.array(result.losses)
+            epoch += 1
+            if epoch < self.epochs and not model.stop_training:
+                self._save(epoch, number)
+        if self.checkpoint is not None:
+            self.checkpoint.end(final or self._state(epoch, number), self.ledger)
         with self.backend.scope():
             keras_compat.finish(model)
         result.timing.tell_waiting(self.backend)
         hooks.call("on_train_end", {})
+        if self.ledger is not None:
+            self.ledger.close()
         return result
+
+    def _state(
+        self, epoch: int, step: int, buffers: Sequence[np.ndarray] | None = None
+    ) -> State:
+        """The state of the training now; ``epoch`` and ``step`` are the next ones."""
+        losses, sums, averages = self.losses, np.zeros(0), self.averages
+        if averages is not None:
+            sums = averages.sums().copy()
+            more = [values[averages.layout.LOSS] for values in averages.reports]
+            losses = np.concatenate([losses, more])
+        return State(
+            epoch,
+            step,
+            values_of(self.result.model, buffers),
+            sums,
+            losses,
+            {name: list(values) for name, values in self.result.history.items()},
+            random_state.take(),
+            bool(self.result.model.stop_training),
+        )
+
+    def _save(self, epoch: int, step: int) -> None:
+        """Writes a checkpoint where one is due, on rank 0."""
+        if self.checkpoint is not None and self.checkpoint.due(step, not self.averages):
+            self.checkpoint.save(
+                lambda buffers: self._state(epoch, step, buffers), self.ledger
+            )
 
 
 def _keep(result: Result, averages: Averages, ended: Sequence[float]) -> None:

@@ -8,16 +8,14 @@ at any step. ``tf.data`` does the reading, ahead of the step.
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
-from training.permutation import permute
+from training.plan import Plan, share
 from training.sources import Source, as_source
-
-Number = TypeVar("Number", int, tf.Tensor)
 
 # Rows permuted at a time: a thousand small batches cost one call into Python.
 _BLOCK_ROWS = 1 << 16
@@ -32,24 +30,15 @@ class Batch(NamedTuple):
         x, y: Trees of tensors ``[n, ...]``; n may be 0.
         sample_weight: Tree of tensors ``[n, ...]``, or None.
         global_rows: int64 scalar: rows of the whole global batch, over all processes.
+        read: int64 ``[n, 2]``: place in the global batch, and row number, of each row
+            that was read; None unless they are to be told.
     """
 
     x: Any
     y: Any
     sample_weight: Any
     global_rows: Any
-
-
-def share(rows: Number, replica: Number, replicas: int) -> tuple[Number, Number]:
-    """The splitting rule: which rows of a global batch a replica gets.
-
-    Contiguous, in order of replicas, sizes differ by one at most; empty for some
-    where there are fewer rows than replicas. Works on integers and on tensors.
-
-    Returns:
-        ``(start, stop)``, half-open.
-    """
-    return replica * rows // replicas, (replica + 1) * rows // replicas
+    read: Any = None
 
 
 class Input:
@@ -64,8 +53,10 @@ class Input:
         seed: Decides the order of rows.
         shuffle: A new order each epoch; False keeps the source's. A source without
             random access always keeps its own.
+        tell_rows: Whether batches tell which rows they hold (``Batch.read``).
 
     Attributes:
+        plan: Which rows make which batch.
         rows: Rows of an epoch.
         steps_per_epoch: Steps of an epoch, the short one included.
 
@@ -80,12 +71,12 @@ class Input:
         *,
         seed: int = 0,
         shuffle: bool = True,
+        tell_rows: bool = False,
     ):
         self.source: Source = as_source(source)
         self.global_batch_size = global_batch_size
-        self.seed = seed
         self.rows = len(self.source)
-        self.shuffle = shuffle and self.source.random_access
+        self.tell_rows = tell_rows
         if global_batch_size < 1:
             raise UsageError(
                 f"a global batch of {global_batch_size} rows cannot be trained on",
@@ -95,7 +86,9 @@ class Input:
             raise UsageError(
                 "the data set has no rows", hint="pass data with at least one row"
             )
-        self.steps_per_epoch = -(-self.rows // global_batch_size)
+        shuffle = shuffle and self.source.random_access
+        self.plan = Plan(self.rows, global_batch_size, seed, shuffle)
+        self.steps_per_epoch = self.plan.steps_per_epoch
 
     @property
     def spec(self) -> Batch:
@@ -108,12 +101,12 @@ class Input:
             None if part is None else tf.nest.map_structure(open_rows, part)
             for part in self.source.spec
         )
-        return Batch(x, y, sample_weight, tf.TensorSpec([], tf.int64))
+        read = tf.TensorSpec([None, 2], tf.int64) if self.tell_rows else None
+        return Batch(x, y, sample_weight, tf.TensorSpec([], tf.int64), read)
 
     def global_rows(self, step: int) -> int:
         """Number of rows in global batch ``step``."""
-        first = step % self.steps_per_epoch * self.global_batch_size
-        return min(self.global_batch_size, self.rows - first)
+        return self.plan.global_rows(step)
 
     def global_batch(self, step: int) -> np.ndarray:
         """Row numbers of global batch ``step``: int64 ``[global_rows(step)]``.
@@ -121,7 +114,7 @@ class Input:
         A pure function of (seed, rows, global batch size, step). For a source without
         random access, these are positions in its own order.
         """
-        return self._order(step, step + 1)
+        return self.plan.row_numbers(step, step + 1)
 
     def dataset(
         self, first_step: int, last_step: int, local_replicas: range, replicas: int
@@ -148,11 +141,19 @@ class Input:
             _, stop = share(rows, local_replicas[-1], replicas)
             return start, stop, rows
 
+        def told(start: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor | None:
+            """Places and numbers of the rows read, where somebody keeps a ledger."""
+            if not self.tell_rows:
+                return None
+            places = start + tf.range(tf.shape(numbers, tf.int64)[0])
+            return tf.stack([places, numbers], axis=1)
+
         @tf.autograph.experimental.do_not_convert
         def read(step: tf.Tensor, numbers: tf.Tensor) -> Batch:
             start, stop, rows = own(step)
-            x, y, weight = self.source.read(numbers[start:stop])
-            return Batch(x, y, weight, rows)
+            mine = numbers[start:stop]
+            x, y, weight = self.source.read(mine)
+            return Batch(x, y, weight, rows, told(start, mine))
 
         @tf.autograph.experimental.do_not_convert
         def cut(step: tf.Tensor, batch: Any) -> Batch:
@@ -160,7 +161,10 @@ class Input:
             x, y, weight = tf.nest.map_structure(
                 lambda t: None if t is None else t[start:stop], batch
             )
-            return Batch(x, y, weight, rows)
+            size = self.global_batch_size
+            first = step % self.steps_per_epoch * size + start
+            mine = first + tf.range(tf.shape(tf.nest.flatten(x)[0], tf.int64)[0])
+            return Batch(x, y, weight, rows, told(start, mine))
 
         if self.source.random_access:
             batches = self._plan(first_step, last_step).map(
@@ -179,16 +183,6 @@ class Input:
         # The sizes are set by hand: the tuner's thread costs more than it finds.
         options.autotune.enabled = False
         return batches.apply(length).prefetch(2).with_options(options)
-
-    def _order(self, first_step: int, last_step: int) -> np.ndarray:
-        """Row numbers of successive steps of one epoch, one behind the other."""
-        epoch, first = divmod(int(first_step), self.steps_per_epoch)
-        start = first * self.global_batch_size
-        stop = start + int(last_step - first_step) * self.global_batch_size
-        positions = np.arange(start, min(stop, self.rows), dtype=np.int64)
-        if not self.shuffle:
-            return positions
-        return permute(positions, self.rows, (self.seed, epoch))
 
     def _plan(self, first_step: int, last_step: int) -> tf.data.Dataset:
         """``(step, row numbers of its global batch)`` for a range of steps.
@@ -213,7 +207,7 @@ class Input:
                 for step in (within, end)
             )
             numbers = tf.numpy_function(
-                self._order, [start, stop], tf.int64, stateful=False
+                self.plan.row_numbers, [start, stop], tf.int64, stateful=False
             )
             numbers.set_shape([None])
             return start, stop, numbers

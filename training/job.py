@@ -14,6 +14,7 @@ import backends
 from backends.quiet import quiet
 from collective.errors import UsageError
 from training import datasets, models
+from training.checkpoint import Checkpoint
 from training.evaluation import Evaluation
 from training.failure import ends_the_job
 from training.fit import fit
@@ -60,12 +61,17 @@ class Job:
         return cls(**({"options": options} | own(cls) | more))
 
 
-def run(job: Job, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Summary:
+def run(
+    job: Job,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    checkpoint: Checkpoint | None = None,
+    ledger: str | None = None,
+) -> Summary:
     """Trains, evaluates on the test data and sums up. Every rank calls it.
 
     Args:
         job: What to train.
-        callbacks: As for ``training.fit``.
+        callbacks, checkpoint, ledger: As for ``training.fit``.
 
     Raises:
         UsageError: An option asks for what is not there or does not fit.
@@ -94,6 +100,8 @@ def run(job: Job, callbacks: Sequence[keras.callbacks.Callback] = ()) -> Summary
             callbacks=callbacks,
             verbose=job.verbose,
             timeline=job.timeline,
+            checkpoint=checkpoint,
+            ledger=ledger,
         )
         test: dict[str, float] = {}
         if job.test and data.test is not None:

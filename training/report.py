@@ -13,11 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from training import keras_compat
+from training import keras_compat, receipts
 
 
 class Layout:
-    """The places in a report: loss, rows, times, single losses, metrics.
+    """The places in a report: loss, rows, times, single losses, metrics, receipts.
 
     Args:
         model: A compiled and built model.
@@ -32,6 +32,9 @@ class Layout:
         self.metric_shapes = [
             tuple(v.shape) for m in keras_compat.metrics(model) for v in m.variables
         ]
+        metrics = sum(int(np.prod(shape)) for shape in self.metric_shapes)
+        #: Numbers before the receipts: those that add up over steps.
+        self.size = self.FIXED + len(self.outputs) + metrics
 
     def pack(
         self,
@@ -40,6 +43,7 @@ class Layout:
         reduce_span: tuple[Any, Any],
         outputs: Sequence[tf.Tensor],
         metrics: Sequence[tf.Tensor],
+        more: Sequence[tf.Tensor] = (),
     ) -> tf.Tensor:
         """Puts a report together, in the graph.
 
@@ -48,25 +52,55 @@ class Layout:
         """
         fixed = [loss, rows, *reduce_span, *outputs]
         vector = tf.stack([tf.cast(value, tf.float64) for value in fixed])
-        flat = [tf.reshape(tf.cast(m, tf.float64), [-1]) for m in metrics]
+        rest = [*metrics, *more]
+        flat = [tf.reshape(tf.cast(m, tf.float64), [-1]) for m in rest]
         return tf.concat([vector, *flat], axis=0)
+
+    def receipts(self, report: tf.Tensor) -> list[receipts.Receipt]:
+        """What each replica has read, if the batches told their rows."""
+        return receipts.read(report.numpy()[self.size :])
 
 
 class Averages:
     """Averages over the rows of an epoch's steps, as they come.
 
     Reports stay TensorFlow's until somebody asks, so that adding one waits for nothing.
+
+    Args:
+        layout: Of the reports.
+        sums: ``sums()`` of the epoch's earlier steps, where it goes on in its middle.
     """
 
-    def __init__(self, layout: Layout):
+    def __init__(self, layout: Layout, sums: np.ndarray | None = None):
         self.layout = layout
-        self.reports: list[np.ndarray] = []
+        self._reports: list[np.ndarray] = []
         self._waiting: list[tf.Tensor] = []
-        self._sum: np.ndarray | float = 0.0
+        self._sum = np.zeros(layout.size) if sums is None else np.array(sums)
 
     def add(self, report: tf.Tensor) -> None:
         """Takes the report of one more step."""
         self._waiting.append(report)
+
+    @property
+    def reports(self) -> list[np.ndarray]:
+        """The reports that were added, in order."""
+        self.sums()
+        return self._reports
+
+    def sums(self) -> np.ndarray:
+        """What the averages are made of: float64 ``[layout.size]``, not a copy."""
+        layout = self.layout
+        metrics = layout.FIXED + len(layout.outputs)
+        for report in self._waiting:
+            values = report.numpy()
+            self._reports.append(values)
+            values = values[: layout.size]
+            weighted = values * np.float64(values[layout.ROWS])
+            weighted[layout.ROWS] = values[layout.ROWS]
+            weighted[metrics:] = values[metrics:]
+            self._sum += weighted
+        self._waiting.clear()
+        return self._sum
 
     def logs(self) -> dict[str, float]:
         """The averages so far, named as Keras names them.
@@ -74,22 +108,12 @@ class Averages:
         Returns:
             ``loss``, the single losses of a model with several outputs, the metrics.
         """
-        layout = self.layout
-        metrics = layout.FIXED + len(layout.outputs)
-        for report in self._waiting:
-            values = report.numpy()
-            self.reports.append(values)
-            weighted = values * np.float64(values[layout.ROWS])
-            weighted[layout.ROWS] = values[layout.ROWS]
-            weighted[metrics:] = values[metrics:]
-            self._sum += weighted
-        self._waiting.clear()
-        total = np.asarray(self._sum)
+        layout, total = self.layout, self.sums()
         rows = total[layout.ROWS]
         names = {layout.LOSS: "loss"}
         names |= {layout.FIXED + i: name for i, name in enumerate(layout.outputs)}
         logs = {name: float(total[place] / rows) for place, name in names.items()}
-        state, place = [], metrics
+        state, place = [], layout.FIXED + len(layout.outputs)
         for shape in layout.metric_shapes:
             size = int(np.prod(shape))
             state.append(total[place : place + size].reshape(shape))

@@ -19,12 +19,13 @@ import tensorflow as tf
 
 from backends.base import Backend
 from collective.errors import CollectiveError
-from training import keras_compat
+from training import keras_compat, receipts
 from training.accumulation import accumulate, cut
 from training.desync import DesyncAlarm
 from training.forward import Forward, Sums
-from training.inputs import Batch, share
+from training.inputs import Batch
 from training.message import SMALL
+from training.plan import share
 from training.report import Layout
 
 NOT_FINITE = "collective: not finite in replica"
@@ -127,7 +128,7 @@ class Step:
         trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]
         state = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
         replica = tf.cast(self.backend.replica(), tf.int64)
-        data, rows = replica_rows(self.backend, batch, replica)
+        data, rows, read = replica_rows(self.backend, batch, replica)
         sums, new_state = self._local(
             trainable,
             state,
@@ -147,9 +148,10 @@ class Step:
             for i, new in zip(changing, new_state, strict=True)
         ]
         trouble = self._trouble(sums)
+        receipt = self._receipt(read, replica)
         parts: Any = tf.nest.map_structure(
             lambda t: tf.cast(t, self.dtype),
-            (sums, moved, trouble, self.alarm.contribution(number)),
+            (sums, moved, trouble, self.alarm.contribution(number), receipt),
         )
         local = tf.nest.flatten(parts)
         with tf.control_dependencies(local):
@@ -159,7 +161,9 @@ class Step:
         reduced = self._all_reduce(local)
         with tf.control_dependencies(reduced):
             stop = tf.timestamp()
-        sums, moved, trouble, checksums = tf.nest.pack_sequence_as(parts, reduced)
+        sums, moved, trouble, checksums, receipt = tf.nest.pack_sequence_as(
+            parts, reduced
+        )
         # All writing waits for the check: weight decay, the optimizer's counter and
         # the state do not depend on the gradients, and must not move without them.
         with tf.control_dependencies(self._check(trouble)):
@@ -174,7 +178,7 @@ class Step:
             )
         loss, outputs = global_loss(sums)
         report = self.layout.pack(
-            loss, batch.global_rows, (start, stop), outputs, sums.metrics
+            loss, batch.global_rows, (start, stop), outputs, sums.metrics, receipt
         )
         return report, checksums
 
@@ -231,6 +235,12 @@ class Step:
         return tf.one_hot(self.backend.replica(), self.backend.replicas) * tf.cast(
             first, tf.float32
         )
+
+    def _receipt(self, read: Any, replica: tf.Tensor) -> list[tf.Tensor]:
+        """What this replica says it has read, if the batches tell their rows."""
+        if isinstance(read, tuple):
+            return []
+        return [receipts.write(read, replica, self.backend.replicas)]
 
     def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """One call; scalars and vectors of a few numbers ride in one tensor."""
@@ -301,16 +311,17 @@ def without_none(batch: Batch) -> Batch:
 
 def replica_rows(
     backend: Backend, batch: Batch, replica: tf.Tensor
-) -> tuple[tuple[Any, Any, Any], tf.Tensor]:
-    """A replica's part of its process' slice, and the number of rows in it."""
+) -> tuple[tuple[Any, Any, Any], tf.Tensor, Any]:
+    """A replica's part of its process' slice, its number of rows, and which they are."""
     data = (batch.x, batch.y, batch.sample_weight)
     if len(backend.local_replicas) == 1:
         first_leaf = tf.nest.flatten(batch.x)[0]
-        return data, tf.shape(first_leaf, tf.int64)[0]
+        return data, tf.shape(first_leaf, tf.int64)[0], batch.read
     total = backend.replicas
     begin, _ = share(batch.global_rows, backend.local_replicas[0], total)
     start, stop = share(batch.global_rows, replica, total)
-    return cut(data, start - begin, stop - begin), stop - start
+    *data, read = cut((*data, batch.read), start - begin, stop - begin)
+    return tuple(data), stop - start, read
 
 
 def global_loss(sums: Sums) -> tuple[tf.Tensor, list[tf.Tensor]]:

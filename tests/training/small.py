@@ -54,6 +54,22 @@ def model(optimizer: Any = None, *more: Any, **arguments: Any) -> Callable[[], A
     return make
 
 
+def adamw() -> keras.Optimizer:
+    return keras.optimizers.AdamW(0.02, weight_decay=0.01, use_ema=True)
+
+
+def everything(dropout: bool = False) -> Callable[[], Any]:
+    """A maker of all that a state consists of; masks depend on the number of replicas.
+
+    The statistics of a batch do, too, so there is no layer of them without dropout.
+    """
+    by_replica = [
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3, seed=1),
+    ]
+    return model(adamw, *(by_replica if dropout else []))
+
+
 def train(
     backend: Any, callbacks: Any = (), validate: bool = False, **more: Any
 ) -> Result:

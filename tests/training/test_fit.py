@@ -1,7 +1,7 @@
 """``training.fit`` for people's own scripts: what it takes, refuses and gives back.
 
-Plain, in one process; ``test_on_ranks`` starts this file, with those of callbacks and
-evaluation, on three ranks at once.
+Plain, in one process; ``test_on_ranks`` starts this file, with those of callbacks,
+evaluation, checkpoints and the ledger, on three ranks at once.
 """
 
 from __future__ import annotations
@@ -267,10 +267,13 @@ def test_rank_zero_alone_draws_the_bar(backend, verbose, capfd):
 
 FILES = [
     f"tests/training/test_{name}.py"
-    for name in ("fit", "callbacks", "evaluation", "desync")
+    for name in ("fit", "callbacks", "evaluation", "desync", "checkpoint", "ledger")
 ]
 # TensorFlow's collectives are slower to start: the tests that could hang there.
-BRIEFLY = "restores_the_best or saves_once or collectives or validation or from_outside or optimizer"
+BRIEFLY = (
+    "restores_the_best or saves_once or collectives or validation or from_outside"
+    " or optimizer or resumed_anywhere or notes_what_was_read"
+)
 
 
 @pytest.mark.launches

@@ -203,7 +203,7 @@ def test_clips_the_sum_not_its_parts(clip, clipped):
     model, step = make(cases.clipped(**clip), backend, rows)
     before = values(model.trainable_variables)
     wanted = clipped(gradients(model, rows))
-    x, y, weight, _ = own_part(rows, SingleBackend(Options(), Environment()))
+    x, y, weight, *_ = own_part(rows, SingleBackend(Options(), Environment()))
     step(Batch(x, y, weight, tf.constant(10, tf.int64)), 0)
     after = values(model.trainable_variables)
     for old, new, gradient in zip(before, after, wanted, strict=True):
@@ -226,7 +226,7 @@ def test_decay_and_constraint_come_after_the_update():
     net, step = make(model, backend, rows)
     kernel = np.array(net.trainable_variables[0])
     clipped = np.clip(gradients(net, rows)[0], -0.01, 0.01)
-    x, y, weight, _ = own_part(rows, SingleBackend(Options(), Environment()))
+    x, y, weight, *_ = own_part(rows, SingleBackend(Options(), Environment()))
     step(Batch(x, y, weight, tf.constant(10, tf.int64)), 0)
     wanted = kernel * (1 - 0.1 * 0.5) - 0.1 * clipped
     norms = np.sqrt((wanted**2).sum(0))

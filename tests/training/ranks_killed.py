@@ -1,0 +1,67 @@
+"""A training that is killed in its middle, or gone on with; run by ``test_killing``.
+
+    ranks_killed.py BACKEND FOLDER STEPS WAY
+
+WAY is ``killed``: once undisturbed, then again with checkpoints, and rank 0 kills itself
+after step 13, which takes the others along; or ``resumed``: on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import keras
+
+import backends
+from tests.training.small import everything, rows, train
+from training import Checkpoint
+
+KILLED_AT = 13
+
+
+class Dies(keras.callbacks.Callback):
+    """Kills rank 0 in the middle of an epoch, as soon as there is a checkpoint."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder = folder
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        if int(self.model.optimizer.iterations) == KILLED_AT:
+            while not list(self.folder.glob("step-*")):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(name: str, folder: str, steps: str, way: str) -> None:
+    keras.config.set_floatx("float64")
+    backend = backends.get(name)
+    settings = {"steps": int(steps), "model": everything(), "data": rows()}
+    runs = Path(folder, "runs")
+    if way == "killed":
+        losses = {"whole": train(backend, **settings).losses}
+        note(backend, folder, losses)
+        settings["callbacks"] = [Dies(runs)]
+    result = train(
+        backend,
+        **settings,
+        checkpoint=Checkpoint(runs, every=4, resume=way == "resumed"),
+        ledger=Path(folder, "ledger"),
+    )
+    note(backend, folder, {way: result.losses})
+    backend.barrier()
+
+
+def note(backend: backends.Backend, folder: str, losses: dict) -> None:
+    for name, values in losses.items():
+        if backend.rank == 0:
+            Path(folder, f"{name}.json").write_text(json.dumps(values))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,88 @@
+"""Whole jobs, killed in the middle of an epoch and gone on with: the same trace."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import launch
+from tests.training.ranks_killed import KILLED_AT
+from tests.training.small import ROWS
+from training.ledger import check
+
+SCRIPT = str(Path(__file__).with_name("ranks_killed.py"))
+STEPS = 20
+
+
+def start(backend: str, ranks: int, folder: Path, way: str, steps: int = STEPS) -> str:
+    """Runs the script to its end, or to its death; what it printed."""
+    before = launch.command(backend, ranks) if backend != "single" else []
+    program = [sys.executable, SCRIPT, backend, str(folder), str(steps), way]
+    code, printed = launch.run([*before, *program], launch.environment(), 100)
+    assert code is not None and (code != 0) == (way == "killed"), printed
+    assert ("resumed from " in printed) == (way == "resumed"), printed
+    return printed
+
+
+def losses(folder: Path, way: str) -> list[float]:
+    return json.loads((folder / f"{way}.json").read_text())
+
+
+def copied(folder: Path, name: str) -> Path:
+    return shutil.copytree(folder, folder.with_name(name))
+
+
+def assert_perfect_ledger(folder: Path, replicas: list[int]) -> None:
+    found = check(folder / "ledger")
+    assert found.faults == []
+    assert [run.replicas for run in found.runs] == replicas
+    assert (
+        found.epochs == [ROWS, ROWS, ROWS, 20] and found.runs[0].last == KILLED_AT - 1
+    )
+    assert found.runs[1].undone == KILLED_AT - found.runs[1].start > 0
+
+
+def with_horovod(name: str):
+    return pytest.param(name, marks=[pytest.mark.horovod] if name == "horovod" else [])
+
+
+@pytest.mark.launches
+def test_killed_and_resumed_alike_and_on_another_backend(tmp_path):
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    start("native", 2, folder, "killed")
+    assert not (folder / "killed.json").exists()
+    other = copied(folder, "other")
+    start("native", 2, folder, "resumed")
+    assert losses(folder, "resumed") == losses(folder, "whole")
+    assert len(losses(folder, "whole")) == STEPS
+    assert_perfect_ledger(folder, [2, 2])
+    start("single", 1, other, "resumed")
+    np.testing.assert_allclose(
+        losses(other, "resumed"), losses(other, "whole"), rtol=1e-12
+    )
+    assert_perfect_ledger(other, [2, 1])
+
+
+@pytest.mark.launches
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", map(with_horovod, launch.LAUNCHERS))
+def test_every_backend_is_resumed_by_itself_and_by_others(name, tmp_path):
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    start(name, 2, folder, "killed")
+    other = copied(folder, "other")
+    start(name, 2, folder, "resumed")
+    assert losses(folder, "resumed") == losses(folder, "whole")
+    # From two ranks to one, and to two of another backend.
+    start("single", 1, other, "resumed", KILLED_AT + 3)
+    start("mpi" if name == "native" else "native", 2, other, "resumed")
+    np.testing.assert_allclose(
+        losses(other, "resumed"), losses(other, "whole"), rtol=1e-12
+    )
+    assert_perfect_ledger(other, [2, 1, 2])
