@@ -105,15 +105,6 @@ def _is_launcher(process: int) -> bool:
     return is_one and (parent is None or parent.cmdline() != words)
 
 
-def test_a_host_that_is_not_there_is_named(hosts):
-    words = ["--remote-shell", str(hosts.agent), "-H", f"{NETWORK}.1:1,{NETWORK}.99:1"]
-    command = [sys.executable, "-m", "collective.launch", *words, "true"]
-    code, printed = run(hosts.on(1, command))
-    assert code == 1
-    assert f"cannot reach every host:\n  {NETWORK}.99: " in printed
-    assert "HINT: this must work without a password" in printed
-
-
 def test_the_doctor_measures_the_wire(hosts):
     code, printed = run(launcher(hosts, "collective.doctor", "--json"))
     found = json.loads(printed)
