@@ -96,6 +96,8 @@ class Lab:
             *["--prtemca", "plm_ssh_agent", str(self.agent)],
             *["--prtemca", "oob_tcp_if_include", network],
             *["--mca", "btl_tcp_if_include", network, "--mca", "pml", "ob1"],
+            # Each host believes that it has all the cores.
+            *["--mca", "mpi_yield_when_idle", "1"],
         ]
         return self.on(1, [mpirun, *options, *more, *command])
 
