@@ -112,11 +112,13 @@ class Mpirun(Job):
         )
 
     def _report_lost(self, ranks: Sequence[int]) -> None:
-        """Open MPI ends with 0 when it has lost a host."""
-        self.exit_code = self.exit_code or 1
-        hosts = self.relay.lost_hosts
-        there = [r for r in ranks if self.relay.started[r] in hosts] or ranks
-        names = hosts or [self.relay.started[r] for r in there]
+        """Open MPI 5 ends with 0 when it has lost a host."""
+        self.exit_code = 1
+        hosts = self.relay.lost_hosts  # by their own names, or as they were given
+        given = {rank.rank: rank.host.name for rank in self.ranks}
+        calls_itself = self.relay.started
+        there = [r for r in ranks if {calls_itself[r], given[r]} & {*hosts}] or ranks
+        names = hosts or [calls_itself[r] for r in there]
         tell(
             f"the connection to {', '.join(dict.fromkeys(names))} was lost; what became "
             f"of rank {', '.join(map(str, there))} of {self.size} is not known\n"
