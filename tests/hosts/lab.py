@@ -77,6 +77,23 @@ class Lab:
         """The command that runs another on one host, numbered from 1."""
         return [str(self.agent), f"{NETWORK}.{host}", shlex.join(command)]
 
+    def ours(self, module: str, *words: str, agent: Path | None = None) -> list[str]:
+        """The command that runs our launcher or doctor on the first host."""
+        reach = ["--remote-shell", str(agent or self.agent)]
+        start = [sys.executable, "-m", module, *reach, "--network-interfaces", "eth0"]
+        return self.on(1, [*start, *words])
+
+    def agent_with(self, host: int, modules: Path) -> Path:
+        """An agent under which one host finds a folder of Python's modules first."""
+        agent = modules / "agent"
+        agent.write_text(
+            f'#!/bin/bash\n[[ $1 = *.{host} ]] || exec {self.agent} "$@"\n'
+            f"old='PYTHONPATH={launch.ROOT}' new='PYTHONPATH={modules}:{launch.ROOT}'\n"
+            f'exec {self.agent} "${{@//$old/$new}}"\n'
+        )
+        agent.chmod(0o755)
+        return agent
+
     def mpirun(self, slots: list[int], command: list[str], *more: str) -> list[str]:
         """The command that starts ranks, ``slots[i]`` of them on host i + 1.
 
