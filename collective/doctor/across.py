@@ -7,32 +7,21 @@ import concurrent.futures
 import contextlib
 import itertools
 import json
-import os
-import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from collective.doctor.findings import Finding
 from collective.hosts import Host
-from collective.launch import here, reachable
+from collective.launch import here, versions
+from collective.launch.ask import ask
+from collective.launch.reachable import on, without_password
 
 _SECONDS = 120
 _AT_ONCE = 16
 _EVERY_PAIR_UP_TO = 8  # hosts; beyond, each and the next, so that it ends
 _CLOCKS_DIFFER = 1.0  # seconds
-
-
-def on(host: Host, options: argparse.Namespace, module: str, *words: str) -> list[str]:
-    """The command that runs a module of ours on a host: the same Python, same folder."""
-    command = [sys.executable, "-m", module, *words]
-    if here.is_here(host):
-        return command
-    there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
-    seconds = options.start_timeout or reachable.SECONDS
-    return reachable.command(host, options, seconds, there)
 
 
 def examine(
@@ -46,42 +35,28 @@ def examine(
         those that answered; and what is wrong with the others.
     """
 
-    def ask(host: Host) -> dict[str, Any] | Finding:
+    def examined(host: Host) -> dict[str, Any] | Finding:
         command = on(host, options, "collective.doctor", "--json", "--facts")
         start = time.time()
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            return Finding(f"{host.name}: no answer in {_SECONDS} s", _try(command))
-        except OSError as error:
-            return Finding(f"{host.name}: {command[0]}: {error}", _try(command))
+        answer = ask(command, _SECONDS)
         end = time.time()
         try:
-            found = json.loads(done.stdout.strip().splitlines()[-1])
+            found = json.loads(answer.out.strip().splitlines()[-1])
         except (ValueError, IndexError):
-            said = " ".join(done.stderr.split())[-300:] or "it said nothing"
-            return Finding(f"{host.name} cannot be examined: {said}", _try(command))
+            said = answer.said[-300:] or "it said nothing"
+            return Finding(
+                f"{host.name} cannot be examined: {said}", without_password(command)
+            )
         # It started after we asked and ended before we heard.
         ahead = (found["clock"][1] - end, found["clock"][0] - start)
         return {"name": host.name, "clock_error": ahead, **found}
 
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(ask, hosts))
+        answers = list(pool.map(examined, hosts))
     return (
         [answer for answer in answers if isinstance(answer, dict)],
         [answer for answer in answers if isinstance(answer, Finding)],
     )
-
-
-def _try(command: Sequence[str]) -> str:
-    return f"this must work without a password: {shlex.join(command)}"
 
 
 def compare(machines: Sequence[dict[str, Any]]) -> list[Finding]:
@@ -109,19 +84,13 @@ def compare(machines: Sequence[dict[str, Any]]) -> list[Finding]:
                     "hostnamectl set-hostname NAME, another one on each",
                 )
             )
-    kinds = dict.fromkeys(k for m in machines for k in m["versions"])
-    for kind in [*kinds, "mpirun"]:
-        versions: dict[str, list[str]] = {}
-        for m in machines:
-            v = m["mpi"]["family"] if kind == "mpirun" else m["versions"].get(kind)
-            versions.setdefault(v or "none", []).append(m["name"])
-        if len(versions) > 1:
-            told = "; ".join(f"{v} on {', '.join(h)}" for v, h in versions.items())
-            found.append(
-                Finding(
-                    f"{kind} differs: {told}", "install the same version everywhere"
-                )
-            )
+    every = {
+        m["name"]: m["versions"] | {"mpirun": m["mpi"]["family"]} for m in machines
+    }
+    for kind, told in versions.differing(every).items():
+        found.append(
+            Finding(f"{kind} differs: {told}", "install the same version everywhere")
+        )
     return found
 
 
@@ -156,22 +125,12 @@ def measure(
             if port == 0:
                 continue  # told by whoever examined it
             command = on(start, options, "collective.doctor.wire", address, str(port))
+            answer = ask(command, _SECONDS)
             try:
-                done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=_SECONDS,
-                )
-                results.append(
-                    {"from": start.name, "to": to.name, **json.loads(done.stdout)}
-                )
-            except (ValueError, OSError, subprocess.TimeoutExpired) as error:
-                said = f"no answer in {_SECONDS} s"
-                if isinstance(error, ValueError):
-                    said = " ".join(done.stderr.split())[-200:]
+                measured = json.loads(answer.out)
+                results.append({"from": start.name, "to": to.name, **measured})
+            except ValueError:
+                said = answer.said[-200:]
                 found.append(
                     Finding(
                         f"{start.name} has no TCP connection to {to.name}: {said}",

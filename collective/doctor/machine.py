@@ -1,4 +1,4 @@
-"""What this machine has. Each question has a deadline; none imports TensorFlow."""
+"""What this machine has. Each question has a deadline; none imports TensorFlow but Horovod's."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
-import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,13 +15,21 @@ from typing import Any
 
 from collective import interfaces, library
 from collective.errors import CollectiveError
-from collective.launch import mpi
+from collective.launch import mpi, versions
+from collective.launch.ask import ask
 
 _SECONDS = 60
 _MPI4PY = (
     "import mpi4py; mpi4py.rc.initialize = False\n"
     "from mpi4py import MPI; print(MPI.Get_library_version())"
 )
+# horovodrun --check-build tells the same, and starts every framework for it: half a
+# minute.
+_HOROVOD = """
+import horovod.tensorflow as hvd
+kinds = ("MPI", "Gloo", "NCCL", "CCL", "DDL")
+print("TensorFlow", *(k for k in kinds if getattr(hvd, k.lower() + "_built")()))
+"""
 
 
 def examine() -> dict[str, Any]:
@@ -35,7 +40,7 @@ def examine() -> dict[str, Any]:
     start = time.time()
     return {
         "host": socket.gethostname(),
-        "versions": versions(),
+        "versions": versions.installed(),
         "mpi": _mpi(),
         "horovod": _horovod(),
         "native": _native(),
@@ -50,42 +55,12 @@ def examine() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Of Python and what training needs; those that must agree between hosts."""
-    found = {"python": platform.python_version()}
-    for name, packages in {
-        "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm"),
-        "keras": ("keras",),
-        "numpy": ("numpy",),
-        "mpi4py": ("mpi4py",),
-        "horovod": ("horovod",),
-        "collective": ("collective",),
-    }.items():
-        for package in packages:
-            try:
-                found[name] = importlib.metadata.version(package)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
-    return found
-
-
 def _ask(*words: str) -> tuple[int, str]:
     """Exit status and output of a command; -1 and why where it does not run."""
-    try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return -1, f"no answer in {_SECONDS} s"
-    except OSError as error:
-        return -1, str(error.strerror)
-    return done.returncode, done.stdout if done.returncode == 0 else done.stderr
+    answer = ask(words, _SECONDS)
+    if answer.code is None:
+        return -1, answer.said
+    return answer.code, answer.out if answer.code == 0 else answer.said
 
 
 def _mpi() -> dict[str, Any]:
@@ -106,10 +81,8 @@ def _mpi() -> dict[str, Any]:
 def _horovod() -> dict[str, Any]:
     if importlib.util.find_spec("horovod") is None:
         return {"installed": False, "built_for": []}
-    beside = Path(sys.executable).with_name("horovodrun")
-    code, told = _ask(str(beside if beside.exists() else "horovodrun"), "--check-build")
-    built = re.findall(r"\[X\] (.+)", told) if code == 0 else []
-    return {"installed": True, "built_for": list(dict.fromkeys(built))}
+    code, told = _ask(sys.executable, "-c", _HOROVOD)
+    return {"installed": True, "built_for": told.split() if code == 0 else []}
 
 
 def _native() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from collective import environment, hosts
 from collective.errors import CollectiveError, UsageError
-from collective.launch import across, here, options, tuning
+from collective.launch import here, options, tuning
 from collective.launch.output import Style, tell
 
 
@@ -49,6 +49,8 @@ def _launch(given: argparse.Namespace) -> int:
             f"--gloo starts ranks on this host only, not on {names}",
             hint="leave --gloo out: mpirun reaches other hosts",
         )
+    from collective.launch import across  # only then: half of what is to be imported
+
     return across.run(ranks, given, style, variables)
 
 

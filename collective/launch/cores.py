@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
-def neighbours(cores: Sequence[int], topology: Path = _TOPOLOGY) -> list[int]:
-    """Cores in such an order that those of one package, and of one core, are together.
+def physical(cores: Iterable[int], topology: Path = _TOPOLOGY) -> list[list[int]]:
+    """The hardware threads of each core, cores of one package beside each other.
 
     Args:
-        cores: Numbers of logical cores.
+        cores: Numbers of logical cores, as Linux counts hardware threads.
         topology: Where Linux describes them.
     """
 
-    def where(core: int) -> tuple[int, int, int]:
+    def where(core: int) -> tuple[int, int]:
         folder = topology / f"cpu{core}" / "topology"
         try:
             package, inside = (
@@ -26,28 +26,36 @@ def neighbours(cores: Sequence[int], topology: Path = _TOPOLOGY) -> list[int]:
                 for name in ("physical_package_id", "core_id")
             )
         except (OSError, ValueError):
-            return 0, core, core
-        return package, inside, core
+            return 0, core
+        return package, inside
 
-    return sorted(cores, key=where)
+    return [list(c) for _, c in itertools.groupby(sorted(cores, key=where), where)]
 
 
-def share(local_size: int, cores: Sequence[int] | None = None) -> list[list[int]]:
-    """The cores of each local rank; an empty list where it should not be bound.
+def share(
+    local_size: int, cores: Sequence[int] | None = None, topology: Path = _TOPOLOGY
+) -> list[list[int]]:
+    """The logical cores of each local rank; an empty list where it is not bound.
 
-    Ranks are bound where each can have two cores or more. With one core each, the
+    Ranks are bound where each can have two logical cores or more. With one each, the
     threads of TensorFlow and of the rank itself would wait for one another behind
-    whatever else runs on that core, so the kernel moves them as it sees fit.
+    whatever else runs on that core, so the kernel moves them as it sees fit. No two
+    ranks get threads of one physical core, unless there are more ranks than cores.
 
     Args:
         local_size: Ranks on this host.
         cores: Those to share out; by default the ones this process may use.
+        topology: Where Linux describes them.
     """
-    mine = neighbours(sorted(os.sched_getaffinity(0)) if cores is None else cores)
-    if len(mine) < 2 * local_size or local_size == 1:
+    usable = sorted(os.sched_getaffinity(0)) if cores is None else cores
+    if len(usable) < 2 * local_size or local_size == 1:
         return [[] for _ in range(local_size)]
-    ends = [rank * len(mine) // local_size for rank in range(local_size + 1)]
-    return [mine[a:b] for a, b in itertools.pairwise(ends)]
+    pieces = physical(usable, topology)
+    if len(pieces) < local_size:
+        pieces = [[thread] for piece in pieces for thread in piece]
+    ends = [rank * len(pieces) // local_size for rank in range(local_size + 1)]
+    parts = (pieces[a:b] for a, b in itertools.pairwise(ends))
+    return [[*itertools.chain.from_iterable(part)] for part in parts]
 
 
 def describe(cores: Sequence[int]) -> str:

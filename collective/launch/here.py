@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import secrets
+import os
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def run(
     places = {
         "COLLECTIVE_SIZE": str(size),
         "COLLECTIVE_LOCAL_SIZE": str(size),
-        "COLLECTIVE_JOB": secrets.token_hex(16),
+        "COLLECTIVE_JOB": os.urandom(16).hex(),
         **variables,
     }
     bound = [[]] * size if options.binding_args else cores.share(size)

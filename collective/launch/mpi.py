@@ -152,6 +152,15 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%%").replace("\n", "\\n")
 
 
+# When mpirun takes a host for lost that is silent, not gone: Open MPI alone lets half
+# an hour pass. After 3 s without a word it asks each second, and gives up after 5 more.
+_KEEPALIVE = {
+    "time": ("oob_tcp_keepalive_time", "3"),
+    "interval": ("oob_tcp_keepalive_intvl", "1"),
+    "probes": ("oob_tcp_keepalive_probes", "5"),
+}
+
+
 def _open_mpi(mpi: MPI, wanted: Wanted) -> list[str]:
     modern = mpi.version[0] >= 5
     runtime, agent = ("--prtemca", "plm_ssh") if modern else ("--mca", "plm_rsh")
@@ -180,6 +189,9 @@ def _open_mpi(mpi: MPI, wanted: Wanted) -> list[str]:
         words += ["--mca", "pml", "ob1"]
     if wanted.tcp:
         words += ["--mca", "btl", f"tcp,self,{'sm' if modern else 'vader'}"]
+    if len(wanted.hosts) > 1 and _KEEPALIVE["time"][0] not in wanted.more:
+        for name, seconds in _KEEPALIVE.values():
+            words += [runtime, name, seconds]
     for name in wanted.exported:
         words += ["-x", name]
     for name, value in wanted.variables.items():

@@ -52,6 +52,11 @@ class WatchedRank(Job):
             time.sleep(_LOOK_SECONDS)
         self._end(signal.SIGTERM)
 
+    def _ended(self, rank: int, code: int) -> None:
+        super()._ended(rank, code)
+        if self.announces and code == 0 and not self.verbose:
+            tell(f"{self._who(rank)} ended with 0")  # else told already
+
     def _report(self) -> None:
         if self.failed and self.style.directory is not None:
             rank = self.failed[0]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import subprocess
+import json
+import os
+import shlex
+import sys
 from collections.abc import Sequence
 
 from collective.errors import CollectiveError
 from collective.hosts import Host
-from collective.launch import here
+from collective.launch import here, probe, versions
+from collective.launch.ask import ask
 
-SECONDS = 30
+SECONDS = 30  # for an answer
+_CONNECT_SECONDS = 8  # for ssh to get through to the host at all
 _AT_ONCE = 32
 
 
@@ -25,58 +30,80 @@ def ssh_options(options: argparse.Namespace) -> list[str]:
     return words
 
 
-def command(
-    host: Host, options: argparse.Namespace, seconds: int, *words: str
-) -> list[str]:
-    """What to start to have words run by the shell of a host."""
+def on(host: Host, options: argparse.Namespace, module: str, *words: str) -> list[str]:
+    """The command that runs a module of ours on a host: the same Python, same folder."""
+    command = [sys.executable, "-m", module, *words]
+    if here.is_here(host):
+        return command
     quiet = []
     if options.remote_shell == "ssh":
         # Never ask for a password: nobody would see the question.
-        quiet = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}"]
-    return [options.remote_shell, *quiet, *ssh_options(options), host.login, *words]
+        limit = options.start_timeout or _CONNECT_SECONDS
+        quiet = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={limit}"]
+    if path := os.environ.get("PYTHONPATH"):
+        command = ["env", f"PYTHONPATH={path}", *command]
+    there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
+    return [options.remote_shell, *quiet, *ssh_options(options), host.login, there]
 
 
-def check(hosts: Sequence[Host], options: argparse.Namespace) -> None:
-    """Has each host but this one run ``true``.
+def without_password(command: Sequence[str]) -> str:
+    """The HINT for a host that cannot be reached."""
+    return f"this must work without a password: {shlex.join(command)}"
+
+
+def check(
+    hosts: Sequence[Host], options: argparse.Namespace, mpirun: str
+) -> dict[str, str]:
+    """Has each host but this one say what it has, and connect to this one.
+
+    Args:
+        hosts: Each with a rank.
+        options: Of the command line.
+        mpirun: Program that must be there on each.
+
+    Returns:
+        Hosts that cannot open a connection to this one, each with why. That ends no
+        job by itself: mpirun may know a way that we do not.
 
     Raises:
-        CollectiveError: Naming the hosts that did not, and why.
+        CollectiveError: Naming the hosts that do not answer and why, or the versions
+            that differ.
     """
     seconds = options.start_timeout or SECONDS
     others = [host for host in hosts if not here.is_here(host)]
-
-    def ask(host: Host) -> str:
+    if not others:
+        return {}
+    with (
+        probe.listening(options.nics) as way_back,
+        concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool,
+    ):
+        words = ["--mpirun", mpirun, *way_back]
+        commands = [
+            on(host, options, "collective.launch.probe", *words) for host in others
+        ]
+        answers = list(pool.map(lambda command: ask(command, seconds), commands))
+    found, silent = {}, {}
+    for host, command, answer in zip(others, commands, answers, strict=True):
         try:
-            done = subprocess.run(
-                command(host, options, seconds, "true"),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds + 1,
-            )
-        except subprocess.TimeoutExpired:
-            return f"no answer in {seconds} s"
-        except OSError as error:
-            return f"{options.remote_shell}: {error.strerror}"
-        said = " ".join(done.stderr.split())[-200:]
-        return (
-            f"{said or 'no message'} (exit code {done.returncode})"
-            if done.returncode
-            else ""
-        )
-
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(ask, others))
-    silent = [
-        f"{host.name}: {answer}"
-        for host, answer in zip(others, answers, strict=True)
-        if answer
-    ]
+            found[host.name] = json.loads(answer.out.strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            code = "" if answer.code is None else f" (exit code {answer.code})"
+            silent[f"{host.name}: {answer.said[-300:] or 'no message'}{code}"] = command
     if silent:
-        first = next(h for h, answer in zip(others, answers, strict=True) if answer)
-        words = command(first, options, seconds, "true")
         raise CollectiveError(
             "cannot reach every host:\n  " + "\n  ".join(silent),
-            hint=f"this must work without a password: {' '.join(words)}",
+            hint=without_password(next(iter(silent.values()))),
+        )
+    _compare({name: said["versions"] for name, said in found.items()}, mpirun)
+    return {name: said["cut_off"] for name, said in found.items() if said["cut_off"]}
+
+
+def _compare(found: dict[str, dict[str, str]], mpirun: str) -> None:
+    unequal = versions.differing({"this host": probe.found_here(mpirun), **found})
+    if unequal:
+        told = "\n  ".join(f"{name}: {who}" for name, who in unequal.items())
+        raise CollectiveError(
+            f"the hosts have different versions:\n  {told}",
+            hint="install the same on every host, at the same path "
+            f"({sys.prefix}); python -m collective.doctor with the same hosts tells more",
         )

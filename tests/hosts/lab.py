@@ -50,18 +50,24 @@ class Lab:
 
     Args:
         count: How many.
+        rate: What each may send; None for no limit.
         folder: Where the agent and host files are written.
     """
 
-    def __init__(self, count: int, folder: Path):
+    def __init__(self, count: int, rate: str | None, folder: Path):
         self.count = count
+        self.rate = rate
         self.folder = folder
         self.agent = folder / "agent"
         self.agent.write_text(
             "#!/bin/bash\n"
             "# [-option ...] HOST COMMAND...: what mpirun takes for ssh.\n"
             "while [[ ${1:-} == -* ]]; do shift; done\n"
-            f"host=${{1#{NETWORK}.}}; shift\n"
+            f"name=$1 host=${{1#{NETWORK}.}}; shift\n"
+            f"if [[ ! -e /run/netns/{_host('$host')} ]]; then\n"
+            "  exec 3<>/dev/tcp/$name/22 # there is none: fails as ssh does\n"
+            "  exit 255\n"
+            "fi\n"
             f"exec ip netns exec {_host('$host')} unshare --uts \\\n"
             '  bash -c "hostname lab$host; $*"\n'
         )
@@ -70,6 +76,23 @@ class Lab:
     def on(self, host: int, command: list[str]) -> list[str]:
         """The command that runs another on one host, numbered from 1."""
         return [str(self.agent), f"{NETWORK}.{host}", shlex.join(command)]
+
+    def ours(self, module: str, *words: str, agent: Path | None = None) -> list[str]:
+        """The command that runs our launcher or doctor on the first host."""
+        reach = ["--remote-shell", str(agent or self.agent)]
+        start = [sys.executable, "-m", module, *reach, "--network-interfaces", "eth0"]
+        return self.on(1, [*start, *words])
+
+    def agent_with(self, host: int, modules: Path) -> Path:
+        """An agent under which one host finds a folder of Python's modules first."""
+        agent = modules / "agent"
+        agent.write_text(
+            f'#!/bin/bash\n[[ $1 = *.{host} ]] || exec {self.agent} "$@"\n'
+            f"old='PYTHONPATH={launch.ROOT}' new='PYTHONPATH={modules}:{launch.ROOT}'\n"
+            f'exec {self.agent} "${{@//$old/$new}}"\n'
+        )
+        agent.chmod(0o755)
+        return agent
 
     def mpirun(self, slots: list[int], command: list[str], *more: str) -> list[str]:
         """The command that starts ranks, ``slots[i]`` of them on host i + 1.
@@ -90,8 +113,33 @@ class Lab:
             *["--prtemca", "plm_ssh_agent", str(self.agent)],
             *["--prtemca", "oob_tcp_if_include", network],
             *["--mca", "btl_tcp_if_include", network, "--mca", "pml", "ob1"],
+            # Each host believes that it has all the cores.
+            *["--mca", "mpi_yield_when_idle", "1"],
         ]
         return self.on(1, [mpirun, *options, *more, *command])
+
+    @contextlib.contextmanager
+    def cut(self, host: int) -> Iterator[None]:
+        """Cuts a host's link, so that nobody hears of it; the agent still reaches it."""
+        port = ["ip", "-n", _host("switch"), "link", "set", f"port{host}"]
+        _run(*port, "down")
+        try:
+            yield
+        finally:
+            _run(*port, "up")
+
+    @contextlib.contextmanager
+    def at(self, rate: str) -> Iterator[None]:
+        """Has every host send at another rate for a while, in the words of ``tc``."""
+        names = [_host(i) for i in range(1, self.count + 1)]
+        before = self.rate
+        for name in names:
+            _shape(name, rate)
+        try:
+            yield
+        finally:
+            for name in names:
+                _shape(name, before)
 
     def processes(self) -> list[int]:
         """What runs on the hosts."""
@@ -132,7 +180,7 @@ def hosts(count: int, rate: str | None = None) -> Iterator[Lab]:
             _run("ip", "-n", switch, "link", "set", "bridge", "up")
             for i in range(1, count + 1):
                 _add_host(_host(i), switch, i, rate)
-            yield Lab(count, Path(folder))
+            yield Lab(count, rate, Path(folder))
         finally:
             for name in _namespaces():
                 if name.startswith(_host("")):
@@ -148,9 +196,14 @@ def _add_host(name: str, switch: str, number: int, rate: str | None) -> None:
     _run("ip", "-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
     for device in ("lo", "eth0"):
         _run("ip", "-n", name, "link", "set", device, "up")
+    _shape(name, rate)
+
+
+def _shape(name: str, rate: str | None) -> None:
+    kind = ["noqueue"]
     if rate:
-        shape = ["tbf", "rate", rate, "burst", "512kb", "latency", "50ms"]
-        _run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *shape)
+        kind = ["tbf", "rate", rate, "burst", "512kb", "latency", "50ms"]
+    _run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *kind)
 
 
 def _run(*command: str) -> str:

@@ -1,8 +1,7 @@
-"""Our launcher and our doctor on several hosts."""
+"""Our launcher on several hosts."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -36,9 +35,8 @@ time.sleep(60)
 """
 
 
-def launcher(hosts, module: str, *words: str) -> list[str]:
-    agent = ["--remote-shell", str(hosts.agent), "--network-interfaces", "eth0"]
-    return hosts.on(1, [sys.executable, "-m", module, *agent, *TWO, *words])
+def launcher(hosts, *words: str) -> list[str]:
+    return hosts.ours("collective.launch", *TWO, *words)
 
 
 def run(command: list[str]) -> tuple[int | None, str]:
@@ -46,7 +44,7 @@ def run(command: list[str]) -> tuple[int | None, str]:
 
 
 def test_ranks_on_two_hosts_sum(hosts):
-    command = launcher(hosts, "collective.launch", sys.executable, "-c", SUMS)
+    command = launcher(hosts, sys.executable, "-c", SUMS)
     code, printed = run(command)
     assert code == 0, printed
     for rank, place in enumerate(("2 0 2", "2 0 1", "1 1 2")):
@@ -58,7 +56,7 @@ def test_ranks_on_two_hosts_sum(hosts):
 
 
 def test_the_rank_that_fails_has_the_last_word(hosts):
-    command = launcher(hosts, "collective.launch", sys.executable, "-c", FAILS)
+    command = launcher(hosts, sys.executable, "-c", FAILS)
     code, printed = run(command)
     *_, before, last = printed.splitlines()
     assert code == 1
@@ -68,7 +66,7 @@ def test_the_rank_that_fails_has_the_last_word(hosts):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_the_launcher(number, hosts):
-    command = launcher(hosts, "collective.launch", sys.executable, "-c", SLEEPS)
+    command = launcher(hosts, sys.executable, "-c", SLEEPS)
     job = subprocess.Popen(
         command,
         cwd=launch.ROOT,
@@ -103,22 +101,3 @@ def _is_launcher(process: int) -> bool:
     is_one = words[1:3] == ["-m", "collective.launch"]
     # Its watchdog is a fork of it, with the same words.
     return is_one and (parent is None or parent.cmdline() != words)
-
-
-def test_a_host_that_is_not_there_is_named(hosts):
-    words = ["--remote-shell", str(hosts.agent), "-H", f"{NETWORK}.1:1,{NETWORK}.99:1"]
-    command = [sys.executable, "-m", "collective.launch", *words, "true"]
-    code, printed = run(hosts.on(1, command))
-    assert code == 1
-    assert f"cannot reach every host:\n  {NETWORK}.99: " in printed
-    assert "HINT: this must work without a password" in printed
-
-
-def test_the_doctor_measures_the_wire(hosts):
-    code, printed = run(launcher(hosts, "collective.doctor", "--json"))
-    found = json.loads(printed)
-    assert code == 0 and found["works"], found["findings"]
-    assert [m["host"] for m in found["hosts"]] == ["lab1", "lab2"]
-    (wire,) = found["wires"]
-    assert (wire["interface"], wire["address"]) == ("eth0", f"{NETWORK}.1")
-    assert wire["bandwidth"] > 0 and wire["latency"] > 0

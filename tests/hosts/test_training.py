@@ -21,13 +21,16 @@ OTHERS = ("test_sums_what_ranks_hold", "test_every_rank_gets_the_values_of_rank_
 TESTS = [f"{name}-{precision}" for name in CHOSEN for precision in CHOSEN[name]]
 
 
-@pytest.mark.parametrize("backend", ["native", "mpi"])
-def test_on_two_hosts(backend, hosts, reference):
-    run_on(hosts, [2, 2], backend, reference)
+BACKENDS = [
+    pytest.param(name, marks=[pytest.mark.horovod] if name == "horovod" else [])
+    for name in launch.LAUNCHERS
+]
 
 
-def test_on_four_hosts(hosts, reference):
-    run_on(hosts, [1, 1, 1, 1], "native", reference)
+@pytest.mark.parametrize("slots", [[2, 2], [1, 1, 1, 1]], ids=["two", "four"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_on_hosts(backend, slots, hosts, reference):
+    run_on(hosts, slots, backend, reference)
 
 
 def run_on(lab, slots, backend, reference):

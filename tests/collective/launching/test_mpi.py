@@ -56,20 +56,24 @@ FULL = Wanted(
 
 
 # These are the words that the wheels of Open MPI 4.1.8 and 5.0.11 and of MPICH 5.0.2
-# take; docs/launching.md tells how that was tried.
+# take; tests/hosts/test_mpis.py tries it.
 @pytest.mark.parametrize(
     "kind, wanted, line",
     [
         (
             OPEN_4,
             Wanted(TWO, ["true"]),
-            "mpirun -np 3 -H a:2,b:1 --map-by slot --bind-to none true",
+            "mpirun -np 3 -H a:2,b:1 --map-by slot --bind-to none "
+            "--mca oob_tcp_keepalive_time 3 --mca oob_tcp_keepalive_intvl 1 "
+            "--mca oob_tcp_keepalive_probes 5 true",
         ),
         (
             OPEN_5,
             Wanted(JOE, ["true"], binding=["--bind-to", "core"]),
             r"printf 'joe@a slots=2\n::1 slots=1\n' > hosts.collective && "
-            "mpirun -np 3 --hostfile hosts.collective --bind-to core true",
+            "mpirun -np 3 --hostfile hosts.collective --bind-to core "
+            "--prtemca oob_tcp_keepalive_time 3 --prtemca oob_tcp_keepalive_intvl 1 "
+            "--prtemca oob_tcp_keepalive_probes 5 true",
         ),
         (
             MPICH,
@@ -88,7 +92,9 @@ FULL = Wanted(
             "mpirun -np 3 -H a:2,b:1 --map-by slot --bind-to none "
             "--mca plm_rsh_agent /bin/rsh --mca plm_rsh_args '-p 22' "
             "--mca oob_tcp_if_include eth0,eth1 --mca btl_tcp_if_include eth0,eth1 "
-            "--mca pml ob1 --mca btl tcp,self,vader -x PATH -x X=1 --verbose "
+            "--mca pml ob1 --mca btl tcp,self,vader "
+            "--mca oob_tcp_keepalive_time 3 --mca oob_tcp_keepalive_intvl 1 "
+            "--mca oob_tcp_keepalive_probes 5 -x PATH -x X=1 --verbose "
             "python 'a b.py'",
         ),
         (
@@ -98,7 +104,9 @@ FULL = Wanted(
             "--prtemca plm_ssh_agent /bin/rsh --prtemca plm_ssh_args '-p 22' "
             "--prtemca oob_tcp_if_include eth0,eth1 "
             "--mca btl_tcp_if_include eth0,eth1 "
-            "--mca pml ob1 --mca btl tcp,self,sm -x PATH -x X=1 --verbose "
+            "--mca pml ob1 --mca btl tcp,self,sm "
+            "--prtemca oob_tcp_keepalive_time 3 --prtemca oob_tcp_keepalive_intvl 1 "
+            "--prtemca oob_tcp_keepalive_probes 5 -x PATH -x X=1 --verbose "
             "python 'a b.py'",
         ),
         (
@@ -114,6 +122,13 @@ FULL = Wanted(
 def test_line(kind, wanted, line, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert shell(compose(kind, wanted)) == line
+
+
+def test_how_long_a_host_may_be_silent_can_be_told():
+    more = ["--prtemca", "oob_tcp_keepalive_time", "60"]
+    words = compose(OPEN_5, Wanted(TWO, ["true"], more=more))
+    assert words.count("oob_tcp_keepalive_time") == 1
+    assert "oob_tcp_keepalive_time" not in compose(OPEN_5, Wanted(TWO[:1], ["true"]))
 
 
 def test_root_is_let_in(monkeypatch):

@@ -1,4 +1,4 @@
-"""What is shown of the ranks, where it goes, and which cores they run on."""
+"""What is shown of the ranks, and where it goes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from collective.hosts import Host
-from collective.launch import cores, here, output
+from collective.launch import here, output
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = [sys.executable, "-m", "collective.launch"]
@@ -119,25 +119,6 @@ def test_last_words():
     words = output.last_words(deep)
     assert (words[0], words[-1], "  ..." in words) == (deep[0], deep[-1], True)
     assert output.last_words([]) == []
-
-
-def test_cores_are_shared_out():
-    assert cores.share(2, range(8)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert cores.share(3, range(8)) == [[0, 1], [2, 3, 4], [5, 6, 7]]
-    assert cores.share(4, range(8)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    # One core each, or fewer: the kernel does it better.
-    assert cores.share(5, range(8)) == [[]] * 5
-    assert cores.share(1, range(8)) == [[]]
-    assert cores.describe([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
-
-
-def test_threads_of_a_core_stay_together(tmp_path):
-    for core in range(8):  # as Linux numbers two packages of two cores, two threads
-        folder = tmp_path / f"cpu{core}" / "topology"
-        folder.mkdir(parents=True)
-        (folder / "physical_package_id").write_text(f"{core % 4 // 2}\n")
-        (folder / "core_id").write_text(f"{core % 2}\n")
-    assert cores.neighbours(range(8), tmp_path) == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def test_which_hosts_are_this_one():

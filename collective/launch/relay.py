@@ -1,0 +1,103 @@
+"""What mpirun passes on: shown as it comes, and read for how each rank fares."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+from collective.launch.output import KEPT_LINES, Output, Style, lines
+
+# What collective.launch.rank tells of the rank that it watches.
+_TOLD = re.compile(
+    r"collective\.launch: rank (\d+) on (\S+) "
+    r"(started|ended (?:with|by) (?:\d+|SIG[A-Z]+\d*))\s*$"
+)
+_LINE = re.compile(r"\[(\d+)\] (.*)")
+# Open MPI's own word for a host that does not answer any more.
+_LOST = re.compile(r"Remote daemon *:.* on node (\S+)")
+# How a rank ends that was killed, or broke down. Such a one is the cause: those that
+# were connected to it end with a code of their own, and may be heard of before it.
+_KILLED = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a rank ended: on which host, and ``with 7`` or ``by SIGKILL``."""
+
+    rank: int
+    host: str
+    how: str
+
+    @property
+    def code(self) -> int:
+        """The exit code it stands for: 128 + the signal where one killed it."""
+        what = self.how.split()[1]
+        return int(what) if what.isdigit() else 128 + signal.Signals[what]
+
+
+class Relay(Output):
+    """Passes mpirun's output on, and keeps the last lines of each rank's stderr.
+
+    Args:
+        on_failure: Called when the first rank has failed.
+        verbose: Whether to show the end of a rank that did not fail, too.
+    """
+
+    def __init__(self, on_failure: Callable[[], None], verbose: bool = False) -> None:
+        super().__init__(0, 1, Style(prefix=False))
+        self.of_rank: dict[int, list[str]] = {}
+        self.started: dict[int, str] = {}  # rank: host
+        self.ended: dict[int, End] = {}
+        self.lost_hosts: list[str] = []
+        self._on_failure = on_failure
+        self._verbose = verbose
+
+    @property
+    def failed(self) -> End | None:
+        """The rank to blame: the first that was killed, else the first that failed."""
+        ends = [end for end in self.ended.values() if end.code]
+        killed = [end for end in ends if end.how.endswith(_KILLED)]
+        return next(iter([*killed, *ends]), None)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Ranks that have started, and of whose end nobody told."""
+        return sorted(set(self.started) - set(self.ended))
+
+    def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
+        for line in lines(pipe):
+            if is_error and not self._shown(line):
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                target.write(line)
+                target.flush()
+
+    def _shown(self, line: str) -> bool:
+        """Takes note of a line; False for one that was meant for us only."""
+        told = _TOLD.search(line)
+        if told:
+            return self._told(int(told[1]), told[2], told[3])
+        if lost := _LOST.search(line):
+            self.lost_hosts.append(lost[1])
+        said = _LINE.search(line)
+        if said:
+            kept = self.of_rank.setdefault(int(said[1]), [])
+            kept.append(said[2])
+            del kept[:-KEPT_LINES]
+        else:
+            self.last.append(line)
+        return True
+
+    def _told(self, rank: int, host: str, what: str) -> bool:
+        if what == "started":
+            self.started[rank] = host
+            return False
+        first = self.failed is None
+        end = self.ended[rank] = End(rank, host, what.removeprefix("ended "))
+        if end.code and first:
+            self._on_failure()
+        return bool(end.code) or self._verbose

@@ -1,0 +1,107 @@
+"""What is asked of every host before mpirun is, and what is told of it at the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collective.launch import ask, probe, versions
+from collective.launch.relay import Relay
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_an_answer_or_why_there_is_none():
+    good = ask.ask(["sh", "-c", "echo out; echo some >&2; echo words >&2; exit 3"], 20)
+    assert good == ask.Answer(3, "out\n", "some words")
+    assert ask.ask(["sleep", "60"], 0.1) == ask.Answer(None, "", "no answer in 0.1 s")
+    none = ask.ask(["/no/such/program"], 1)
+    assert (
+        none.code is None and none.said == "/no/such/program: No such file or directory"
+    )
+
+
+def test_what_differs_is_told_with_who_has_it():
+    found = {
+        "a": {"python": "3.11", "keras": "3.15", "horovod": "0.28"},
+        "b": {"python": "3.11", "keras": "3.14"},
+        "c": {"python": "3.11", "keras": "3.14"},
+    }
+    assert versions.differing(found) == {
+        "keras": "3.15 on a; 3.14 on b, c",
+        "horovod": "0.28 on a; none on b, c",
+    }
+
+
+def test_a_connection_back():
+    with probe.listening([]) as words:
+        port, token = int(words[1]), words[3]
+        assert probe.why_cut_off(["127.0.0.1"], port, token) == ""
+        assert probe.why_cut_off([], port, token) == ""
+        # Some other program of another host has the port.
+        told = probe.why_cut_off(["127.0.0.1"], port, "x" * len(token))
+        assert told == "no connection from it to 127.0.0.1: somebody else answers"
+    told = probe.why_cut_off(["127.0.0.1"], port, token)
+    assert told == "no connection from it to 127.0.0.1: Connection refused"
+
+
+def relay(*lines: str) -> tuple[Relay, list[bool]]:
+    """A relay that has heard lines, and which of them it shows."""
+    made = Relay(lambda: None)
+    return made, [made._shown(f"collective.launch: {line}\n") for line in lines]
+
+
+def test_the_rank_that_was_killed_is_to_blame():
+    heard, shown = relay(
+        "rank 0 on a started",
+        "rank 1 on a started",
+        "rank 2 on b started",
+        "rank 3 on b started",
+        "rank 0 on a ended with 14",  # its MPI found the connection broken
+        "rank 3 on b ended by SIGKILL",
+        "rank 2 on b ended by SIGSEGV",
+    )
+    assert heard.failed is not None
+    assert (heard.failed.rank, heard.failed.host, heard.failed.code) == (3, "b", 137)
+    assert shown == [False] * 4 + [True] * 3
+    assert heard.unfinished == [1]
+
+
+def test_else_the_first_that_failed_is_to_blame():
+    heard, shown = relay(
+        "rank 0 on a ended with 0",
+        "rank 2 on b ended with 7",
+        "rank 1 on a ended by SIGABRT",
+    )
+    assert heard.failed is not None and heard.failed.code == 7
+    assert shown == [False, True, True]
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("named", [True, False])
+def test_a_lost_host_is_a_failure_though_mpirun_says_zero(tmp_path, named):
+    mpirun = tmp_path / "mpirun"
+    lost = "echo '  Remote daemon : [x@0,1] on node b' >&2" if named else ""
+    mpirun.write_text(
+        "#!/bin/sh\n"
+        "[ $1 = --version ] && echo 'mpirun (Open MPI) 5.0.11' && exit\n"
+        "for r in 0 1; do\n"
+        '  echo "collective.launch: rank $r on b started" >&2\n'
+        f"done\n{lost}\n"
+    )
+    mpirun.chmod(0o755)
+    command = [sys.executable, "-m", "collective.launch", "--mpi", "-np", "2"]
+    done = subprocess.run(
+        [*command, "--mpirun", str(mpirun), "true"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "connection to b was lost; what became of rank 0, 1 of 2" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("HINT: see whether the host runs")
