@@ -23,7 +23,7 @@ struct Plan {
 struct Notice {
   uint64_t name = 0;  // a hash
   Plan plan;
-  char text[96] = {};  // the name itself, or its beginning
+  char text[96] = {};   // the name itself, or its beginning
   bool joined = false;  // nothing: it has joined (join.h)
 };
 

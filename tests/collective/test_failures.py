@@ -345,10 +345,9 @@ def test_a_waiting_rank_leaves_its_core_to_others(size):
     ("instead", "code", "told"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "rank 1 .* died"),
-        ("collective.shutdown()", 0, "rank 1 has shut down"),
-        ("time.sleep(12)", 0, r"waited \d s for rank 1 in (join|all-gather 'who)"),
+        ("time.sleep(7)", 0, r"waited \d s for rank 1 in (join|all-gather 'who)"),
     ],
-    ids=["dies", "leaves", "does not come"],
+    ids=["dies", "does not come"],
 )
 def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, told):
     ranks = Ranks(
@@ -360,7 +359,7 @@ def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, told):
         sys.exit()
     collective.join()
     """,
-        COLLECTIVE_TIMEOUT="4",
+        COLLECTIVE_TIMEOUT="3",
     )
     (_, _, first), (ended, _, _), (_, _, last) = ranks.finish()
     assert ended == code

@@ -1,6 +1,5 @@
 """What needs jobs of its own: examples, launchers, variables, timeline, run()."""
 
-import importlib.util
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from horovod_examples import BEYOND_HOROVOD, EXAMPLES
 
 import collective
 from collective import library
@@ -39,24 +39,59 @@ def launched(*command):
     return [sys.executable, "-m", "collective.launch", "-np", "2", *command]
 
 
-@pytest.mark.parametrize("word", ["collective", "horovod"])
-def test_examples(word):
-    """Against Horovod itself only what it can do on Keras 3."""
+def came_to(word):
+    """What each example for Horovod came to, with this word in it."""
     pytest.importorskip("tensorflow")
-    if importlib.util.find_spec(word) is None:
-        pytest.skip("horovod is not installed")
-    names = [] if word == "collective" else ["broadcast_objects", "process_sets"]
-    driver = [sys.executable, str(HERE / "horovod_examples.py"), word, *names]
-    command = launched(*driver)
-    if word == "horovod":
-        command = ["horovodrun", "--gloo", "-np", "2", *driver]
+    driver = [sys.executable, str(HERE / "horovod_examples.py"), word]
+    horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo"]
+    command = (
+        launched(*driver)
+        if word == "collective"
+        else [*horovodrun, "-np", "2", *driver]
+    )
     printed = output_of(command)
-    expected = names or [
-        p.stem for p in (HERE.parents[1] / "examples/horovod").iterdir()
-    ]
-    for name in expected:
-        if not name.startswith("_"):
-            assert f"{name}.py: passed on 2 ranks" in printed
+    found = {
+        name: json.loads(result)
+        for name, result in re.findall(r"(\w+) came to (.*)", printed)
+    }
+    assert set(found) == {p.stem for p in EXAMPLES.glob("*.py")}
+    return found
+
+
+def test_examples():
+    came_to("collective")
+
+
+@pytest.mark.horovod
+def test_examples_train_what_they_train_on_horovod_itself():
+    """Where it can; what it says where it cannot is in BEYOND_HOROVOD."""
+    here, there = came_to("collective"), came_to("horovod")
+    for name, error in BEYOND_HOROVOD.items():
+        assert there.pop(name) == error
+    for name, losses in there.items():
+        # tape_loop sends float16, which Horovod also sums in.
+        tolerance = 2e-3 if name == "tape_loop" else 1e-6
+        assert here[name] == pytest.approx(losses, rel=tolerance), name
+
+
+NOT_SUMMED = """
+import keras, numpy as np, horovod.tensorflow as hvd
+hvd.init()
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+model.set_weights([np.ones((1, 1))])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+model.fit(np.full((8, 1), hvd.rank() + 1.0), np.zeros((8, 1)), verbose=0)
+weights = hvd.allgather(model.get_weights()[0]).numpy().ravel()
+print("weights differ:", bool(weights[0] != weights[1]))
+"""
+
+
+@pytest.mark.horovod
+def test_horovods_own_optimizer_sums_nothing_on_keras_3():
+    """Why it is left out of the examples that it shares with this project."""
+    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+    command = [horovodrun, "--gloo", "-np", "2", sys.executable, "-c", NOT_SUMMED]
+    assert output_of(command).count("weights differ: True") == 2
 
 
 STEP = """
