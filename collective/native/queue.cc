@@ -170,16 +170,18 @@ Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
   auto found = items_.begin();
   if (order_ == Order::kByName && ranks_->size() > 1) {
     ++number_;
-    Notice notice = NoticeOf(found->request);
     const bool first = ranks_->me() == 0;
-    if (first) ranks_->Announce(number_, notice);
+    Notice notice;
+    if (first) {
+      notice = NoticeOf(found->request);
+      ranks_->Announce(number_, notice);
+    }
     if (!first || notice.joined) {
-      const Notice mine = notice;
       const Request waiting = found->request;
       lock.unlock();
       try {
         if (!first) notice = ranks_->Announced(number_, waiting);
-        if (notice.joined) notice = NextOfOthers(*ranks_, mine);
+        if (notice.joined) notice = NextOfOthers(*ranks_, NoticeOf(waiting));
       } catch (...) {
         lock.lock();
         throw;
