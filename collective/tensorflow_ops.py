@@ -96,7 +96,7 @@ def all_reduce(
 
     Raises:
         tf.errors.FailedPreconditionError: On every rank, if they do not agree.
-        tf.errors.UnavailableError: If a rank died or left.
+        tf.errors.AbortedError: If a rank died or left.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not tensors:

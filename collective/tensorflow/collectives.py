@@ -66,7 +66,7 @@ def allreduce(
 
     Raises:
         tf.errors.FailedPreconditionError: On every rank, if they do not agree.
-        tf.errors.UnavailableError: If a rank died or left.
+        tf.errors.AbortedError: If a rank died or left.
         NotImplementedError: For a reduction that cannot be done.
     """
     return grouped_allreduce(
