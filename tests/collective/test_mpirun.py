@@ -31,8 +31,18 @@ ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
     ("size", "prefix", "what"),
     [
         (3, [], "dtype or set"),
-        (2, ALONE, "not float32 and not megabytes and not threads"),
-        (3, ALONE, "dtype or transport or of_each or set or first_rank_joins"),
+        (
+            2,
+            ALONE,
+            "not float32 and not megabytes and not threads and not in_a_function "
+            "and not gathered_beside",
+        ),
+        (
+            3,
+            ALONE,
+            "dtype or transport or of_each or set or first_rank_joins and not in_a_"
+            "function",
+        ),
     ],
 )
 def test_the_other_tests(size, prefix, what):
