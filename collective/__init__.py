@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collective.operations.barrier import barrier_async as barrier_async
     from collective.operations.broadcast import broadcast as broadcast
     from collective.operations.broadcast import broadcast_async as broadcast_async
+    from collective.operations.join import join as join
     from collective.operations.kinds import Average as Average
     from collective.operations.kinds import Max as Max
     from collective.operations.kinds import Min as Min
@@ -64,6 +65,7 @@ _HOMES = {
     "operations.alltoall": ("alltoall", "alltoall_async"),
     "operations.barrier": ("barrier", "barrier_async"),
     "operations.broadcast": ("broadcast", "broadcast_async"),
+    "operations.join": ("join",),
     "operations.kinds": ("Average", "Max", "Min", "Product", "Sum"),
     "operations.reducescatter": ("reducescatter", "reducescatter_async"),
     "process_set": ("ProcessSet",),

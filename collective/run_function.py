@@ -2,12 +2,12 @@
 
 As ``horovod.run``. The ranks are started by ``python -m collective.launch``, each as
 ``python -m collective.run_function FOLDER``: it reads the call from the folder and
-writes its result there.
+writes its result there. With other hosts the folder is in the working directory, which
+the hosts must share.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -22,10 +22,21 @@ import cloudpickle
 from collective.environment import detect
 from collective.errors import CollectiveError, UsageError
 
-LOG = logging.getLogger("collective")
-
-# They choose between means that only Horovod has.
-_IGNORED = ("disable_cache", "use_gloo", "network_interface", "network_interfaces")
+# Horovod's options that are options of the launcher, too.
+_LAUNCHER = {
+    "hosts": "--hosts",
+    "hostfile": "--hostfile",
+    "ssh_port": "--ssh-port",
+    "ssh_identity_file": "--ssh-identity-file",
+    "network_interface": "--network-interfaces",
+    "network_interfaces": "--network-interfaces",
+    "mpi_args": "--mpi-args",
+    "output_filename": "--output-filename",
+    "use_gloo": "--gloo",
+    "use_mpi": "--mpi",
+    "disable_cache": "--disable-cache",
+    "verbose": "--verbose",
+}
 
 
 def run(
@@ -36,11 +47,10 @@ def run(
     *,
     np: int | None = None,
     start_timeout: float | None = None,
-    verbose: bool | int | None = None,
     executable: str | None = None,
-    **others: Any,
+    **options: Any,
 ) -> list[Any]:
-    """Calls ``func(*args, **kwargs)`` on every rank of a new job on this host.
+    """Calls ``func(*args, **kwargs)`` on every rank of a new job.
 
     Args:
         func: Any function; it and its arguments are pickled by value.
@@ -48,22 +58,26 @@ def run(
         num_proc: How many ranks.
         np: The same, by its older name.
         start_timeout: Seconds in which the ranks must have joined.
-        verbose: Whether the launcher tells what it does.
         executable: The Python to run; this one by default.
-        **others: Horovod's other options. None of them is done here.
+        **options: ``hosts``, ``hostfile``, ``ssh_port``, ``ssh_identity_file``,
+            ``network_interfaces``, ``mpi_args``, ``output_filename``, ``use_gloo``,
+            ``use_mpi``, ``disable_cache`` and ``verbose``, as of the launcher.
 
     Returns:
         What each rank returned, in order.
 
     Raises:
         CollectiveError: If a rank failed; with what it raised.
-        NotImplementedError: For an option that would change where ranks run.
+        NotImplementedError: For Horovod's elastic options.
     """
-    _refuse(others)
+    chosen = _launcher_options(options)
     ranks = num_proc if np is None else np
     if ranks < 1:
         raise UsageError(f"num_proc={ranks}: at least 1 rank is needed", hint="np=2")
-    with tempfile.TemporaryDirectory(prefix="collective-run-") as name:
+    elsewhere = options.get("hosts") or options.get("hostfile")
+    with tempfile.TemporaryDirectory(
+        prefix="collective-run-", dir=os.getcwd() if elsewhere else None
+    ) as name:
         folder = Path(name)
         call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
         (folder / "call").write_bytes(call)
@@ -71,22 +85,27 @@ def run(
         if start_timeout is not None:
             environment["COLLECTIVE_START_TIMEOUT"] = str(start_timeout)
         command = [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
-        command += ["--verbose"] if verbose else []
+        command += chosen
         command += [executable or sys.executable, "-m", "collective.run_function", name]
         code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL)
         return _results(folder, ranks, code.returncode)
 
 
-def _refuse(others: Mapping[str, Any]) -> None:
-    for name, value in others.items():
+def _launcher_options(options: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name, value in options.items():
         if value is None or value is False:
             continue
-        if name not in _IGNORED:
+        if name not in _LAUNCHER:
             raise NotImplementedError(
-                f"collective.run({name}=...): it starts the ranks of one job on this "
-                "host\nHINT: start a script by python -m collective.launch or mpirun"
+                f"collective.run({name}=...): a job here keeps its ranks\n"
+                f"HINT: one of: {', '.join(_LAUNCHER)}"
             )
-        LOG.warning("collective.run: %s is ignored: there is nothing to choose", name)
+        flag = name in ("use_gloo", "use_mpi", "disable_cache", "verbose")
+        if not isinstance(value, str) and not flag and isinstance(value, Sequence):
+            value = ",".join(value)
+        found.append(_LAUNCHER[name] if flag else f"{_LAUNCHER[name]}={value}")
+    return found
 
 
 def _results(folder: Path, ranks: int, code: int) -> list[Any]:
@@ -115,6 +134,13 @@ def _results(folder: Path, ranks: int, code: int) -> list[Any]:
 def _rank(folder: Path) -> int:
     """One rank: the exit code."""
     rank = detect().rank
+    if not (folder / "call").exists():
+        print(
+            f"collective.run: rank {rank} does not see {folder}\n"
+            "HINT: call it in a directory that all hosts share",
+            file=sys.stderr,
+        )
+        return 1
     try:
         func, args, kwargs = cloudpickle.loads((folder / "call").read_bytes())
         result = cloudpickle.dumps(func(*args, **kwargs))

@@ -96,7 +96,7 @@ def all_reduce(
 
     Raises:
         tf.errors.FailedPreconditionError: On every rank, if they do not agree.
-        tf.errors.UnavailableError: If a rank died or left.
+        tf.errors.AbortedError: If a rank died or left.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not tensors:
@@ -351,12 +351,13 @@ def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     attributes = _gradient_attributes(op)
     name = attributes.pop("tensor_name")
     rows = tf.shape(op.inputs[0], tf.int64)[0]
+    me, _ = _place(op)
+    # With the ranks: those that have joined give none.
     everyone = _ops().collective_all_gather(
-        tf.reshape(rows, [1]), tensor_name=name and f"rows of {name}", **attributes
+        tf.stack([[me, rows]]), tensor_name=name and f"rows of {name}", **attributes
     )
     (total,) = _ops().collective_all_reduce([gradient], tensor_name=name, **attributes)
-    me, _ = _place(op)
-    start = tf.reduce_sum(everyone[:me])
+    start = tf.reduce_sum(tf.where(everyone[:, 0] < me, everyone[:, 1], 0))
     return total[start : start + rows]
 
 

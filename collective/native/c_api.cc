@@ -223,6 +223,10 @@ int32_t collective_finished(collective_handle* handle) {
   return handle->finished;
 }
 
+int32_t collective_join(int64_t* served) {
+  return Guard([&] { *served = CurrentCore()->Join(); });
+}
+
 void collective_plan(int32_t plan, int32_t group, const char* function,
                      const char* name) {
   collective::AddToPlan(plan, group, function, name);

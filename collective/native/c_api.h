@@ -71,6 +71,10 @@ COLLECTIVE_EXPORT int32_t collective_submit(const collective_request* request,
                                             collective_done done,
                                             void* argument);
 
+/* Takes part, with nothing to give, in what other ranks call, until all have
+ * joined. *served: in how many of their collectives. */
+COLLECTIVE_EXPORT int32_t collective_join(int64_t* served);
+
 /* While a function is traced: it has one more collective, of this name. `plan`
  * is the caller's number of the trace. */
 COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,

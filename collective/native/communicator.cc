@@ -6,6 +6,8 @@
 #include <map>
 #include <new>
 
+#include "disagreement.h"
+
 namespace collective {
 namespace {
 
@@ -144,6 +146,11 @@ void Communicator::Agree(const Request& request) {
 
 void Communicator::ThrowDisagreement(const Request& request) {
   // Everyone has seen that the hashes differ, so everyone comes here.
+  std::vector<uint64_t> signatures;
+  for (int member = 0; member < size_; ++member) {
+    signatures.push_back(PostOf(sequence_, member).signature);
+  }
+  ThrowIfJoined(members_, signatures);
   TextBox* boxes = reinterpret_cast<TextBox*>(texts_) + (sequence_ & 1) * size_;
   std::snprintf(boxes[me_].text, kTextBytes, "%s", request.Describe().c_str());
   boxes[me_].sequence.Raise(sequence_);

@@ -1,6 +1,7 @@
 #include "core.h"
 
 #include <algorithm>
+#include <future>
 #include <numeric>
 
 namespace collective {
@@ -60,6 +61,25 @@ int Core::AddGroup(std::vector<int> members) {
   }
   groups_.push_back(std::make_unique<Group>(&job_, std::move(members), number));
   return groups_.back()->has(job_.rank()) ? number : -1;
+}
+
+int64_t Core::Join() {
+  const int64_t before = job_.served();
+  Request join;
+  join.kind = Kind::kJoin;
+  std::promise<Failure> outcomes[2];
+  for (Order order : {Order::kProgramOrder, Order::kByName}) {
+    std::promise<Failure>& outcome = outcomes[static_cast<int>(order)];
+    queue(0, order).Submit(join, [&](Code code, const char* message) {
+      outcome.set_value(Failure(code, message));
+    });
+  }
+  const Failure in_order = outcomes[0].get_future().get();
+  const Failure by_name = outcomes[1].get_future().get();
+  for (const Failure& failure : {in_order, by_name}) {
+    if (failure.code() != Code::kOk) throw failure;
+  }
+  return job_.served() - before;
 }
 
 Queue& Core::queue(int group, Order order) {

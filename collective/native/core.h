@@ -34,6 +34,9 @@ class Core {
   Job& job() { return job_; }
   // Collective over all ranks. Returns -1 on a rank that is not a member.
   int AddGroup(std::vector<int> members);
+  // Takes part in what the other ranks call, until all ranks have joined, and
+  // returns in how many collectives it did so.
+  int64_t Join();
   // Throws kInvalidArgument where there is none.
   Queue& queue(int group, Order order);
 

@@ -31,6 +31,7 @@ void Execute(Communicator& ranks, const Request& request) {
       return remote ? AllToAllByMessages(ranks, request)
                     : AllToAll(ranks, request);
     case Kind::kBarrier:
+    case Kind::kJoin:
       return Barrier(ranks, request);
   }
 }

@@ -286,6 +286,11 @@ void Job::BreakForLeft(int rank) {
         "let every rank make the same calls before shutdown()");
 }
 
+void Job::Served() {
+  served_.fetch_add(1);
+  served_at_ = Now();
+}
+
 void Job::Called() {
   const std::thread::id me = std::this_thread::get_id();
   std::thread::id first = caller_.load(std::memory_order_relaxed);
@@ -441,7 +446,9 @@ void Job::LongWait::Look() {
   looked_ = now;
   if (waiting_) waiting_->looked = now;
   job_->Check(rank_);
-  const double waited = static_cast<double>(now - start_) * 1e-9;
+  // Who has joined waits in one order while the others call in the other.
+  const int64_t since = std::max(start_, job_->served_at_.load());
+  const double waited = static_cast<double>(now - since) * 1e-9;
   const Settings& settings = job_->settings();
   const int me = job_->rank();
   if (waited > settings.give_up_seconds) {
@@ -473,25 +480,6 @@ void Job::LongWait::Look() {
                    waited, job_->WhoWaits().c_str());
     }
   }
-}
-
-void ThrowDisagreement(const std::vector<int>& members,
-                       const std::vector<std::string>& texts) {
-  std::vector<std::pair<std::string, std::string>> told;  // text, ranks
-  for (size_t i = 0; i < members.size(); ++i) {
-    auto same = told.begin();
-    while (same != told.end() && same->first != texts[i]) ++same;
-    if (same == told.end()) same = told.insert(same, {texts[i], ""});
-    same->second +=
-        (same->second.empty() ? "" : ",") + std::to_string(members[i]);
-  }
-  std::string what = "ranks do not agree on a collective";
-  for (const auto& [text, ranks] : told) {
-    what += "; rank " + ranks + ": " + text;
-  }
-  throw Failure(Code::kFailedPrecondition, what,
-                "make the same calls, with the same name, shape, dtype and "
-                "operation, in the same order on every rank");
 }
 
 }  // namespace collective

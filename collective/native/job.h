@@ -98,6 +98,10 @@ class Job {
   // One line a rank: whom it waits for, since when and in what.
   std::string WhoWaits() const;
 
+  // This rank, which has joined, took part in a collective of the others.
+  void Served();
+  int64_t served() const { return served_; }
+
   // Ends the job for every rank: their waits throw this failure.
   [[noreturn]] void Break(Code code, const std::string& what,
                           const std::string& hint);
@@ -135,13 +139,10 @@ class Job {
   size_t area_bytes_[kMostAreas] = {};
   int spins_ = 0;
   std::atomic<bool> leaving_{false};
-  std::atomic<std::thread::id> caller_{};  // the first
+  std::atomic<int64_t> served_{0}, served_at_{0};  // a number, and when
+  std::atomic<std::thread::id> caller_{};          // the first
   mutable std::mutex waiting_mutex_;
 };
-
-// After a disagreement: tells what each rank passed. `texts` by member.
-[[noreturn]] void ThrowDisagreement(const std::vector<int>& members,
-                                    const std::vector<std::string>& texts);
 
 }  // namespace collective
 

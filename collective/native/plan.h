@@ -23,7 +23,8 @@ struct Plan {
 struct Notice {
   uint64_t name = 0;  // a hash
   Plan plan;
-  char text[96] = {};  // the name itself, or its beginning
+  char text[96] = {};   // the name itself, or its beginning
+  bool joined = false;  // nothing: it has joined (join.h)
 };
 
 // While a function is traced: one more collective. `number` is this rank's, of

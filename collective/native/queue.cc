@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "execute.h"
+#include "join.h"
 
 namespace collective {
 namespace {
@@ -30,6 +30,7 @@ Notice NoticeOf(const Request& request) {
   Notice notice;
   notice.name = HashOf(request.name);
   notice.plan = request.plan;
+  notice.joined = request.kind == Kind::kJoin;
   std::strncpy(notice.text, request.name.c_str(), sizeof(notice.text) - 1);
   return notice;
 }
@@ -73,7 +74,7 @@ void Queue::Run(const Request& request) {
         if (!queue->items_.empty()) queue->change_.notify_all();
       }
     } release{this};
-    Execute(*ranks_, request);
+    ExecuteBesideJoined(*ranks_, request);
     return;
   }
   lock.unlock();
@@ -122,16 +123,22 @@ void Queue::Work() {
       continue;
     }
     lock.unlock();
-    Perform(item);
+    const bool over = Perform(item);
     lock.lock();
+    if (!over) items_.push_back(std::move(item));
   }
 }
 
-void Queue::Perform(Item& item) {
+bool Queue::Perform(Item& item) {
   Code code = Code::kOk;
   std::string message;
+  bool over = true;
   try {
-    Execute(*ranks_, item.request);
+    if (item.request.kind == Kind::kJoin) {
+      over = JoinOne(*ranks_, item.request);
+    } else {
+      ExecuteBesideJoined(*ranks_, item.request);
+    }
   } catch (const Failure& failure) {
     code = failure.code();
     message = failure.what();
@@ -144,12 +151,18 @@ void Queue::Perform(Item& item) {
     std::lock_guard<std::mutex> lock(mutex_);
     busy_ = false;
   }
-  item.done(code, message.c_str());
+  if (over) item.done(code, message.c_str());
+  return over;
 }
 
 std::deque<Queue::Item>::iterator Queue::Find(uint64_t name) {
   auto item = items_.begin();
   while (item != items_.end() && item->name != name) ++item;
+  // A rank that has joined takes part in everything.
+  if (item == items_.end() && !items_.empty() &&
+      items_.front().request.kind == Kind::kJoin) {
+    return items_.begin();
+  }
   return item;
 }
 
@@ -157,14 +170,18 @@ Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
   auto found = items_.begin();
   if (order_ == Order::kByName && ranks_->size() > 1) {
     ++number_;
-    if (ranks_->me() == 0) {
-      ranks_->Announce(number_, NoticeOf(found->request));
-    } else {
+    const bool first = ranks_->me() == 0;
+    Notice notice;
+    if (first) {
+      notice = NoticeOf(found->request);
+      ranks_->Announce(number_, notice);
+    }
+    if (!first || notice.joined) {
       const Request waiting = found->request;
       lock.unlock();
-      Notice notice;
       try {
-        notice = ranks_->Announced(number_, waiting);
+        if (!first) notice = ranks_->Announced(number_, waiting);
+        if (notice.joined) notice = NextOfOthers(*ranks_, NoticeOf(waiting));
       } catch (...) {
         lock.lock();
         throw;

@@ -6,7 +6,8 @@
 // By name: ranks may submit in any order, as TensorFlow does. The first member
 // takes them as they come and announces each name; the others run them in that
 // order. One store, which the others see while they wait anyway: no round trip.
-// The same name twice at a time is run in the order of submission.
+// The same name twice at a time is run in the order of submission. Where the
+// first member has joined, another chooses (join.h).
 #ifndef COLLECTIVE_NATIVE_QUEUE_H_
 #define COLLECTIVE_NATIVE_QUEUE_H_
 
@@ -47,13 +48,14 @@ class Queue {
   void Work();
   Item Next(std::unique_lock<std::mutex>& lock);
   std::deque<Item>::iterator Find(uint64_t name);
-  // Waits until what the first member announced is submitted here.
+  // Waits until what was announced is submitted here.
   std::deque<Item>::iterator Await(std::unique_lock<std::mutex>& lock,
                                    const Notice& notice);
   // Seconds without a submission after which it is thought not to come.
   double Patience(const Notice& notice) const;
   [[noreturn]] void ThrowNoneOfThatName(const Notice& notice);
-  void Perform(Item& item);
+  // False where it has to be done again: not all ranks have joined.
+  bool Perform(Item& item);
 
   std::unique_ptr<Communicator> ranks_;
   const Order order_;

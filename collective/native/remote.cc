@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <cstdio>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "disagreement.h"
 
 namespace collective {
 namespace {
@@ -110,15 +112,24 @@ void Remote::Agree(uint64_t signature, const Request& request) {
   }
   if (mine[0] == mine[1]) return;
 
-  std::vector<std::string> texts(n);
-  texts[me_] = request.Describe().substr(0, kTextBytes);
+  struct Passed {
+    uint64_t signature;
+    char text[kTextBytes];
+  };
+  std::vector<Passed> passed(n);
+  passed[me_].signature = signature;
+  std::snprintf(passed[me_].text, kTextBytes, "%s", request.Describe().c_str());
+  std::vector<std::string> texts;
+  std::vector<uint64_t> signatures;
   for (int step = 1; step < n; ++step) {
-    std::vector<char> out(kTextBytes, 0), in(kTextBytes, 0);
     const int to = (me_ + step) % n, from = (me_ - step + n) % n;
-    std::memcpy(out.data(), texts[me_].data(), texts[me_].size());
-    Swap(to, out.data(), from, in.data(), kTextBytes, request);
-    texts[from].assign(in.data(), strnlen(in.data(), kTextBytes));
+    Swap(to, &passed[me_], from, &passed[from], sizeof(Passed), request);
   }
+  for (const Passed& one : passed) {
+    signatures.push_back(one.signature);
+    texts.push_back(one.text);
+  }
+  ThrowIfJoined(members_, signatures);
   ThrowDisagreement(members_, texts);
 }
 

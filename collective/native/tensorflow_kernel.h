@@ -28,9 +28,11 @@ class Status {
   TF_Status* status_;
 };
 
-// The core's codes as TensorFlow's.
+// The core's codes as TensorFlow's. A lost peer is "aborted": "unavailable" of
+// an op inside a function is made "internal" by TensorFlow, and so could not be
+// told from a defect.
 inline int CodeOf(int32_t code) {
-  constexpr int kCodes[] = {0, 3, 9, 14, 4, 13};
+  constexpr int kCodes[] = {0, 3, 9, 10, 4, 13};
   return code >= 0 && code < 6 ? kCodes[code] : 13;
 }
 

@@ -21,9 +21,9 @@ const char* NameOf(Op op) {
 }
 
 const char* NameOf(Kind kind) {
-  constexpr const char* kNames[] = {"all-reduce", "broadcast",
-                                    "all-gather", "reduce-scatter",
-                                    "all-to-all", "barrier"};
+  constexpr const char* kNames[] = {
+      "all-reduce", "broadcast", "all-gather", "reduce-scatter",
+      "all-to-all", "barrier",   "join"};
   return kNames[static_cast<int>(kind)];
 }
 

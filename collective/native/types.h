@@ -43,6 +43,7 @@ enum class Kind : int32_t {
   kReduceScatter = 3,
   kAllToAll = 4,
   kBarrier = 5,
+  kJoin = 6,  // of a rank that takes part in what the others call (join.h)
 };
 
 enum class Algorithm : int32_t {

@@ -66,7 +66,7 @@ def allreduce(
 
     Raises:
         tf.errors.FailedPreconditionError: On every rank, if they do not agree.
-        tf.errors.UnavailableError: If a rank died or left.
+        tf.errors.AbortedError: If a rank died or left.
         NotImplementedError: For a reduction that cannot be done.
     """
     return grouped_allreduce(
@@ -334,19 +334,24 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join() -> int:
-    """Would let ranks with fewer batches end early.
+    """Waits until every rank has joined; until then changes no result of the others.
+
+    For ranks with fewer batches: an average still divides by the number of all ranks,
+    as in Horovod. The others may call ``allreduce`` and ``allgather`` meanwhile, and
+    what is made of them: the tape, ``DistributedOptimizer``. Adasum is not.
+
+    Returns:
+        The rank that joined last; of several between the same two calls, the highest.
 
     Raises:
-        NotImplementedError: Always, with more than one rank: a rank that joined would
-            have to add zeros of shapes that it cannot know.
+        CollectiveError: If a rank died or left, or has called nothing for too long.
+        NotImplementedError: While a function is traced.
     """
-    if _size(global_process_set) == 1:
-        return 0
-    raise NotImplementedError(
-        "join() is not supported: the core has no ranks that take part without data\n"
-        "HINT: give every rank the same number of batches, as with "
-        "dataset.repeat() and steps_per_epoch"
-    )
+    if not tf.executing_eagerly():
+        raise NotImplementedError(
+            "join() inside a tf.function\nHINT: call it after the last step"
+        )
+    return collective.join()
 
 
 def _size(process_set: ProcessSet) -> int:

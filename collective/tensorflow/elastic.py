@@ -237,9 +237,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
-            except _KINDS as error:
-                if not _tells_of_a_lost_worker(error):
-                    raise
+            except (PeerLost, tf.errors.AbortedError) as error:
                 raise CollectiveError(
                     f"rank {rank()}: a worker was lost: {_what_happened(error)}",
                     hint="start the job again from the last checkpoint: it does not go "
@@ -251,17 +249,6 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             state.on_reset()
 
     return wrapper
-
-
-# What a lost worker is told as: in eager mode by the core's own code; inside of a
-# function TensorFlow turns that into an InternalError, and says so.
-_KINDS = (PeerLost, tf.errors.UnavailableError, tf.errors.InternalError)
-
-
-def _tells_of_a_lost_worker(error: Exception) -> bool:
-    if isinstance(error, tf.errors.InternalError):
-        return "replaced by InternalError" in str(error)
-    return True
 
 
 def _what_happened(error: Exception) -> str:

@@ -91,7 +91,8 @@ def allgather_object(
     )
     everyone = collective.allgather(data, None, name, group)
     pieces = np.split(everyone, np.cumsum(lengths)[:-1])
-    return [cloudpickle.loads(piece.tobytes()) for piece in pieces]
+    # Ranks that have joined give none.
+    return [cloudpickle.loads(piece.tobytes()) for piece in pieces if piece.size]
 
 
 def _rank() -> int:

@@ -11,34 +11,38 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
+import collective
 from collective import process_set as core
 from collective import session
+from collective.operations.kinds import Max
 
 
 class ProcessSet:
     """Some of the ranks.
 
     Args:
-        ranks_or_comm: Different ranks of the job, in any order.
+        ranks_or_comm: Different ranks of the job, in any order; or a communicator of
+            mpi4py in a job that mpirun started, also another one on each rank, as
+            ``Split`` makes them.
 
     Attributes:
         process_set_id: Its number; None before it is added and after it is removed.
+        mpi_comm: The communicator it was made of, if it was.
         ranks: Its members in order.
 
     Raises:
-        NotImplementedError: For an MPI communicator.
-        ValueError: For anything else that is not a list of ranks.
+        ValueError: For what is neither.
     """
 
     process_set_id: int | None = None
     mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Iterable[int]):
-        if hasattr(ranks_or_comm, "Get_size"):
-            raise NotImplementedError(
-                "a ProcessSet from an MPI communicator: the core does not know MPI's "
-                "communicators\nHINT: give its ranks, as in ProcessSet([0, 2])"
-            )
+        if hasattr(ranks_or_comm, "Get_group"):
+            self.mpi_comm = ranks_or_comm
+            ranks_or_comm = _ranks_in_the_world(ranks_or_comm)
         ranks = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else [None]
         if any(not isinstance(rank, int) for rank in ranks):
             raise ValueError(
@@ -76,6 +80,15 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
     __repr__ = __str__
+
+
+def _ranks_in_the_world(comm: Any) -> list[int]:
+    """The members of a communicator of mpi4py, as the job counts them."""
+    from mpi4py import MPI
+
+    return list(
+        MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group())
+    )
 
 
 class _Everyone(ProcessSet):
@@ -116,16 +129,31 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     check_initialized()
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    ranks = tuple(process_set.ranks)
-    if any(tuple(other.ranks) == ranks for other in _added.values()):
+    mine = tuple(process_set.ranks)
+    if any(tuple(other.ranks) == mine for other in _added.values()):
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
-    if ranks not in _groups:
-        _groups[ranks] = core.ProcessSet(ranks)
-    process_set.group = _groups[ranks]
-    # Not the core's number, which ranks outside of the set are not told.
-    process_set.process_set_id = next(_numbers)
+    # Every rank makes the sets of all ranks, which differ where they are Split.
+    for ranks in [mine] if process_set.mpi_comm is None else _of_all_ranks(mine):
+        if ranks not in _groups:
+            _groups[ranks] = core.ProcessSet(ranks)
+        # Not the core's number, which ranks outside of the set are not told.
+        number = next(_numbers)
+        if ranks == mine:
+            process_set.process_set_id = number
+    assert process_set.process_set_id is not None
+    process_set.group = _groups[mine]
     _added[process_set.process_set_id] = process_set
     return process_set
+
+
+def _of_all_ranks(mine: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The different sets of the ranks, each of which is in its own."""
+    first = np.array([mine[0]])
+    leaders = np.unique(collective.allgather(first, name="process sets"))
+    member = np.zeros((len(leaders), session.size()), np.int32)
+    member[np.searchsorted(leaders, mine[0]), list(mine)] = 1
+    everyone = collective.allreduce(member, Max, name="members of process sets")
+    return [tuple(np.flatnonzero(row).tolist()) for row in everyone]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -5,6 +5,7 @@ import keras
 import numpy as np
 
 hvd.init()
+keras.utils.set_random_seed(hvd.rank())
 
 random = np.random.default_rng(hvd.rank())
 x = random.normal(size=(64, 4)).astype("float32")

@@ -14,6 +14,7 @@ parser.add_argument("--lr", type=float, default=0.01)
 options = parser.parse_args()
 
 hvd.init()
+keras.utils.set_random_seed(hvd.rank())
 
 # Every rank takes its rows of the same data.
 random = np.random.default_rng(0)

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 hvd.init()
+keras.utils.set_random_seed(hvd.rank())
 
 WORDS, LENGTH = 1000, 6
 random = np.random.default_rng(hvd.rank())
@@ -20,8 +21,10 @@ model = keras.Sequential(
         keras.layers.Dense(1),
     ]
 )
-optimizer = keras.optimizers.Adam(0.02)
-hvd.broadcast_variables(model.variables, root_rank=0)
+optimizer = keras.optimizers.SGD(0.5)
+# Horovod takes variables of TensorFlow, not of Keras 3; collective takes both.
+weights = [variable.value for variable in model.trainable_variables]
+hvd.broadcast_variables(weights, root_rank=0)
 
 
 @tf.function
@@ -31,9 +34,9 @@ def step():
         loss = tf.reduce_mean(tf.square(model(words, training=True) - label))
     # sparse_as_dense=True would send the whole table instead.
     tape = hvd.DistributedGradientTape(tape)
-    gradients = tape.gradient(loss, model.trainable_variables)
+    gradients = tape.gradient(loss, weights)
     assert isinstance(gradients[0], tf.IndexedSlices)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    optimizer.apply(gradients, model.trainable_variables)
     return hvd.allreduce(loss)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 hvd.init()
+keras.utils.set_random_seed(hvd.rank())
 
 random = np.random.default_rng(hvd.rank())  # data of its own on every rank
 true = np.linspace(-1, 1, 8)[:, None]
@@ -16,8 +17,10 @@ batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(32).repeat()
 model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
 optimizer = keras.optimizers.Adam(0.05)
 optimizer.build(model.trainable_variables)
-hvd.broadcast_variables(model.variables, root_rank=0)
-hvd.broadcast_variables(optimizer.variables, root_rank=0)
+# Horovod takes variables of TensorFlow, not of Keras 3; collective takes both.
+weights = [variable.value for variable in model.trainable_variables]
+state = [variable.value for variable in optimizer.variables]
+hvd.broadcast_variables(weights + state, root_rank=0)
 
 
 @tf.function
@@ -26,8 +29,7 @@ def step(rows, targets):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(model(rows, training=True) - targets))
     tape = hvd.DistributedGradientTape(tape, compression=hvd.Compression.fp16)
-    gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    optimizer.apply(tape.gradient(loss, weights), model.trainable_variables)
     return hvd.allreduce(loss)
 
 

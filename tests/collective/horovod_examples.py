@@ -1,38 +1,58 @@
 """One rank: runs the examples for Horovod one after the other, with one word replaced.
 
     python -m collective.launch -np 2 python tests/collective/horovod_examples.py
+    horovodrun --gloo -np 2 python tests/collective/horovod_examples.py horovod
 
-Another word may be given, and the examples to run.
+Rank 0 prints what each has come to, as JSON: its losses, or the error.
 """
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "horovod"
+# What Horovod 0.28.1 itself cannot do on Keras 3, and what it says.
+BEYOND_HOROVOD = {
+    # KerasState calls optimizer.variables().
+    "elastic_fit": "'list' object is not callable",
+    # LearningRateWarmupCallback calls what was keras.backend.get_value.
+    "keras_fit": "module 'keras.backend' has no attribute 'get_value'",
+}
 
 
-def main(word="collective", *chosen):
+def main(word="collective"):
     hvd = importlib.import_module(f"{word}.tensorflow")
     sys.argv[1:] = []
     for file in sorted(EXAMPLES.glob("*.py")):
-        if chosen and file.stem not in chosen:
-            continue
-        source = file.read_text()
-        assert "import horovod.tensorflow" in source
-        code = compile(source.replace("horovod.", f"{word}."), file, "exec")
-        names = {"__name__": "__main__", "__file__": str(file)}
-        exec(code, names)
-        if "model" in names:
-            weights = np.concatenate([w.ravel() for w in names["model"].get_weights()])
-            everyone = np.array(hvd.allgather_object(weights))
-            assert np.isfinite(everyone).all() and (everyone == everyone[0]).all()
-            assert names["losses"][-1] < names["losses"][0]
+        result = None
+        try:
+            result = losses_of(file, word, hvd)
+        except Exception as error:
+            if word == "collective" or file.stem not in BEYOND_HOROVOD:
+                raise
+            result = str(error)
         if hvd.rank() == 0:
-            print(f"{file.name}: passed on {hvd.size()} ranks", flush=True)
+            print(f"\n{file.stem} came to {json.dumps(result)}", flush=True)
         hvd.shutdown()
+
+
+def losses_of(file, word, hvd):
+    """All losses of an example; checks that ranks hold the same weights."""
+    source = file.read_text()
+    assert "import horovod.tensorflow" in source
+    code = compile(source.replace("horovod.", f"{word}."), file, "exec")
+    names = {"__name__": "__main__", "__file__": str(file)}
+    exec(code, names)
+    if "model" in names:
+        weights = np.concatenate([w.ravel() for w in names["model"].get_weights()])
+        everyone = np.array(hvd.allgather_object(weights))
+        assert np.isfinite(everyone).all() and (everyone == everyone[0]).all()
+    losses = [float(loss) for loss in names.get("losses", [])]
+    assert not losses or losses[-1] < losses[0]
+    return losses
 
 
 if __name__ == "__main__":

@@ -339,3 +339,29 @@ def test_a_waiting_rank_leaves_its_core_to_others(size):
     for exit_code, out, err in Ranks(size, code).finish():
         assert exit_code == 0, err
         assert float(out) < 0.5  # of two seconds; a spinning rank would use all
+
+
+@pytest.mark.parametrize(
+    ("instead", "code", "told"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "rank 1 .* died"),
+        ("time.sleep(7)", 0, r"waited \d s for rank 1 in (join|all-gather 'who)"),
+    ],
+    ids=["dies", "does not come"],
+)
+def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, told):
+    ranks = Ranks(
+        3,
+        PRELUDE
+        + f"""
+    if rank == 1:
+        {instead}
+        sys.exit()
+    collective.join()
+    """,
+        COLLECTIVE_TIMEOUT="3",
+    )
+    (_, _, first), (ended, _, _), (_, _, last) = ranks.finish()
+    assert ended == code
+    for error in (first, last):
+        assert re.search(told, error), error

