@@ -25,8 +25,8 @@ from comparison.perturbations import PERTURBATIONS
 from comparison.results import Results
 from comparison.runs import Comparison, Plan
 
-OURS = ("--backend", "--devices", "--json", "--list-backends", "--timeline",
-        "--verbose")  # fmt: skip
+OURS = ("--backend", "--checkpoint-dir", "--devices", "--json", "--ledger",
+        "--list-backends", "--timeline", "--verbose")  # fmt: skip
 STYLES = {"good": "green", "bad": "bold red", "": ""}
 
 
