@@ -26,11 +26,18 @@ struct Truth {
   uint8_t bits;
 };
 
-// 16 floats and the like: wider than the registers where those are narrow; the
-// compiler then takes several.
-typedef float Floats __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Shorts __attribute__((vector_size(32)));
+// As wide as the registers: of wider ones, compilers make many small steps.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+constexpr int kFloats = kVectorBytes / 4;
+typedef float Floats __attribute__((vector_size(kVectorBytes)));
+typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t Shorts __attribute__((vector_size(kVectorBytes / 2)));
 
 template <class V>
 inline V LoadAs(const void* from) {
@@ -100,54 +107,71 @@ inline void Narrow(float value, Half* result) {
   result->bits = static_cast<uint16_t>(sign | half);
 }
 
-// ---- 16 elements -----------------------------------------------------------
+// ---- a vector of elements --------------------------------------------------
+// The last argument says which 16-bit type it is.
 
-inline Floats WidenBlock(const Brain* from) {
-  const Words words = __builtin_convertvector(LoadAs<Shorts>(from), Words)
-                      << 16;
-  return LoadAs<Floats>(&words);
+inline Floats WidenBlock(Shorts halves, Brain) {
+#if defined(__AVX512F__)
+  const __m512i words = _mm512_cvtepu16_epi32((__m256i)halves);
+#elif defined(__AVX2__)
+  const __m256i words = _mm256_cvtepu16_epi32((__m128i)halves);
+#else
+  const Words words = __builtin_convertvector(halves, Words);
+#endif
+  return (Floats)((Words)words << 16);
 }
 
-inline void NarrowBlock(Floats values, Brain* to) {
-  const Words bits = LoadAs<Words>(&values);
-  const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  const Words quiet = bits >> 16 | 0x40;
-  const Words is_nan = (Words)((bits & 0x7fffffff) > 0x7f800000);
-  const Words chosen = (is_nan & quiet) | (~is_nan & rounded);
-  StoreAs(to, __builtin_convertvector(chosen, Shorts));
+// (AVX-512's own conversion to bfloat16 flushes subnormals to zero.)
+inline Shorts NarrowBlock(Floats values, Brain) {
+  const Words bits = (Words)values;
+  const Words rounded = bits + 0x7fff + (bits >> 16 & 1);
+#if defined(__AVX512F__)
+  const __mmask16 is_nan =
+      _mm512_cmp_ps_mask((__m512)values, (__m512)values, _CMP_UNORD_Q);
+  const __m512i chosen = _mm512_mask_or_epi32(
+      (__m512i)rounded, is_nan, (__m512i)bits, _mm512_set1_epi32(0x400000));
+  return (Shorts)_mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
+#else
+  const Words is_nan = (Words)(values != values);
+  const Words chosen =
+      ((is_nan & (bits | 0x400000)) | (~is_nan & rounded)) >> 16;
+#if defined(__AVX2__)
+  return (Shorts)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)chosen),
+                                  _mm256_extracti128_si256((__m256i)chosen, 1));
+#else
+  return __builtin_convertvector(chosen, Shorts);
+#endif
+#endif
 }
 
 #if defined(__AVX512F__)
-inline Floats WidenBlock(const Half* from) {
-  return (Floats)_mm512_cvtph_ps(LoadAs<__m256i>(from));
+inline Floats WidenBlock(Shorts halves, Half) {
+  return (Floats)_mm512_cvtph_ps((__m256i)halves);
 }
-inline void NarrowBlock(Floats values, Half* to) {
-  StoreAs(to, _mm512_cvtps_ph((__m512)values, _MM_FROUND_TO_NEAREST_INT));
+inline Shorts NarrowBlock(Floats values, Half) {
+  return (Shorts)_mm512_cvtps_ph((__m512)values, _MM_FROUND_TO_NEAREST_INT);
 }
-#elif defined(__F16C__)
-inline Floats WidenBlock(const Half* from) {
-  Floats result;
-  char* bytes = reinterpret_cast<char*>(&result);
-  for (int i = 0; i < 2; ++i) {
-    StoreAs(bytes + 32 * i, _mm256_cvtph_ps(LoadAs<__m128i>(from + 8 * i)));
-  }
-  return result;
+#elif defined(__F16C__) && defined(__AVX2__)
+inline Floats WidenBlock(Shorts halves, Half) {
+  return (Floats)_mm256_cvtph_ps((__m128i)halves);
 }
-inline void NarrowBlock(Floats values, Half* to) {
-  const char* bytes = reinterpret_cast<const char*>(&values);
-  for (int i = 0; i < 2; ++i) {
-    StoreAs(to + 8 * i, _mm256_cvtps_ph(LoadAs<__m256>(bytes + 32 * i),
-                                        _MM_FROUND_TO_NEAREST_INT));
-  }
+inline Shorts NarrowBlock(Floats values, Half) {
+  return (Shorts)_mm256_cvtps_ph((__m256)values, _MM_FROUND_TO_NEAREST_INT);
 }
 #else
-inline Floats WidenBlock(const Half* from) {
+inline Floats WidenBlock(Shorts halves, Half) {
   Floats result;
-  for (int i = 0; i < 16; ++i) result[i] = Widen(from[i]);
+  for (int i = 0; i < kFloats; ++i) result[i] = Widen(Half{halves[i]});
   return result;
 }
-inline void NarrowBlock(Floats values, Half* to) {
-  for (int i = 0; i < 16; ++i) Narrow(values[i], to + i);
+inline Shorts NarrowBlock(Floats values, Half) {
+  Shorts result;
+  for (int i = 0; i < kFloats; ++i) {
+    Half half;
+    Narrow(values[i], &half);
+    result[i] = half.bits;
+  }
+  return result;
 }
 #endif
 
@@ -175,6 +199,10 @@ inline void Stream(void* to, V value) {
   }
 #endif
 #if defined(__x86_64__)
+  if constexpr (sizeof(V) == 8) {
+    _mm_stream_si64(static_cast<long long*>(to), LoadAs<long long>(&value));
+    return;
+  }
   const char* bytes = reinterpret_cast<const char*>(&value);
   for (size_t i = 0; i < sizeof(V); i += 16) {
     _mm_stream_si128(reinterpret_cast<__m128i*>(static_cast<char*>(to) + i),

@@ -10,17 +10,17 @@
 namespace collective {
 namespace {
 
-// Bytes handled at a time: two cache lines of a 4-byte type.
-constexpr int kVectors = 2;
+// Handled at a time: two cache lines, where there are registers for them.
+constexpr int kVectors = kVectorBytes == 16 ? 4 : 128 / kVectorBytes;
 
 // What a type is summed in, the vector of that, and what one such vector
 // becomes in memory.
 template <class T>
 struct Sums {
   typedef T Scalar;
-  typedef T Vector __attribute__((vector_size(64)));
+  typedef T Vector __attribute__((vector_size(kVectorBytes)));
   typedef Vector Packed;
-  static constexpr size_t kLanes = 64 / sizeof(T);
+  static constexpr size_t kLanes = kVectorBytes / sizeof(T);
   static Vector Load(const T* from) { return LoadAs<Vector>(from); }
   static Packed Pack(Vector value) { return value; }
   static Scalar LoadOne(const T* from) { return *from; }
@@ -32,13 +32,10 @@ struct SixteenBits {
   typedef float Scalar;
   typedef Floats Vector;
   typedef Shorts Packed;
-  static constexpr size_t kLanes = 16;
-  static Vector Load(const T* from) { return WidenBlock(from); }
-  static Packed Pack(Vector value) {
-    T halves[16];
-    NarrowBlock(value, halves);
-    return LoadAs<Shorts>(halves);
-  }
+  static constexpr size_t kLanes = kFloats;
+  static Vector Load(const T* from) { return Unpack(LoadAs<Shorts>(from)); }
+  static Packed Pack(Vector value) { return NarrowBlock(value, T{}); }
+  static Vector Unpack(Packed packed) { return WidenBlock(packed, T{}); }
   static Scalar LoadOne(const T* from) { return Widen(*from); }
   static void StoreOne(Scalar value, T* to) { Narrow(value, to); }
 };
@@ -50,9 +47,9 @@ struct Sums<Brain> : SixteenBits<Brain> {};
 template <>
 struct Sums<Truth> {
   typedef uint8_t Scalar;
-  typedef uint8_t Vector __attribute__((vector_size(64)));
+  typedef uint8_t Vector __attribute__((vector_size(kVectorBytes)));
   typedef Vector Packed;
-  static constexpr size_t kLanes = 64;
+  static constexpr size_t kLanes = kVectorBytes;
   static Vector Load(const Truth* from) { return LoadAs<Vector>(from); }
   static Packed Pack(Vector value) { return value; }
   static Scalar LoadOne(const Truth* from) { return from->bits; }
@@ -158,8 +155,7 @@ void ReduceLoop(const ReduceJob& job) {
         if constexpr (kOneType) {
           Put(out + i + v * kLanes, packed, stream_out);
         } else {
-          const V rounded = Theirs::Load(reinterpret_cast<const W*>(&packed));
-          Put(out + i + v * kLanes, rounded, stream_out);
+          Put(out + i + v * kLanes, Theirs::Unpack(packed), stream_out);
         }
       }
     }
@@ -237,7 +233,7 @@ void NarrowAll(void* target, const void* source, size_t count, bool stream) {
   const float* from = static_cast<const float*>(source);
   const bool streams = stream && CanStream(to);
   size_t i = 0;
-  for (; i + 16 <= count; i += 16) {
+  for (; i + kFloats <= count; i += kFloats) {
     Put(to + i, Sums<W>::Pack(LoadAs<Floats>(from + i)), streams);
   }
   for (; i < count; ++i) Narrow(from[i], to + i);
@@ -250,8 +246,8 @@ void WidenAll(void* target, const void* source, size_t count, bool stream) {
   const W* from = static_cast<const W*>(source);
   const bool streams = stream && CanStream(to);
   size_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    Put(to + i, WidenBlock(from + i), streams);
+  for (; i + kFloats <= count; i += kFloats) {
+    Put(to + i, Sums<W>::Load(from + i), streams);
   }
   for (; i < count; ++i) to[i] = Widen(from[i]);
   if (streams) StreamsDone();
