@@ -4,9 +4,9 @@ Several ranks on one host have several backends to choose from. Each is timed on
 a job of its own on the same ranks (``probe``), and what was found is kept
 (``probe_cache``): a backend that crashes or hangs does so over there. Rank 0 predicts
 from it what each would take for the gradients of this model (``prediction``) and the
-others follow it, so all choose alike. Ranks on several hosts and a process alone go by
-a rule, and all with ``COLLECTIVE_PROBE=0``; with ``COLLECTIVE_PROBE=again`` nothing that
-was kept is used.
+others follow it, so all choose alike. Ranks on several hosts, ranks of horovodrun and a
+process alone go by a rule, and all with ``COLLECTIVE_PROBE=0``; with
+``COLLECTIVE_PROBE=again`` nothing that was kept is used.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ def choose(
     Raises:
         CollectiveError: A rank did not come.
     """
-    if environment.size == 1 or not can_serve(environment):
-        return by_rule(environment, options)
+    rule = by_rule(environment, options)
+    named = rule.name == HorovodBackend.name  # by whoever typed horovodrun
+    if environment.size == 1 or named or not can_serve(environment):
+        return rule
     import collective
 
     joined = collective.is_initialized()

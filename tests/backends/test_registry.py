@@ -96,6 +96,11 @@ def test_auto_under_horovodrun(misfit, monkeypatch):
     assert not misfit or misfit in choice.because
 
 
+def test_horovodrun_is_not_asked_to_wait_for_a_probe(monkeypatch):
+    monkeypatch.setattr(horovod_installed, "misfit", lambda: None)
+    assert auto.choose(BY_HOROVODRUN, Options()).name == "horovod"
+
+
 def test_auto_says_why(monkeypatch):
     monkeypatch.setattr(auto, "gpus", lambda: 0)
     backend = backends.get("auto")
