@@ -265,10 +265,8 @@ def test_rank_zero_alone_draws_the_bar(backend, verbose, capfd):
 
 # --- launches -------------------------------------------------------------------------
 
-FILES = [
-    f"tests/training/test_{name}.py"
-    for name in ("fit", "callbacks", "evaluation", "desync", "checkpoint", "ledger")
-]
+LOOP = ("fit", "callbacks", "evaluation", "desync")
+KEEPING = ("checkpoint", "ledger")
 # TensorFlow's collectives are slower to start: the tests that could hang there.
 BRIEFLY = (
     "restores_the_best or saves_once or collectives or validation or from_outside"
@@ -278,12 +276,17 @@ BRIEFLY = (
 
 @pytest.mark.launches
 @pytest.mark.parametrize(
-    ("name", "ranks", "chosen"),
-    [("mpi", 3, []), ("tf-multiworker", 2, ["-k", BRIEFLY])],
+    ("name", "ranks", "files", "chosen"),
+    [
+        ("mpi", 3, LOOP, []),
+        ("mpi", 2, KEEPING, []),
+        ("tf-multiworker", 2, LOOP + KEEPING, ["-k", BRIEFLY]),
+    ],
 )
-def test_on_ranks(name, ranks, chosen, tmp_path):
+def test_on_ranks(name, ranks, files, chosen, tmp_path):
     pytest.importorskip("mpi4py")
-    ended = launch.launch(name, ranks, [*FILES, *chosen], tmp_path, seconds=400)
+    paths = [f"tests/training/test_{file}.py" for file in files]
+    ended = launch.launch(name, ranks, [*paths, *chosen], tmp_path, seconds=400)
     assert ended.code == 0, ended.output
     assert set(ended.outcomes[0].values()) <= {"passed", "skipped"}
     assert list(ended.outcomes[0].values()).count("passed") >= 7
