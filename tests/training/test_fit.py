@@ -278,8 +278,8 @@ BRIEFLY = (
 @pytest.mark.parametrize(
     ("name", "ranks", "files", "chosen"),
     [
-        ("mpi", 3, LOOP, []),
-        ("mpi", 2, KEEPING, []),
+        ("mpi", 2, LOOP, []),
+        pytest.param("mpi", 3, LOOP + KEEPING, [], marks=pytest.mark.matrix),
         ("tf-multiworker", 2, LOOP + KEEPING, ["-k", BRIEFLY]),
     ],
 )
