@@ -76,7 +76,7 @@ def choose(
     joined = collective.is_initialized()
     world = CoreWorld(environment)
     cores = sorted(set().union(*world.allgather(os.sched_getaffinity(0))))
-    steps = _choosing(environment, options, gradients, cores)
+    steps = _choosing(rule, environment, options, gradients, cores)
     chosen = None
     while chosen is None:  # one round for each probe, so that nobody waits for long
         mine = next(steps) if environment.rank == 0 else None
@@ -122,16 +122,17 @@ def candidates(environment: Environment, options: Options) -> list[str]:
 
 
 def _choosing(
+    rule: Choice,
     environment: Environment,
     options: Options,
     gradients: Gradients,
     cores: Sequence[int],
 ) -> Iterator[Choice | None]:
-    """Rank 0: None after each probe, then the choice. Raises nothing."""
+    """Rank 0: None after each probe, then the choice, or the rule's. Raises nothing."""
     try:
         names = candidates(environment, options)
         if len(names) < 2 or os.environ.get(SWITCH) == "0":
-            yield by_rule(environment, options)
+            yield rule
             return
         sizes, of = _sizes(gradients)
         cache = probe_cache.ProbeCache(probe_cache.job(environment))
@@ -146,12 +147,10 @@ def _choosing(
         found = {name: found[name] for name in names}
         choice = fastest(found, sizes)
         if choice is None:
-            rule = by_rule(environment, options)
             choice = Choice(rule.name, f"{rule.because}; no probe went well")
         print(told(choice, found, of), flush=True)
         yield choice
     except Exception as error:  # ranks wait for the answer
-        rule = by_rule(environment, options)
         first = str(error).split("\n")[0]
         why = f"{rule.because}; not measured: {type(error).__name__}: {first}"
         yield Choice(rule.name, why)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends import horovod_installed
+from backends.cache_folder import cache_folder
 from collective.errors import UsageError
 
 VERSION = "0.28.1"
@@ -85,9 +86,8 @@ def _mpi() -> tuple[str, str] | None:
 
 def cache() -> Path:
     """The user's folder for wheels of this Python on this kind of machine."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
-    return Path(home, "collective", "horovod", abi)
+    return cache_folder() / "horovod" / abi
 
 
 def kept(wanted: Target) -> Path | None:

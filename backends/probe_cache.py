@@ -13,22 +13,24 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from backends import horovod_installed
+from backends.cache_folder import cache_folder
 from backends.devices import gpus
 from backends.prediction import Point
 from collective import library
 from collective.environment import Environment
 from collective.errors import CollectiveError
+from collective.launch import versions
 
 Found = list[Point] | str  # what was measured, or why nothing was
 
 
 def job(environment: Environment) -> dict[str, Any]:
     """What the speed of an all-reduce depends on: the machine, the ranks, versions."""
+    found = versions.installed()
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -39,16 +41,15 @@ def job(environment: Environment) -> dict[str, Any]:
         "python": platform.python_version(),
         "tensorflow": horovod_installed.tensorflow(),
         "horovod": horovod_installed.version(),
-        "mpi4py": _version("mpi4py"),
+        "mpi4py": found.get("mpi4py"),
         "mpi": _mpi(),
-        "collective": [_version("collective"), _core()],
+        "collective": [found.get("collective"), _core()],
     }
 
 
 def folder() -> Path:
     """The user's folder for probes."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home, "collective", "probes")
+    return cache_folder() / "probes"
 
 
 class ProbeCache:
@@ -107,13 +108,6 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _mpi() -> str | None:

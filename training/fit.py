@@ -142,10 +142,8 @@ def fit(
             callbacks, model, backend, loop.epochs, plan.steps_per_epoch
         )
         bar = Progress(loop.epochs, verbose if backend.rank == 0 else 0)
-        with contextlib.ExitStack() as stack:
-            record = (
-                stack.enter_context(Timeline(timeline, backend)) if timeline else None
-            )
+        recording = Timeline(timeline, backend) if timeline else None
+        with recording or contextlib.nullcontext() as record:
             return loop.run(step, iter(dataset), hooks, validate, bar, record)
 
 

@@ -254,6 +254,15 @@ def _number(value: Any) -> Any:
 _skipped = functools.cache(saving_lib.get_attr_skipset)
 
 
+@contextlib.contextmanager
+def _skips_known() -> Iterator[None]:
+    """Keras finds out nothing of that inside."""
+    for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
+        _skipped(kind)
+    with mock.patch.object(saving_lib, "get_attr_skipset", _skipped):
+        yield
+
+
 class _Alias:
     """A value that Keras can take for a tensor, and write without copying it."""
 
@@ -363,14 +372,12 @@ def save_weights(
     Raises:
         OSError: If it cannot be written, or not brought to the disk.
     """
-    for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
-        _skipped(kind)
     # Metrics in a model's attributes are written, too; ours count elsewhere.
     zeros = [(v, np.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
     given = _Given([*zeros, *zip(variables, values, strict=True)])
     with (
+        _skips_known(),
         _File(path) as file,
-        mock.patch.object(saving_lib, "get_attr_skipset", _skipped),
         given,
     ):
         store = _Store(file, mode="w")
@@ -395,12 +402,7 @@ def load_weights(
     Returns:
         The values of the variables, None for those that the file does not hold.
     """
-    for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
-        _skipped(kind)
-    with (
-        mock.patch.object(saving_lib, "get_attr_skipset", _skipped),
-        keras.StatelessScope() as scope,
-    ):
+    with _skips_known(), keras.StatelessScope() as scope:
         model.load_weights(path)
     found = [scope.get_current_value(v) for v in variables]
     return [None if value is None else np.asarray(value) for value in found]
