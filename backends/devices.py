@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
@@ -39,6 +40,7 @@ def configure(options: Options, environment: Environment) -> None:
     """
     import tensorflow as tf
 
+    _keep_freed_memory()
     threads = options.threads or cores_per_process(environment)
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -53,6 +55,24 @@ def configure(options: Options, environment: Environment) -> None:
     except RuntimeError:
         # TensorFlow has started, so the user's own script has already decided.
         return
+
+
+def _keep_freed_memory() -> None:
+    """Has the C library keep what TensorFlow frees, for the next step's tensors.
+
+    glibc hands large blocks back at once. Each step then gets its activations and
+    gradients anew from the kernel, which clears every page of them. The numbers are
+    M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3).
+    """
+    if "MALLOC_TRIM_THRESHOLD_" in os.environ or "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library than glibc
+        return
+    most = 2**31 - 1
+    mallopt(-1, most)
+    mallopt(-3, most)
 
 
 def local_devices(count: int | None) -> list[str]:

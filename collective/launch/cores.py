@@ -37,10 +37,10 @@ def share(
 ) -> list[list[int]]:
     """The logical cores of each local rank; an empty list where it is not bound.
 
-    Ranks are bound where each can have two logical cores or more. With one each, the
-    threads of TensorFlow and of the rank itself would wait for one another behind
-    whatever else runs on that core, so the kernel moves them as it sees fit. No two
-    ranks get threads of one physical core, unless there are more ranks than cores.
+    Ranks are bound where each can have a logical core or more. Unbound, the kernel now
+    and then runs threads of two ranks on one core while another is idle, and in
+    synchronous training all wait for the slower one. No two ranks get threads of one
+    physical core, unless there are more ranks than cores.
 
     Args:
         local_size: Ranks on this host.
@@ -48,7 +48,7 @@ def share(
         topology: Where Linux describes them.
     """
     usable = sorted(os.sched_getaffinity(0)) if cores is None else cores
-    if len(usable) < 2 * local_size or local_size == 1:
+    if len(usable) < local_size or local_size == 1:
         return [[] for _ in range(local_size)]
     pieces = physical(usable, topology)
     if len(pieces) < local_size:

@@ -31,9 +31,9 @@ def test_four_cores(tmp_path):
     logical = range(machine(tmp_path, 1, 4, 1))
     assert cores.share(1, logical, tmp_path) == [[]]
     assert cores.share(2, logical, tmp_path) == [[0, 1], [2, 3]]
-    # One core each, or fewer: the kernel does it better.
-    assert cores.share(3, logical, tmp_path) == [[]] * 3
-    assert cores.share(4, logical, tmp_path) == [[]] * 4
+    assert cores.share(3, logical, tmp_path) == [[0], [1], [2, 3]]
+    assert cores.share(4, logical, tmp_path) == [[0], [1], [2], [3]]
+    # Fewer cores than ranks: the kernel does it better.
     assert cores.share(64, logical, tmp_path) == [[]] * 64
 
 
@@ -43,7 +43,9 @@ def test_four_cores_of_two_threads(tmp_path):
     # Never a core's two threads to two ranks.
     assert cores.share(3, logical, tmp_path) == [[0, 4], [1, 5], [2, 6, 3, 7]]
     assert cores.share(4, logical, tmp_path) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert cores.share(5, logical, tmp_path) == [[]] * 5
+    # More ranks than cores, and a thread or more for each.
+    assert cores.share(5, logical, tmp_path) == [[0], [4, 1], [5], [2, 6], [3, 7]]
+    assert cores.share(9, logical, tmp_path) == [[]] * 9
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
