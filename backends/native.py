@@ -138,6 +138,7 @@ def _across_hosts(environment: Environment) -> Availability:
     spread = f"{environment.size} processes, {environment.local_size} on this host"
     by_gloo = "HOROVOD_RANK" in os.environ  # horovodrun without mpirun
     by_mpi = environment.launcher in ("mpirun", "horovodrun") and not by_gloo
+    by_mpi |= "PMIX_NAMESPACE" in os.environ  # srun --mpi=pmix
     if by_mpi and plugin.exists():
         return Availability(True, f"{spread}, joined by MPI")
     if by_mpi:
@@ -150,7 +151,8 @@ def _across_hosts(environment: Environment) -> Availability:
     if environment.launcher == "srun":
         hint = (
             "within the allocation: python -m collective.launch python train.py, which "
-            "has mpirun start them (deploy/slurm.sbatch); or one node: srun -N 1"
+            "has mpirun start them (deploy/slurm.sbatch); or srun --mpi=pmix (srun "
+            "--mpi=list shows what there is); or one node: srun -N 1"
         )
     return Availability(
         False, f"{spread}, and {environment.launcher} starts no MPI", hint

@@ -75,9 +75,19 @@ def path() -> Path:
 
 
 def plugin() -> Path:
-    """Where the plug-in for the MPI that launched this process is, or would be."""
-    family = "openmpi" if "OMPI_COMM_WORLD_RANK" in os.environ else "mpich"
-    return path().with_name(f"libcollective_{family}.so")
+    """Where the plug-in for the MPI that launched this process is, or would be.
+
+    ``srun --mpi=pmix`` does not tell of which family the MPI is: then it is the one
+    that a plug-in was built for.
+    """
+    openmpi, mpich = (
+        path().with_name(f"libcollective_{family}.so")
+        for family in ("openmpi", "mpich")
+    )
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        return openmpi
+    by_pmix = "PMIX_NAMESPACE" in os.environ
+    return openmpi if by_pmix and openmpi.exists() else mpich
 
 
 @functools.cache

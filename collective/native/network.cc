@@ -1,6 +1,7 @@
 #include "network.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -22,8 +23,13 @@ std::string Home() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
+// As collective/library.py's plugin(). PMIx does not tell of which family MPI
+// is.
 const char* Family() {
-  return std::getenv("OMPI_COMM_WORLD_RANK") ? "openmpi" : "mpich";
+  if (std::getenv("OMPI_COMM_WORLD_RANK")) return "openmpi";
+  const std::string openmpi = Home() + "libcollective_openmpi.so";
+  const bool by_pmix = std::getenv("PMIX_NAMESPACE");
+  return by_pmix && access(openmpi.c_str(), R_OK) == 0 ? "openmpi" : "mpich";
 }
 
 }  // namespace

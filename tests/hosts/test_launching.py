@@ -27,6 +27,14 @@ if detect().rank == 2:
     raise RuntimeError("on the second host")
 time.sleep(60)
 """
+# What srun --mpi=pmix sets; mpirun's own variables are gone, its PMIx server is there.
+BY_SRUN = """
+export SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_LOCALID=$OMPI_COMM_WORLD_LOCAL_RANK
+export SLURM_NTASKS=3 SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=2,1
+export SLURM_NODEID=$((SLURM_PROCID / 2))
+unset ${!OMPI_COMM_WORLD_*}
+exec "$@"
+"""
 SLEEPS = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -53,6 +61,14 @@ def test_ranks_on_two_hosts_sum(hosts):
     line = next(line for line in printed.splitlines() if "mpirun -np 3" in line)
     code, printed = run(hosts.on(1, ["bash", "-c", line.partition(": ")[2]]))
     assert code == 0 and printed.count("sum 111.0") == 3, printed
+
+
+def test_srun_with_pmix_joins_the_hosts(hosts):
+    program = f"import backends; print(backends.get('native').environment); {SUMS}"
+    rank = ["bash", "-c", BY_SRUN, "srun", sys.executable, "-c", program]
+    code, printed = run(hosts.mpirun([2, 1], rank))
+    assert code == 0, printed
+    assert printed.count("launcher='srun'") == printed.count("sum 111.0") == 3, printed
 
 
 def test_the_rank_that_fails_has_the_last_word(hosts):

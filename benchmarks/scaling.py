@@ -1,0 +1,75 @@
+"""What a second process buys: one core alone, two trainings apart, two together.
+
+    python benchmarks/scaling.py --model resnet50 --data synthetic:64x64x3:10 --rows 32
+
+Each process has one core and ``--rows`` rows a step. ``alone`` is one process while the
+other core rests. ``apart`` is two that never talk: what the machine itself gives up,
+because cores share memory and clock. ``native`` is the two training one model. The three
+take turns; rates of each round are compared with each other only.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+
+
+def rates(commands: list[list[str]], options: list[str]) -> float:
+    """Samples per second of all commands together, run at the same time."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{i}.json") for i in range(len(commands))]
+        running = [
+            subprocess.Popen(
+                [*command, str(TRAIN), *options, "--json", str(file)],
+                stdout=subprocess.DEVNULL,
+            )
+            for command, file in zip(commands, files, strict=True)
+        ]
+        if any([process.wait() for process in running]):
+            sys.exit("a training failed: see above")
+        return sum(json.loads(f.read_text())["samples_per_second"] for f in files)
+
+
+def main() -> None:
+    """Runs the rounds and prints medians and shares of twice one core."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=32, help="of each process")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
+    options, more = parser.parse_known_args()
+    more += ["--verbose", "0", "--steps", str(options.steps), "--global-batch-size"]
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+
+    def on(core: int) -> list[str]:
+        return ["taskset", "-c", str(core), sys.executable]
+
+    launch = [sys.executable, "-m", "collective.launch", "-np", "2", sys.executable]
+    single = [str(options.rows), "--backend", "single"]
+    both = [str(2 * options.rows), "--backend", "native"]
+    ways = {
+        "alone": lambda: rates([on(first)], more + single),
+        "apart": lambda: rates([on(first), on(second)], more + single),
+        "native": lambda: rates([launch], more + both),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, measure in ways.items():
+            found[name].append(measure())
+    print(f"{'':>8} {'samples/s':>10} {'of twice alone':>15} {'of apart':>9}")
+    for name, all_rates in found.items():
+        twice, apart = (
+            statistics.median(a / b for a, b in zip(all_rates, found[o], strict=True))
+            for o in ("alone", "apart")
+        )
+        rate = statistics.median(all_rates)
+        print(f"{name:>8} {rate:10.4g} {twice / 2:15.2f} {apart:9.2f}")
+
+
+if __name__ == "__main__":
+    main()
