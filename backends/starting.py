@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from backends.base import Availability
 from backends.registry import BACKENDS
 from collective.environment import Environment
+from collective.launch import programs
 
 ROOT = Path(__file__).resolve().parent.parent
 # What launchers leave in the environment of a rank.
@@ -44,7 +44,7 @@ def line(
     if launcher == "collectiverun":
         start = [sys.executable, "-m", "collective.launch"]
     else:
-        start = [program_beside_python(launcher) or launcher]
+        start = [programs.find(launcher) or launcher]
     return [*start, "-np", str(processes), *python]
 
 
@@ -53,15 +53,9 @@ def availability(backend: str, processes: int) -> Availability:
     kind = BACKENDS[backend]
     if not kind.launcher:
         return kind.availability(Environment())
-    if kind.launcher != "collectiverun" and not program_beside_python(kind.launcher):
+    if kind.launcher != "collectiverun" and not programs.find(kind.launcher):
         return Availability(False, f"there is no {kind.launcher}", "make train")
     return kind.availability(Environment(kind.launcher, 0, processes, 0, processes))
-
-
-def program_beside_python(name: str) -> str | None:
-    """A program of this environment, or else one on the PATH."""
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else shutil.which(name)
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -11,17 +11,16 @@ import math
 import os
 import platform
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from collective.launch.versions import installed
 from comparison.equality import Verdict
 from comparison.speed import Auto, Timed
 
 SCHEMA = 1
-PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "mpi4py", "horovod")
 
 
 @dataclass
@@ -69,7 +68,7 @@ class Results:
     floor: dict[str, float] = field(default_factory=dict)
     finished: bool = False
     machine: dict[str, Any] = field(default_factory=lambda: _machine())
-    versions: dict[str, str] = field(default_factory=lambda: _versions())
+    versions: dict[str, str] = field(default_factory=installed)
 
     @property
     def all_equal(self) -> bool:
@@ -105,13 +104,3 @@ def _machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory": psutil.virtual_memory().total,
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from collective.launch import programs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,8 +65,7 @@ def command(backend: str, ranks: int) -> list[str]:
     name = LAUNCHERS[backend]
     if name == "collectiverun":
         return [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
-    beside = Path(sys.executable).parent / name
-    program = str(beside) if beside.exists() else shutil.which(name) or name
+    program = programs.find(name) or name
     more = ["--oversubscribe"] if name == "mpirun" else []
     if name == "horovodrun" and ranks > 2:
         more = ["--gloo"]  # by MPI with 2: both ways are tried

