@@ -94,12 +94,14 @@ class Backend(ABC):
         predicted: By backend that ``auto`` chose from, fastest first: seconds of a
             step's all-reduce. Empty where it measured nothing, or was not asked.
         own_options: Names of the ``Options`` that other backends refuse.
+        one_replica: Whether there is never more than one replica.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     launcher: ClassVar[str] = ""
     own_options: ClassVar[tuple[str, ...]] = ()
+    one_replica: ClassVar[bool] = False
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()

@@ -9,8 +9,10 @@ from backends.horovod import HorovodBackend
 from backends.mpi import MPIBackend
 from backends.native import NativeBackend
 from backends.single import SingleBackend
+from backends.tf_central_storage import CentralStorageBackend
 from backends.tf_mirrored import MirroredBackend
 from backends.tf_multiworker import MultiWorkerBackend
+from backends.tf_one_device import OneDeviceBackend
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -18,7 +20,9 @@ BACKENDS: dict[str, type[Backend]] = {
     kind.name: kind
     for kind in (
         SingleBackend,
+        OneDeviceBackend,
         MirroredBackend,
+        CentralStorageBackend,
         MultiWorkerBackend,
         MPIBackend,
         HorovodBackend,
@@ -76,6 +80,11 @@ def get(
 
 
 def _refuse_options_of_others(name: str, options: Options) -> None:
+    if BACKENDS[name].one_replica and (options.devices or 1) > 1:
+        raise UsageError(
+            f"--devices {options.devices}: backend {name!r} is on one device",
+            hint="--backend tf-mirrored",
+        )
     for kind in BACKENDS.values():
         for option in set(kind.own_options) - set(BACKENDS[name].own_options):
             if getattr(options, option) != getattr(Options(), option):

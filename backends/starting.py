@@ -36,7 +36,7 @@ def line(
     """
     launcher = launcher or BACKENDS[backend].launcher
     options = ["--backend", backend]
-    if not launcher and backend != "single":
+    if not launcher and not BACKENDS[backend].one_replica:
         options += ["--devices", str(processes)]
     python = [sys.executable, *program, *options]
     if not launcher:

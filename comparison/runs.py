@@ -22,6 +22,8 @@ from comparison.speed import MESSAGE_SIZES, Auto, Timed
 
 REFERENCE = "single"
 SHARE = "one share"
+# One replica, however many the others have.
+ALONE = (SHARE, *(name for name, kind in BACKENDS.items() if kind.one_replica))
 PROOF_STEPS = 30
 
 
@@ -172,10 +174,10 @@ class Comparison:
         same = [REFERENCE]
         if alone.by_replicas and self.plan.most > 1:
             proof.because = alone.by_replicas
-            others = [name for name in traces if name != REFERENCE]
+            others = [name for name in traces if name not in ALONE]
             if not others:
                 return
-            proof.reference, same = others[0], [REFERENCE, others[0]]
+            proof.reference, same = others[0], [*ALONE, others[0]]
             other_orders = ()  # micro-batches train another model, too
         for name, recorded in traces.items():
             if name not in same:
@@ -250,6 +252,7 @@ class Comparison:
             if backend == REFERENCE:
                 tell("the floor of the all-reduce")
                 self._floor(path)
+            if backend in ALONE:
                 continue
             tell(f"all-reduce: {backend}")
             path.unlink(missing_ok=True)

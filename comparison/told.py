@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from comparison.equality import ROUNDING, TOLERANCE
 from comparison.results import Proof, Results
-from comparison.runs import REFERENCE, SHARE
+from comparison.runs import ALONE, REFERENCE, SHARE
 from comparison.speed import Timed, bottleneck, fastest
 
 
@@ -87,7 +87,7 @@ def _fast(results: Results, replicas: int) -> Table:
             table.add("bad", name, one.failure or "not run", *[""] * 4)
             continue
         ideal = share.rate * min(replicas, cores)
-        several = name not in (SHARE, REFERENCE)
+        several = name not in ALONE
         table.add(
             "",
             name,
@@ -117,7 +117,7 @@ def _parts(results: Results, replicas: int) -> Table:
                   [*columns, "of its floor"])  # fmt: skip
     for name, one in sorted(timed.items(), key=lambda pair: pair[1].step):
         times = [f"{1e3 * seconds:.2f}" for seconds in (one.step, *one.parts.values())]
-        summed = replicas > 1 and name not in (SHARE, REFERENCE)
+        summed = replicas > 1 and name not in ALONE
         table.add("", name, *times, _of_floor(results, one) if summed else "")
     winner = fastest({name: t for name, t in timed.items() if name != SHARE})
     if winner:

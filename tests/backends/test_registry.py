@@ -41,7 +41,9 @@ def test_backend_of_ranks_alone_says_what_to_type(name):
     assert "HINT: mpirun" in str(caught.value) or "HINT: pip" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["single", "tf-mirrored"])
+@pytest.mark.parametrize(
+    "name", ["single", "tf-mirrored", "tf-one-device", "tf-central-storage"]
+)
 def test_backend_of_one_process_on_four_ranks_is_refused(name, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
