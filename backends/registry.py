@@ -13,6 +13,7 @@ from backends.tf_central_storage import CentralStorageBackend
 from backends.tf_mirrored import MirroredBackend
 from backends.tf_multiworker import MultiWorkerBackend
 from backends.tf_one_device import OneDeviceBackend
+from backends.tf_tpu import TPUBackend
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -23,6 +24,7 @@ BACKENDS: dict[str, type[Backend]] = {
         OneDeviceBackend,
         MirroredBackend,
         CentralStorageBackend,
+        TPUBackend,
         MultiWorkerBackend,
         MPIBackend,
         HorovodBackend,

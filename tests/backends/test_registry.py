@@ -134,6 +134,32 @@ def test_an_algorithm_that_is_not_there_is_told_at_once():
         backends.get("native", Options(algorithm="butterfly"))
 
 
+def test_where_there_is_no_tpu_it_is_told_at_once(monkeypatch):
+    from backends import tf_tpu
+
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    monkeypatch.setattr(tf_tpu, "CHIPS", ("/dev/nowhere",))
+    with pytest.raises(UsageError, match="there is no TPU") as caught:
+        backends.get("tf-tpu")
+    assert caught.value.exit_code == 2 and "TPU_NAME" in caught.value.hint
+    monkeypatch.setattr(tf_tpu, "CHIPS", ("/dev/null",))
+    monkeypatch.setattr(tf_tpu.importlib.util, "find_spec", lambda name: None)
+    assert tf_tpu.TPUBackend.availability(ALONE).reason == "libtpu is not installed"
+
+
+def test_a_tpu_that_cannot_be_reached_is_one_error():
+    """As far as the strategy's own code goes without a TPU."""
+    code, printed = python(
+        "import backends\n"
+        "from collective.errors import UsageError\n"
+        "try: backends.get('tf-tpu')\n"
+        "except UsageError as error: print(error)\n",
+        TPU_NAME="local",
+    )
+    assert code == 0 and "TPU 'local': " in printed, printed
+    assert printed.rstrip().splitlines()[-1].startswith("HINT: ")
+
+
 def python(program: str, **variables: str) -> tuple[int | None, str]:
     env = launch.environment(**variables)
     return launch.run([sys.executable, "-c", program], env, seconds=60)
