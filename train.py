@@ -59,6 +59,8 @@ def parser() -> argparse.ArgumentParser:
         help=f"{' | '.join(TRANSPORTS)}: gradients on their way (native)")  # fmt: skip
     add("--bucket-bytes", type=_count, metavar="N",
         help="sum the gradients in buckets of about N bytes (native)")  # fmt: skip
+    add("--parameter-servers", type=_count, metavar="N",
+        help="ranks that hold the variables (tf-parameter-server; default: 1)")  # fmt: skip
 
     add = g["model and data"].add_argument
     add("--model", default="cnn", metavar="NAME",

@@ -13,6 +13,7 @@ from backends.tf_central_storage import CentralStorageBackend
 from backends.tf_mirrored import MirroredBackend
 from backends.tf_multiworker import MultiWorkerBackend
 from backends.tf_one_device import OneDeviceBackend
+from backends.tf_parameter_server import ParameterServerBackend
 from backends.tf_tpu import TPUBackend
 from collective.environment import Environment, detect
 from collective.errors import UsageError
@@ -26,6 +27,7 @@ BACKENDS: dict[str, type[Backend]] = {
         CentralStorageBackend,
         TPUBackend,
         MultiWorkerBackend,
+        ParameterServerBackend,
         MPIBackend,
         HorovodBackend,
         NativeBackend,

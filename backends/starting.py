@@ -45,7 +45,7 @@ def line(
         start = [sys.executable, "-m", "collective.launch"]
     else:
         start = [program_beside_python(launcher) or launcher]
-    return [*start, "-np", str(processes), *python]
+    return [*start, "-np", str(BACKENDS[backend].ranks(processes)), *python]
 
 
 def availability(backend: str, processes: int) -> Availability:
@@ -55,7 +55,8 @@ def availability(backend: str, processes: int) -> Availability:
         return kind.availability(Environment())
     if kind.launcher != "collectiverun" and not program_beside_python(kind.launcher):
         return Availability(False, f"there is no {kind.launcher}", "make train")
-    return kind.availability(Environment(kind.launcher, 0, processes, 0, processes))
+    ranks = kind.ranks(processes)
+    return kind.availability(Environment(kind.launcher, 0, ranks, 0, ranks))
 
 
 def program_beside_python(name: str) -> str | None:

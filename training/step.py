@@ -72,6 +72,8 @@ class Step:
         self.layout = Layout(model)
         self.alarm = DesyncAlarm(model, backend, check_every)
         keras_compat.switch_off_gradient_sum(self.optimizer)
+        if not backend.synchronous:
+            keras_compat.count_atomically(self.optimizer)
         dtypes = {v.dtype for v in model.trainable_variables}
         self.dtype = tf.float64 if "float64" in dtypes else tf.float32
         variables = (
@@ -109,22 +111,26 @@ class Step:
             number: Which step of the training this is, from 0.
 
         Returns:
-            The report (see ``training.report``), the same on every rank.
+            The report (see ``training.report``), the same on every rank; see
+            ``Backend.call``.
         """
-        try:
-            report, checksums = self._run(
-                without_none(batch), tf.constant(number, tf.int64)
-            )
-        except tf.errors.InvalidArgumentError as error:
-            if NOT_FINITE not in error.message:
-                raise
-            raise self._not_finite(error.message, number) from None
-        if self.alarm.due(number):
-            self.alarm.compare(checksums.numpy(), number)
+        args = (without_none(batch), tf.constant(number, tf.int64))
+
+        def explain(error: Exception) -> Exception:
+            found = isinstance(error, tf.errors.InvalidArgumentError)
+            if not found or NOT_FINITE not in str(error):
+                return error
+            return self._not_finite(str(error), number)
+
+        report = self.backend.call(self._run, args, explain)
+        if self.alarm.every:
+            report, checksums = report
+            if self.alarm.due(number):
+                self.alarm.compare(checksums.numpy(), number)
         return report
 
-    def _replica(self, batch: Batch, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """One replica's update: the report, and the checksums of all replicas."""
+    def _replica(self, batch: Batch, number: tf.Tensor) -> Any:
+        """One replica's update: the report and, with an alarm, all checksums."""
         trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]
         state = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
         replica = tf.cast(self.backend.replica(), tf.int64)
@@ -180,7 +186,7 @@ class Step:
         report = self.layout.pack(
             loss, batch.global_rows, (start, stop), outputs, sums.metrics, receipt
         )
-        return report, checksums
+        return (report, checksums) if self.alarm.every else report
 
     def _local_sums(
         self,
@@ -282,7 +288,7 @@ class Step:
                 for i, (g, d) in enumerate(zip(of, divisors, strict=True))
             ]
             gradients.append(tf.cast(tf.add_n(terms), variable.dtype))
-        self.optimizer.apply(gradients, variables)
+        keras_compat.apply(self.optimizer, gradients, variables)
 
     def _not_finite(self, message: str, number: int) -> CollectiveError:
         found = re.search(re.escape(NOT_FINITE) + r"\]?\s*\[([\d ]+)\]", message)

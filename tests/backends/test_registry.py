@@ -33,7 +33,7 @@ def test_unknown_backend_is_wrong_use_and_names_all():
         assert name in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["mpi", "tf-multiworker"])
+@pytest.mark.parametrize("name", ["mpi", "tf-multiworker", "tf-parameter-server"])
 def test_backend_of_ranks_alone_says_what_to_type(name):
     with pytest.raises(UsageError, match=f"'{name}' cannot be used here") as caught:
         backends.get(name)
