@@ -101,6 +101,21 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
     return figure
 
 
+def learning(results: Results, theme: dict[str, str]) -> Figure | None:
+    """What asynchronous backends have learned by when, and the reference."""
+    if not any(of.samples for of in results.learned.values()):
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
+    for name, of in results.learned.items():
+        if of.samples:
+            axes.plot(of.samples, of.accuracy or of.loss, "o-", color=color(name),
+                      label=name)  # fmt: skip
+    what = "accuracy" if any(of.accuracy for of in results.learned.values()) else "loss"
+    axes.set(xlabel="samples seen", ylabel=f"{what} over the epoch")
+    axes.legend(fontsize=8)
+    return figure
+
+
 def steps(results: Results, theme: dict[str, str]) -> Figure | None:
     """Where the time of a step goes, at the largest number of replicas."""
     timed = _at_most(results)
@@ -177,6 +192,7 @@ def _at_most(results: Results) -> dict:
 
 FIGURES: dict[str, Callable[[Results, dict[str, str]], Figure | None]] = {
     "losses": losses,
+    "learning": learning,
     "steps": steps,
     "scaling": scaling,
     "allreduce": allreduce,

@@ -38,6 +38,8 @@ class Table:
 def tables(results: Results) -> list[Table]:
     """All there is to tell, in order."""
     told = [_equal(precision, proof) for precision, proof in results.equal.items()]
+    if results.learned:
+        told.append(_learned(results))
     for replicas in sorted(map(int, results.fast)):
         told += [_fast(results, replicas), _parts(results, replicas)]
     if results.left_out:
@@ -72,6 +74,28 @@ def _equal(precision: str, proof: Proof) -> Table:
             text += f" after the first step, {last:.1e} after the last"
             text += f" ({ROUNDING:g} x what other orders of the sums do in one process)"
         table.sentences.append(text + ".")
+    return table
+
+
+def _learned(results: Results) -> Table:
+    names = [*results.learned]
+    table = Table("Asynchronous: what is learned by when", ["samples seen", *names])
+    rates = {n: of.accuracy or of.loss for n, of in results.learned.items()}
+    what = "accuracy" if any(of.accuracy for of in results.learned.values()) else "loss"
+    for epoch, samples in enumerate(results.learned[REFERENCE].samples):
+        shown = [rates[n][epoch] if epoch < len(rates[n]) else None for n in names]
+        table.add("", f"{samples:,}", *("" if v is None else f"{v:.4f}" for v in shown))
+    tested = [results.learned[n].test.get(what) for n in names]
+    table.add("", "test", *("" if v is None else f"{v:.4f}" for v in tested))
+    for name, of in results.learned.items():
+        if of.failure:
+            table.sentences.append(f"{name} {of.failure}.")
+    table.sentences.append(
+        "An asynchronous backend trains another model by design, and another one each "
+        "time: its workers do not wait for each other, and update what others have "
+        f"changed meanwhile. So what is compared is the {what} reached against samples "
+        "seen; nothing says that they must be equal."
+    )
     return table
 
 

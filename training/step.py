@@ -28,7 +28,7 @@ from training.message import SMALL
 from training.plan import share
 from training.report import Layout
 
-NOT_FINITE = "collective: not finite in replica"
+NOT_FINITE = "collective: not finite at step"
 
 
 class Step:
@@ -115,14 +115,7 @@ class Step:
             ``Backend.call``.
         """
         args = (without_none(batch), tf.constant(number, tf.int64))
-
-        def explain(error: Exception) -> Exception:
-            found = isinstance(error, tf.errors.InvalidArgumentError)
-            if not found or NOT_FINITE not in str(error):
-                return error
-            return self._not_finite(str(error), number)
-
-        report = self.backend.call(self._run, args, explain)
+        report = self.backend.call(self._run, args, self._explained)
         if self.alarm.every:
             report, checksums = report
             if self.alarm.due(number):
@@ -172,7 +165,7 @@ class Step:
         )
         # All writing waits for the check: weight decay, the optimizer's counter and
         # the state do not depend on the gradients, and must not move without them.
-        with tf.control_dependencies(self._check(trouble)):
+        with tf.control_dependencies(self._check(trouble, number)):
             self._update(sums)
             old = [state[i] for i in changing]
             self.backend.assign(
@@ -260,13 +253,13 @@ class Step:
             out[i] = tf.reshape(piece, tensors[i].shape)
         return [out[i] for i in range(len(tensors))]
 
-    def _check(self, trouble: tf.Tensor) -> list[tf.Operation]:
+    def _check(self, trouble: tf.Tensor, number: tf.Tensor) -> list[tf.Operation]:
         """Fails on every replica when any had trouble; what to wait for."""
         if keras_compat.expects_overflow(self.optimizer):
             return []
         fine = tf.debugging.Assert(
             tf.reduce_all(trouble == 0),
-            [NOT_FINITE, tf.cast(trouble, tf.int32)],
+            [NOT_FINITE, number, tf.cast(trouble, tf.int32)],
             summarize=self.backend.replicas,
         )
         return [] if fine is None else [fine]
@@ -290,9 +283,15 @@ class Step:
             gradients.append(tf.cast(tf.add_n(terms), variable.dtype))
         keras_compat.apply(self.optimizer, gradients, variables)
 
-    def _not_finite(self, message: str, number: int) -> CollectiveError:
-        found = re.search(re.escape(NOT_FINITE) + r"\]?\s*\[([\d ]+)\]", message)
-        codes = [int(c) for c in found.group(1).split()] if found else [1]
+    def _explained(self, error: Exception) -> Exception:
+        """What to raise for an error of some step: not always of the last one."""
+        message = str(error)
+        if NOT_FINITE not in message:
+            return error
+        numbers = r"\]?\s*\[(\d+)\]\s*\[([\d ]+)\]"
+        found = re.search(re.escape(NOT_FINITE) + numbers, message)
+        number = found.group(1) if found else "unknown"
+        codes = [int(c) for c in found.group(2).split()] if found else [1]
         replica = next((r for r, code in enumerate(codes) if code), 0)
         where = "rank" if self.backend.size > 1 else "replica"
         index = codes[replica] - 1

@@ -19,7 +19,7 @@ RANKS = launch.ROOT / "tests" / "backends" / "ranks_served.py"
 def run(*arguments: str) -> tuple[int | None, str]:
     before = launch.command("mpi", 4)
     return launch.run(
-        [*before, sys.executable, str(RANKS), *arguments], launch.environment(), 120
+        [*before, sys.executable, str(RANKS), *arguments], launch.environment(), 240
     )
 
 
