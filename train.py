@@ -47,7 +47,8 @@ def parser() -> argparse.ArgumentParser:
     add = g["backend"].add_argument
     add("--backend", default="auto", help="who sums the gradients (default: auto)")
     add("--list-backends", action="store_true", help="which can be used here, and why")
-    add("--devices", type=_count, metavar="N", help="local devices (tf-mirrored)")
+    add("--devices", type=_count, metavar="N",
+        help="local devices (tf-mirrored, tf-central-storage)")  # fmt: skip
     add("--threads", type=_count, metavar="N", help="threads of this process")
     add("--cross-device-ops", default="auto", metavar="OPS",
         help="auto | nccl | hierarchical-copy | reduction-to-one-device")  # fmt: skip
@@ -58,6 +59,8 @@ def parser() -> argparse.ArgumentParser:
         help=f"{' | '.join(TRANSPORTS)}: gradients on their way (native)")  # fmt: skip
     add("--bucket-bytes", type=_count, metavar="N",
         help="sum the gradients in buckets of about N bytes (native)")  # fmt: skip
+    add("--parameter-servers", type=_count, metavar="N",
+        help="ranks that hold the variables (tf-parameter-server; default: 1)")  # fmt: skip
 
     add = g["model and data"].add_argument
     add("--model", default="cnn", metavar="NAME",

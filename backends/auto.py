@@ -113,6 +113,7 @@ def candidates(environment: Environment, options: Options) -> list[str]:
         name
         for name, kind in BACKENDS.items()
         if kind.launcher
+        and kind.synchronous
         and kind.availability(environment).usable
         and not asked & (others - set(kind.own_options))
     ]

@@ -50,6 +50,7 @@ class Options:
             elements or more are on the way (native). None: what they are.
         bucket_bytes: Sums the gradients in buckets of about so many bytes (native).
             None: all in one.
+        parameter_servers: Ranks that hold variables (tf-parameter-server). None: one.
     """
 
     devices: int | None = None
@@ -59,6 +60,7 @@ class Options:
     algorithm: str = "auto"
     transport_dtype: str | None = None
     bucket_bytes: int | None = None
+    parameter_servers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,18 @@ class Backend(ABC):
         predicted: By backend that ``auto`` chose from, fastest first: seconds of a
             step's all-reduce. Empty where it measured nothing, or was not asked.
         own_options: Names of the ``Options`` that other backends refuse.
+        one_replica: Whether there is never more than one replica.
+        synchronous: Whether all replicas share each batch; if not, each of ``workers``
+            trains on batches of its own, and a step sees one replica.
+        processes: That the launcher started; ``size`` of them run the training's code.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     launcher: ClassVar[str] = ""
     own_options: ClassVar[tuple[str, ...]] = ()
+    one_replica: ClassVar[bool] = False
+    synchronous: ClassVar[bool] = True
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
@@ -107,7 +115,7 @@ class Backend(ABC):
         self.rank, self.size = environment.rank, environment.size
         self.local_rank = environment.local_rank
         self.local_size = environment.local_size
-        self.replicas = self.size
+        self.processes = self.replicas = self.size
         self.local_replicas = range(self.rank, self.rank + 1)
         self.chosen_because = "asked for"
         self.predicted: dict[str, float] = {}
@@ -117,6 +125,14 @@ class Backend(ABC):
     @abstractmethod
     def availability(cls, environment: Environment) -> Availability:
         """Says whether this backend works here. Never raises, starts nothing."""
+
+    @classmethod
+    def ranks(cls, replicas: int) -> int:
+        """How many processes to start for so many replicas."""
+        return replicas
+
+    def serve(self) -> None:
+        """On a rank that only serves others: does so, and ends the process."""
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which model and optimizer must be built."""
@@ -128,6 +144,28 @@ class Backend(ABC):
         Used inside a ``tf.function``.
         """
         return step(*args)
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        explain: Callable[[Exception], Exception] = lambda error: error,
+    ) -> Any:
+        """Calls a ``tf.function`` that uses ``run``.
+
+        Args:
+            function: Returns a vector, or that and more.
+            args: Tensors.
+            explain: Makes of an error what is raised.
+
+        Returns:
+            What it returns; or, where it is not synchronous, what has a method
+            ``numpy`` that waits for the vector.
+        """
+        try:
+            return function(*args)
+        except Exception as error:
+            raise explain(error) from None
 
     def replica(self) -> Any:
         """Inside ``run``: the number of this replica in the job, an int or tensor."""

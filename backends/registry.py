@@ -9,8 +9,12 @@ from backends.horovod import HorovodBackend
 from backends.mpi import MPIBackend
 from backends.native import NativeBackend
 from backends.single import SingleBackend
+from backends.tf_central_storage import CentralStorageBackend
 from backends.tf_mirrored import MirroredBackend
 from backends.tf_multiworker import MultiWorkerBackend
+from backends.tf_one_device import OneDeviceBackend
+from backends.tf_parameter_server import ParameterServerBackend
+from backends.tf_tpu import TPUBackend
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -18,8 +22,12 @@ BACKENDS: dict[str, type[Backend]] = {
     kind.name: kind
     for kind in (
         SingleBackend,
+        OneDeviceBackend,
         MirroredBackend,
+        CentralStorageBackend,
+        TPUBackend,
         MultiWorkerBackend,
+        ParameterServerBackend,
         MPIBackend,
         HorovodBackend,
         NativeBackend,
@@ -76,6 +84,11 @@ def get(
 
 
 def _refuse_options_of_others(name: str, options: Options) -> None:
+    if BACKENDS[name].one_replica and (options.devices or 1) > 1:
+        raise UsageError(
+            f"--devices {options.devices}: backend {name!r} is on one device",
+            hint="--backend tf-mirrored",
+        )
     for kind in BACKENDS.values():
         for option in set(kind.own_options) - set(BACKENDS[name].own_options):
             if getattr(options, option) != getattr(Options(), option):

@@ -36,7 +36,7 @@ def line(
     """
     launcher = launcher or BACKENDS[backend].launcher
     options = ["--backend", backend]
-    if not launcher and backend != "single":
+    if not launcher and not BACKENDS[backend].one_replica:
         options += ["--devices", str(processes)]
     python = [sys.executable, *program, *options]
     if not launcher:
@@ -45,7 +45,7 @@ def line(
         start = [sys.executable, "-m", "collective.launch"]
     else:
         start = [programs.find(launcher) or launcher]
-    return [*start, "-np", str(processes), *python]
+    return [*start, "-np", str(BACKENDS[backend].ranks(processes)), *python]
 
 
 def availability(backend: str, processes: int) -> Availability:
@@ -55,7 +55,8 @@ def availability(backend: str, processes: int) -> Availability:
         return kind.availability(Environment())
     if kind.launcher != "collectiverun" and not programs.find(kind.launcher):
         return Availability(False, f"there is no {kind.launcher}", "make train")
-    return kind.availability(Environment(kind.launcher, 0, processes, 0, processes))
+    ranks = kind.ranks(processes)
+    return kind.availability(Environment(kind.launcher, 0, ranks, 0, ranks))
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.base import Availability, Options
-from backends.devices import configure, gpus, local_devices
-from backends.tf_strategy import StrategyBackend
-from collective.environment import Environment
+from backends.base import Options
+from backends.devices import local_devices
+from backends.tf_strategy import LocalStrategyBackend
 from collective.errors import UsageError
 
 
-class MirroredBackend(StrategyBackend):
+class MirroredBackend(LocalStrategyBackend):
     """A replica on each GPU, or on each of some logical CPU devices.
 
     ``cross_device_ops`` ``auto`` is NCCL for GPUs and, for CPU devices, reduction to
@@ -21,23 +20,13 @@ class MirroredBackend(StrategyBackend):
     name = "tf-mirrored"
     summary = "one process, a replica on each local device (MirroredStrategy)"
 
-    def __init__(self, options: Options, environment: Environment | None = None):
-        super().__init__(options, environment)
-        if self.size > 1:
-            raise UsageError(
-                f"backend 'tf-mirrored' is one process with several devices, but "
-                f"{self.size} processes were started",
-                hint="python train.py --backend tf-mirrored",
-            )
+    def _strategy(self, options: Options) -> Any:
         import tensorflow as tf
 
-        configure(options, Environment())
         devices = local_devices(options.devices)
-        self.strategy = tf.distribute.MirroredStrategy(
+        return tf.distribute.MirroredStrategy(
             devices, cross_device_ops=self._cross_device_ops(devices)
         )
-        self.replicas = len(devices)
-        self.local_replicas = range(self.replicas)
 
     def _cross_device_ops(self, devices: list[str]) -> Any:
         import tensorflow as tf
@@ -62,15 +51,3 @@ class MirroredBackend(StrategyBackend):
                 hint=f"--cross-device-ops {' | '.join(['auto', *kinds])}",
             )
         return kinds[wanted]()
-
-    @classmethod
-    def availability(cls, environment: Environment) -> Availability:
-        """Usable in a process started alone."""
-        if environment.size > 1:
-            return Availability(
-                False,
-                f"{environment.size} processes were started",
-                "python train.py --backend tf-mirrored",
-            )
-        found = f"{gpus()} GPUs" if gpus() else "logical CPU devices"
-        return Availability(True, found)

@@ -1,7 +1,6 @@
 """Several processes: ``tf.distribute.MultiWorkerMirroredStrategy``.
 
-Its TF_CONFIG is made from the launch, so that nobody has to write one: every rank finds a
-free port, and MPI, or our core on one host, tells each of them all addresses.
+Its TF_CONFIG is made from the launch, so that nobody has to write one (``addresses``).
 """
 
 from __future__ import annotations
@@ -9,19 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
 
-from backends import core_world, mpi_world
+from backends import addresses
 from backends.base import Availability, Options
 from backends.devices import configure
 from backends.fusion import fused
 from backends.tf_strategy import StrategyBackend
-from collective import interfaces
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -43,12 +40,12 @@ class MultiWorkerBackend(StrategyBackend):
                 f"unknown communication {options.communication!r}",
                 hint=f"--communication {' | '.join(COMMUNICATIONS)}",
             )
-        self.world: Any
-        if mpi_world.availability(environment).usable:
-            self.world = mpi_world.start(environment)
-        else:
-            self.world = core_world.CoreWorld(environment)
-        os.environ["TF_CONFIG"] = json.dumps(self._config())
+        self.world = addresses.world(environment)
+        config = {
+            "cluster": {"worker": addresses.exchange(environment, self.world)},
+            "task": {"type": "worker", "index": self.rank},
+        }
+        os.environ["TF_CONFIG"] = json.dumps(config)
         import tensorflow as tf
 
         configure(options, environment)
@@ -67,33 +64,10 @@ class MultiWorkerBackend(StrategyBackend):
                 "line after its imports",
             ) from None
 
-    def _config(self) -> dict[str, Any]:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-            # One host: loopback, whatever interfaces it has, or has not.
-            mine = [] if self.size == self.local_size else interfaces.interfaces()
-            ranks = self.world.allgather((mine, port))
-        hosts = ["127.0.0.1"] * self.size
-        if any(found for found, _ in ranks):
-            names = interfaces.wanted()
-            hosts = interfaces.addresses([found for found, _ in ranks], names)
-        workers = [
-            f"{host}:{port}" for host, (_, port) in zip(hosts, ranks, strict=True)
-        ]
-        return {
-            "cluster": {"worker": workers},
-            "task": {"type": "worker", "index": self.rank},
-        }
-
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
         """Usable where MPI, or on one host our core, can exchange addresses."""
-        by_mpi = mpi_world.availability(environment)
-        if not by_mpi.usable and core_world.can_serve(environment):
-            launched = f"{environment.size} processes by {environment.launcher}"
-            return Availability(True, f"{launched}, on one host")
-        return by_mpi
+        return addresses.availability(environment)
 
     @contextlib.contextmanager
     def only_rank_zero(self, what: str) -> Iterator[None]:

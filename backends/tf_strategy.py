@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from backends.base import Backend
+from backends.base import Availability, Backend, Options
+from backends.devices import configure, gpus
+from collective.environment import Environment
+from collective.errors import UsageError
 
 
 class StrategyBackend(Backend):
@@ -53,3 +57,39 @@ class StrategyBackend(Backend):
                 )
 
         tf.distribute.get_replica_context().merge_call(write, args=(list(values),))
+
+
+class LocalStrategyBackend(StrategyBackend):
+    """A strategy of one process over devices of its own. Subclasses make it."""
+
+    def __init__(self, options: Options, environment: Environment | None = None):
+        super().__init__(options, environment)
+        if self.size > 1:
+            raise UsageError(
+                f"backend {self.name!r} is one process, but {self.size} processes were "
+                "started",
+                hint=f"python train.py --backend {self.name}",
+            )
+        configure(options, Environment())
+        self.strategy = self._strategy(options)
+        self.replicas = self.strategy.num_replicas_in_sync
+        self.local_replicas = range(self.replicas)
+
+    @abstractmethod
+    def _strategy(self, options: Options) -> Any:
+        """The strategy, over devices that TensorFlow has not touched yet."""
+
+    @classmethod
+    def availability(cls, environment: Environment) -> Availability:
+        """Usable in a process started alone."""
+        if environment.size > 1:
+            return Availability(
+                False,
+                f"{environment.size} processes were started",
+                f"python train.py --backend {cls.name}",
+            )
+        return Availability(True, cls._found())
+
+    @classmethod
+    def _found(cls) -> str:
+        return f"{gpus()} GPUs" if gpus() else "logical CPU devices"

@@ -79,6 +79,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     failed = any(proof.failures for proof in results.equal.values()) or any(
         one.failure for timed in results.fast.values() for one in timed.values()
     )
+    failed |= any(learned.failure for learned in results.learned.values())
     return int(not results.all_equal or worse or failed)
 
 

@@ -19,12 +19,13 @@ from matplotlib.ticker import MaxNLocator
 from backends.registry import BACKENDS
 from comparison.equality import TOLERANCE
 from comparison.results import Results
-from comparison.runs import REFERENCE, SHARE
+from comparison.runs import ALONE, SHARE
 
 LIGHT = {"ink": "#1f2933", "paper": "#ffffff", "rule": "#d7dde3"}
 DARK = {"ink": "#e4e7eb", "paper": "#161b22", "rule": "#39424e"}
-# Told apart also by eyes that see no red or green [Okabe and Ito, 2008].
-COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")
+# Told apart also by eyes that see no red or green [Okabe and Ito, 2008; Tol, 2021].
+COLORS = ("#0072b2", "#882255", "#e69f00", "#44aa99", "#009e73",
+          "#cc79a7", "#56b4e9", "#d55e00", "#ddcc77", "#999999")  # fmt: skip
 OF_PART = {
     "input": "#56b4e9",
     "compute": "#0072b2",
@@ -100,6 +101,21 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
     return figure
 
 
+def learning(results: Results, theme: dict[str, str]) -> Figure | None:
+    """What asynchronous backends have learned by when, and the reference."""
+    if not any(of.samples for of in results.learned.values()):
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
+    for name, of in results.learned.items():
+        if of.samples:
+            axes.plot(of.samples, of.accuracy or of.loss, "o-", color=color(name),
+                      label=name)  # fmt: skip
+    what = "accuracy" if any(of.accuracy for of in results.learned.values()) else "loss"
+    axes.set(xlabel="samples seen", ylabel=f"{what} over the epoch")
+    axes.legend(fontsize=8)
+    return figure
+
+
 def steps(results: Results, theme: dict[str, str]) -> Figure | None:
     """Where the time of a step goes, at the largest number of replicas."""
     timed = _at_most(results)
@@ -136,7 +152,7 @@ def scaling(results: Results, theme: dict[str, str]) -> Figure | None:
         ideal = [base.rate / counts[0] * min(n, cores) for n in counts]
         axes.plot(counts, ideal, ":", color=theme["ink"], label="ideal")
     for name in results.fast[str(counts[-1])]:
-        if name in (SHARE, REFERENCE):
+        if name in ALONE:
             continue
         points = [(n, results.fast[str(n)].get(name)) for n in counts]
         with_rates = [(n, t) for n, t in points if t and t.rates]
@@ -176,6 +192,7 @@ def _at_most(results: Results) -> dict:
 
 FIGURES: dict[str, Callable[[Results, dict[str, str]], Figure | None]] = {
     "losses": losses,
+    "learning": learning,
     "steps": steps,
     "scaling": scaling,
     "allreduce": allreduce,

@@ -14,6 +14,8 @@ CAPTIONS = {
     "losses": "The losses laid over each other, and how far each is from the "
     "reference (no point: equal to the last bit; dotted: the tolerance, which in float32 "
     "is that of the first step and grows with what rounding alone has done).",
+    "learning": "Accuracy (or loss) against samples seen: asynchronous backends train "
+    "another model by design.",
     "steps": "Where the time of a step goes.",
     "scaling": "Samples per second over the number of replicas.",
     "allreduce": "One all-reduce of a float32 tensor inside a tf.function.",

@@ -43,6 +43,24 @@ class Proof:
 
 
 @dataclass
+class Learned:
+    """What a training had learned by when; lists have one entry for each epoch.
+
+    Attributes:
+        samples: Rows trained on so far.
+        loss, accuracy: Over the epoch; no accuracy where the model tells none.
+        test: Loss and metrics on the test data, at the end.
+        failure: Why there is nothing.
+    """
+
+    samples: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+    test: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+
+@dataclass
 class Results:
     """Everything. Times are seconds, sizes bytes, rates samples per second.
 
@@ -50,6 +68,8 @@ class Results:
         options: ``compare.py``'s options and those handed on to ``train.py``.
         left_out: By backend: why it was not run, and what to type.
         equal: By precision.
+        learned: By backend, where one is asynchronous: what the training learned by
+            when; its model is another one each time.
         fast: By number of replicas, as text, then by backend. ``one share`` is one
             process with the cores that each of that many gets.
         auto: By number of ranks, as text: what ``--backend auto`` takes.
@@ -62,6 +82,7 @@ class Results:
     options: dict[str, Any]
     left_out: dict[str, str] = field(default_factory=dict)
     equal: dict[str, Proof] = field(default_factory=dict)
+    learned: dict[str, Learned] = field(default_factory=dict)
     fast: dict[str, dict[str, Timed]] = field(default_factory=dict)
     auto: dict[str, Auto] = field(default_factory=dict)
     allreduce: dict[str, dict[str, float]] = field(default_factory=dict)

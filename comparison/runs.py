@@ -17,11 +17,13 @@ from backends.registry import BACKENDS
 from collective.bench.limits import Limits
 from collective.errors import UsageError
 from comparison.equality import TOLERANCE, Recorded, judge
-from comparison.results import Proof, Results
+from comparison.results import Learned, Proof, Results
 from comparison.speed import MESSAGE_SIZES, Auto, Timed
 
 REFERENCE = "single"
 SHARE = "one share"
+# One replica, however many the others have.
+ALONE = (SHARE, *(name for name, kind in BACKENDS.items() if kind.one_replica))
 PROOF_STEPS = 30
 
 
@@ -76,11 +78,16 @@ class Comparison:
         self.backends = [name for name in wanted if self._usable(name)]
         if REFERENCE not in self.backends:
             self.backends.insert(0, REFERENCE)
-        proofs = len(plan.precisions) * len(self.backends)
+        self.equals = [n for n in self.backends if BACKENDS[n].synchronous]
+        others = [n for n in self.backends if not BACKENDS[n].synchronous]
+        learns = bool(others and plan.precisions and not plan.perturb)
+        self.learners = [REFERENCE, *others] if learns else []
+        proofs = len(plan.precisions) * len(self.equals) + len(self.learners)
         proofs += 2 * ("float32" in plan.precisions)
         timed = plan.rounds * len(plan.processes) * (len(self.backends) + 1)
         timed += sum(processes > 1 for processes in plan.processes)
-        self.runs = proofs + (timed + len(self.backends)) * plan.time
+        floor_and_allreduce = sum(n == REFERENCE or n not in ALONE for n in self.equals)
+        self.runs = proofs + (timed + floor_and_allreduce) * plan.time
 
     def _usable(self, name: str) -> bool:
         if name not in BACKENDS:
@@ -102,6 +109,8 @@ class Comparison:
         with tempfile.TemporaryDirectory() as folder:
             for precision in self.plan.precisions:
                 self._prove(precision, Path(folder), tell)
+            for name in self.learners:
+                self._learn(name, Path(folder), tell)
             if self.plan.time:
                 for processes in self.plan.processes:
                     self._time(processes, Path(folder), tell)
@@ -147,7 +156,7 @@ class Comparison:
                         hint="python train.py with the same options",
                     )
 
-        for backend in self.backends:
+        for backend in self.equals:
             trace(backend, backend)
         others = []
         if precision == "float32":
@@ -172,10 +181,10 @@ class Comparison:
         same = [REFERENCE]
         if alone.by_replicas and self.plan.most > 1:
             proof.because = alone.by_replicas
-            others = [name for name in traces if name != REFERENCE]
+            others = [name for name in traces if name not in ALONE]
             if not others:
                 return
-            proof.reference, same = others[0], [REFERENCE, others[0]]
+            proof.reference, same = others[0], [*ALONE, others[0]]
             other_orders = ()  # micro-batches train another model, too
         for name, recorded in traces.items():
             if name not in same:
@@ -185,6 +194,21 @@ class Comparison:
                     TOLERANCE[precision],
                     other_orders,
                 )
+
+    def _learn(self, name: str, folder: Path, tell: Tell) -> None:
+        """Trains to see what is learned by when, in place of a proof."""
+        tell(f"learning: {name}")
+        path = folder / "learned.json"
+        path.unlink(missing_ok=True)
+        options = [*self.plan.train, "--verbose", "0"]
+        options += ["--global-batch-size", str(self.plan.batch)]
+        program = ["-m", "comparison.learning", str(path), *options]
+        ended = run(starting.line(name, self.plan.most, program), self.plan.seconds)
+        self.results.learned[name] = (
+            Learned(**json.loads(path.read_text()))
+            if ended.code == 0
+            else Learned(failure=ended.failure)
+        )
 
     # --- fast? --------------------------------------------------------------------
 
@@ -246,10 +270,11 @@ class Comparison:
 
     def _time_allreduce(self, folder: Path, tell: Tell) -> None:
         path = folder / "allreduce.json"
-        for backend in self.backends:
+        for backend in self.equals:
             if backend == REFERENCE:
                 tell("the floor of the all-reduce")
                 self._floor(path)
+            if backend in ALONE:
                 continue
             tell(f"all-reduce: {backend}")
             path.unlink(missing_ok=True)

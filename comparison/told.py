@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from comparison.equality import ROUNDING, TOLERANCE
 from comparison.results import Proof, Results
-from comparison.runs import REFERENCE, SHARE
+from comparison.runs import ALONE, REFERENCE, SHARE
 from comparison.speed import Timed, bottleneck, fastest
 
 
@@ -38,6 +38,8 @@ class Table:
 def tables(results: Results) -> list[Table]:
     """All there is to tell, in order."""
     told = [_equal(precision, proof) for precision, proof in results.equal.items()]
+    if results.learned:
+        told.append(_learned(results))
     for replicas in sorted(map(int, results.fast)):
         told += [_fast(results, replicas), _parts(results, replicas)]
     if results.left_out:
@@ -75,6 +77,28 @@ def _equal(precision: str, proof: Proof) -> Table:
     return table
 
 
+def _learned(results: Results) -> Table:
+    names = [*results.learned]
+    table = Table("Asynchronous: what is learned by when", ["samples seen", *names])
+    rates = {n: of.accuracy or of.loss for n, of in results.learned.items()}
+    what = "accuracy" if any(of.accuracy for of in results.learned.values()) else "loss"
+    for epoch, samples in enumerate(results.learned[REFERENCE].samples):
+        shown = [rates[n][epoch] if epoch < len(rates[n]) else None for n in names]
+        table.add("", f"{samples:,}", *("" if v is None else f"{v:.4f}" for v in shown))
+    tested = [results.learned[n].test.get(what) for n in names]
+    table.add("", "test", *("" if v is None else f"{v:.4f}" for v in tested))
+    for name, of in results.learned.items():
+        if of.failure:
+            table.sentences.append(f"{name} {of.failure}.")
+    table.sentences.append(
+        "An asynchronous backend trains another model by design, and another one each "
+        "time: its workers do not wait for each other, and update what others have "
+        f"changed meanwhile. So what is compared is the {what} reached against samples "
+        "seen; nothing says that they must be equal."
+    )
+    return table
+
+
 def _fast(results: Results, replicas: int) -> Table:
     timed = results.fast[str(replicas)]
     columns = ["backend", "samples/s", "rounds", f"x {REFERENCE}", "of the ideal"]
@@ -87,7 +111,7 @@ def _fast(results: Results, replicas: int) -> Table:
             table.add("bad", name, one.failure or "not run", *[""] * 4)
             continue
         ideal = share.rate * min(replicas, cores)
-        several = name not in (SHARE, REFERENCE)
+        several = name not in ALONE
         table.add(
             "",
             name,
@@ -117,7 +141,7 @@ def _parts(results: Results, replicas: int) -> Table:
                   [*columns, "of its floor"])  # fmt: skip
     for name, one in sorted(timed.items(), key=lambda pair: pair[1].step):
         times = [f"{1e3 * seconds:.2f}" for seconds in (one.step, *one.parts.values())]
-        summed = replicas > 1 and name not in (SHARE, REFERENCE)
+        summed = replicas > 1 and name not in ALONE
         table.add("", name, *times, _of_floor(results, one) if summed else "")
     winner = fastest({name: t for name, t in timed.items() if name != SHARE})
     if winner:

@@ -104,6 +104,10 @@ IN_ONE_PROCESS = {
         "--backend tf-mirrored --bucket-bytes 9",
         "--bucket-bytes is an option of backend 'native'",
     ),
+    "option-of-parameter-server": (
+        "--parameter-servers 2",
+        "--parameter-servers is an option of backend 'tf-parameter-server'",
+    ),
     "unusable-backend": ("--backend mpi", "cannot be used here: one process, started"),
     "small-batch": (
         "--backend tf-mirrored --devices 4 --global-batch-size 3",
@@ -113,6 +117,10 @@ IN_ONE_PROCESS = {
     "timeline-nowhere": ("--timeline {tmp}/no/t.json", "t.json cannot be written"),
 }
 ON_RANKS = {
+    "no-worker": (
+        "--backend tf-parameter-server --parameter-servers 2",
+        f"{RANKS} ranks are a chief, 2 parameter servers and no worker",
+    ),
     "unusable-backend": (
         "--backend tf-mirrored",
         f"cannot be used here: {RANKS} processes were started",

@@ -39,6 +39,12 @@ def check_model(model: keras.Model, backend: Backend) -> None:
             "the optimizer accumulates gradients itself, after they have been summed",
             hint="drop gradient_accumulation_steps and use accumulate=K (--accumulate K)",
         )
+    if not backend.synchronous and keras_compat.expects_overflow(model.optimizer):
+        raise UsageError(
+            "a LossScaleOptimizer counts steps in their order, and backend "
+            f"{backend.name!r} has none",
+            hint="--precision float32 or mixed_bfloat16",
+        )
     synchronized = [
         layer.name
         for layer in model._flatten_layers()

@@ -68,7 +68,10 @@ class Evaluation:
             ``loss``, the losses of single outputs, and the metrics.
         """
         self.backend.require_all_ranks()
-        vectors = [self._run(without_none(batch)) for batch in self.dataset]
+        vectors = [
+            self.backend.call(self._run, (without_none(batch),))
+            for batch in self.dataset
+        ]
         total = np.sum([vector.numpy() for vector in vectors], axis=0)
         return self._logs(total)
 

@@ -106,6 +106,7 @@ def fit(
     if isinstance(backend, str):
         known = message(model) if isinstance(model, keras.Model) else None
         backend = backends.get(backend, gradients=known)
+    backend.serve()
     with ends_the_job(backend):
         told = ledger is not None
         plan = Input(

@@ -79,6 +79,8 @@ def run(
     """
     with quiet():
         backend = backends.get(job.backend, job.options, lambda: _message(job))
+    backend.serve()
+    with quiet():
         tf.zeros([])  # the first operation starts the devices, and the chatter
     with ends_the_job(backend), _explaining_memory():
         _set_precision(job.precision)

@@ -49,7 +49,10 @@ def build(model: keras.Model, spec: tuple[Any, Any, Any]) -> None:
         None if part is None else tf.nest.map_structure(symbolic, part) for part in spec
     )
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
-    model._symbolic_build(data_batch=batch)
+    optimizer = core_optimizer(model.optimizer)
+    build_parts = optimizer.build
+    with mock.patch.object(optimizer, "build", lambda v: build_parts(parts(v))):
+        model._symbolic_build(data_batch=batch)
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -72,6 +75,49 @@ def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
     core._all_reduce_sum_gradients = lambda pairs: list(pairs)
 
 
+def parts(variables: Iterable[Any]) -> list[Any]:
+    """The variables, those that a strategy has partitioned as their parts.
+
+    Keras' optimizers know no partitioned variable; each part is one to them.
+    """
+    found: list[Any] = []
+    for variable in variables:
+        value = getattr(variable, "value", None)
+        found += getattr(value, "variables", [variable])
+    return found
+
+
+def apply(
+    optimizer: keras.Optimizer,
+    gradients: Sequence[tf.Tensor],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """``optimizer.apply``, also where variables are partitioned."""
+    whole = [len(parts([v])) == 1 for v in variables]
+    if all(whole):
+        optimizer.apply(gradients, variables)
+        return
+    # By the norm of all of a gradient; the parts have none larger, and stay.
+    gradients = core_optimizer(optimizer)._clip_gradients(list(gradients))
+    cut: list[tf.Tensor] = []
+    for gradient, variable in zip(gradients, variables, strict=True):
+        rows = [part.shape[0] for part in parts([variable])] if variable.shape else []
+        cut += tf.split(gradient, rows) if len(rows) > 1 else [gradient]
+    optimizer.apply(cut, parts(variables))
+    for variable, is_whole in zip(variables, whole, strict=True):
+        if not is_whole and variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
+
+
+def count_atomically(optimizer: keras.Optimizer) -> None:
+    """Makes the optimizer's counter right where several workers count at a time.
+
+    Keras reads it, adds one and writes it, so that counts get lost in between.
+    """
+    iterations = core_optimizer(optimizer).iterations
+    iterations.assign_add = iterations.value.assign_add
+
+
 def loss_scale(optimizer: keras.Optimizer) -> tf.Tensor:
     """What the optimizer multiplies the loss with; ``apply`` divides it out."""
     return tf.cast(optimizer.scale_loss(tf.ones([], tf.float32)), tf.float32)
@@ -85,7 +131,7 @@ def expects_overflow(optimizer: keras.Optimizer) -> bool:
 def finish(model: keras.Model) -> None:
     """What Keras does at the end of ``fit``: an average of weights replaces them."""
     core = core_optimizer(model.optimizer)
-    core.finalize_variable_values(model.trainable_variables)
+    core.finalize_variable_values(parts(model.trainable_variables))
 
 
 @contextlib.contextmanager

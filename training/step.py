@@ -28,7 +28,7 @@ from training.message import SMALL
 from training.plan import share
 from training.report import Layout
 
-NOT_FINITE = "collective: not finite in replica"
+NOT_FINITE = "collective: not finite at step"
 
 
 class Step:
@@ -72,6 +72,8 @@ class Step:
         self.layout = Layout(model)
         self.alarm = DesyncAlarm(model, backend, check_every)
         keras_compat.switch_off_gradient_sum(self.optimizer)
+        if not backend.synchronous:
+            keras_compat.count_atomically(self.optimizer)
         dtypes = {v.dtype for v in model.trainable_variables}
         self.dtype = tf.float64 if "float64" in dtypes else tf.float32
         variables = (
@@ -109,22 +111,19 @@ class Step:
             number: Which step of the training this is, from 0.
 
         Returns:
-            The report (see ``training.report``), the same on every rank.
+            The report (see ``training.report``), the same on every rank; see
+            ``Backend.call``.
         """
-        try:
-            report, checksums = self._run(
-                without_none(batch), tf.constant(number, tf.int64)
-            )
-        except tf.errors.InvalidArgumentError as error:
-            if NOT_FINITE not in error.message:
-                raise
-            raise self._not_finite(error.message, number) from None
-        if self.alarm.due(number):
-            self.alarm.compare(checksums.numpy(), number)
+        args = (without_none(batch), tf.constant(number, tf.int64))
+        report = self.backend.call(self._run, args, self._explained)
+        if self.alarm.every:
+            report, checksums = report
+            if self.alarm.due(number):
+                self.alarm.compare(checksums.numpy(), number)
         return report
 
-    def _replica(self, batch: Batch, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """One replica's update: the report, and the checksums of all replicas."""
+    def _replica(self, batch: Batch, number: tf.Tensor) -> Any:
+        """One replica's update: the report and, with an alarm, all checksums."""
         trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]
         state = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
         replica = tf.cast(self.backend.replica(), tf.int64)
@@ -166,7 +165,7 @@ class Step:
         )
         # All writing waits for the check: weight decay, the optimizer's counter and
         # the state do not depend on the gradients, and must not move without them.
-        with tf.control_dependencies(self._check(trouble)):
+        with tf.control_dependencies(self._check(trouble, number)):
             self._update(sums)
             old = [state[i] for i in changing]
             self.backend.assign(
@@ -180,7 +179,7 @@ class Step:
         report = self.layout.pack(
             loss, batch.global_rows, (start, stop), outputs, sums.metrics, receipt
         )
-        return report, checksums
+        return (report, checksums) if self.alarm.every else report
 
     def _local_sums(
         self,
@@ -254,13 +253,13 @@ class Step:
             out[i] = tf.reshape(piece, tensors[i].shape)
         return [out[i] for i in range(len(tensors))]
 
-    def _check(self, trouble: tf.Tensor) -> list[tf.Operation]:
+    def _check(self, trouble: tf.Tensor, number: tf.Tensor) -> list[tf.Operation]:
         """Fails on every replica when any had trouble; what to wait for."""
         if keras_compat.expects_overflow(self.optimizer):
             return []
         fine = tf.debugging.Assert(
             tf.reduce_all(trouble == 0),
-            [NOT_FINITE, tf.cast(trouble, tf.int32)],
+            [NOT_FINITE, number, tf.cast(trouble, tf.int32)],
             summarize=self.backend.replicas,
         )
         return [] if fine is None else [fine]
@@ -282,11 +281,17 @@ class Step:
                 for i, (g, d) in enumerate(zip(of, divisors, strict=True))
             ]
             gradients.append(tf.cast(tf.add_n(terms), variable.dtype))
-        self.optimizer.apply(gradients, variables)
+        keras_compat.apply(self.optimizer, gradients, variables)
 
-    def _not_finite(self, message: str, number: int) -> CollectiveError:
-        found = re.search(re.escape(NOT_FINITE) + r"\]?\s*\[([\d ]+)\]", message)
-        codes = [int(c) for c in found.group(1).split()] if found else [1]
+    def _explained(self, error: Exception) -> Exception:
+        """What to raise for an error of some step: not always of the last one."""
+        message = str(error)
+        if NOT_FINITE not in message:
+            return error
+        numbers = r"\]?\s*\[(\d+)\]\s*\[([\d ]+)\]"
+        found = re.search(re.escape(NOT_FINITE) + numbers, message)
+        number = found.group(1) if found else "unknown"
+        codes = [int(c) for c in found.group(2).split()] if found else [1]
         replica = next((r for r, code in enumerate(codes) if code), 0)
         where = "rank" if self.backend.size > 1 else "replica"
         index = codes[replica] - 1

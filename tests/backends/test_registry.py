@@ -33,7 +33,7 @@ def test_unknown_backend_is_wrong_use_and_names_all():
         assert name in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["mpi", "tf-multiworker"])
+@pytest.mark.parametrize("name", ["mpi", "tf-multiworker", "tf-parameter-server"])
 def test_backend_of_ranks_alone_says_what_to_type(name):
     with pytest.raises(UsageError, match=f"'{name}' cannot be used here") as caught:
         backends.get(name)
@@ -41,7 +41,9 @@ def test_backend_of_ranks_alone_says_what_to_type(name):
     assert "HINT: mpirun" in str(caught.value) or "HINT: pip" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["single", "tf-mirrored"])
+@pytest.mark.parametrize(
+    "name", ["single", "tf-mirrored", "tf-one-device", "tf-central-storage"]
+)
 def test_backend_of_one_process_on_four_ranks_is_refused(name, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
@@ -130,6 +132,32 @@ def test_an_option_of_another_backend_is_refused(option):
 def test_an_algorithm_that_is_not_there_is_told_at_once():
     with pytest.raises(UsageError, match="no algorithm 'butterfly'"):
         backends.get("native", Options(algorithm="butterfly"))
+
+
+def test_where_there_is_no_tpu_it_is_told_at_once(monkeypatch):
+    from backends import tf_tpu
+
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    monkeypatch.setattr(tf_tpu, "CHIPS", ("/dev/nowhere",))
+    with pytest.raises(UsageError, match="there is no TPU") as caught:
+        backends.get("tf-tpu")
+    assert caught.value.exit_code == 2 and "TPU_NAME" in caught.value.hint
+    monkeypatch.setattr(tf_tpu, "CHIPS", ("/dev/null",))
+    monkeypatch.setattr(tf_tpu.importlib.util, "find_spec", lambda name: None)
+    assert tf_tpu.TPUBackend.availability(ALONE).reason == "libtpu is not installed"
+
+
+def test_a_tpu_that_cannot_be_reached_is_one_error():
+    """As far as the strategy's own code goes without a TPU."""
+    code, printed = python(
+        "import backends\n"
+        "from collective.errors import UsageError\n"
+        "try: backends.get('tf-tpu')\n"
+        "except UsageError as error: print(error)\n",
+        TPU_NAME="local",
+    )
+    assert code == 0 and "TPU 'local': " in printed, printed
+    assert printed.rstrip().splitlines()[-1].startswith("HINT: ")
 
 
 def python(program: str, **variables: str) -> tuple[int | None, str]:

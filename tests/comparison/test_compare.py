@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from backends import starting
+from backends.registry import BACKENDS
 from comparison.perturbations import PERTURBATIONS
 from tests import launch
 
@@ -33,8 +34,6 @@ def compare(folder: Path, *options: str, seconds: float = 900, **variables: str)
 
 
 def usable():
-    from backends.registry import BACKENDS
-
     return {b for b in BACKENDS if starting.availability(b, 2).usable}
 
 
@@ -44,18 +43,26 @@ def test_digits_on_every_backend(tmp_path):
     assert code == 0, printed
     assert found["finished"]
     others = usable() - {"single"}
+    kinds = {name: BACKENDS[name] for name in others}
+    synchronous = {name for name, kind in kinds.items() if kind.synchronous}
     assert {"tf-mirrored", "tf-multiworker", "mpi", "native"} <= others
     for precision in ("float64", "float32"):
         verdicts = found["equal"][precision]["verdicts"]
-        assert set(verdicts) == others
+        assert set(verdicts) == synchronous
         assert all(v["equal"] for v in verdicts.values()), printed
     assert set(found["fast"]["2"]) == others | {"single", "one share"}
     for one in found["fast"]["2"].values():
         assert len(one["rates"]) == 1 and one["rates"][0] > 0 and not one["failure"]
-    assert set(found["allreduce"]) == others
+    assert set(found["learned"]) == {"single", "tf-parameter-server"}
+    learned = found["learned"]["tf-parameter-server"]
+    assert learned["samples"] == found["learned"]["single"]["samples"]
+    assert len(learned["accuracy"]) == len(learned["samples"]) > 1
+    assert "trains another model by design" in printed
+    summed = {n for n in synchronous if not kinds[n].one_replica}
+    assert set(found["allreduce"]) == summed
     assert len(found["floor"]) == len(found["allreduce"]["mpi"])
     auto = found["auto"]["2"]
-    assert set(auto["predicted"]) == others - {"tf-mirrored"}
+    assert set(auto["predicted"]) == {n for n in summed if kinds[n].launcher}
     assert auto["backend"] == min(auto["predicted"], key=auto["predicted"].get)
     assert f"auto takes {auto['backend']}, " in printed
     for told in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):
@@ -63,6 +70,7 @@ def test_digits_on_every_backend(tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 50_000
     assert sorted(p.stem for p in tmp_path.glob("*.png")) == [
         "allreduce",
+        "learning",
         "losses",
         "steps",
     ]

@@ -20,10 +20,29 @@ from tests.training.cases import CASES, PRECISIONS, differences, train
 
 HERE = "tests/training/test_equivalence.py"
 # The first is one process that takes every batch in four micro-batches.
-IN_PROCESS = ("single", "tf-mirrored:2", "tf-mirrored:4")
+IN_PROCESS = (
+    "single",
+    "tf-one-device",
+    "tf-mirrored:2",
+    "tf-mirrored:4",
+    "tf-central-storage:2",
+    "tf-central-storage:4",
+)
 NAMES = (os.environ[launch.BACKEND],) if launch.launched() else IN_PROCESS
 # What depends on the number of replicas has tf-mirrored itself as its reference.
 COMPARED = [c for c in CASES if launch.launched() or not c.replicas_matter]
+# Of backends that share most with another, all cases by make test-equivalence only.
+SOME = {
+    "tf-one-device": {"accumulate-empty-replica"},
+    "tf-central-storage:2": {"accumulate-empty-replica", "adamw-ema", "loss-scaling"},
+    "tf-central-storage:4": set(),
+}
+
+
+def on(name, case):
+    left = case.name not in SOME.get(name, {case.name})
+    marks = [pytest.mark.matrix] if left else []
+    return pytest.param(name, case, id=f"{name}-{case.name}", marks=marks)
 
 
 @pytest.fixture(params=NAMES)
@@ -45,7 +64,9 @@ def together(backend, function, *arguments):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", COMPARED, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "backend, case", [on(n, c) for n in NAMES for c in COMPARED], indirect=["backend"]
+)
 def test_trains_what_one_process_trains(case, precision, backend, reference):
     alone = backend.replicas == 1
     wanted = reference(case, precision, backend.replicas)

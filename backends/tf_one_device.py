@@ -1,0 +1,27 @@
+"""One process, one device: ``tf.distribute.OneDeviceStrategy``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.base import Options
+from backends.devices import gpus
+from backends.tf_strategy import LocalStrategyBackend
+
+
+class OneDeviceBackend(LocalStrategyBackend):
+    """What ``single`` does, within a strategy: the first GPU, or the CPU."""
+
+    name = "tf-one-device"
+    summary = "one process on one device, within a strategy (OneDeviceStrategy)"
+    one_replica = True
+
+    def _strategy(self, options: Options) -> Any:
+        import tensorflow as tf
+
+        found = tf.config.list_physical_devices("GPU")
+        return tf.distribute.OneDeviceStrategy("/gpu:0" if found else "/cpu:0")
+
+    @classmethod
+    def _found(cls) -> str:
+        return "a GPU" if gpus() else "the CPU"

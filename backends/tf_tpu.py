@@ -1,0 +1,55 @@
+"""One process, the cores of a TPU: ``tf.distribute.TPUStrategy``. Never run on a TPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from backends.base import Availability, Options
+from backends.tf_strategy import LocalStrategyBackend
+from collective.environment import Environment
+from collective.errors import UsageError
+
+# The driver's files: up to v4, and from v5e on. The latter are GPUs' in a guest, too.
+CHIPS = ("/dev/accel0", "/dev/vfio/0")
+HINT = "on a Cloud TPU VM: pip install tensorflow-tpu; elsewhere: export TPU_NAME=..."
+
+
+class TPUBackend(LocalStrategyBackend):
+    """A replica on each core: of this machine's TPU, or of the one in ``TPU_NAME``."""
+
+    name = "tf-tpu"
+    summary = "one process, a replica on each TPU core (TPUStrategy); never run on one"
+
+    def _strategy(self, options: Options) -> Any:
+        import tensorflow as tf
+
+        tpu = os.environ.get("TPU_NAME", "local")
+        try:
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu)
+            strategy = tf.distribute.TPUStrategy(resolver)
+        except Exception as error:  # of many kinds: of TensorFlow, and of the network
+            first = str(error).strip().split("\n")[0]
+            raise UsageError(f"TPU {tpu!r}: {first}", hint=HINT) from error
+        cores = strategy.num_replicas_in_sync
+        if options.devices not in (None, cores):
+            raise UsageError(
+                f"--devices {options.devices}: TPU {tpu!r} has {cores} cores",
+                hint="leave --devices out",
+            )
+        return strategy
+
+    @classmethod
+    def availability(cls, environment: Environment) -> Availability:
+        """By what is on this machine; asks no network, which could take a minute."""
+        if environment.size > 1:
+            return super().availability(environment)
+        if "TPU_NAME" in os.environ:
+            return Availability(True, f"TPU_NAME is {os.environ['TPU_NAME']}")
+        if not any(Path(chip).exists() for chip in CHIPS):
+            return Availability(False, "there is no TPU", HINT)
+        if importlib.util.find_spec("libtpu") is None:
+            return Availability(False, "libtpu is not installed", HINT)
+        return Availability(True, "a TPU in this machine")

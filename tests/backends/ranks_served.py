@@ -1,0 +1,82 @@
+"""What the ranks of tests/backends/test_parameter_server.py run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import keras
+import numpy as np
+import psutil
+
+import backends
+from tests.training import small
+
+WIDE = 270  # a kernel of two shards, in float64
+
+
+def settings(case: str) -> dict:
+    """What ``small.train`` is given, by the name of a case."""
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Dense(WIDE, "tanh"), keras.layers.Dense(WIDE, "tanh")]
+    optimizer = {
+        "adamw-ema": small.adamw,
+        "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
+        "global-clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+    }[case]
+    parts = 3 if case == "clipnorm" else 1
+    made = small.model(optimizer, *layers)
+    return {"model": made, "accumulate": parts, "epochs": 2}
+
+
+CASES = ("adamw-ema", "clipnorm", "global-clipnorm")
+
+
+def results(backend, case: str) -> list[np.ndarray]:
+    """Losses, exact validation and weights."""
+    keras.config.set_floatx("float64")
+    result = small.train(backend, validate=True, **settings(case))
+    validated = [result.history[name] for name in ("val_loss", "val_accuracy")]
+    weights = [np.asarray(v) for v in result.model.trainable_variables]
+    return [np.array(result.losses), *map(np.array, validated), *weights]
+
+
+def equal(folder: str) -> None:
+    """With one worker, batches come one after the other."""
+    backend = backends.get("tf-parameter-server", backends.Options(parameter_servers=2))
+    backend.serve()
+    for case in CASES:
+        np.savez(f"{folder}/{case}.npz", *results(backend, case))
+
+
+class Kill(keras.callbacks.Callback):
+    """Kills the server of a rank at the end of an epoch."""
+
+    def __init__(self, rank: int):
+        super().__init__()
+        self.rank = str(rank)
+
+    def on_epoch_end(self, epoch, logs=None):
+        for process in psutil.Process().parent().children():
+            if process.environ()["OMPI_COMM_WORLD_RANK"] == self.rank:
+                (server,) = process.children()
+                os.kill(server.pid, signal.SIGKILL)
+
+
+def killed() -> None:
+    """Counts right, loses a worker and goes on, loses a server and ends."""
+    backend = backends.get("tf-parameter-server")
+    result = small.train(backend, epochs=20)
+    counted = int(result.model.optimizer.iterations)
+    assert counted == len(result.losses) == 20 * small.PER_EPOCH, counted
+    result = small.train(backend, [Kill(1)], epochs=2)
+    assert len(result.losses) == 2 * small.PER_EPOCH
+    assert np.isfinite(result.losses).all()
+    print("went on without worker 0", flush=True)
+    small.train(backend, [Kill(3)], epochs=30)
+    print("went on without a server", flush=True)
+
+
+if __name__ == "__main__":
+    equal(sys.argv[1]) if len(sys.argv) > 1 else killed()
