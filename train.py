@@ -74,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
     add("--epochs", type=_count, default=12, help="passes over the data (default: 12)")
     add("--steps", type=_count, metavar="N", help="updates in all, instead of epochs")
     add("--jit-compile", action="store_true", help="compile the gradients with XLA")
+    add("--recompute", action="store_true",
+        help="compute activations again instead of keeping them, to save memory")  # fmt: skip
 
     add = g["optimizer"].add_argument
     add("--optimizer", default="adam", help="any of keras.optimizers (default: adam)")

@@ -64,6 +64,8 @@ def fit(
     steps: int | None = None,
     accumulate: int = 1,
     jit_compile: bool = False,
+    recompute: bool = False,
+    shard_optimizer: bool = False,
     shuffle: bool = True,
     seed: int = 0,
     check_every: int = 100,
@@ -87,6 +89,10 @@ def fit(
         steps: Updates in all; overrides ``epochs``.
         accumulate: Micro-batches an update is cut into, to save memory.
         jit_compile: Whether XLA compiles the forward and backward pass.
+        recompute: Whether activations are computed again instead of kept, to save
+            memory; see ``training.recompute``.
+        shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
+            see ``training.sharding``.
         shuffle: Whether each epoch has a new order, which depends on the seed alone.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
@@ -128,6 +134,7 @@ def fit(
             spec,
             accumulate=accumulate,
             jit_compile=jit_compile,
+            recompute=recompute,
             seed=seed,
             maybe_empty=loop.smallest < backend.replicas,
             check_every=check_every,

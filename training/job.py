@@ -43,6 +43,7 @@ class Job:
     clipvalue: float | None = None
     precision: str = "float32"
     jit_compile: bool = False
+    recompute: bool = False
     seed: int = 0
     check_every: int = 100
     test: bool = True
@@ -95,6 +96,7 @@ def run(
             steps=job.steps,
             accumulate=job.accumulate,
             jit_compile=job.jit_compile,
+            recompute=job.recompute,
             seed=job.seed,
             check_every=job.check_every,
             callbacks=callbacks,

@@ -40,6 +40,7 @@ class Step:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         accumulate: Micro-batches per update and replica.
         jit_compile: Whether XLA compiles the forward and backward pass.
+        recompute: Whether activations are computed again instead of kept.
         seed: What random layers draw from, with step, replica and micro-batch.
         maybe_empty: Whether a replica may have to do with no row at all.
         check_every: Steps from one comparison of the replicas' parameters and
@@ -59,6 +60,7 @@ class Step:
         *,
         accumulate: int = 1,
         jit_compile: bool = False,
+        recompute: bool = False,
         seed: int = 0,
         maybe_empty: bool = True,
         check_every: int = 0,
@@ -68,7 +70,7 @@ class Step:
         self.backend = backend
         self.parts = accumulate
         self.maybe_empty = maybe_empty
-        self.forward = Forward(model, seed)
+        self.forward = Forward(model, seed, recompute)
         self.layout = Layout(model)
         self.alarm = DesyncAlarm(model, backend, check_every)
         keras_compat.switch_off_gradient_sum(self.optimizer)

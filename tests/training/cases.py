@@ -385,7 +385,12 @@ def built(make: Callable[[], Any], backend: Any, spec: Batch) -> keras.Model:
 
 
 def train(
-    case: Case, backend: Any, precision: str, accumulate: int | None = None
+    case: Case,
+    backend: Any,
+    precision: str,
+    accumulate: int | None = None,
+    shard: bool = False,
+    **options: Any,
 ) -> dict[str, np.ndarray]:
     """Trains and returns all there is to compare.
 
@@ -398,6 +403,8 @@ def train(
     Returns:
         Losses, logs, and every variable of model and optimizer.
     """
+        shard: Whether the optimizer's state is sharded.
+        options: More of the step's.
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(precision)
     spec = spec_of(case.batch(0))
@@ -414,6 +421,7 @@ def train(
     result = {"losses": np.array([r.numpy()[step.layout.LOSS] for r in reports])}
     averages = Averages(step.layout)
     for report, loss in zip(reports, result["losses"], strict=True):
+        **options,
         if np.isfinite(loss):
             averages.add(report)
     for name, value in averages.logs().items():
