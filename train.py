@@ -73,6 +73,8 @@ def parser() -> argparse.ArgumentParser:
         help="cut each update into K micro-batches, to save memory")  # fmt: skip
     add("--epochs", type=_count, default=12, help="passes over the data (default: 12)")
     add("--steps", type=_count, metavar="N", help="updates in all, instead of epochs")
+    add("--shard-optimizer", action="store_true",
+        help="each rank keeps a part of the optimizer's state only")  # fmt: skip
     add("--jit-compile", action="store_true", help="compile the gradients with XLA")
     add("--recompute", action="store_true",
         help="compute activations again instead of keeping them, to save memory")  # fmt: skip

@@ -35,12 +35,15 @@ from keras.src.saving import saving_lib
 SEED_STATE = "seed_generator_state"
 
 
-def build(model: keras.Model, spec: tuple[Any, Any, Any]) -> None:
+def build(
+    model: keras.Model, spec: tuple[Any, Any, Any], optimizer: bool = True
+) -> None:
     """Creates every variable of model, loss, metrics and optimizer.
 
     Args:
         model: A compiled model, in its backend's scope.
         spec: ``(x, y, sample_weight)``, trees of ``tf.TensorSpec`` of one batch.
+        optimizer: False: all but those of the optimizer.
 
     Raises:
         ValueError: When model, loss or metrics do not fit the data.
@@ -53,7 +56,12 @@ def build(model: keras.Model, spec: tuple[Any, Any, Any]) -> None:
         None if part is None else tf.nest.map_structure(symbolic, part) for part in spec
     )
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
-    model._symbolic_build(data_batch=batch)
+    built = model.optimizer.built
+    model.optimizer.built = built or not optimizer
+    try:
+        model._symbolic_build(data_batch=batch)
+    finally:
+        model.optimizer.built = built or optimizer
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -74,6 +82,65 @@ def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
             "off; gradients would be summed twice"
         )
     core._all_reduce_sum_gradients = lambda pairs: list(pairs)
+
+
+def build_in_parts(
+    optimizer: keras.Optimizer,
+    variables: Sequence[keras.Variable],
+    lengths: Sequence[int],
+) -> tuple[list[keras.Variable], list[tuple[keras.Variable, int]]]:
+    """Builds an optimizer for vectors that stand for parts of variables.
+
+    Args:
+        optimizer: Not built.
+        variables: What it would be built for.
+        lengths: Of their parts.
+
+    Returns:
+        The parts, zero; and the optimizer's variables that are shaped as a part, each
+        with the number of that part.
+    """
+    core = core_optimizer(optimizer)
+    excluded: set[int] = getattr(core, "_exclude_from_weight_decay", set())
+    parts, slots = [], []
+    for variable, length in zip(variables, lengths, strict=True):
+        part = keras.Variable(
+            "zeros", shape=(length,), dtype=variable.dtype, name=variable.name
+        )
+        part._path = variable.path  # names slots, and excludes from weight decay
+        if core._var_key(variable) in excluded:
+            excluded.add(core._var_key(part))
+        parts.append(part)
+    numbers = {id(part): i for i, part in enumerate(parts)}
+    make = core.add_variable_from_reference
+
+    def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
+        made = make(reference_variable, *args, **kwargs)
+        slots.append((made, numbers[id(reference_variable)]))
+        return made
+
+    with mock.patch.object(core, "add_variable_from_reference", noted):
+        optimizer.build(parts)
+    return parts, slots
+
+
+def replace_clipping(
+    optimizer: keras.Optimizer,
+    clip: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+    """Makes the optimizer clip un-scaled gradients by a function; returns its own."""
+    core = core_optimizer(optimizer)
+    own, core._clip_gradients = core._clip_gradients, clip
+    return own
+
+
+@contextlib.contextmanager
+def shaped(shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterator[None]:
+    """Inside, variables take values of these shapes in a StatelessScope."""
+    with contextlib.ExitStack() as stack:
+        for variable, shape in shapes:
+            stack.enter_context(mock.patch.object(variable, "_shape", shape))
+        yield
 
 
 def loss_scale(optimizer: keras.Optimizer) -> tf.Tensor:
@@ -251,73 +318,6 @@ def _number(value: Any) -> Any:
     return float(array) if array.ndim == 0 else array
 
 
-# --- Keras' file of weights -------------------------------------------------------
-
-# What Keras leaves out of a file, by kind of object. It makes an optimizer to find
-# that out, each time, and variables cannot be made in a StatelessScope.
-_skipped = functools.cache(saving_lib.get_attr_skipset)
-
-
-@contextlib.contextmanager
-def _skips_known() -> Iterator[None]:
-    """Keras finds out nothing of that inside."""
-    for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
-        _skipped(kind)
-    with mock.patch.object(saving_lib, "get_attr_skipset", _skipped):
-        yield
-
-
-class _Alias:
-    """A value that Keras can take for a tensor, and write without copying it."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = np.asarray(array)
-        self.shape, self.dtype = self.array.shape, self.array.dtype
-
-    def numpy(self) -> _Alias:
-        return self
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.array if dtype is None else self.array.astype(dtype, copy=False)
-
-
-class _Given(keras.StatelessScope):
-    """Variables have given values, and those that are read are remembered."""
-
-    def __init__(self, values: Iterable[tuple[keras.Variable, np.ndarray]]):
-        super().__init__()
-        self.state_mapping = {id(v): _Alias(value) for v, value in values}
-        self.read: set[int] = set()
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """The given value."""
-        self.read.add(id(variable))
-        return super().get_current_value(variable)
-
-
-class _Store(saving_lib.H5IOStore):
-    """Keras' store, without the copy that it makes of a variable."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if isinstance(value, keras.Variable):
-            value = value.value
-        super().__setitem__(key, value)
-
-
-class _File(io.BytesIO):
-    """A file for HDF5 that never fails before it is closed.
-
-    HDF5 ends the process (``h5py`` 3.16) where a disk turns out to be full while it
-    closes a file. Here it writes on in peace, and the error is raised behind it.
-    """
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self._file = path.open("w+b", buffering=0)
-        self._error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Writes all of it, if that is still possible."""
 # --- calls of layers, one block after the other -----------------------------------
 
 
@@ -448,6 +448,73 @@ class InnerScope(keras.StatelessScope):
                     layer._loss_ids.add(id(loss))
 
 
+# --- Keras' file of weights -------------------------------------------------------
+
+# What Keras leaves out of a file, by kind of object. It makes an optimizer to find
+# that out, each time, and variables cannot be made in a StatelessScope.
+_skipped = functools.cache(saving_lib.get_attr_skipset)
+
+
+@contextlib.contextmanager
+def _skips_known() -> Iterator[None]:
+    """Keras finds out nothing of that inside."""
+    for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
+        _skipped(kind)
+    with mock.patch.object(saving_lib, "get_attr_skipset", _skipped):
+        yield
+
+
+class _Alias:
+    """A value that Keras can take for a tensor, and write without copying it."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = np.asarray(array)
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def numpy(self) -> _Alias:
+        return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array if dtype is None else self.array.astype(dtype, copy=False)
+
+
+class _Given(keras.StatelessScope):
+    """Variables have given values, and those that are read are remembered."""
+
+    def __init__(self, values: Iterable[tuple[keras.Variable, np.ndarray]]):
+        super().__init__()
+        self.state_mapping = {id(v): _Alias(value) for v, value in values}
+        self.read: set[int] = set()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """The given value."""
+        self.read.add(id(variable))
+        return super().get_current_value(variable)
+
+
+class _Store(saving_lib.H5IOStore):
+    """Keras' store, without the copy that it makes of a variable."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, keras.Variable):
+            value = value.value
+        super().__setitem__(key, value)
+
+
+class _File(io.BytesIO):
+    """A file for HDF5 that never fails before it is closed.
+
+    HDF5 ends the process (``h5py`` 3.16) where a disk turns out to be full while it
+    closes a file. Here it writes on in peace, and the error is raised behind it.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self._file = path.open("w+b", buffering=0)
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes all of it, if that is still possible."""
         view = memoryview(data).cast("B")
         size, done = len(view), 0
         try:

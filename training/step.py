@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from backends.base import Backend
 from collective.errors import CollectiveError
-from training import keras_compat, receipts
+from training import keras_compat, receipts, sharding
 from training.accumulation import accumulate, cut
 from training.desync import DesyncAlarm
 from training.forward import Forward, Sums
@@ -72,6 +72,7 @@ class Step:
         self.maybe_empty = maybe_empty
         self.forward = Forward(model, seed, recompute)
         self.layout = Layout(model)
+        self.shards = sharding.of(model)
         self.alarm = DesyncAlarm(model, backend, check_every)
         keras_compat.switch_off_gradient_sum(self.optimizer)
         dtypes = {v.dtype for v in model.trainable_variables}
@@ -155,6 +156,9 @@ class Step:
             lambda t: tf.cast(t, self.dtype),
             (sums, moved, trouble, self.alarm.contribution(number), receipt),
         )
+        if self.shards is not None:  # their gradients go another way
+            whole = parts[0].gradients
+            parts = (parts[0]._replace(gradients=[]), *parts[1:])
         local = tf.nest.flatten(parts)
         with tf.control_dependencies(local):
             start = tf.timestamp()
@@ -166,6 +170,9 @@ class Step:
         sums, moved, trouble, checksums, receipt = tf.nest.pack_sequence_as(
             parts, reduced
         )
+        if self.shards is not None:
+            flat = self.shards.reduce_scatter(tf.nest.flatten(whole))
+            sums = sums._replace(gradients=tf.nest.pack_sequence_as(whole, flat))
         # All writing waits for the check: weight decay, the optimizer's counter and
         # the state do not depend on the gradients, and must not move without them.
         with tf.control_dependencies(self._check(trouble)):
@@ -284,7 +291,10 @@ class Step:
                 for i, (g, d) in enumerate(zip(of, divisors, strict=True))
             ]
             gradients.append(tf.cast(tf.add_n(terms), variable.dtype))
-        self.optimizer.apply(gradients, variables)
+        if self.shards is not None:
+            self.shards.apply(gradients, connected)
+        else:
+            self.optimizer.apply(gradients, variables)
 
     def _not_finite(self, message: str, number: int) -> CollectiveError:
         found = re.search(re.escape(NOT_FINITE) + r"\]?\s*\[([\d ]+)\]", message)
