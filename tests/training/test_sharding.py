@@ -64,11 +64,7 @@ CHOSEN = [
     *(
         c
         for c in CASES
-        if c.name
-        in (
-            *("momentum", "adamw-ema", "clipnorm", "clipvalue", "global-clipnorm"),
-            *("empty-replica", "weighted-mean", "subclassed", "loss-scaling"),
-        )
+        if c.name in ("clipvalue", "empty-replica", "weighted-mean", "subclassed")
     ),
 ]
 
