@@ -31,6 +31,7 @@ EXAMPLES = {
     "--global-clipnorm 1",
     "keeping": "python train.py --checkpoint-dir runs/digits --resume "
     "--ledger runs/digits.ledger",
+    "many": "python train.py --sweep sweep.yaml",
     "numbers": "python train.py --precision float64 --seed 7 --json run.json",
 }
 
@@ -76,6 +77,10 @@ def parser() -> argparse.ArgumentParser:
         help="cut each update into K micro-batches, to save memory")  # fmt: skip
     add("--epochs", type=_count, default=12, help="passes over the data (default: 12)")
     add("--steps", type=_count, metavar="N", help="updates in all, instead of epochs")
+    add("--recompute", action="store_true",
+        help="compute activations again instead of keeping them, to save memory")  # fmt: skip
+    add("--shard-optimizer", action="store_true",
+        help="each rank keeps a part of the optimizer's state only")  # fmt: skip
     add("--jit-compile", action="store_true", help="compile the gradients with XLA")
 
     add = g["optimizer"].add_argument
@@ -95,6 +100,10 @@ def parser() -> argparse.ArgumentParser:
         help="keep the last K checkpoints (default: 3)")  # fmt: skip
     add("--resume", action="store_true", help="go on from the last good checkpoint")
     add("--ledger", metavar="FILE", help="note which rows each step has used")
+
+    add = g["many"].add_argument
+    add("--sweep", metavar="FILE",
+        help="train all models that FILE names, and nothing else (docs/sweep.md)")  # fmt: skip
 
     add = g["numbers"].add_argument
     add("--precision", default="float32",
@@ -172,6 +181,8 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         if rank == 0:
             backends.print_list()
         return 0
+    if args.sweep:
+        return _sweep(args)
     with quiet():
         from training import job
         from training.summary import check_writable
@@ -192,6 +203,24 @@ def _run(args: argparse.Namespace, rank: int) -> int:
             everywhere=False,
         )
     return 0
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    given = vars(args)
+    unlike = [
+        name
+        for name, value in vars(parser().parse_args([])).items()
+        if given[name] != value and name != "sweep"
+    ]
+    if unlike:
+        option = f"--{unlike[0].replace('_', '-')}"
+        raise UsageError(
+            f"{option} beside --sweep: the options of its trainings are in the file",
+            hint=f"base: {{{unlike[0]}: {given[unlike[0]]}}} in {args.sweep}",
+        )
+    with quiet():
+        from training import sweep
+    return sweep.run(args.sweep)
 
 
 def _checkpoint(args: argparse.Namespace) -> Checkpoint | None:

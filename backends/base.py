@@ -190,6 +190,49 @@ class Backend(ABC):
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         """What ``all_reduce`` does once the call is known to be safe."""
 
+    def reduce_scatter(self, rows: Any) -> Any:
+        """Inside ``run``: this replica's row of the sum over all replicas.
+
+        Args:
+            rows: ``[replicas, n]``, of equal shape and dtype on every replica.
+
+        Returns:
+            ``[n]``.
+
+        Raises:
+            CollectiveError: Where only one rank would take part.
+        """
+        self.require_all_ranks()
+        return self._reduce_scatter(rows) if self.replicas > 1 else rows[0]
+
+    def _reduce_scatter(self, rows: Any) -> Any:
+        """By an all-reduce, where a backend has nothing better."""
+        return self._all_reduce([rows])[0][self.replica()]
+
+    def all_gather(self, row: Any) -> Any:
+        """Inside ``run``: the rows of all replicas.
+
+        Args:
+            row: ``[n]``, of equal shape and dtype on every replica.
+
+        Returns:
+            ``[replicas, n]``.
+
+        Raises:
+            CollectiveError: Where only one rank would take part.
+        """
+        self.require_all_ranks()
+        return self._all_gather(row) if self.replicas > 1 else row[None]
+
+    def _all_gather(self, row: Any) -> Any:
+        """By an all-reduce, where a backend has nothing better."""
+        import tensorflow as tf
+
+        shape = [self.replicas, *row.shape]
+        return self._all_reduce([tf.scatter_nd([[self.replica()]], row[None], shape)])[
+            0
+        ]
+
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Inside ``run``: writes values, the same on each replica, to variables."""
         for variable, value in zip(variables, values, strict=True):

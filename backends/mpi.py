@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,29 @@ class MPIBackend(Backend):
                 view[:] = arrays[i].reshape(-1)
                 out[i] = view.reshape(arrays[i].shape)
             self.world.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
+        return out
+
+    def _reduce_scatter(self, rows: Any) -> Any:
+        def scattered(array: np.ndarray) -> np.ndarray:
+            out = aligned_empty(array.shape[1], array.dtype)
+            self.world.Reduce_scatter_block(array, out)
+            return out
+
+        return self._by_numpy(scattered, rows, rows.shape[1:])
+
+    def _all_gather(self, row: Any) -> Any:
+        def gathered(array: np.ndarray) -> np.ndarray:
+            out = aligned_empty(self.size * array.size, array.dtype)
+            self.world.Allgather(array, out)
+            return out.reshape(self.size, -1)
+
+        return self._by_numpy(gathered, row, [self.size, *row.shape])
+
+    def _by_numpy(self, call: Callable[..., Any], tensor: Any, shape: Any) -> Any:
+        import tensorflow as tf
+
+        out = tf.numpy_function(call, [tensor], tensor.dtype)
+        out.set_shape(shape)
         return out
 
     def _broadcast_array(self, array: np.ndarray) -> np.ndarray:

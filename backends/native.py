@@ -80,6 +80,19 @@ class NativeBackend(Backend):
             bucket_bytes=self.options.bucket_bytes,
         )
 
+    def _reduce_scatter(self, rows: Any) -> Any:
+        from collective import tensorflow_ops
+
+        return tensorflow_ops.reducescatter(rows)[0]
+
+    def _all_gather(self, row: Any) -> Any:
+        import tensorflow as tf
+
+        from collective import tensorflow_ops
+
+        rows = tensorflow_ops.allgather(row[None])
+        return tf.ensure_shape(rows, [self.size, *row.shape])
+
     def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
         """Rank 0's array, through shared memory."""
         import collective

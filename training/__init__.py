@@ -2,5 +2,6 @@
 
 from training.checkpoint import Checkpoint
 from training.fit import Result, fit
+from training.many import Trained, fit_many
 
-__all__ = ["Checkpoint", "Result", "fit"]
+__all__ = ["Checkpoint", "Result", "Trained", "fit", "fit_many"]

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from backends.base import Backend
+from training import sharding
 
 HOOKS = (
     "on_train_begin",
@@ -94,7 +95,18 @@ class RankZeroCallbacks:
 
 
 def followed_variables(model: keras.Model) -> list[keras.Variable]:
-    """What makes two ranks the same: weights, layer state, optimizer state."""
+    """What makes two ranks the same: weights, layer state, optimizer state.
+
+    Not the optimizer's variables of which each rank has a part.
+    """
+    shards = sharding.of(model)
+    return [
+        v for v in all_variables(model) if shards is None or shards.shape_of(v) is None
+    ]
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """Weights, layer state and optimizer state."""
     return [
         *model.trainable_variables,
         *model.non_trainable_variables,

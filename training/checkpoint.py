@@ -8,6 +8,7 @@ checkpoint that comes before that is a twentieth of the time gone by is left out
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -21,7 +22,7 @@ import numpy as np
 
 from backends.base import Backend
 from collective.errors import UsageError
-from training import saved
+from training import saved, sharding
 from training.ledger_writer import Ledger
 from training.plan import Plan
 from training.state import State, broadcast
@@ -168,7 +169,7 @@ class Checkpoint:
             )
 
     def _newest(self, model: keras.Model, plan: Plan) -> State | None:
-        found = saved.saved_in(self.folder)
+        found, shards = saved.saved_in(self.folder), sharding.of(model)
         if found and not self.resume:
             raise UsageError(
                 f"{self.folder} has checkpoints already, up to {found[0].name}",
@@ -178,7 +179,8 @@ class Checkpoint:
         reason = ""
         for place, path in enumerate(found):
             try:
-                state = saved.read(path, model, plan)
+                with shards.as_whole() if shards else contextlib.nullcontext():
+                    state = saved.read(path, model, plan)
             except saved.Unusable as error:
                 reason = reason or f"{path.name}: {error}"
                 _tell(f"{path} is not used: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 import backends
 from backends.base import Backend
 from collective.errors import UsageError
-from training import keras_compat, random_state
+from training import keras_compat, random_state, sharding
 from training.callbacks import RankZeroCallbacks, followed_variables
 from training.checkpoint import Checkpoint
 from training.checks import check_labels, check_model, check_same_stream
@@ -64,6 +64,8 @@ def fit(
     steps: int | None = None,
     accumulate: int = 1,
     jit_compile: bool = False,
+    recompute: bool = False,
+    shard_optimizer: bool = False,
     shuffle: bool = True,
     seed: int = 0,
     check_every: int = 100,
@@ -87,6 +89,10 @@ def fit(
         steps: Updates in all; overrides ``epochs``.
         accumulate: Micro-batches an update is cut into, to save memory.
         jit_compile: Whether XLA compiles the forward and backward pass.
+        recompute: Whether activations are computed again instead of kept, to save
+            memory; see ``training.recompute``.
+        shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
+            see ``training.sharding``.
         shuffle: Whether each epoch has a new order, which depends on the seed alone.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
@@ -115,7 +121,7 @@ def fit(
         loop = _Loop(backend, plan, epochs, steps)
         loop.check(accumulate)
         spec = plan.spec
-        model = _ready(model, backend, spec)
+        model = _ready(model, backend, spec, shard_optimizer)
         check_labels(model, plan.source)
         loop.begin(model, checkpoint, ledger)
         if loop.start is None:
@@ -129,6 +135,7 @@ def fit(
             spec,
             accumulate=accumulate,
             jit_compile=jit_compile,
+            recompute=recompute,
             seed=seed,
             maybe_empty=loop.smallest < backend.replicas,
             check_every=check_every,
@@ -149,16 +156,21 @@ def fit(
 
 
 def _ready(
-    model: keras.Model | Callable[[], keras.Model], backend: Backend, spec: Batch
+    model: keras.Model | Callable[[], keras.Model],
+    backend: Backend,
+    spec: Batch,
+    shard_optimizer: bool,
 ) -> keras.Model:
     """Makes the model where a function was given; builds all of its variables."""
     if not isinstance(model, keras.Model):
         with backend.scope():
             model = model()
     check_model(model, backend)
+    if shard_optimizer:
+        sharding.check(model, backend)
     with backend.scope():
         try:
-            keras_compat.build(model, spec[:3])
+            keras_compat.build(model, spec[:3], optimizer=not shard_optimizer)
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
             shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
             first = str(error).strip().split("\n")[0]
@@ -168,6 +180,8 @@ def _ready(
                 hint="give the model the input shape and the number of outputs of the "
                 "data, or choose another --data",
             ) from error
+    if shard_optimizer and sharding.of(model) is None:
+        sharding.Sharding(model, backend)
     return model
 
 
@@ -185,7 +199,8 @@ class _Loop:
         self.first = 0
         self.averages: Averages | None = None  # of the epoch under way
         self.losses = np.zeros(0)  # of the epochs before it
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: Checkpoint | None = None  # rank 0's
+        self.due: Callable[[int, bool], bool] | None = None
         self.ledger: Ledger | None = None
 
     def check(self, accumulate: int) -> None:
@@ -206,6 +221,7 @@ class _Loop:
         backend, plan = self.backend, self.plan.plan
         if checkpoint is not None:
             self.start = checkpoint.begin(model, backend, plan)
+            self.due = checkpoint.due
         if self.start is not None:
             self.first = self.start.step
         if self.first > self.last:
@@ -297,10 +313,14 @@ class _Loop:
             epoch += 1
             if epoch < self.epochs and not model.stop_training:
                 self._save(epoch, number)
+        final = final or self._state(epoch, number)
         if self.checkpoint is not None:
-            self.checkpoint.end(final or self._state(epoch, number), self.ledger)
-        with self.backend.scope():
-            keras_compat.finish(model)
+            self.checkpoint.end(final, self.ledger)
+        if step.shards is not None:
+            step.shards.finish()
+        else:
+            with self.backend.scope():
+                keras_compat.finish(model)
         result.timing.tell_waiting(self.backend)
         hooks.call("on_train_end", {})
         if self.ledger is not None:
@@ -308,9 +328,18 @@ class _Loop:
         return result
 
     def _state(
-        self, epoch: int, step: int, buffers: Sequence[np.ndarray] | None = None
+        self,
+        epoch: int,
+        step: int,
+        buffers: Sequence[np.ndarray] | None = None,
+        gathered: Mapping[int, np.ndarray] | None = None,
     ) -> State:
-        """The state of the training now; ``epoch`` and ``step`` are the next ones."""
+        """The state of the training now; ``epoch`` and ``step`` are the next ones.
+
+        Where it was not gathered already, every rank calls it.
+        """
+        if gathered is None:
+            gathered = self._gathered()
         losses, sums, averages = self.losses, np.zeros(0), self.averages
         if averages is not None:
             sums = averages.sums().copy()
@@ -319,7 +348,7 @@ class _Loop:
         return State(
             epoch,
             step,
-            values_of(self.result.model, buffers),
+            values_of(self.result.model, buffers, gathered),
             sums,
             losses,
             {name: list(values) for name, values in self.result.history.items()},
@@ -328,11 +357,19 @@ class _Loop:
         )
 
     def _save(self, epoch: int, step: int) -> None:
-        """Writes a checkpoint where one is due, on rank 0."""
-        if self.checkpoint is not None and self.checkpoint.due(step, not self.averages):
+        """Writes a checkpoint where one is due, on rank 0; every rank calls it."""
+        if self.due is None or not self.due(step, not self.averages):
+            return
+        whole = self._gathered()
+        if self.checkpoint is not None:
             self.checkpoint.save(
-                lambda buffers: self._state(epoch, step, buffers), self.ledger
+                lambda buffers: self._state(epoch, step, buffers, whole), self.ledger
             )
+
+    def _gathered(self) -> dict[int, np.ndarray]:
+        """What ranks have parts of, if a checkpoint wants it."""
+        shards = sharding.of(self.result.model)
+        return {} if shards is None or self.due is None else shards.gather()
 
 
 def _keep(result: Result, averages: Averages, ended: Sequence[float]) -> None:

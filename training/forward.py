@@ -7,6 +7,7 @@ loop over micro-batches, and to run on any replica under any strategy.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import keras
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from training import keras_compat
 from training.losses import LossSums, loss_sums
+from training.recompute import recomputed
 
 
 class Sums(NamedTuple):
@@ -45,9 +47,10 @@ class Forward:
         has_planned: Whether any part of the loss has a planned weight; likewise.
     """
 
-    def __init__(self, model: keras.Model, seed: int):
+    def __init__(self, model: keras.Model, seed: int, recompute: bool = False):
         self.model = model
         self.seed = seed
+        self.recompute = recompute
         self.connected: list[int] = []
         self.changing: list[int] = []
         self.has_planned = True
@@ -87,6 +90,7 @@ class Forward:
         with (
             keras_compat.global_seeds(lambda call: fold(key, -1 - call)),
             tf.GradientTape(persistent=True) as tape,
+            self._blocks(tape),
         ):
             tape.watch(trainable)
             y_pred, new_state, loss = self._call(
@@ -169,6 +173,11 @@ class Forward:
                 model, x, y, y_pred, sample_weight, added, rows, global_rows
             )
         return y_pred, new_state, loss
+
+    def _blocks(self, tape: tf.GradientTape) -> contextlib.AbstractContextManager[None]:
+        if not self.recompute:
+            return contextlib.nullcontext()
+        return recomputed(self.model, tape)
 
     def _is_seed(self, index: int) -> bool:
         return keras_compat.is_seed_state(self.model.non_trainable_variables[index])

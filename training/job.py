@@ -43,6 +43,8 @@ class Job:
     clipvalue: float | None = None
     precision: str = "float32"
     jit_compile: bool = False
+    recompute: bool = False
+    shard_optimizer: bool = False
     seed: int = 0
     check_every: int = 100
     test: bool = True
@@ -97,6 +99,8 @@ def run(
             steps=job.steps,
             accumulate=job.accumulate,
             jit_compile=job.jit_compile,
+            recompute=job.recompute,
+            shard_optimizer=job.shard_optimizer,
             seed=job.seed,
             check_every=job.check_every,
             callbacks=callbacks,

@@ -14,8 +14,10 @@ import contextlib
 import functools
 import io
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,20 +25,25 @@ from unittest import mock
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
+from keras.src.backend.common import global_state, masking, stateless_scope
 from keras.src.losses import loss as keras_loss
+from keras.src.models.functional import Functional
+from keras.src.ops.function import Function
 from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
 
 SEED_STATE = "seed_generator_state"
 
 
-def build(model: keras.Model, spec: tuple[Any, Any, Any]) -> None:
+def build(
+    model: keras.Model, spec: tuple[Any, Any, Any], optimizer: bool = True
+) -> None:
     """Creates every variable of model, loss, metrics and optimizer.
 
     Args:
         model: A compiled model, in its backend's scope.
         spec: ``(x, y, sample_weight)``, trees of ``tf.TensorSpec`` of one batch.
+        optimizer: False: all but those of the optimizer.
 
     Raises:
         ValueError: When model, loss or metrics do not fit the data.
@@ -49,10 +56,15 @@ def build(model: keras.Model, spec: tuple[Any, Any, Any]) -> None:
         None if part is None else tf.nest.map_structure(symbolic, part) for part in spec
     )
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
-    optimizer = core_optimizer(model.optimizer)
-    build_parts = optimizer.build
-    with mock.patch.object(optimizer, "build", lambda v: build_parts(parts(v))):
-        model._symbolic_build(data_batch=batch)
+    core = core_optimizer(model.optimizer)
+    build_parts = core.build
+    built = model.optimizer.built
+    model.optimizer.built = built or not optimizer
+    try:
+        with mock.patch.object(core, "build", lambda v: build_parts(parts(v))):
+            model._symbolic_build(data_batch=batch)
+    finally:
+        model.optimizer.built = built or optimizer
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -116,6 +128,65 @@ def count_atomically(optimizer: keras.Optimizer) -> None:
     """
     iterations = core_optimizer(optimizer).iterations
     iterations.assign_add = iterations.value.assign_add
+
+
+def build_in_parts(
+    optimizer: keras.Optimizer,
+    variables: Sequence[keras.Variable],
+    lengths: Sequence[int],
+) -> tuple[list[keras.Variable], list[tuple[keras.Variable, int]]]:
+    """Builds an optimizer for vectors that stand for parts of variables.
+
+    Args:
+        optimizer: Not built.
+        variables: What it would be built for.
+        lengths: Of their parts.
+
+    Returns:
+        The parts, zero; and the optimizer's variables that are shaped as a part, each
+        with the number of that part.
+    """
+    core = core_optimizer(optimizer)
+    excluded: set[int] = getattr(core, "_exclude_from_weight_decay", set())
+    parts, slots = [], []
+    for variable, length in zip(variables, lengths, strict=True):
+        part = keras.Variable(
+            "zeros", shape=(length,), dtype=variable.dtype, name=variable.name
+        )
+        part._path = variable.path  # names slots, and excludes from weight decay
+        if core._var_key(variable) in excluded:
+            excluded.add(core._var_key(part))
+        parts.append(part)
+    numbers = {id(part): i for i, part in enumerate(parts)}
+    make = core.add_variable_from_reference
+
+    def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
+        made = make(reference_variable, *args, **kwargs)
+        slots.append((made, numbers[id(reference_variable)]))
+        return made
+
+    with mock.patch.object(core, "add_variable_from_reference", noted):
+        optimizer.build(parts)
+    return parts, slots
+
+
+def replace_clipping(
+    optimizer: keras.Optimizer,
+    clip: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+    """Makes the optimizer clip un-scaled gradients by a function; returns its own."""
+    core = core_optimizer(optimizer)
+    own, core._clip_gradients = core._clip_gradients, clip
+    return own
+
+
+@contextlib.contextmanager
+def shaped(shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterator[None]:
+    """Inside, variables take values of these shapes in a StatelessScope."""
+    with contextlib.ExitStack() as stack:
+        for variable, shape in shapes:
+            stack.enter_context(mock.patch.object(variable, "_shape", shape))
+        yield
 
 
 def loss_scale(optimizer: keras.Optimizer) -> tf.Tensor:
@@ -291,6 +362,136 @@ def _number(value: Any) -> Any:
     """A float, or an array where a metric has several results (F1Score)."""
     array = np.asarray(value)
     return float(array) if array.ndim == 0 else array
+
+
+# --- calls of layers, one block after the other -----------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """An operation in a functional model. Tensors are known by a number.
+
+    Attributes:
+        name: Of the layer.
+        is_model: Whether it is a model of layers itself.
+        inputs: What it needs.
+        outputs: What it makes, and the bytes of that in a row of the batch.
+        compute: Given the values of its inputs, adds those of its outputs.
+    """
+
+    name: str
+    is_model: bool
+    inputs: frozenset[int]
+    outputs: dict[int, int]
+    compute: Callable[[dict[int, Any]], None]
+
+
+@contextlib.contextmanager
+def calls_replaced(
+    model: keras.Model,
+    graph: Callable[[list[Node], set[int], dict[int, Any]], None],
+    one: Callable[[keras.Layer, Callable[[], Any]], Any],
+) -> Iterator[None]:
+    """Replaces how a model, and the models in it, call their layers.
+
+    Args:
+        model: The model.
+        graph: Computes a functional model: gets its nodes in order, the tensors that
+            are wanted, and the values of its inputs, to which it adds the others.
+        one: Calls a layer of another model: gets the layer and the call.
+    """
+    by_hand = set(map(id, _called_by_hand(model)))
+    plain = keras.layers.Layer.__call__
+
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in by_hand:
+            return plain(self, *args, **kwargs)
+        return one(self, lambda: plain(self, *args, **kwargs))
+
+    def run(
+        self: Function, inputs: Any, operation_fn: Any = lambda op: op, **_: Any
+    ) -> Any:
+        values = dict(
+            zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True)
+        )
+        nodes, known = [], set(values)
+        for depth in sorted(self._nodes_by_depth, reverse=True):
+            for node in self._nodes_by_depth[depth]:
+                needed = frozenset(map(id, node.input_tensors))
+                if node.operation and not node.is_input and needed <= known:
+                    nodes.append(_node(node, needed, operation_fn))
+                    known |= set(nodes[-1].outputs)
+        graph(nodes, set(map(id, self.outputs)), values)
+        found = [values[id(x)] for x in self.outputs]
+        return keras.tree.pack_sequence_as(self._outputs_struct, found)
+
+    with (
+        mock.patch.object(keras.layers.Layer, "__call__", call),
+        mock.patch.object(Function, "_run_through_graph", run),
+    ):
+        yield
+
+
+def _node(node: Any, needed: frozenset[int], operation_fn: Any) -> Node:
+    def compute(values: dict[int, Any]) -> None:
+        args, kwargs = node.arguments.fill_in(values)
+        made = operation_fn(node.operation)(*args, **kwargs)
+        values.update(
+            zip(map(id, node.outputs), keras.tree.flatten(made), strict=False)
+        )
+
+    def size(tensor: keras.KerasTensor) -> int:
+        rows = math.prod(d or 1 for d in tensor.shape)
+        return rows * tf.as_dtype(tensor.dtype).size
+
+    return Node(
+        node.operation.name,
+        isinstance(node.operation, keras.Model),
+        needed,
+        {id(x): size(x) for x in node.outputs},
+        compute,
+    )
+
+
+def _called_by_hand(model: keras.Model) -> Iterator[keras.Layer]:
+    """The layers that Python code of the user calls, those of models in it included."""
+    inner = getattr(model, "_functional", None) or model
+    by_graph = isinstance(inner, Functional) and type(inner).call is Functional.call
+    for layer in model._flatten_layers(include_self=False, recursive=False):
+        if isinstance(layer, keras.Model):
+            yield from _called_by_hand(layer)
+        elif not by_graph:
+            yield layer
+
+
+class InnerScope(keras.StatelessScope):
+    """A scope in the current one, to which it hands on nothing by itself."""
+
+    def __init__(self) -> None:
+        self.outer = stateless_scope.get_stateless_scope()
+        super().__init__(collect_losses=self.outer.collect_losses)
+        self.state_mapping = dict(self.outer.state_mapping)
+
+    def effects(self, outputs: Any) -> tuple[list[Any], dict[int, Any], list[Any]]:
+        """What calls inside have done: losses, new values, and masks of the outputs."""
+        before = self.outer.state_mapping
+        new = {i: v for i, v in self.state_mapping.items() if before.get(i) is not v}
+        masks = [masking.get_keras_mask(t) for t in tf.nest.flatten(outputs)]
+        return list(self.losses), new, masks
+
+    def hand_out(self, model: keras.Model, outputs: Any, effects: Any) -> None:
+        """Does the same in the outer scope, with tensors of the outer graph."""
+        losses, new, masks = effects
+        self.outer.state_mapping.update(new)
+        for tensor, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
+            if mask is not None:
+                masking.set_keras_mask(tensor, mask)
+        for old, loss in zip(self.losses, losses, strict=True):
+            self.outer.add_loss(loss)
+            for layer in model._flatten_layers():
+                if id(old) in layer._loss_ids:
+                    layer._loss_ids.remove(id(old))
+                    layer._loss_ids.add(id(loss))
 
 
 # --- Keras' file of weights -------------------------------------------------------

@@ -30,7 +30,7 @@ import keras
 import numpy as np
 
 from training import keras_compat
-from training.callbacks import followed_variables
+from training.callbacks import all_variables
 from training.plan import Plan
 from training.state import State, flatten, unflatten
 
@@ -76,7 +76,7 @@ def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
     target = folder / f"step-{state.step:09d}"
     part = folder / f"{PART}{target.name}"
     arrays, about = flatten(state)
-    variables = followed_variables(model)
+    variables = all_variables(model)
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
@@ -125,7 +125,7 @@ def read(path: Path, model: keras.Model, plan: Plan) -> State:
             raise Unusable(f"{name} is missing")
         if _sum(path / name) != told:
             raise Unusable(f"{name} is torn: its checksum is another")
-    variables = followed_variables(model)
+    variables = all_variables(model)
     specs = about["state"]["arrays"]
     there = [s for s in specs if s["name"].startswith("variable ")]
     if [(tuple(s["shape"]), s["dtype"]) for s in there] != [

@@ -8,7 +8,7 @@ the number of the step alone (order of rows, masks) is in its number.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from backends.base import Backend
-from training import random_state
-from training.callbacks import followed_variables
+from training import random_state, sharding
+from training.callbacks import all_variables
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class State:
         step: The step to go on with; steps count on over epochs. That of the next
             epoch, while ``epoch`` is still this one, when validation and the hooks of
             its end are to come.
-        variables: Values of ``followed_variables(model)``: weights, layer state with
+        variables: Values of ``all_variables(model)``: weights, layer state with
             seed generators, optimizer.
         sums: What the metrics of the epoch so far are made of (``Averages.sums``);
             empty between epochs.
@@ -60,18 +60,21 @@ class State:
         Args:
             model: With variables of the same shapes, in the same order.
         """
-        for variable, value in zip(
-            followed_variables(model), self.variables, strict=True
-        ):
+        shards = sharding.of(model)
+        for variable, value in zip(all_variables(model), self.variables, strict=True):
+            if shards is not None:
+                value = shards.part_of(variable, value)
             variable.assign(value)
         random_state.put(self.random)
         model.stop_training = self.stopped
 
 
 def values_of(
-    model: keras.Model, buffers: Sequence[np.ndarray] | None = None
+    model: keras.Model,
+    buffers: Sequence[np.ndarray] | None = None,
+    gathered: Mapping[int, np.ndarray] | None = None,
 ) -> list[np.ndarray]:
-    """The values of ``followed_variables(model)`` now, for ``State.variables``.
+    """The values of ``all_variables(model)`` now, for ``State.variables``.
 
     Without buffers, nothing is copied on a CPU: TensorFlow's tensors do not change, and
     a variable whose memory somebody holds gets other memory with its next update. That
@@ -81,12 +84,15 @@ def values_of(
     Args:
         model: Built, with its optimizer.
         buffers: Arrays to copy the values into, from an earlier call.
+        gathered: Where the optimizer is sharded, what ``Sharding.gather`` returned.
 
     Returns:
         The buffers; or arrays that must not be written to.
     """
+    whole = gathered or {}
     values = [
-        np.asarray(tf.convert_to_tensor(v.value)) for v in followed_variables(model)
+        whole[id(v)] if id(v) in whole else np.asarray(tf.convert_to_tensor(v.value))
+        for v in all_variables(model)
     ]
     if buffers is None:
         return values

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from backends.base import Backend
 from collective.errors import CollectiveError
-from training import keras_compat, receipts
+from training import keras_compat, receipts, sharding
 from training.accumulation import accumulate, cut
 from training.desync import DesyncAlarm
 from training.forward import Forward, Sums
@@ -40,6 +40,7 @@ class Step:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         accumulate: Micro-batches per update and replica.
         jit_compile: Whether XLA compiles the forward and backward pass.
+        recompute: Whether activations are computed again instead of kept.
         seed: What random layers draw from, with step, replica and micro-batch.
         maybe_empty: Whether a replica may have to do with no row at all.
         check_every: Steps from one comparison of the replicas' parameters and
@@ -59,6 +60,7 @@ class Step:
         *,
         accumulate: int = 1,
         jit_compile: bool = False,
+        recompute: bool = False,
         seed: int = 0,
         maybe_empty: bool = True,
         check_every: int = 0,
@@ -68,8 +70,9 @@ class Step:
         self.backend = backend
         self.parts = accumulate
         self.maybe_empty = maybe_empty
-        self.forward = Forward(model, seed)
+        self.forward = Forward(model, seed, recompute)
         self.layout = Layout(model)
+        self.shards = sharding.of(model)
         self.alarm = DesyncAlarm(model, backend, check_every)
         keras_compat.switch_off_gradient_sum(self.optimizer)
         if not backend.synchronous:
@@ -152,6 +155,9 @@ class Step:
             lambda t: tf.cast(t, self.dtype),
             (sums, moved, trouble, self.alarm.contribution(number), receipt),
         )
+        if self.shards is not None:  # their gradients go another way
+            whole = parts[0].gradients
+            parts = (parts[0]._replace(gradients=[]), *parts[1:])
         local = tf.nest.flatten(parts)
         with tf.control_dependencies(local):
             start = tf.timestamp()
@@ -163,6 +169,9 @@ class Step:
         sums, moved, trouble, checksums, receipt = tf.nest.pack_sequence_as(
             parts, reduced
         )
+        if self.shards is not None:
+            flat = self.shards.reduce_scatter(tf.nest.flatten(whole))
+            sums = sums._replace(gradients=tf.nest.pack_sequence_as(whole, flat))
         # All writing waits for the check: weight decay, the optimizer's counter and
         # the state do not depend on the gradients, and must not move without them.
         with tf.control_dependencies(self._check(trouble, number)):
@@ -281,7 +290,10 @@ class Step:
                 for i, (g, d) in enumerate(zip(of, divisors, strict=True))
             ]
             gradients.append(tf.cast(tf.add_n(terms), variable.dtype))
-        keras_compat.apply(self.optimizer, gradients, variables)
+        if self.shards is not None:
+            self.shards.apply(gradients, connected)
+        else:
+            keras_compat.apply(self.optimizer, gradients, variables)
 
     def _explained(self, error: Exception) -> Exception:
         """What to raise for an error of some step: not always of the last one."""

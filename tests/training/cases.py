@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from training import keras_compat
+from training import keras_compat, sharding
 from training.inputs import Batch, share
 from training.report import Averages
 from training.step import Step
@@ -375,17 +375,26 @@ def own_part(rows: Rows, backend: Any) -> Batch:
     return Batch(*parts, tf.constant(total, tf.int64))
 
 
-def built(make: Callable[[], Any], backend: Any, spec: Batch) -> keras.Model:
+def built(
+    make: Callable[[], Any], backend: Any, spec: Batch, shard: bool = False
+) -> keras.Model:
     """A model with all its variables, the same on every rank."""
     with backend.scope():
         keras.utils.set_random_seed(0)
         model = make()
-        keras_compat.build(model, tuple(spec)[:3])
+        keras_compat.build(model, tuple(spec)[:3], optimizer=not shard)
+    if shard:
+        sharding.Sharding(model, backend)
     return model
 
 
 def train(
-    case: Case, backend: Any, precision: str, accumulate: int | None = None
+    case: Case,
+    backend: Any,
+    precision: str,
+    accumulate: int | None = None,
+    shard: bool = False,
+    **options: Any,
 ) -> dict[str, np.ndarray]:
     """Trains and returns all there is to compare.
 
@@ -394,14 +403,17 @@ def train(
         backend: What sums.
         precision: ``float64`` or ``float32``.
         accumulate: Micro-batches, where not those of the case.
+        shard: Whether the optimizer's state is sharded.
+        options: More of the step's.
 
     Returns:
-        Losses, logs, and every variable of model and optimizer.
+        Losses, logs, and every variable of model and optimizer; but of a sharded
+        optimizer, on rank 0 alone.
     """
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(precision)
     spec = spec_of(case.batch(0))
-    model = built(case.model, backend, spec)
+    model = built(case.model, backend, spec, shard)
     step = Step(
         model,
         backend,
@@ -409,6 +421,7 @@ def train(
         accumulate=accumulate or case.accumulate,
         jit_compile=case.jit_compile,
         seed=3,
+        **options,
     )
     reports = [step(own_part(case.batch(s), backend), s) for s in range(STEPS)]
     result = {"losses": np.array([r.numpy()[step.layout.LOSS] for r in reports])}
@@ -418,13 +431,17 @@ def train(
             averages.add(report)
     for name, value in averages.logs().items():
         result[f"log {name}"] = np.array(value)
+    whole = step.shards.gather() if shard else {}
     for kind, variables in (
         ("trainable", model.trainable_variables),
         ("state", model.non_trainable_variables),
         ("optimizer", model.optimizer.variables),
     ):
         for i, variable in enumerate(variables):
-            result[f"{kind} {i} {variable.path}"] = np.array(variable)
+            if shard and kind == "optimizer" and backend.rank:
+                continue
+            value = whole.get(id(variable), variable)
+            result[f"{kind} {i} {variable.path}"] = np.array(value)
     return result
 
 

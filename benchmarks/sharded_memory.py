@@ -1,0 +1,70 @@
+"""Memory of the optimizer, and of the process, with ``--shard-optimizer`` and without.
+
+    python benchmarks/sharded_memory.py -np 2
+
+ResNet-50 with Adam on 4 images of 32x32, so that weights are what there is; three steps.
+Bytes of the optimizer's variables on a rank, and the largest peak resident memory of a
+rank as the operating system counts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+
+import numpy as np
+
+MIB = 1 << 20
+
+
+def train(shard: bool) -> None:
+    """Trains three steps; rank 0 prints bytes of the optimizer and of the process."""
+    from backends.quiet import quiet
+
+    with quiet():
+        import backends
+        from training import datasets, fit, job
+        from training.exchange import gather
+
+        backend = backends.get("native")
+    data = datasets.load("synthetic:32x32x3:10")
+    result = fit(
+        job._model(job.Job(model="resnet50"), data),
+        data.train,
+        backend=backend,
+        global_batch_size=4,
+        steps=3,
+        shard_optimizer=shard,
+        verbose=0,
+    )
+    held = sum(np.asarray(v).nbytes for v in result.model.optimizer.variables)
+    peaks = gather(backend, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+    if backend.rank == 0:
+        print(f"{held / MIB:.1f} {peaks.max() / MIB:.0f}")
+
+
+def main() -> None:
+    """Starts the ranks twice."""
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("-np", type=int, default=2, help="ranks")
+    p.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.child is not None:
+        return train(bool(args.child))
+    for shard in (0, 1):
+        command = [sys.executable, "-m", "collective.launch", "-np", str(args.np)]
+        command += [sys.executable, __file__, "--child", str(shard)]
+        out = subprocess.run(command, capture_output=True, text=True, check=True)
+        held, peak = out.stdout.split()[-2:]
+        print(
+            f"{args.np} ranks{', --shard-optimizer' if shard else ''}: optimizer {held} "
+            f"MiB on each, peak of a process {peak} MiB",
+            flush=True,
+        )
+    return None
+
+
+if __name__ == "__main__":
+    main()

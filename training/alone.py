@@ -1,0 +1,33 @@
+"""One of many trainings, in processes of its own: ``python -m training.alone``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from backends.quiet import quiet
+from collective.environment import detect
+from collective.errors import CollectiveError
+
+
+def main() -> int:
+    """Trains; returns the exit code."""
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("job", help="its options, as JSON")
+    p.add_argument("summary", help="a file for its summary")
+    args = p.parse_args()
+    with quiet():
+        from training import job
+    try:
+        summary = job.run(job.Job.of(json.loads(args.job), verbose=0))
+        if detect().rank == 0:
+            summary.write_json(args.summary)
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

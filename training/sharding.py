@@ -1,0 +1,225 @@
+"""Sharded optimizer state (ZeRO stage 1): each rank keeps and updates its own part.
+
+Every trainable variable is cut, as a flat vector, into as many parts as there are ranks;
+the last one is filled up with zeros. Gradients are reduce-scattered, so that each rank
+has the sums of its own parts. Keras' optimizer, built on variables of these parts, makes
+of them what it would have made of them within the whole: it treats each element alone.
+What it does not (the norms to clip by, loss scaling's look for overflow) is summed over
+the ranks here. Then the weights are all-gathered.
+
+Source: S. Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models, 2020.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from backends.base import Backend
+from collective.errors import UsageError
+from training import keras_compat
+
+# Those that treat each element alone. Not: Adafactor, Lamb and Muon.
+BY_ELEMENT = {
+    getattr(keras.optimizers, name)
+    for name in (
+        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax"),
+        *("Nadam", "Ftrl", "Lion"),
+    )
+}
+
+_sharded: weakref.WeakKeyDictionary[Any, Sharding] = weakref.WeakKeyDictionary()
+
+
+def of(model: keras.Model) -> Sharding | None:
+    """How a model's optimizer is sharded; None if it is not."""
+    return _sharded.get(model.optimizer)
+
+
+def check(model: keras.Model, backend: Backend) -> None:
+    """Refuses, before the model is built, what cannot be sharded.
+
+    Raises:
+        UsageError: For the backend, the optimizer, or one that is built already.
+    """
+    optimizer = keras_compat.core_optimizer(model.optimizer)
+    if len(backend.local_replicas) != 1:
+        raise UsageError(
+            f"backend {backend.name!r} has all replicas in one process, which shards no "
+            "optimizer",
+            hint=f"mpirun -np {backend.replicas} python train.py --shard-optimizer",
+        )
+    if type(optimizer) not in BY_ELEMENT:
+        names = sorted(kind.__name__ for kind in BY_ELEMENT)
+        raise UsageError(
+            f"optimizer {type(optimizer).__name__} is not known to treat each element "
+            "of a variable alone, so it cannot be sharded",
+            hint=f"drop --shard-optimizer, or take one of {', '.join(names)}",
+        )
+    if optimizer.built and of(model) is None:
+        raise UsageError(
+            "the optimizer has been built, whole, already",
+            hint="compile the model with a new optimizer before training.fit",
+        )
+
+
+class Sharding:
+    """A model's optimizer, of which this rank has its part.
+
+    Args:
+        model: Built and compiled, but for its optimizer, which gets built here.
+        backend: One with a replica in each process.
+    """
+
+    def __init__(self, model: keras.Model, backend: Backend):
+        self.optimizer, self.backend = model.optimizer, backend
+        self.variables = list(model.trainable_variables)
+        self.lengths = [
+            -(-math.prod(v.shape) // backend.replicas) for v in self.variables
+        ]
+        with backend.scope():
+            self.parts, slots = keras_compat.build_in_parts(
+                model.optimizer, self.variables, self.lengths
+            )
+        self._slots = {id(v): self.variables[i] for v, i in slots}
+        self._clip = keras_compat.replace_clipping(self.optimizer, self._clipped)
+        self._norms = tf.zeros([0], tf.float64)
+        self._gathered = tf.function(
+            lambda part: backend.run(backend.all_gather, (part,)), autograph=False
+        )
+        _sharded[model.optimizer] = self
+
+    def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
+        """The whole shape of an optimizer's variable; None if it is not sharded."""
+        whole = self._slots.get(id(variable))
+        return None if whole is None else tuple(whole.shape)
+
+    def reduce_scatter(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Inside ``run``: this rank's parts of the sums, flat, of whole gradients."""
+        rows = tf.concat([self._rows(g) for g in gradients], axis=1)
+        lengths = [
+            -(-g.shape.num_elements() // self.backend.replicas) for g in gradients
+        ]
+        return tf.split(self.backend.reduce_scatter(rows), lengths)
+
+    def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
+        """Inside ``run``: updates this rank's parts, then all weights.
+
+        Args:
+            gradients: Parts, divided by the global weight.
+            connected: The number of each one's variable.
+        """
+        squares = [tf.reduce_sum(tf.cast(g, tf.float64) ** 2) for g in gradients]
+        (total,) = self.backend.all_reduce([tf.stack(squares)])
+        scale = tf.cast(keras_compat.loss_scale(self.optimizer), tf.float64)
+        self._norms = tf.sqrt(total) / scale
+        skipped = tf.constant(False)
+        if keras_compat.expects_overflow(self.optimizer):
+            # All ranks skip the update where one of them would.
+            skipped = tf.logical_not(tf.math.is_finite(tf.reduce_sum(total)))
+            gradients = [
+                tf.where(skipped, tf.constant(math.nan, g.dtype), g) for g in gradients
+            ]
+        rank = self.backend.replica()
+        self.backend.assign(
+            [keras_compat.tf_variable(part) for part in self.parts],
+            [self._rows(tf.convert_to_tensor(v))[rank] for v in self.variables],
+        )
+        self.optimizer.apply(gradients, [self.parts[i] for i in connected])
+        values = self._all_gather()
+        for i in connected:
+            constraint = self.variables[i].constraint
+            if constraint is not None:
+                values[i] = tf.where(skipped, values[i], constraint(values[i]))
+        self._assign(values)
+
+    def finish(self) -> None:
+        """What Keras does at the end of ``fit``; every rank calls it."""
+        core = keras_compat.core_optimizer(self.optimizer)
+        if not core.use_ema:
+            return
+        with self.backend.scope():
+            core.finalize_variable_values(self.parts)
+        run = tf.function(
+            lambda: self.backend.run(lambda: self._assign(self._all_gather()), ()),
+            autograph=False,
+        )
+        run()
+
+    def gather(self) -> dict[int, np.ndarray]:
+        """The sharded variables whole, by ``id``; every rank calls it, rank 0 gets it."""
+        found = {}
+        for variable in self.optimizer.variables:
+            shape = self.shape_of(variable)
+            if shape is None:
+                continue
+            rows = self._gathered(tf.convert_to_tensor(variable))
+            if self.backend.rank == 0:
+                found[id(variable)] = _whole(rows, shape).numpy()
+        return found
+
+    def part_of(self, variable: keras.Variable, value: np.ndarray) -> Any:
+        """Of a whole value, what this rank's variable holds."""
+        if self.shape_of(variable) is None:
+            return value
+        return self._rows(tf.convert_to_tensor(value))[self.backend.rank]
+
+    @contextlib.contextmanager
+    def as_whole(self) -> Iterator[None]:
+        """Inside, the optimizer's variables have whole shapes, to be read from a file."""
+        shapes = [(v, self.shape_of(v)) for v in self.optimizer.variables]
+        with keras_compat.shaped([(v, s) for v, s in shapes if s is not None]):
+            yield
+
+    def _rows(self, value: tf.Tensor) -> tf.Tensor:
+        """A tensor as ``[replicas, length]``, filled up with zeros."""
+        ranks, count = self.backend.replicas, value.shape.num_elements()
+        length = -(-count // ranks)
+        flat = tf.pad(tf.reshape(value, [-1]), [[0, length * ranks - count]])
+        return tf.reshape(flat, [ranks, length])
+
+    def _all_gather(self) -> list[tf.Tensor]:
+        """Inside ``run``: the weights that all ranks' parts make."""
+        values: list[Any] = [None] * len(self.parts)
+        for dtype in dict.fromkeys(part.dtype for part in self.parts):
+            places = [i for i, part in enumerate(self.parts) if part.dtype == dtype]
+            mine = tf.concat([tf.convert_to_tensor(self.parts[i]) for i in places], 0)
+            rows = tf.split(
+                self.backend.all_gather(mine), [self.lengths[i] for i in places], axis=1
+            )
+            for i, of in zip(places, rows, strict=True):
+                values[i] = _whole(of, self.variables[i].shape)
+        return values
+
+    def _assign(self, values: Sequence[tf.Tensor]) -> None:
+        self.backend.assign(
+            [keras_compat.tf_variable(v) for v in self.variables], values
+        )
+
+    def _clipped(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Keras' clipping, by norms of whole gradients."""
+        core = keras_compat.core_optimizer(self.optimizer)
+        if core.clipnorm:
+            norms = tf.unstack(self._norms)
+        elif core.global_clipnorm:
+            norms = [tf.norm(self._norms)] * len(gradients)
+        else:
+            return self._clip(gradients)
+        limit = core.clipnorm or core.global_clipnorm
+        return [
+            g * tf.cast(limit / tf.maximum(norm, limit), g.dtype)
+            for g, norm in zip(gradients, norms, strict=True)
+        ]
+
+
+def _whole(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """The inverse of ``Sharding._rows``."""
+    return tf.reshape(tf.reshape(rows, [-1])[: math.prod(shape)], shape)
