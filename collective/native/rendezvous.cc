@@ -1,6 +1,7 @@
 #include "rendezvous.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -10,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -82,6 +84,20 @@ int PeerPid(int socket) {
     return -1;
   }
   return peer.pid;
+}
+
+// For a process that cannot be watched by descriptor: gone, or a zombie.
+bool Gone(int pid) {
+  if (kill(pid, 0) != 0) return true;
+  char path[32], line[512];
+  std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+  std::FILE* file = std::fopen(path, "r");
+  if (!file) return false;
+  const size_t length = std::fread(line, 1, sizeof(line) - 1, file);
+  std::fclose(file);
+  line[length] = 0;
+  const char* end_of_name = std::strrchr(line, ')');
+  return end_of_name && end_of_name[1] && end_of_name[2] == 'Z';
 }
 
 int MillisecondsUntil(Clock::time_point deadline) {
@@ -324,6 +340,13 @@ Gathering Join(const Place& place, int generation, Clock::time_point deadline) {
 }
 
 }  // namespace
+
+bool Gathering::Dead(int local_rank) const {
+  const Descriptor& process = processes[local_rank];
+  if (!process.valid()) return Gone(pids[local_rank]);
+  pollfd one = {process.get(), POLLIN, 0};
+  return poll(&one, 1, 0) > 0;
+}
 
 Gathering Meet(const Place& place, int generation, size_t bytes,
                double seconds) {
