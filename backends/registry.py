@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from backends.base import Availability, Backend, Options
@@ -11,8 +12,9 @@ from backends.native import NativeBackend
 from backends.single import SingleBackend
 from backends.tf_mirrored import MirroredBackend
 from backends.tf_multiworker import MultiWorkerBackend
+from collective import recorder, session
 from collective.environment import Environment, detect
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 
 BACKENDS: dict[str, type[Backend]] = {
     kind.name: kind
@@ -72,6 +74,8 @@ def get(
         )
     backend = BACKENDS[name](options, environment)
     backend.chosen_because, backend.predicted = because, predicted
+    with contextlib.suppress(CollectiveError):  # a job without a name
+        recorder.start(environment, session.job_name(environment))
     return backend
 
 
