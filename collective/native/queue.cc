@@ -93,7 +93,7 @@ void Queue::Submit(Request request, Done done) {
   const uint64_t name = HashOf(request.name);
   Recorder* recorder = Recorder::Current();
   if (recorder && request.kind != Kind::kJoin) {
-    request.recorded = recorder->Announce(request);
+    request.recorded = recorder->Announce(request, false);
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);

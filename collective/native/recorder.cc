@@ -120,7 +120,7 @@ uint64_t Recorder::Begin(int kind, const char* name, int64_t bytes) {
   return number;
 }
 
-uint64_t Recorder::Announce(const Request& request) {
+uint64_t Recorder::Announce(const Request& request, bool starts) {
   int64_t bytes = 0;
   for (const Tensor& tensor : request.tensors) {
     bytes += tensor.count * static_cast<int64_t>(SizeOf(tensor.dtype));
@@ -128,7 +128,7 @@ uint64_t Recorder::Announce(const Request& request) {
   const uint64_t number =
       Begin(static_cast<int>(request.kind), request.name.c_str(), bytes);
   Entry& entry = mine_->entries[number % kEntries];
-  entry.started = 0;
+  if (!starts) entry.started = 0;
   entry.op = static_cast<int32_t>(request.op);
   entry.tensors = static_cast<int32_t>(request.tensors.size());
   if (entry.tensors) {
@@ -142,7 +142,7 @@ void Recorder::Start(uint64_t number, int area, uint32_t sequence) {
   if (!entry) return;
   entry->area = area;
   entry->sequence = sequence;
-  entry->started = Now();
+  if (!entry->started) entry->started = Now();
 }
 
 void Recorder::End(uint64_t number, bool failed) {
@@ -156,7 +156,8 @@ void Recorder::End(uint64_t number, bool failed) {
 RecordedRun::RecordedRun(const Request& request, int area, uint32_t sequence)
     : recorder_(Recorder::Current()) {
   if (!recorder_) return;
-  number_ = request.recorded ? request.recorded : recorder_->Announce(request);
+  number_ =
+      request.recorded ? request.recorded : recorder_->Announce(request, true);
   recorder_->Start(number_, area, sequence);
   failures_ = std::uncaught_exceptions();
 }

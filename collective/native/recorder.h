@@ -63,7 +63,8 @@ class Recorder {
   static void Open(const Place& place, double start_seconds,
                    double stall_seconds);
 
-  uint64_t Announce(const Request& request);
+  // `starts`: at once; else Start tells when.
+  uint64_t Announce(const Request& request, bool starts);
   void Start(uint64_t number, int area, uint32_t sequence);
   void End(uint64_t number, bool failed);
   // Something else than a collective of the core, begun now.

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
-from collective import library
+from collective import library, private
 from collective.environment import Environment
 from collective.recorder import memory
 from collective.recorder.account import Account
@@ -81,10 +81,8 @@ def _write(account: Account, folder: str, name: str) -> Path:
     text = account.text().encode()
     for place in (folder, tempfile.gettempdir()):
         path = Path(place, name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(OSError):
-            with open(os.open(path, flags, 0o600), "wb") as file:
-                file.write(text)
+            private.write(path, text)
             return path
     raise OSError(f"cannot write an account to {folder}, nor to {place}")
 
