@@ -47,5 +47,4 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
 
 def _told(rank: int, error: BaseException) -> str:
     file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
-    said = str(error).partition("\n")[0]
-    return f"rank {rank}: {type(error).__name__} at {file}:{line}: {said}"
+    return f"rank {rank} failed: {type(error).__name__} at {file}:{line}\n{error}"

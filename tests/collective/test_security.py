@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from backends import horovod_wheel
+from backends import horovod_wheel, listing
+from backends.base import Availability
 from collective import interfaces, library, private, run_function, secret
 from collective.doctor import across, report, wire
 from collective.doctor.findings import Finding
@@ -360,6 +361,15 @@ def test_texts_do_nothing_to_a_terminal(capsys):
     found = report.findings([Finding(EVIL, EVIL)])
     texts = [str(error), error.message, capsys.readouterr().err, printable(found)]
     assert not any(steers(text) for text in texts)
+
+
+def test_tables_show_brackets_as_they_are(monkeypatch, capsys):
+    """A name or a hint is no markup: pip install '.[cpu]' is to be typed whole."""
+    found = {"single": Availability(False, "[/red] [bold]none", "pip install '.[cpu]'")}
+    monkeypatch.setattr(listing, "list_backends", lambda: found)
+    listing.print_list()
+    told = capsys.readouterr().out
+    assert "[/red] [bold]none" in told and "'.[cpu]'" in told
 
 
 @needs_core
