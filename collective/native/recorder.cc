@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kSecond = 1000 * kMillisecond;
 // An account that takes longer is not waited for: its writer may have died.
-constexpr int64_t kPatience = 3 * kSecond;
+constexpr int64_t kPatience = 5 * kSecond;
 // What is told so soon after an account is what that one was about.
 constexpr int64_t kSameTrouble = 5 * kSecond;
 constexpr uint32_t kMostAccounts = 8;  // of a job, on a host
