@@ -24,6 +24,8 @@ constexpr int64_t kSecond = 1000 * kMillisecond;
 constexpr int64_t kPatience = 5 * kSecond;
 // What is told so soon after an account is what that one was about.
 constexpr int64_t kSameTrouble = 5 * kSecond;
+// Told to end while it waits so long, a rank says for whom first.
+constexpr int64_t kLongWait = kSecond;
 constexpr uint32_t kMostAccounts = 8;  // of a job, on a host
 constexpr int kLookMilliseconds = 100;
 // A step is stalled that takes so many times as long as the one before it.
@@ -254,6 +256,23 @@ __attribute__((no_sanitize_thread)) bool Recorder::ClaimStall() {
   return false;
 }
 
+__attribute__((no_sanitize_thread)) bool Recorder::WaitsLong() const {
+  const Entry& last = mine_->entries[mine_->last % kEntries];
+  return last.number && last.kind < kStep && last.started && !last.ended &&
+         Now() - last.started > kLongWait;
+}
+
+bool Recorder::ClaimEnd() {
+  if (!WaitsLong() || Now() - header_->done < kSameTrouble || !Claim()) {
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  reason_ = "rank " + std::to_string(place_.rank) +
+            " was told to end (signal " + std::to_string(terminated_) +
+            ") while it waited";
+  return true;
+}
+
 Recorder::Event Recorder::Watch(int milliseconds) {
   watching_ = true;
   const int64_t until = Now() + milliseconds * kMillisecond;
@@ -272,7 +291,10 @@ Recorder::Event Recorder::Watch(int milliseconds) {
     if (pending_.exchange(false)) return kIncident;
     if (ClaimDeath() || ClaimStall()) return kIncident;
     if (header_->asked != mine_->answered) return kSample;
-    if (terminated_ && !UnderWay()) EndBy(terminated_);
+    if (terminated_ && !UnderWay()) {
+      if (!ClaimEnd()) EndBy(terminated_);
+      return kIncident;
+    }
   } while (Now() < until);
   return kSample;
 }
@@ -328,8 +350,9 @@ void Recorder::Close() {
 // ---- a launcher that ends the rest ------------------------------------------
 
 // Whoever started the ranks tells the others to end as soon as one has died:
-// before they could say what they have seen. So a rank that knows of a death is
-// let live until that is written. A program's own handler is left alone.
+// before they could say what they have seen. So a rank that knows of a death,
+// or waits, lives on until that is written. A program's own handler is left
+// alone.
 
 void Recorder::TakeOverTermination() {
   for (int number : {SIGTERM, SIGHUP}) {
@@ -347,7 +370,7 @@ void Recorder::OnTermination(int number) {
   const int error = errno;
   Recorder* recorder = current.load();
   if (recorder) {
-    bool busy = recorder->UnderWay();
+    bool busy = recorder->UnderWay() || recorder->WaitsLong();
     for (int i = 0; i < recorder->place_.local_size && !busy; ++i) {
       const Rank& rank = recorder->ranks_[i];
       busy = !rank.left && !rank.told && recorder->here_.processes[i].valid() &&

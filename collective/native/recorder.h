@@ -96,6 +96,8 @@ class Recorder {
   bool Claim();
   bool ClaimDeath();
   bool ClaimStall();
+  bool ClaimEnd();
+  bool WaitsLong() const;
   void Wake();
   void TakeOverTermination();
   static void OnTermination(int number);

@@ -49,6 +49,10 @@ def misbehave(how):
     if how == "leave":
         sys.exit(0)
     with recorder.span(recorder.STEP, "17"):
+        if how == "end":  # as a user does who is tired of waiting, or a batch system
+            time.sleep(1)
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(60)
         if how == "stop" and rank == 2:
             os.kill(wait_for_the_account().ranks[1].pid, signal.SIGCONT)
             sys.exit(3)
@@ -118,6 +122,13 @@ def test_who_waits_who_is_stopped_and_who_is_elsewhere(tmp_path):
     assert "in step 17 since " in text
     assert "in wait_for_the_account" in "\n".join(account.ranks[2].stack)
     assert done.returncode == 3
+
+
+def test_a_job_that_is_ended_from_outside_says_whom_it_waited_for(tmp_path):
+    done, text, account, _ = incident(tmp_path, "end")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "was told to end (signal 15) while it waited" in account.reason
+    assert "waits in all-reduce 'the last'" in text and "; for rank 1" in text
 
 
 def test_a_mismatch_tells_what_each_rank_has_and_steers_no_terminal(tmp_path):
