@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from collective import recorder
 from collective.environment import Environment, detect
 from collective.errors import CollectiveError
 
@@ -252,7 +253,8 @@ class Backend(ABC):
             CollectiveError: Where only one rank would take part.
         """
         self.require_all_ranks()
-        return self._broadcast_array(array)
+        with recorder.span(recorder.BROADCAST, "by the backend", array.nbytes):
+            return self._broadcast_array(array)
 
     def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
         """What ``broadcast_array`` does once the call is known to be safe."""
@@ -265,7 +267,8 @@ class Backend(ABC):
             CollectiveError: Where only one rank would take part.
         """
         self.require_all_ranks()
-        self._barrier()
+        with recorder.span(recorder.BARRIER, "by the backend"):
+            self._barrier()
 
     def _barrier(self) -> None:
         """What ``barrier`` does once the call is known to be safe."""

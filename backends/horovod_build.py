@@ -20,7 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends import horovod_installed, horovod_run, horovod_wheel
+from backends.cache_folder import cache_folder
 from backends.horovod_wheel import VERSION, Target
+from collective import private
 from collective.errors import CollectiveError, UsageError
 
 # What Horovod's setup.py imports; setuptools 81 has no pkg_resources any more.
@@ -68,6 +70,7 @@ def build(wanted: Target) -> Path:
                 hint="apt install g++ make",
             )
     keep = horovod_wheel.cache()
+    private.folder(cache_folder())
     keep.mkdir(parents=True, exist_ok=True)
     log = keep / f"{wanted.version}.log"
     log.unlink(missing_ok=True)

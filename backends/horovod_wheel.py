@@ -17,6 +17,7 @@ from pathlib import Path
 
 from backends import horovod_installed
 from backends.cache_folder import cache_folder
+from collective import private
 from collective.errors import UsageError
 
 VERSION = "0.28.1"
@@ -91,5 +92,11 @@ def cache() -> Path:
 
 
 def kept(wanted: Target) -> Path | None:
-    """The wheel of an earlier build for this target."""
+    """The wheel of an earlier build for this target.
+
+    Raises:
+        CollectiveError: If others than this user could have put it there.
+    """
+    if cache_folder().exists():
+        private.check(cache_folder())
     return next(cache().glob(f"horovod-{wanted.version}-*.whl"), None)

@@ -17,4 +17,4 @@ def print_list(console: Console | None = None) -> None:
         hint = f"\nHINT: {found.hint}" if found.hint else ""
         answer = "yes" if found.usable else "no"
         table.add_row(name, f"{answer}: {found.reason}{hint}", BACKENDS[name].summary)
-    (console or Console(highlight=False)).print(table)
+    (console or Console(highlight=False, markup=False, emoji=False)).print(table)

@@ -10,6 +10,7 @@ import numpy as np
 from backends import mpi_world
 from backends.base import Availability, Backend, Options
 from backends.devices import configure
+from collective import recorder
 from collective.environment import Environment, detect
 
 # TensorFlow takes a NumPy array over without a copy when it is aligned like this.
@@ -62,7 +63,8 @@ class MPIBackend(Backend):
                 view = buffer[start : start + arrays[i].size]
                 view[:] = arrays[i].reshape(-1)
                 out[i] = view.reshape(arrays[i].shape)
-            self.world.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
+            with recorder.span(recorder.ALL_REDUCE, "by MPI", buffer.nbytes):
+                self.world.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
         return out
 
     def _reduce_scatter(self, rows: Any) -> Any:

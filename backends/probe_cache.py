@@ -20,7 +20,7 @@ from backends import horovod_installed
 from backends.cache_folder import cache_folder
 from backends.devices import gpus
 from backends.prediction import Point
-from collective import library
+from collective import library, private
 from collective.environment import Environment
 from collective.errors import CollectiveError
 from collective.launch import versions
@@ -87,7 +87,8 @@ class ProbeCache:
             for name, one in found.items()
         }
         part = self.path.with_suffix(f".{os.getpid()}.part")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, CollectiveError):
+            private.folder(cache_folder())
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part.write_text(json.dumps({"job": self.of, "found": plain}, indent=1))
             part.replace(self.path)

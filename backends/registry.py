@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from backends.base import Availability, Backend, Options
@@ -15,8 +16,9 @@ from backends.tf_multiworker import MultiWorkerBackend
 from backends.tf_one_device import OneDeviceBackend
 from backends.tf_parameter_server import ParameterServerBackend
 from backends.tf_tpu import TPUBackend
+from collective import recorder, session
 from collective.environment import Environment, detect
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 
 BACKENDS: dict[str, type[Backend]] = {
     kind.name: kind
@@ -80,6 +82,8 @@ def get(
         )
     backend = BACKENDS[name](options, environment)
     backend.chosen_because, backend.predicted = because, predicted
+    with contextlib.suppress(CollectiveError):  # a job without a name
+        recorder.start(environment, session.job_name(environment))
     return backend
 
 

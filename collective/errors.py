@@ -7,6 +7,22 @@ code is 2 for wrong use and 1 for a run that went wrong.
 
 from __future__ import annotations
 
+import unicodedata
+
+
+def printable(text: str) -> str:
+    r"""A text that does nothing to a terminal: names in it may come from anywhere.
+
+    Control characters but newline and tab, and those that turn the direction of
+    writing, become ``\x1b``, as Python writes them in a literal.
+    """
+    return "".join(
+        letter
+        if letter in "\n\t" or unicodedata.category(letter) not in ("Cc", "Cf", "Cs")
+        else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
 
 class CollectiveError(Exception):
     """A failure with a remedy.
@@ -29,9 +45,9 @@ class CollectiveError(Exception):
         exit_code: int | None = None,
         everywhere: bool = True,
     ):
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = printable(message)
+        self.hint = printable(hint)
+        super().__init__(self.message)
         self.everywhere = everywhere
         if exit_code is not None:
             self.exit_code = exit_code

@@ -109,6 +109,14 @@ def load() -> ctypes.CDLL:
         ) from error
     library.collective_error.restype = ctypes.c_char_p
     library.collective_kernels.restype = ctypes.c_char_p
+    library.collective_recorder_reason.restype = ctypes.c_char_p
+    library.collective_recorder_begin.restype = ctypes.c_uint64
+    library.collective_recorder_begin.argtypes = [
+        ctypes.c_int32,
+        ctypes.c_char_p,
+        ctypes.c_int64,
+    ]
+    library.collective_recorder_end.argtypes = [ctypes.c_uint64, ctypes.c_int32]
     for name in ("collective_wait", "collective_finished"):
         getattr(library, name).argtypes = [ctypes.c_void_p]
     return library

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from collective import library
+from collective import library, recorder
 from collective.environment import Environment, detect
 from collective.errors import CollectiveError
 
@@ -41,6 +41,7 @@ def init(environment: Environment | None = None) -> None:
         )
     )
     _place, _process = place, os.getpid()
+    recorder.start(place, job_name(place))
     atexit.register(shutdown)
 
 
@@ -56,6 +57,7 @@ def shutdown() -> None:
     _place = None
     atexit.unregister(shutdown)
     library.check(library.load().collective_shutdown())
+    recorder.close()
 
 
 def is_initialized() -> bool:

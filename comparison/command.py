@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table as RichTable
 
 import train
-from collective.errors import UsageError
+from collective.errors import UsageError, printable
 from comparison import against, told
 from comparison.equality import TOLERANCE
 from comparison.perturbations import PERTURBATIONS
@@ -68,7 +68,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
         perturb=_perturbation(args.perturb),
         seconds=args.deadline,
     )
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
     interrupted = _run(comparison, console)
     _show(results, console)
@@ -106,7 +106,11 @@ def _perturbation(text: str | None) -> tuple[str, str] | None:
 
 def _run(comparison: Comparison, console: Console) -> bool:
     """Runs it under a progress bar; whether it was interrupted."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("", total=comparison.runs)
         count = iter(range(comparison.runs + 1))
@@ -132,11 +136,11 @@ def _show(results: Results, console: Console) -> None:
             text = i == 0 or len(table.columns) == 2
             shown.add_column(column, justify="left" if text else "right")
         for row, mark in zip(table.rows, table.marks, strict=True):
-            shown.add_row(*row, style=STYLES[mark])
+            shown.add_row(*map(printable, row), style=STYLES[mark])
         console.print()
         console.print(shown)
         for sentence in table.sentences:
-            console.print(f"  {sentence}", style="dim")
+            console.print(f"  {printable(sentence)}", style="dim")
 
 
 def _write(results: Results, folder: Path, console: Console) -> None:
@@ -160,7 +164,9 @@ def _changes(old: dict, results: Results, console: Console) -> bool:
     found = against.changes(old, new)
     console.print("\nSince then:", style="bold")
     for change in found:
-        console.print(f"  {change.what}", style=STYLES["bad" if change.worse else ""])
+        console.print(
+            f"  {printable(change.what)}", style=STYLES["bad" if change.worse else ""]
+        )
     if not found:
         console.print("  nothing changed beyond noise")
     return any(change.worse for change in found)

@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
+        launch.keep_accounts(config)
         # Terminated as interrupted: what a test has started is ended with it.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
+from collective import recorder
 from collective.launch import programs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,6 +74,13 @@ def command(backend: str, ranks: int) -> list[str]:
     return [program, "-np", str(ranks), *more]
 
 
+def keep_accounts(config: pytest.Config) -> None:
+    """Accounts of the incidents that tests make are kept out of the checkout."""
+    folder = tempfile.TemporaryDirectory(prefix="accounts-")
+    os.environ[recorder.VARIABLE] = folder.name
+    config.add_cleanup(folder.cleanup)
+
+
 def environment(**more: str) -> dict[str, str]:
     """The environment of a process that a test starts: nothing launched it yet."""
     prefixes = (
@@ -86,6 +95,7 @@ def environment(**more: str) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
     env["COLLECTIVE_PROBE"] = "0"  # else each first use of auto times all backends
+    env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
     # As where the environment is activated: horovodrun looks for mpirun there.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     if os.geteuid() == 0:
@@ -206,8 +216,6 @@ def _outcomes(file: Path) -> dict[str, str]:
 
 def main() -> int:
     """One rank: pytest, with its outcomes on file and its chatter on rank 0 only."""
-    import pytest
-
     from collective.environment import detect
 
     rank, results = detect().rank, Path(os.environ[RESULTS])

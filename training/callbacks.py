@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from backends.base import Backend
+from collective import recorder
 from training import sharding
 
 HOOKS = (
@@ -81,7 +82,11 @@ class RankZeroCallbacks:
         if hook not in self.hooks:
             return
         if self.backend.rank == 0:
-            with self.backend.only_rank_zero(f"a callback's {hook}"):
+            what = f"a callback's {hook}"
+            with (
+                self.backend.only_rank_zero(what),
+                recorder.span(recorder.OTHER, what),
+            ):
                 for callback in self.callbacks:
                     getattr(callback, hook)(*args)
         if self.backend.size == 1:

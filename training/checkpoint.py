@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from backends.base import Backend
-from collective.errors import UsageError
+from collective.errors import UsageError, printable
 from training import saved, sharding
 from training.ledger_writer import Ledger
 from training.plan import Plan
@@ -200,7 +200,7 @@ class Checkpoint:
 
 
 def _tell(what: str, hint: str = "") -> None:
-    print(f"warning: {what}", file=sys.stderr)
+    print(printable(f"warning: {what}"), file=sys.stderr)
     if hint:
         print(f"HINT: {hint}", file=sys.stderr)
     sys.stderr.flush()

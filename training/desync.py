@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from backends.base import Backend
+from collective import recorder
 from collective.errors import CollectiveError
 from training.callbacks import followed_variables
 
@@ -98,7 +99,9 @@ class DesyncAlarm:
             return self.backend.run(reduced, ())
 
         paths = [v.path for v in self.variables]
-        raise self._error(checksums, of_all().numpy(), paths, number)
+        error = self._error(checksums, of_all().numpy(), paths, number)
+        recorder.incident(error.message)
+        raise error
 
     def _error(
         self,

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from backends.base import Backend
+from collective import recorder
 from training import keras_compat
 from training.accumulation import accumulate
 from training.forward import Forward, Sums
@@ -68,11 +69,12 @@ class Evaluation:
             ``loss``, the losses of single outputs, and the metrics.
         """
         self.backend.require_all_ranks()
-        vectors = [
-            self.backend.call(self._run, (without_none(batch),))
-            for batch in self.dataset
-        ]
-        total = np.sum([vector.numpy() for vector in vectors], axis=0)
+        with recorder.span(recorder.OTHER, "validation"):
+            vectors = [
+                self.backend.call(self._run, (without_none(batch),))
+                for batch in self.dataset
+            ]
+            total = np.sum([vector.numpy() for vector in vectors], axis=0)
         return self._logs(total)
 
     def _replica(self, batch: Batch) -> tf.Tensor:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 
 from backends.base import Backend
+from collective import recorder
 from collective.errors import CollectiveError
 
 
@@ -28,6 +29,9 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         echo = backend.ended_by_another(error)
         if echo is not None:  # that rank has told what happened
             raise SystemExit(echo) from None
+        if not isinstance(error, KeyboardInterrupt):
+            recorder.incident(_told(backend.rank, error))
+        recorder.close()  # that it ends now is known
         if isinstance(error, CollectiveError):
             print(f"rank {backend.rank}: error: {error}", file=sys.stderr, flush=True)
             backend.abort(error.exit_code)
@@ -39,3 +43,8 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         sys.stderr.flush()
         backend.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
         raise
+
+
+def _told(rank: int, error: BaseException) -> str:
+    file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
+    return f"rank {rank} failed: {type(error).__name__} at {file}:{line}\n{error}"

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import backends
 from backends.base import Backend
+from collective import recorder
 from collective.errors import UsageError
 from training import keras_compat, random_state, sharding
 from training.callbacks import RankZeroCallbacks, followed_variables
@@ -272,9 +273,11 @@ class _Loop:
             while number < last and not model.stop_training:
                 hooks.call("on_train_batch_begin", number - first, {})
                 begin = time.perf_counter()
-                batch = _next(batches)
+                with recorder.span(recorder.OTHER, f"input of step {number}"):
+                    batch = _next(batches)
                 ready = time.perf_counter()
-                report = step(batch, number)
+                with recorder.span(recorder.STEP, str(number)):
+                    report = step(batch, number)
                 done = time.perf_counter()
                 ended.append(time.time())
                 averages.add(report)

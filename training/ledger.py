@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from collective.errors import CollectiveError, UsageError
+from collective.errors import CollectiveError, UsageError, printable
 from training.ledger_writer import mark
 from training.plan import Plan
 
@@ -192,7 +192,7 @@ def tell(account: Account) -> None:
             part = f"all {rows} rows" if used == rows else f"{used} of {rows} rows"
             print(f"epoch {epoch}: {part}, each used once")
     for fault in account.faults:
-        print(f"error: {fault}")
+        print(printable(f"error: {fault}"))
 
 
 def main(arguments: list[str]) -> int:

@@ -123,7 +123,7 @@ class Summary:
         for name, seconds in self.seconds_per_step.items():
             part = f"{1e3 * seconds:.2f} ms, {seconds / (total or 1.0):.0%}"
             table.add_row(f"  {name.replace('_', '-')}", part)
-        console = console or Console(highlight=False)
+        console = console or Console(highlight=False, markup=False, emoji=False)
         console.print()
         console.print(table)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from collective import hosts
 from collective.doctor import across, findings, machine, report
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, printable
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parts.append(report.backends(found["machine"]["backends"]))
         if "hosts" in found:
             parts += [report.hosts(found["hosts"]), report.wires(found["wires"])]
-        print("\n\n".join([*parts, report.findings(wrong)]))
+        print(printable("\n\n".join([*parts, report.findings(wrong)])))
     return 1 if failed else 0
 
 

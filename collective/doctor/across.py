@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from collective import secret
 from collective.doctor.findings import Finding
 from collective.hosts import Host
 from collective.launch import here, versions
@@ -107,9 +108,10 @@ def measure(
     if len(hosts) > _EVERY_PAIR_UP_TO:
         pairs = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     results, found = [], []
+    key = secret.make()
     with contextlib.ExitStack() as servers:
         ports = {
-            host: servers.enter_context(_listening(host, options))
+            host: servers.enter_context(_listening(host, options, key))
             for host in dict.fromkeys(to for _, to in pairs)
         }
         for start, to in pairs:
@@ -125,7 +127,7 @@ def measure(
             if port == 0:
                 continue  # told by whoever examined it
             command = on(start, options, "collective.doctor.wire", address, str(port))
-            answer = ask(command, _SECONDS)
+            answer = ask(command, _SECONDS, f"{key}\n")
             try:
                 measured = json.loads(answer.out)
                 results.append({"from": start.name, "to": to.name, **measured})
@@ -153,10 +155,10 @@ def measure(
 
 
 @contextlib.contextmanager
-def _listening(host: Host, options: argparse.Namespace) -> Iterator[int]:
+def _listening(host: Host, options: argparse.Namespace, key: str) -> Iterator[int]:
     """The port at which a host waits to be measured; 0 where it does not."""
     process = subprocess.Popen(
-        on(host, options, "collective.doctor.wire"),
+        on(host, options, "collective.doctor.wire", host.name),
         stdin=subprocess.PIPE,  # it ends with this, as when we are killed
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -164,12 +166,16 @@ def _listening(host: Host, options: argparse.Namespace) -> Iterator[int]:
     )
     assert process.stdin is not None and process.stdout is not None
     try:
+        with contextlib.suppress(OSError):  # it could not be started
+            process.stdin.write(f"{key}\n")
+            process.stdin.flush()
         try:
             yield int(json.loads(process.stdout.readline())["port"])
         except ValueError:
             yield 0
     finally:
-        process.stdin.close()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:

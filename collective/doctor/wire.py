@@ -1,11 +1,14 @@
 """Bandwidth and latency between two hosts: plain TCP, one connection.
 
-``python -m collective.doctor.wire`` on one host listens and tells its port; it ends
-when its standard input does. ``... wire NAME PORT`` on another measures.
+``python -m collective.doctor.wire NAME`` on the host of that name listens there and
+tells its port; it ends when its standard input does. ``... wire NAME PORT`` on another
+measures. Both are given a secret by the first line of standard input, and prove it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import os
 import select
@@ -15,7 +18,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from collective.interfaces import name_of
+from collective.interfaces import interfaces, name_of
+from collective.secret import answer, ask, given
 
 PINGS = 200
 SECONDS = 0.5
@@ -25,26 +29,54 @@ _CHUNK = 1 << 18
 _PING, _STREAM, _END = b"P", b"S", b"E"
 
 
-def serve() -> None:
-    """Answers one caller after another until standard input ends."""
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    with socket.create_server(
-        ("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6
-    ) as listener:
-        print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+def serve(name: str, secret: str) -> None:
+    """Answers one caller after another until standard input ends.
+
+    Args:
+        name: Of this host, as the callers know it: no other address is listened on.
+        secret: What a caller must know.
+    """
+    with contextlib.ExitStack() as opened:
+        listeners = [opened.enter_context(one) for one in _listen(name)]
+        print(json.dumps({"port": listeners[0].getsockname()[1]}), flush=True)
         deadline = time.monotonic() + _AT_MOST_SECONDS
         while time.monotonic() < deadline:
-            ready = select.select([listener, sys.stdin], [], [], 1.0)[0]
+            ready = select.select([*listeners, sys.stdin], [], [], 1.0)[0]
             if sys.stdin in ready and not os.read(sys.stdin.fileno(), 1):
                 return
-            if listener in ready:
+            for listener in (one for one in listeners if one in ready):
                 caller, _ = listener.accept()
                 with caller:
                     caller.settimeout(_CONNECT_SECONDS)
                     try:
+                        ask(caller, secret)
                         _answer(caller)
                     except OSError:
                         continue  # the caller tells why
+
+
+def _listen(name: str) -> list[socket.socket]:
+    """Listeners of one port at this host's address of that name.
+
+    Where it has none (its own name means loopback to it, or a router has the address)
+    at each of its addresses but loopback.
+    """
+    try:
+        asked = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+        named = dict.fromkeys(str(found[4][0]) for found in asked)
+    except OSError:
+        named = {}
+    known = [a for a in named if a == name or not ipaddress.ip_address(a).is_loopback]
+    for addresses in (known, [i.host for i in interfaces()]):
+        listeners: list[socket.socket] = []
+        for address in addresses:
+            port = listeners[0].getsockname()[1] if listeners else 0
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with contextlib.suppress(OSError):
+                listeners.append(socket.create_server((address, port), family=family))
+        if listeners:
+            return listeners
+    raise OSError(f"{name} has no address here")
 
 
 def _answer(caller: socket.socket) -> None:
@@ -63,7 +95,7 @@ def _answer(caller: socket.socket) -> None:
             return
 
 
-def measure(name: str, port: int) -> dict[str, float | str]:
+def measure(name: str, port: int, secret: str) -> dict[str, float | str]:
     """Measures to a host where ``serve`` runs.
 
     Returns:
@@ -74,6 +106,7 @@ def measure(name: str, port: int) -> dict[str, float | str]:
         OSError: If it cannot be reached, or the connection breaks.
     """
     with socket.create_connection((name, port), _CONNECT_SECONDS) as link:
+        answer(link, secret)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         trips = []
         for _ in range(PINGS):
@@ -118,11 +151,12 @@ def _gone() -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs either end; returns the exit code."""
-    if not arguments:
-        serve()
-        return 0
+    secret = given()
     try:
-        print(json.dumps(measure(arguments[0], int(arguments[1]))))
+        if len(arguments) == 1:
+            serve(arguments[0], secret)
+        else:
+            print(json.dumps(measure(arguments[0], int(arguments[1]), secret)))
     except OSError as error:
         print(error.strerror or error, file=sys.stderr)
         return 1

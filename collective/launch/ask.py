@@ -22,12 +22,18 @@ class Answer:
     said: str = ""
 
 
-def ask(command: Sequence[str], seconds: float) -> Answer:
-    """Runs a command, without input, for so many seconds at most. Never raises."""
+def ask(command: Sequence[str], seconds: float, given: str = "") -> Answer:
+    """Runs a command for so many seconds at most. Never raises.
+
+    Args:
+        command: The program and its arguments, which all users of the machine see.
+        seconds: After which it is ended.
+        given: What it can read from its standard input.
+    """
     try:
         done = subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,
+            input=given,
             capture_output=True,
             text=True,
             errors="replace",

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from collective.errors import printable
+
 KEPT_LINES = 200
 _SHOWN_LINES = 60
 _WITHOUT_TRACEBACK = 12
@@ -136,7 +138,7 @@ def last_words(errors: Iterable[str]) -> list[str]:
 def tell(text: str) -> None:
     """Prints a message of the launcher's own."""
     with contextlib.suppress(OSError):
-        print(f"collective.launch: {text}", file=sys.stderr, flush=True)
+        print(f"collective.launch: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def report(who: str, how: str, errors: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from collective import secret
 from collective.errors import CollectiveError
 from collective.hosts import Host
 from collective.launch import here, probe, versions
@@ -73,15 +74,18 @@ def check(
     others = [host for host in hosts if not here.is_here(host)]
     if not others:
         return {}
+    key = secret.make()
     with (
-        probe.listening(options.nics) as way_back,
+        probe.listening(options.nics, key) as way_back,
         concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool,
     ):
         words = ["--mpirun", mpirun, *way_back]
         commands = [
             on(host, options, "collective.launch.probe", *words) for host in others
         ]
-        answers = list(pool.map(lambda command: ask(command, seconds), commands))
+        answers = list(
+            pool.map(lambda command: ask(command, seconds, key + "\n"), commands)
+        )
     found, silent = {}, {}
     for host, command, answer in zip(others, commands, answers, strict=True):
         try:

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core.h"
+#include "recorder.h"
 #include "session.h"
 #include "timeline.h"
 
@@ -102,6 +103,7 @@ using collective::Code;
 using collective::CurrentCore;
 using collective::Guard;
 using collective::Order;
+using collective::Recorder;
 
 struct collective_handle {
   std::mutex mutex;
@@ -244,6 +246,64 @@ void collective_abort(const char* message) {
     CurrentCore()->job().Break(Code::kUnavailable, message,
                                "see the first error above");
   });
+}
+
+int32_t collective_recorder_open(int32_t rank, int32_t size, int32_t local_rank,
+                                 int32_t local_size, const char* job) {
+  return Guard([&] {
+    collective::Place place;
+    place.rank = rank;
+    place.size = size;
+    place.local_rank = local_rank;
+    place.local_size = local_size;
+    place.job = job;
+    const auto settings = collective::Settings::FromEnvironment();
+    Recorder::Open(place, settings.start_seconds, settings.stall_seconds);
+  });
+}
+
+uint64_t collective_recorder_begin(int32_t kind, const char* name,
+                                   int64_t bytes) {
+  Recorder* recorder = Recorder::Current();
+  return recorder ? recorder->Begin(kind, name, bytes) : 0;
+}
+
+void collective_recorder_end(uint64_t number, int32_t failed) {
+  Recorder* recorder = Recorder::Current();
+  if (recorder && number) recorder->End(number, failed);
+}
+
+void collective_recorder_incident(const char* what) {
+  collective::TellRecorder(what);
+}
+
+int32_t collective_recorder_watch(int32_t milliseconds) {
+  return Recorder::Current()->Watch(milliseconds);
+}
+
+void collective_recorder_sample(const char* stack) {
+  Recorder::Current()->Sample(stack);
+}
+
+void collective_recorder_gather(int32_t milliseconds) {
+  Recorder::Current()->Gather(milliseconds);
+}
+
+int32_t collective_recorder_read(int32_t local_rank, void* rank) {
+  return Recorder::Current()->Read(local_rank,
+                                   static_cast<Recorder::Rank*>(rank));
+}
+
+const char* collective_recorder_reason(void) {
+  static thread_local std::string reason;
+  reason = Recorder::Current()->reason();
+  return reason.c_str();
+}
+
+void collective_recorder_done(void) { Recorder::Current()->Done(); }
+
+void collective_recorder_close(void) {
+  if (Recorder* recorder = Recorder::Current()) recorder->Close();
 }
 
 }  // extern "C"

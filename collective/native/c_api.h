@@ -89,6 +89,29 @@ COLLECTIVE_EXPORT int32_t collective_timeline_start(const char* path,
                                                     int32_t process);
 COLLECTIVE_EXPORT void collective_timeline_stop(void);
 
+/* ---- the flight recorder (recorder.h), for collective/recorder ---- */
+
+COLLECTIVE_EXPORT int32_t collective_recorder_open(int32_t rank, int32_t size,
+                                                   int32_t local_rank,
+                                                   int32_t local_size,
+                                                   const char* job);
+/* The number of what begins now, for its end; 0 where nothing is recorded. */
+COLLECTIVE_EXPORT uint64_t collective_recorder_begin(int32_t kind,
+                                                     const char* name,
+                                                     int64_t bytes);
+COLLECTIVE_EXPORT void collective_recorder_end(uint64_t number, int32_t failed);
+COLLECTIVE_EXPORT void collective_recorder_incident(const char* what);
+/* Once opened: an Event; what the caller is to do then is told in recorder.h.
+ */
+COLLECTIVE_EXPORT int32_t collective_recorder_watch(int32_t milliseconds);
+COLLECTIVE_EXPORT void collective_recorder_sample(const char* stack);
+COLLECTIVE_EXPORT void collective_recorder_gather(int32_t milliseconds);
+COLLECTIVE_EXPORT int32_t collective_recorder_read(int32_t local_rank,
+                                                   void* rank);
+COLLECTIVE_EXPORT const char* collective_recorder_reason(void);
+COLLECTIVE_EXPORT void collective_recorder_done(void);
+COLLECTIVE_EXPORT void collective_recorder_close(void);
+
 /* ---- for collective.bench (timing.cc) ---- */
 
 /* Seconds each of `repetitions` took on this rank, a barrier before each. */

@@ -43,6 +43,7 @@ constexpr size_t kPostStride =
 
 Communicator::Communicator(Job* job, std::vector<int> members, int area)
     : job_(job),
+      area_(area),
       members_(std::move(members)),
       size_(static_cast<int>(members_.size())),
       kernels_(BestKernels()),

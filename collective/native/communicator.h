@@ -51,6 +51,9 @@ class Communicator {
   int rank_of(int member) const { return members_[member]; }
   Job& job() { return *job_; }
   const Kernels& kernels() const { return kernels_; }
+  // Its number among the job's, and that of its next collective.
+  int area() const { return area_; }
+  uint32_t CountRun() { return ++runs_; }
   // Whether there are messages only: no posts' data, no slots.
   bool remote() const { return remote_ != nullptr; }
 
@@ -142,6 +145,8 @@ class Communicator {
   }
 
   Job* job_;
+  const int area_;
+  uint32_t runs_ = 0;
   std::unique_ptr<Remote> remote_;
   std::vector<std::vector<int>> hosts_;
   int my_host_ = 0;

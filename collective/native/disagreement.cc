@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "failure.h"
+#include "recorder.h"
 #include "types.h"
 
 namespace collective {
@@ -41,6 +42,7 @@ void ThrowDisagreement(const std::vector<int>& ranks,
   for (const auto& [text, who] : told) {
     what += "; rank " + who + ": " + text;
   }
+  TellRecorder(what);
   throw Failure(Code::kFailedPrecondition, what,
                 "make the same calls, with the same name, shape, dtype and "
                 "operation, in the same order on every rank");

@@ -6,6 +6,7 @@
 #include "barrier.h"
 #include "broadcast.h"
 #include "by_messages.h"
+#include "recorder.h"
 #include "reduce_scatter.h"
 #include "timeline.h"
 
@@ -14,6 +15,7 @@ namespace collective {
 void Execute(Communicator& ranks, const Request& request) {
   if (ranks.job().broken()) ranks.job().Check(ranks.job().rank());
   const TimelineEntry entry(request);
+  const RecordedRun recorded(request, ranks.area(), ranks.CountRun());
   const bool remote = ranks.remote();
   switch (request.kind) {
     case Kind::kAllReduce:

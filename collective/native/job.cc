@@ -1,8 +1,6 @@
 #include "job.h"
 
-#include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -11,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+
+#include "recorder.h"
 
 namespace collective {
 namespace {
@@ -51,20 +51,6 @@ double SecondsFrom(const char* variable, double otherwise) {
                   "give seconds, as in " + std::string(variable) + "=90");
   }
   return seconds;
-}
-
-// For a process that cannot be watched by descriptor: gone, or a zombie.
-bool Gone(int pid) {
-  if (kill(pid, 0) != 0) return true;
-  char path[32], line[512];
-  std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-  std::FILE* file = std::fopen(path, "r");
-  if (!file) return false;
-  const size_t length = std::fread(line, 1, sizeof(line) - 1, file);
-  std::fclose(file);
-  line[length] = 0;
-  const char* end_of_name = std::strrchr(line, ')');
-  return end_of_name && end_of_name[1] && end_of_name[2] == 'Z';
 }
 
 }  // namespace
@@ -192,11 +178,7 @@ bool Job::broken() const {
 }
 
 bool Job::Dead(int local_rank) const {
-  if (local_rank == place_.local_rank) return false;
-  const Descriptor& process = here_.processes[local_rank];
-  if (!process.valid()) return Gone(here_.pids[local_rank]);
-  pollfd one = {process.get(), POLLIN, 0};
-  return poll(&one, 1, 0) > 0;
+  return local_rank != place_.local_rank && here_.Dead(local_rank);
 }
 
 void Job::Leave() {
@@ -237,6 +219,7 @@ void Job::ThrowBroken() {
 }
 
 void Job::Break(Code code, const std::string& what, const std::string& hint) {
+  TellRecorder(what);  // while every rank still is where it waits
   const Failure failure(code, what, hint);
   // Where someone was first, every rank tells that one's story.
   if (SetBroken(code, failure.what())) TellOtherHosts(code, failure.what());
@@ -273,6 +256,7 @@ void Job::CheckOtherHosts(int waited_for) {
     if (news.code == 0) {
       left_[news.rank] = true;
     } else {
+      TellRecorder(news.message);
       SetBroken(static_cast<Code>(news.code), news.message);
       ThrowBroken();
     }
@@ -478,6 +462,8 @@ void Job::LongWait::Look() {
                    "must make the same calls; COLLECTIVE_TIMEOUT=seconds "
                    "ends the job sooner\n",
                    waited, job_->WhoWaits().c_str());
+      TellRecorder("no progress for " +
+                   std::to_string(static_cast<int64_t>(waited)) + " s");
     }
   }
 }

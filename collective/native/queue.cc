@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "join.h"
+#include "recorder.h"
 
 namespace collective {
 namespace {
@@ -31,7 +32,8 @@ Notice NoticeOf(const Request& request) {
   notice.name = HashOf(request.name);
   notice.plan = request.plan;
   notice.joined = request.kind == Kind::kJoin;
-  std::strncpy(notice.text, request.name.c_str(), sizeof(notice.text) - 1);
+  std::strncpy(notice.text, Printable(request.name).c_str(),
+               sizeof(notice.text) - 1);
   return notice;
 }
 
@@ -89,6 +91,10 @@ void Queue::Run(const Request& request) {
 void Queue::Submit(Request request, Done done) {
   ranks_->job().Called();
   const uint64_t name = HashOf(request.name);
+  Recorder* recorder = Recorder::Current();
+  if (recorder && request.kind != Kind::kJoin) {
+    request.recorded = recorder->Announce(request, false);
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     items_.push_back({std::move(request), std::move(done), name});

@@ -1,6 +1,7 @@
 #include "rendezvous.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -10,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -73,15 +75,36 @@ socklen_t Address(const Place& place, int generation, sockaddr_un* address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
-// The process at the other end, if it is this user's; else -1.
-int PeerPid(int socket) {
+// Who is at the other end, as the kernel knows it.
+ucred Peer(int socket) {
   ucred peer = {};
   socklen_t length = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
-      peer.uid != getuid()) {
-    return -1;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+    peer.uid = static_cast<uid_t>(-1);
   }
-  return peer.pid;
+  return peer;
+}
+
+[[noreturn]] void ThrowForeign(const Place& place, uid_t user) {
+  throw Failure(Code::kFailedPrecondition,
+                Here(place) + ": a process of user " + std::to_string(user) +
+                    " holds the name by which the ranks of this job meet",
+                "give the job a name that nobody can guess: export "
+                "COLLECTIVE_JOB=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')");
+}
+
+// For a process that cannot be watched by descriptor: gone, or a zombie.
+bool Gone(int pid) {
+  if (kill(pid, 0) != 0) return true;
+  char path[32], line[512];
+  std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+  std::FILE* file = std::fopen(path, "r");
+  if (!file) return false;
+  const size_t length = std::fread(line, 1, sizeof(line) - 1, file);
+  std::fclose(file);
+  line[length] = 0;
+  const char* end_of_name = std::strrchr(line, ')');
+  return end_of_name && end_of_name[1] && end_of_name[2] == 'Z';
 }
 
 int MillisecondsUntil(Clock::time_point deadline) {
@@ -118,6 +141,12 @@ Descriptor OpenListener(const Place& place, int generation) {
   if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) !=
       0) {
     if (errno != EADDRINUSE) ThrowSystem(place, "bind");
+    const Descriptor caller(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (connect(caller.get(), reinterpret_cast<sockaddr*>(&address), length) ==
+        0) {
+      const uid_t user = Peer(caller.get()).uid;
+      if (user != getuid()) ThrowForeign(place, user);
+    }
     throw Failure(Code::kFailedPrecondition,
                   Here(place) + ": another job of this user calls itself '" +
                       place.job + "'",
@@ -186,10 +215,10 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
     if (!(watched[0].revents & POLLIN)) continue;
     Descriptor caller(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!caller.valid()) continue;
-    const int pid = PeerPid(caller.get());
+    const ucred peer = Peer(caller.get());
     pollfd one = {caller.get(), POLLIN, 0};
     Hello hello = {};
-    if (pid < 0 || poll(&one, 1, 2000) <= 0 ||
+    if (peer.uid != getuid() || poll(&one, 1, 2000) <= 0 ||
         recv(caller.get(), &hello, sizeof(hello), 0) != sizeof(hello) ||
         hello.magic != kMagic) {
       continue;  // a stranger, or one that died at once
@@ -212,7 +241,7 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
       refuse(Code::kFailedPrecondition, what,
              "start every rank by the same launcher");
     }
-    open_process(i, pid);
+    open_process(i, peer.pid);
     all.ranks[i] = hello.rank;
     callers[i] = std::move(caller);
     --missing;
@@ -250,8 +279,9 @@ Gathering Join(const Place& place, int generation, Clock::time_point deadline) {
     caller = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (!caller.valid()) ThrowSystem(place, "socket");
     if (connect(caller.get(), reinterpret_cast<sockaddr*>(&address), length) ==
-            0 &&
-        PeerPid(caller.get()) >= 0) {
+        0) {
+      const uid_t user = Peer(caller.get()).uid;
+      if (user != getuid()) ThrowForeign(place, user);
       break;
     }
     if (Clock::now() > deadline) {
@@ -324,6 +354,13 @@ Gathering Join(const Place& place, int generation, Clock::time_point deadline) {
 }
 
 }  // namespace
+
+bool Gathering::Dead(int local_rank) const {
+  const Descriptor& process = processes[local_rank];
+  if (!process.valid()) return Gone(pids[local_rank]);
+  pollfd one = {process.get(), POLLIN, 0};
+  return poll(&one, 1, 0) > 0;
+}
 
 Gathering Meet(const Place& place, int generation, size_t bytes,
                double seconds) {

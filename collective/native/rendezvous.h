@@ -24,6 +24,8 @@ struct Gathering {
                                       // not to be had
   std::vector<int> pids;              // by local rank
   std::vector<int> ranks;             // by local rank
+
+  bool Dead(int local_rank) const;
 };
 
 // Meets the other ranks of this host. `generation` counts the meetings of this

@@ -1,5 +1,7 @@
 #include "types.h"
 
+#include <cstdio>
+
 namespace collective {
 
 size_t SizeOf(DType dtype) {
@@ -32,6 +34,24 @@ const char* NameOf(Algorithm algorithm) {
       "auto", "direct",      "one-shot", "ring", "halving-doubling",
       "tree", "hierarchical"};
   return kNames[static_cast<int>(algorithm)];
+}
+
+std::string Printable(const std::string& text) {
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(text.c_str()[i + 1]);
+    const bool c1 = byte == 0xC2 && next >= 0x80 && next < 0xA0;  // as UTF-8
+    if (byte >= 0x20 && byte != 0x7F && !c1) {
+      shown += text[i];
+      continue;
+    }
+    char code[8];
+    std::snprintf(code, sizeof(code), "\\x%02x", c1 ? next : byte);
+    shown += code;
+    i += c1;
+  }
+  return shown;
 }
 
 namespace {
@@ -80,7 +100,7 @@ uint64_t Request::Signature() const {
 std::string Request::Describe() const {
   constexpr size_t kMostTensors = 6;
   std::string text = NameOf(kind);
-  if (!name.empty()) text += " '" + name + "'";
+  if (!name.empty()) text += " '" + Printable(name) + "'";
   if (Reduces(kind)) text += std::string(" ") + NameOf(op);
   if (kind == Kind::kBroadcast) text += " root=" + std::to_string(root);
   for (size_t i = 0; i < tensors.size(); ++i) {

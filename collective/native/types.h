@@ -66,6 +66,9 @@ const char* NameOf(Op op);
 const char* NameOf(Kind kind);
 const char* NameOf(Algorithm algorithm);
 
+// Without what would do something to a terminal: a name may come from anywhere.
+std::string Printable(const std::string& text);
+
 // One tensor of a collective. `input` may equal `output`; they must not overlap
 // in any other way.
 struct Tensor {
@@ -95,6 +98,7 @@ struct Request {
   std::vector<int64_t> counts;
   Plan plan;               // may differ between ranks
   const char* among = "";  // which ranks, for Describe
+  uint64_t recorded = 0;   // its number in the recorder (recorder.h), if any
 
   // Equal on two ranks if and only if (but for hash collisions) they call the
   // same collective.

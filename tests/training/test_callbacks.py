@@ -320,3 +320,4 @@ def test_a_callback_that_fails_on_rank_zero_ends_the_job(name, how, told):
     assert ("HINT: " in output) == (how != "raises"), output
     assert ("Traceback" in output) == (how == "raises"), output
     assert "rank 0" in output and "trained" not in output, output
+    assert "collective: rank 0 failed: " in output and "flight recorder: " in output

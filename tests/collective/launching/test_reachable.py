@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from collective import interfaces
 from collective.launch import ask, probe, versions
 from collective.launch.relay import Relay
 
@@ -37,16 +38,18 @@ def test_what_differs_is_told_with_who_has_it():
     }
 
 
-def test_a_connection_back():
-    with probe.listening([]) as words:
-        port, token = int(words[1]), words[3]
-        assert probe.why_cut_off(["127.0.0.1"], port, token) == ""
-        assert probe.why_cut_off([], port, token) == ""
+def test_a_connection_back(monkeypatch):
+    mine = [interfaces.Interface("lo", "127.0.0.5/8")]
+    monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
+    with probe.listening(["lo"], "secret") as words:
+        host = words[0].partition(":")[0]
+        assert probe.why_cut_off(words, "secret") == ""
+        assert probe.why_cut_off([], "secret") == ""
         # Some other program of another host has the port.
-        told = probe.why_cut_off(["127.0.0.1"], port, "x" * len(token))
-        assert told == "no connection from it to 127.0.0.1: somebody else answers"
-    told = probe.why_cut_off(["127.0.0.1"], port, token)
-    assert told == "no connection from it to 127.0.0.1: Connection refused"
+        told = probe.why_cut_off(words, "another")
+        assert told.startswith(f"no connection from it to {host}: somebody else")
+    told = probe.why_cut_off(words, "secret")
+    assert told == f"no connection from it to {host}: Connection refused"
 
 
 def relay(*lines: str) -> tuple[Relay, list[bool]]:

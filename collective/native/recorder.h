@@ -1,0 +1,140 @@
+// The flight recorder: what the ranks of this host did last, kept where the
+// others can read it after one of them was killed.
+//
+// Each rank writes into a ring of its own, in anonymous memory that the ranks
+// of a host share as they share the job's (rendezvous.h): no file, nothing left
+// behind. It is a memory of its own so that it outlives the core's jobs and
+// serves backends that have none.
+//
+// What is a matter of text is Python's (collective/recorder): a thread of it
+// waits in Watch, tells where the main thread is, and writes the account of an
+// incident. One rank of a host writes it; the others wait for that, a little,
+// so that they are still there to be read.
+#ifndef COLLECTIVE_NATIVE_RECORDER_H_
+#define COLLECTIVE_NATIVE_RECORDER_H_
+
+#include <signal.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "rendezvous.h"
+#include "types.h"
+
+namespace collective {
+
+class Recorder {
+ public:
+  static constexpr int kEntries = 512;
+  static constexpr int kStep = 7;      // a training step; Kind ends before
+  static constexpr int kNotOurs = -1;  // area of what the core does not run
+
+  // Both mirrored by collective/recorder/memory.py. Times are nanoseconds of
+  // the monotonic clock, 0 for "not yet".
+  struct Entry {
+    std::atomic<uint64_t> number;  // from 1; 0: none
+    int64_t announced, started, ended;
+    int64_t bytes;
+    int32_t kind, op, dtype, tensors;
+    int32_t area;       // of the communicator's memory, which names it
+    uint32_t sequence;  // of the collectives of that communicator
+    int32_t failed;
+    char name[124];
+  };
+  struct Rank {
+    int32_t rank, pid;
+    std::atomic<int32_t> left;  // said goodbye, or was told to end
+    std::atomic<int32_t> told;  // of its death there is an account
+    std::atomic<uint32_t> answered;
+    char stack[4092];
+    std::atomic<int64_t> sampled;  // when `stack` was
+    std::atomic<uint64_t> last;    // number
+    Entry entries[kEntries];
+  };
+
+  enum Event : int32_t { kClosed = 0, kSample = 1, kIncident = 2 };
+
+  // Of this process; null before Open, and in a fork of it.
+  static Recorder* Current();
+  // Meets the ranks of this host. Throws as Meet does.
+  static void Open(const Place& place, double start_seconds,
+                   double stall_seconds);
+
+  // `starts`: at once; else Start tells when.
+  uint64_t Announce(const Request& request, bool starts);
+  void Start(uint64_t number, int area, uint32_t sequence);
+  void End(uint64_t number, bool failed);
+  // Something else than a collective of the core, begun now.
+  uint64_t Begin(int kind, const char* name, int64_t bytes);
+
+  // Has an account written, and waits for it. Does nothing where there was one
+  // just now: that one told of the cause.
+  void Incident(const std::string& what);
+
+  // ---- for the thread that watches -----------------------------------------
+
+  // Returns when there is something to do, or after so long to sample.
+  Event Watch(int milliseconds);
+  void Sample(const char* stack);
+  // Asks the other ranks for a sample, and waits for those that can answer.
+  void Gather(int milliseconds);
+  // Copies what a rank has written. 0: it runs; 1: it is dead; 2: it has left.
+  int Read(int local_rank, Rank* into) const;
+  std::string reason();
+  void Done();
+  void Close();
+
+ private:
+  struct Header;
+  Recorder(const Place& place, double start_seconds, double stall_seconds);
+  Entry* EntryOf(uint64_t number);
+  bool Dead(int local_rank) const;
+  bool UnderWay() const;
+  bool Claim();
+  bool ClaimDeath();
+  bool ClaimStall();
+  bool ClaimEnd();
+  bool WaitsLong() const;
+  void Wake();
+  void TakeOverTermination();
+  static void OnTermination(int number);
+  [[noreturn]] void EndBy(int number);
+
+  const Place place_;
+  const int64_t stall_;
+  Gathering here_;
+  Descriptor wake_;
+  Header* header_ = nullptr;
+  Rank* ranks_ = nullptr;
+  Rank* mine_ = nullptr;
+  std::mutex mutex_;
+  std::string reason_;
+  std::atomic<bool> watching_{false}, closing_{false}, pending_{false};
+  std::atomic<int> terminated_{0};     // the signal
+  std::atomic<int64_t> step_took_{0};  // the last one, nanoseconds
+  uint64_t stalled_ = 0;               // the last entry told of
+  std::vector<bool> gone_;             // by local rank
+};
+
+// Records one collective of the core while it runs.
+class RecordedRun {
+ public:
+  RecordedRun(const Request& request, int area, uint32_t sequence);
+  ~RecordedRun();
+  RecordedRun(const RecordedRun&) = delete;
+
+ private:
+  Recorder* recorder_;
+  uint64_t number_ = 0;
+  int failures_ = 0;
+};
+
+// For the core: Recorder::Incident where there is a recorder.
+void TellRecorder(const std::string& what);
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_RECORDER_H_

@@ -1,0 +1,84 @@
+"""Files that are this user's alone: made so, and looked at before they are believed.
+
+What is unpickled or installed from a file can do anything. So the file, once it is open,
+must be this user's, plain, and written by no one else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from collective.errors import CollectiveError
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write(path: str | os.PathLike[str], data: bytes) -> None:
+    """Makes a file that only this user can read.
+
+    Raises:
+        OSError: Among others if there is something by this name, a link too.
+    """
+    with open(os.open(path, _NEW, 0o600), "wb") as file:
+        file.write(data)
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """What this user has written to a file.
+
+    Raises:
+        CollectiveError: If the file is a link, another user's, or others may write it.
+        OSError: If it cannot be read.
+    """
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if os.path.islink(path):
+            raise _foreign(path, "is a link") from None
+        raise error
+    with open(opened, "rb") as file:
+        _check(path, os.fstat(file.fileno()))
+        return file.read()
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """Looks at a folder, or at a file in a folder that was looked at.
+
+    Raises:
+        CollectiveError: As of ``read``.
+        OSError: If there is none.
+    """
+    _check(path, os.lstat(path))
+
+
+def folder(path: Path) -> None:
+    """Makes a folder of this user alone; one that is there is looked at.
+
+    Raises:
+        CollectiveError: As of ``read``.
+        OSError: If it cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    check(path)
+
+
+def _check(path: str | os.PathLike[str], found: os.stat_result) -> None:
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise _foreign(
+            path, "is a link" if stat.S_ISLNK(found.st_mode) else "is no file"
+        )
+    if found.st_uid != os.geteuid():
+        raise _foreign(path, f"belongs to user {found.st_uid}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _foreign(path, "can be written by other users")
+
+
+def _foreign(path: str | os.PathLike[str], why: str) -> CollectiveError:
+    return CollectiveError(
+        f"{os.fspath(path)} {why}: what it holds is not to be trusted",
+        hint=f"see who made it (ls -ld {os.fspath(path)}), and remove it or take the "
+        "others' right to write: chmod go-w",
+    )

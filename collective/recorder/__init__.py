@@ -1,0 +1,123 @@
+"""The flight recorder: what each rank did last, told when a job stalls or breaks.
+
+Every rank keeps its last few hundred collectives and steps, and each second the Python
+line of its main thread, in memory that the ranks of its host share. So what a rank did
+that was killed can be told by the others. On a stall, a mismatch, a desync or a death
+one rank of each host writes an account of all ranks there to a file, and its essence to
+stderr; ``python -m collective.recorder FILE...`` merges the files of several hosts.
+
+It is always on where a job has several ranks. ``COLLECTIVE_RECORDER`` names the folder
+for accounts, instead of the working directory; ``off`` switches it off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+from types import TracebackType
+
+from collective import library
+from collective.environment import Environment
+from collective.errors import CollectiveError
+
+VARIABLE = "COLLECTIVE_RECORDER"
+# What a rank is at besides the core's own collectives: numbers of the core's ring.
+ALL_REDUCE, BROADCAST, BARRIER, STEP, OTHER = 0, 1, 5, 7, 8
+
+_opened: tuple[int, Environment, str] | None = None  # process, and whose recorder
+
+
+def start(environment: Environment, job: str) -> None:
+    """Opens this rank's recorder; every rank of the host calls it.
+
+    Does nothing in a job of one rank, or where it is open. Where it cannot be opened
+    the job goes on without.
+
+    Args:
+        environment: This process' place in the job.
+        job: A name that the ranks share, and no other job of the user has.
+    """
+    global _opened
+    wanted = (os.getpid(), environment, job)
+    if environment.size == 1 or _opened == wanted or _folder() == "off":
+        return
+    from collective.recorder import watch
+
+    close()
+    try:
+        library.check(
+            library.load().collective_recorder_open(
+                environment.rank,
+                environment.size,
+                environment.local_rank,
+                environment.local_size,
+                job.encode(),
+            )
+        )
+    except CollectiveError:
+        return
+    _opened = wanted
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(ValueError, OSError):  # stderr may be no file
+            faulthandler.enable()  # a crash within C tells its Python line, too
+    watch.begin(environment, _folder() or os.getcwd())
+    atexit.register(close)
+
+
+def close() -> None:
+    """Says goodbye: that this process then ends is no incident."""
+    global _opened
+    if _opened is None or _opened[0] != os.getpid():
+        return
+    from collective.recorder import watch
+
+    _opened = None
+    atexit.unregister(close)
+    library.load().collective_recorder_close()
+    watch.end()
+
+
+def incident(what: str) -> None:
+    """Has an account written, and waits for it.
+
+    Args:
+        what: The trouble, in one sentence.
+    """
+    if _opened is not None:
+        library.load().collective_recorder_incident(what.encode())
+
+
+class span(contextlib.AbstractContextManager[None]):
+    """Records what this rank is at, from entering to leaving.
+
+    Args:
+        kind: ``STEP``, ``OTHER``, or a collective that the core does not run.
+        name: What it is.
+        size: Bytes that it moves.
+    """
+
+    def __init__(self, kind: int, name: str, size: int = 0):
+        self._what = (kind, name, size)
+        self._number = 0
+
+    def __enter__(self) -> None:
+        if _opened is not None:
+            kind, name, size = self._what
+            self._number = library.load().collective_recorder_begin(
+                kind, name.encode(), size
+            )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._number:
+            library.load().collective_recorder_end(self._number, kind is not None)
+
+
+def _folder() -> str:
+    return os.environ.get(VARIABLE, "")

@@ -1,0 +1,192 @@
+"""What a rank has left in the recorder's memory, as Python's objects.
+
+Mirrors ``native/recorder.h``; change both together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from collective import library
+
+ENTRIES = 512
+KINDS = (
+    "all-reduce",
+    "broadcast",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "barrier",
+    "join",
+    "step",
+    "",
+)
+_COLLECTIVES = 7  # kinds before this are
+_OPS = ("sum", "average", "min", "max", "product")
+_DTYPES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "bool",
+)
+STATES = ("alive", "dead", "left")
+
+
+class _Entry(ctypes.Structure):
+    _fields_ = (
+        ("number", ctypes.c_uint64),
+        ("announced", ctypes.c_int64),
+        ("started", ctypes.c_int64),
+        ("ended", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("kind", ctypes.c_int32),
+        ("op", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("tensors", ctypes.c_int32),
+        ("area", ctypes.c_int32),
+        ("sequence", ctypes.c_uint32),
+        ("failed", ctypes.c_int32),
+        ("name", ctypes.c_char * 124),
+    )
+
+
+class _Rank(ctypes.Structure):
+    _fields_ = (
+        ("rank", ctypes.c_int32),
+        ("pid", ctypes.c_int32),
+        ("left", ctypes.c_int32),
+        ("told", ctypes.c_int32),
+        ("answered", ctypes.c_uint32),
+        ("stack", ctypes.c_char * 4092),
+        ("sampled", ctypes.c_int64),
+        ("last", ctypes.c_uint64),
+        ("entries", _Entry * ENTRIES),
+    )
+
+
+@dataclass
+class Entry:
+    """Something that a rank did, or is at.
+
+    Attributes:
+        number: Of all that it did, from 1.
+        kind: As ``all-reduce``, ``step``, or empty.
+        what: Its name, as the user knows it.
+        bytes: Of the tensors.
+        announced, started, ended: Seconds before the incident, negative; None for
+            "not yet".
+        area, sequence: Which communicator's, and its how manieth; the same for all
+            ranks of it. -1 for what the core did not run.
+        failed: Whether it ended by an error.
+        detail: Element type and operation, where known.
+    """
+
+    number: int
+    kind: str
+    what: str
+    bytes: int
+    announced: float
+    started: float | None
+    ended: float | None
+    area: int
+    sequence: int
+    failed: bool = False
+    detail: str = ""
+
+    @property
+    def collective(self) -> bool:
+        """Whether other ranks take part in it."""
+        return self.kind in KINDS[:_COLLECTIVES]
+
+    def __str__(self) -> str:
+        name = f"'{self.what}'" if self.what and self.collective else self.what
+        size = _size(self.bytes) if self.bytes else ""
+        return " ".join(part for part in (self.kind, name, self.detail, size) if part)
+
+
+@dataclass
+class Rank:
+    """What is known of a rank.
+
+    Attributes:
+        rank, pid: Its number and process.
+        host: Where it runs.
+        state: ``alive``, ``dead`` or ``left``; with ``stopped`` where it is.
+        stack: Lines of its main thread, the innermost first.
+        sampled: When that was: seconds before the incident, negative; None for never.
+        entries: The oldest first.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    state: str
+    stack: list[str] = field(default_factory=list)
+    sampled: float | None = None
+    entries: list[Entry] = field(default_factory=list)
+
+
+def read(local_rank: int, host: str, now: int) -> Rank:
+    """What a rank of this host has written.
+
+    Args:
+        local_rank: Its number on this host.
+        host: This host's name.
+        now: Of the incident, nanoseconds of the monotonic clock.
+    """
+    raw = _Rank()
+    state = library.load().collective_recorder_read(local_rank, ctypes.byref(raw))
+
+    def ago(moment: int) -> float | None:
+        return round((moment - now) / 1e9, 6) if moment else None
+
+    return Rank(
+        raw.rank,
+        raw.pid,
+        host,
+        STATES[state],
+        raw.stack.decode(errors="replace").splitlines(),
+        ago(raw.sampled),
+        [
+            Entry(
+                entry.number,
+                _of(KINDS, entry.kind),
+                entry.name.decode(errors="replace"),
+                entry.bytes,
+                ago(entry.announced) or 0.0,
+                ago(entry.started),
+                ago(entry.ended),
+                entry.area,
+                entry.sequence,
+                bool(entry.failed),
+                _detail(entry),
+            )
+            for entry in sorted(raw.entries, key=lambda entry: entry.number)
+            if entry.number
+        ],
+    )
+
+
+def _detail(entry: _Entry) -> str:
+    reduces = entry.kind in (0, 3)
+    tensors = f"{entry.tensors} tensors" if entry.tensors > 1 else ""
+    parts = (reduces and _of(_OPS, entry.op), _of(_DTYPES, entry.dtype), tensors)
+    return " ".join(part for part in parts if part)
+
+
+def _of(names: Sequence[str], number: int) -> str:
+    return names[number] if 0 <= number < len(names) else ""
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

@@ -1,0 +1,107 @@
+"""The thread of each rank that samples its Python line, and writes accounts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+
+from collective import library, private
+from collective.environment import Environment
+from collective.recorder import memory
+from collective.recorder.account import Account
+
+_SAMPLE_MILLISECONDS = 1000
+_ANSWER_MILLISECONDS = 500
+_FRAMES = 24
+_CLOSED, _SAMPLE, _INCIDENT = 0, 1, 2  # as in native/recorder.h
+
+_thread: threading.Thread | None = None
+
+
+def begin(environment: Environment, folder: str) -> None:
+    """Starts the thread.
+
+    Args:
+        environment: This process' place in the job.
+        folder: Where accounts are written.
+    """
+    global _thread
+    library.load().collective_recorder_sample(_stack())
+    _thread = threading.Thread(
+        target=_watch, args=(environment, folder), name="flight recorder", daemon=True
+    )
+    _thread.start()
+
+
+def end() -> None:
+    """Waits for the thread, which has been told to end."""
+    if _thread is not None and _thread is not threading.current_thread():
+        _thread.join(5)
+
+
+def _watch(environment: Environment, folder: str) -> None:
+    core = library.load()
+    while (event := core.collective_recorder_watch(_SAMPLE_MILLISECONDS)) != _CLOSED:
+        core.collective_recorder_sample(_stack())
+        if event == _INCIDENT:
+            try:
+                _tell(environment, folder)
+            except Exception as error:  # the job's own error must not be lost in ours
+                print(f"collective: flight recorder: {error!r}", file=sys.stderr)
+            finally:
+                core.collective_recorder_done()
+
+
+def _tell(environment: Environment, folder: str) -> None:
+    core = library.load()
+    now, wall = time.monotonic_ns(), time.time()
+    core.collective_recorder_gather(_ANSWER_MILLISECONDS)
+    host = socket.gethostname()
+    ranks = [memory.read(i, host, now) for i in range(environment.local_size)]
+    for rank in ranks:
+        if rank.state == "alive" and _stopped(rank.pid):
+            rank.state = "stopped"
+    reason = core.collective_recorder_reason().decode(errors="replace")
+    account = Account(reason, wall, environment.size, ranks)
+    name = f"collective-{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}-{host}"
+    path = _write(account, folder, f"{name}-{os.getpid()}.txt")
+    print(f"{account.essence()}\nflight recorder: {path}", file=sys.stderr, flush=True)
+
+
+def _write(account: Account, folder: str, name: str) -> Path:
+    """Writes the account where only the user can read it, over nothing else."""
+    text = account.text().encode()
+    for place in (folder, tempfile.gettempdir()):
+        path = Path(place, name)
+        with contextlib.suppress(OSError):
+            private.write(path, text)
+            return path
+    raise OSError(f"cannot write an account to {folder}, nor to {place}")
+
+
+def _stack() -> bytes:
+    """The main thread's lines, the innermost first, as the ring keeps them."""
+    frame: FrameType | None = sys._current_frames().get(
+        threading.main_thread().ident or 0
+    )
+    lines: list[str] = []
+    while frame is not None and len(lines) < _FRAMES:
+        code = frame.f_code
+        lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+        frame = frame.f_back
+    return "\n".join(lines).encode(errors="replace")
+
+
+def _stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] in "tT"
+    return False

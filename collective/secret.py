@@ -1,0 +1,86 @@
+"""A secret that both ends of a TCP connection know, proved and never sent.
+
+Each end sends a random number, and proves the secret by its HMAC of both numbers
+(HMAC-SHA256, RFC 2104). So who listens learns nothing, an old answer is of no use again,
+and neither end talks to a stranger. What follows is not encrypted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import sys
+import time
+
+_BYTES = 32
+_SECONDS = 3.0  # for a proof: a stranger must not keep others waiting
+
+
+class Stranger(OSError):
+    """The other end does not know the secret."""
+
+    def __init__(self) -> None:
+        super().__init__("somebody else answers: it does not know the secret")
+
+
+def make() -> str:
+    """A new secret.
+
+    It goes to other programs by their standard input: a command line is seen by every
+    user of the machine.
+    """
+    return secrets.token_hex(_BYTES)
+
+
+def given() -> str:
+    """The secret that whoever started this program wrote to its standard input."""
+    return sys.stdin.readline().strip()
+
+
+def ask(caller: socket.socket, secret: str) -> None:
+    """The listening end: has a caller prove the secret, then proves it.
+
+    Raises:
+        OSError: It did not, or not in time; the connection must be closed.
+    """
+    deadline = time.monotonic() + _SECONDS
+    mine = secrets.token_bytes(_BYTES)
+    caller.sendall(mine)
+    theirs, proof = _receive(caller, deadline), _receive(caller, deadline)
+    if not hmac.compare_digest(proof, _proof(secret, b"caller", mine, theirs)):
+        raise Stranger
+    caller.sendall(_proof(secret, b"listener", mine, theirs))
+
+
+def answer(link: socket.socket, secret: str) -> None:
+    """The calling end: proves the secret, then has the listener prove it.
+
+    Raises:
+        OSError: As of ``ask``.
+    """
+    deadline = time.monotonic() + _SECONDS
+    theirs, mine = _receive(link, deadline), secrets.token_bytes(_BYTES)
+    link.sendall(mine + _proof(secret, b"caller", theirs, mine))
+    proof = _receive(link, deadline)
+    if not hmac.compare_digest(proof, _proof(secret, b"listener", theirs, mine)):
+        raise Stranger
+
+
+def _proof(secret: str, who: bytes, listener: bytes, caller: bytes) -> bytes:
+    return hmac.digest(secret.encode(), who + listener + caller, "sha256")
+
+
+def _receive(link: socket.socket, deadline: float) -> bytes:
+    data = b""
+    before = link.gettimeout()
+    try:
+        while len(data) < _BYTES:
+            link.settimeout(max(deadline - time.monotonic(), 1e-3))
+            part = link.recv(_BYTES - len(data))
+            if not part:
+                raise Stranger
+            data += part
+    finally:
+        link.settimeout(before)
+    return data

@@ -1,0 +1,199 @@
+"""The flight recorder: what it tells of ranks that wait, differ, stop and die."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from collective import library
+from collective.recorder import __main__ as reader
+from collective.recorder.account import Account, parse, user_line
+from collective.recorder.memory import Entry, Rank
+from tests import launch
+
+pytestmark = [
+    pytest.mark.launches,
+    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+]
+
+# Rank 1 does something else than the others, in the way that is asked for.
+SCRIPT = r"""
+import contextlib, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import collective
+from collective import recorder
+from collective.errors import UsageError
+from collective.recorder.account import parse
+
+collective.init()
+rank = collective.rank()
+for number in range(600):
+    collective.allreduce(np.ones(10, np.float32), name=f"gradient {number}")
+
+def wait_for_the_account():
+    while not (found := accounts()):
+        time.sleep(0.1)
+    return found[0]
+
+def accounts():
+    texts = (f.read_text() for f in Path(os.environ[recorder.VARIABLE]).iterdir())
+    with contextlib.suppress(UsageError):  # it is being written
+        return [parse(text, "") for text in texts]
+
+def misbehave(how):
+    time.sleep(1.2)  # seen at its line at least once
+    if how == "leave":
+        sys.exit(0)
+    with recorder.span(recorder.STEP, "17"):
+        if how == "end":  # as a user does who is tired of waiting, or a batch system
+            time.sleep(1)
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(60)
+        if how == "stop" and rank == 2:
+            os.kill(wait_for_the_account().ranks[1].pid, signal.SIGCONT)
+            sys.exit(3)
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+
+if sys.argv[1] == "differ":
+    try:
+        collective.allreduce(np.ones(3 + rank, np.float32), name="evil \x1b[31m")
+    except collective.Disagreement:
+        pass
+elif sys.argv[1] == "mpi":  # as a backend that the core does not run
+    with recorder.span(recorder.ALL_REDUCE, "by MPI", 40):
+        wait_for_the_account()
+    sys.exit(3)
+elif rank == 1 or (rank == 2 and sys.argv[1] == "stop"):
+    misbehave(sys.argv[1])
+collective.allreduce(np.ones(5), name="the last")
+"""
+
+
+def incident(tmp_path, how, **variables):
+    """The exit code, stderr, and the one account with its file."""
+    command = [*launch.command("native", 3), sys.executable, "-c", SCRIPT, how]
+    env = launch.environment(COLLECTIVE_RECORDER=str(tmp_path), **variables)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    files = sorted(
+        tmp_path.glob("collective-*.txt"), key=lambda f: f.stat().st_mtime_ns
+    )
+    assert files, done.stderr
+    text = files[0].read_text()
+    return done, text, parse(text, files[0].name), files
+
+
+def test_a_killed_rank_is_told_of_by_those_it_leaves(tmp_path):
+    done, text, account, files = incident(tmp_path, "kill")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert account.reason.startswith("rank 1 (process") and "died" in account.reason
+    waiting, dead, other = account.ranks
+    assert [r.state for r in account.ranks] == ["alive", "dead", "alive"]
+    # Who waits, in which tensor, and where in Python.
+    for rank in (waiting, other):
+        last = rank.entries[-1]
+        assert (last.kind, last.what, last.bytes) == ("all-reduce", "the last", 40)
+        assert last.started < -1 and last.ended is None
+        assert user_line(rank.stack).endswith("in <module>")
+    assert "waits in all-reduce 'the last'" in text and "; for rank 1" in text
+    # What the dead one did: its ring, and the line where it was last seen.
+    step, before = dead.entries[-1], dead.entries[-2]
+    assert (step.kind, step.what, step.ended) == ("step", "17", None)
+    assert before.what == "gradient 599" and before.ended is not None
+    assert len(dead.entries) == 512
+    assert user_line(dead.stack).endswith("in misbehave")
+    # A private file, named at the end of the essence.
+    (file,) = files
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert f"flight recorder: {file}" in done.stderr
+    assert "rank 1 is dead; it was in no collective; its last was" in done.stderr
+
+
+def test_who_waits_who_is_stopped_and_who_is_elsewhere(tmp_path):
+    done, text, account, _ = incident(tmp_path, "stop", COLLECTIVE_STALL_SECONDS="2")
+    assert account.reason.startswith("no progress for ")
+    assert [r.state for r in account.ranks] == ["alive", "stopped", "alive"]
+    assert "waits in all-reduce 'the last'" in text and "; for rank 1,2" in text
+    assert "is stopped; it is in no collective" in text
+    assert "is in no collective; its last was all-reduce 'gradient 599'" in text
+    assert "in step 17 since " in text
+    assert "in wait_for_the_account" in "\n".join(account.ranks[2].stack)
+    assert done.returncode == 3
+
+
+def test_a_job_that_is_ended_from_outside_says_whom_it_waited_for(tmp_path):
+    done, text, account, _ = incident(tmp_path, "end")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "was told to end (signal 15) while it waited" in account.reason
+    assert "waits in all-reduce 'the last'" in text and "; for rank 1" in text
+
+
+def test_a_mismatch_tells_what_each_rank_has_and_steers_no_terminal(tmp_path):
+    done, text, account, files = incident(tmp_path, "differ")
+    assert done.returncode == 0  # it was caught, and the job went on
+    assert account.reason.startswith("ranks do not agree on a collective")
+    assert [r.entries[-1].bytes for r in account.ranks] == [12, 16, 20]
+    assert "rank 2 is in all-reduce 'evil \\x1b[31m' average float32 20 B" in text
+    assert "\x1b" not in text + done.stderr
+    assert len(files) == 1  # three ranks saw it, one wrote
+
+
+def test_what_the_core_does_not_run_is_told_too(tmp_path):
+    _, text, account, _ = incident(tmp_path, "mpi", COLLECTIVE_STALL_SECONDS="1")
+    assert account.reason.startswith("no progress for ")
+    assert " s in by MPI of rank" in account.reason
+    assert "waits in all-reduce 'by MPI' 40 B since " in text
+
+
+def test_nothing_is_told_of_a_rank_that_leaves_in_good_order(tmp_path):
+    """Here the others still need it; that is the incident, and no death."""
+    _, _, account, files = incident(tmp_path, "leave")
+    assert "rank 1 has shut down while others still wait" in account.reason
+    assert len(files) == 1
+
+
+def made_up(rank, host, at, **entry):
+    told = {"kind": "all-reduce", "what": "w", "bytes": 4, "announced": -2.0}
+    told |= {"started": -2.0, "ended": None, "area": 0, "sequence": 7}
+    entries = [Entry(1, **told | entry)]
+    return Account("stalled", at, 2, [Rank(rank, 9, host, "alive", [], None, entries)])
+
+
+def test_accounts_of_two_hosts_become_one(tmp_path, capsys):
+    files = [tmp_path / "a", tmp_path / "b"]
+    files[0].write_text(made_up(0, "a", 100.0).text())
+    files[1].write_text(made_up(1, "b", 101.5, sequence=6, ended=-1.0).text())
+    assert "nothing here of rank 1, on other hosts" in files[0].read_text()
+    assert reader.main([str(file) for file in files]) == 0
+    merged = capsys.readouterr().out
+    assert "2 of 2 ranks, on a, b" in merged and "nothing here of" not in merged
+    assert "waits in all-reduce 'w' 4 B since 2.0 s; for rank 1" in merged
+    assert parse(merged, "it").ranks[1].entries[0].ended == 0.5  # 1.5 s later
+
+
+@pytest.mark.parametrize("text", ["", "something else\n", '{"collective": 1}\n'])
+def test_a_file_that_is_no_account_is_refused(tmp_path, capsys, text):
+    file = tmp_path / "file"
+    file.write_text(text)
+    assert reader.main([str(file)]) == 2
+    assert "is no account of the flight recorder" in capsys.readouterr().err
+    assert reader.main([str(tmp_path / "missing")]) == 2
+
+
+def test_it_can_be_switched_off(tmp_path):
+    command = [*launch.command("native", 2), sys.executable, "-c"]
+    script = "import collective; collective.init(); from collective import recorder"
+    env = launch.environment(COLLECTIVE_RECORDER="off")
+    told = "print(recorder._opened)"
+    done = subprocess.run(
+        [*command, f"{script}; {told}"],
+        env=env,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.count("None") == 2
+    assert not os.listdir(tmp_path)

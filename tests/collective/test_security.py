@@ -1,0 +1,395 @@
+"""What docs/security.md promises: each promise is tried by who would break it."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from backends import horovod_wheel, listing
+from backends.base import Availability
+from collective import interfaces, library, private, run_function, secret
+from collective.doctor import across, report, wire
+from collective.doctor.findings import Finding
+from collective.errors import CollectiveError, printable
+from collective.hosts import Host
+from collective.launch import ask, output, probe, reachable
+from tests import launch
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users")
+needs_core = pytest.mark.skipif(
+    not library.path().exists(), reason="the core was not built"
+)
+
+# ---- listeners ------------------------------------------------------------------
+
+
+def ends(listener_knows, caller_knows):
+    """What becomes of a connection between two who know these."""
+    here, there = socket.socketpair()
+    failed = []
+
+    def listen():
+        with here:
+            try:
+                secret.ask(here, listener_knows)
+            except OSError as error:
+                failed.append(error)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    with there:
+        try:
+            secret.answer(there, caller_knows)
+        except OSError as error:
+            failed.append(error)
+    thread.join()
+    return failed
+
+
+def test_both_ends_prove_that_they_know_the_secret():
+    assert ends("known", "known") == []
+    failed = ends("known", "guessed")
+    assert failed and all(isinstance(error, secret.Stranger) for error in failed)
+
+
+def test_the_secret_is_never_sent_and_no_proof_serves_twice():
+    key, sent = secret.make(), []
+
+    class Heard:
+        def __init__(self, link):
+            self.link = link
+
+        def sendall(self, data):
+            sent.append(data)
+            self.link.sendall(data)
+
+        def __getattr__(self, name):
+            return getattr(self.link, name)
+
+    for _ in range(2):
+        here, there = socket.socketpair()
+        with here, there:
+            thread = threading.Thread(target=secret.ask, args=(Heard(here), key))
+            thread.start()
+            secret.answer(Heard(there), key)
+            thread.join()
+    said = b"".join(sent)
+    assert key.encode() not in said and bytes.fromhex(key) not in said
+    assert len(set(sent)) == len(sent)
+
+
+def test_a_silent_stranger_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(secret, "_SECONDS", 0.05)
+    here, there = socket.socketpair()
+    with here, there, pytest.raises(OSError):
+        secret.ask(here, "known")
+
+
+def test_the_launcher_listens_only_where_it_is_told_to(monkeypatch):
+    mine = [interfaces.Interface(f"eth{i}", f"127.0.0.{i}/24") for i in (2, 3)]
+    monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
+    with probe.listening(["eth1"], "s") as none_of_that_name:
+        assert len(none_of_that_name) == 2  # then it is told of all
+    with probe.listening(["eth3"], "s") as (address,):
+        host, port = address.split(":")
+        assert host == "127.0.0.3"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", int(port)), 1)
+        with socket.create_connection((host, int(port)), 1) as link:
+            link.sendall(b"x" * 64)  # a stranger learns nothing but a random number
+            assert len(link.recv(100)) == 32 and link.recv(100) == b""
+
+
+def test_the_doctor_listens_only_where_its_host_is_named():
+    listeners = wire._listen("127.0.0.2")
+    try:
+        assert [one.getsockname()[0] for one in listeners] == ["127.0.0.2"]
+    finally:
+        for one in listeners:
+            one.close()
+
+
+def test_the_doctor_answers_nobody_without_the_secret():
+    host, options = Host("127.0.0.2"), reachable_options()
+    with across._listening(host, options, "known") as port:
+        assert wire_to(port, "known") == 0
+        assert wire_to(port, "guessed") == 1
+
+
+def reachable_options():
+    from collective.doctor import __main__ as program
+
+    return program.parser().parse_args([])
+
+
+def wire_to(port, key):
+    command = [sys.executable, "-m", "collective.doctor.wire", "127.0.0.2", str(port)]
+    return ask.ask(command, 30, f"{key}\n").code
+
+
+def test_no_secret_is_on_a_command_line(monkeypatch):
+    """Neither of the launcher's probes nor of the doctor's: ps shows those to all."""
+    said = []
+
+    def asked(command, seconds, given=""):
+        said.append((command, given))
+        return ask.Answer(0, "")
+
+    monkeypatch.setattr(secret, "make", lambda: "the-secret")
+    monkeypatch.setattr(reachable, "ask", asked)
+    monkeypatch.setattr(across, "ask", asked)
+    options = reachable_options()
+    with pytest.raises(CollectiveError):
+        reachable.check([Host("192.0.2.1")], options, "mpirun")
+    across.measure([Host("127.0.0.2"), Host("127.0.0.3")], options)
+    assert len(said) == 2
+    for command, given in said:
+        assert "the-secret" not in " ".join(command)
+        assert given == "the-secret\n"
+
+
+# ---- files ----------------------------------------------------------------------
+
+
+def test_a_private_file_is_made_new_for_this_user(tmp_path):
+    path = tmp_path / "file"
+    private.write(path, b"data")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert private.read(path) == b"data"
+    with pytest.raises(FileExistsError):
+        private.write(path, b"other")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
+    with pytest.raises(OSError):
+        private.write(link, b"data")
+    assert not (tmp_path / "target").exists()
+
+
+def planted(tmp_path, how):
+    """A file as another user would plant it."""
+    path = tmp_path / "planted"
+    path.write_bytes(b"data")
+    if how == "is a link":
+        path = tmp_path / "planted.link"
+        path.symlink_to(tmp_path / "planted")
+    elif how == "is no file":
+        path = tmp_path / "pipe"
+        path.parent.mkdir(exist_ok=True)
+        sockets = socket.socket(socket.AF_UNIX)
+        sockets.bind(str(path))
+        sockets.close()
+    elif how == "can be written by other users":
+        path.chmod(0o622)
+    else:
+        os.chown(path, NOBODY, NOBODY)
+    return path
+
+
+WAYS = [
+    "is a link",
+    "can be written by other users",
+    pytest.param(f"belongs to user {NOBODY}", marks=as_root),
+]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_planted_file_is_not_read(tmp_path, how):
+    with pytest.raises(CollectiveError, match=how):
+        private.read(planted(tmp_path, how))
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_planted_result_is_not_unpickled(tmp_path, how):
+    """collective.run: what a rank returned."""
+    planted(tmp_path, how).rename(tmp_path / "0.result")
+    with pytest.raises(CollectiveError, match=how):
+        run_function._results(tmp_path, 1, 0)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_planted_call_is_not_run(tmp_path, how):
+    planted(tmp_path, how).rename(tmp_path / "call")
+    assert run_function._rank(tmp_path) == 1
+    assert how in (tmp_path / "0.failure").read_text()
+
+
+def test_a_wheel_is_not_taken_from_a_folder_that_others_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wheels = horovod_wheel.cache()
+    wheels.mkdir(parents=True)
+    target = horovod_wheel.Target(("tensorflow", "2.21"), None)
+    (wheels / f"horovod-{target.version}-cp311.whl").touch()
+    (tmp_path / "collective").chmod(0o700)
+    assert horovod_wheel.kept(target) is not None
+    (tmp_path / "collective").chmod(0o777)
+    with pytest.raises(CollectiveError, match="can be written by other users"):
+        horovod_wheel.kept(target)
+
+
+# ---- where ranks meet -----------------------------------------------------------
+
+MEET = """
+    import collective
+    try:
+        collective.init()
+        print("met")
+    except collective.library.CollectiveError as error:
+        print(error)
+"""
+
+# Holds the name by which the ranks of a job meet, before they do.
+SQUAT = r"""
+    import os, socket, sys
+    os.setuid(65534)
+    name = sys.stdin.readline().strip()
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    held.bind("\0" + name)
+    held.listen(4)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def rank(number, job, **more):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(MEET)],
+        env=launch.environment(
+            COLLECTIVE_RANK=str(number),
+            COLLECTIVE_SIZE="2",
+            COLLECTIVE_LOCAL_RANK=str(number),
+            COLLECTIVE_LOCAL_SIZE="2",
+            COLLECTIVE_JOB=job,
+            COLLECTIVE_START_TIMEOUT="10",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **more,
+    )
+
+
+def names_in_use():
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    words = (line.split()[-1] for line in lines)
+    return {word[1:] for word in words if word.startswith("@collective/")}
+
+
+def name_of_job(job):
+    """The name at which rank 0 of a job listens; waits until it does."""
+    before = names_in_use()
+    waiting = rank(0, job)
+    try:
+        while not (new := names_in_use() - before):
+            assert waiting.poll() is None
+    finally:
+        waiting.kill()
+        waiting.communicate()
+    return new
+
+
+@as_root
+@needs_core
+@pytest.mark.launches
+def test_a_name_that_another_user_holds_is_refused_at_once():
+    job = secret.make()
+    (name,) = name_of_job(job)
+    squatter = subprocess.Popen(
+        [sys.executable, "-I", "-c", textwrap.dedent(SQUAT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        squatter.stdin.write(f"{name}\n")
+        squatter.stdin.flush()
+        assert squatter.stdout.readline() == "held\n"
+        ranks = [rank(number, job) for number in (0, 1)]
+        for one in ranks:
+            told = one.communicate(timeout=60)[0]
+            assert f"a process of user {NOBODY} holds the name" in told, told
+    finally:
+        squatter.communicate()
+
+
+@needs_core
+@pytest.mark.launches
+def test_ranks_leave_no_name_behind_that_another_could_open():
+    """The segment is anonymous: it has no name, in /dev/shm or elsewhere."""
+    before = set(os.listdir("/dev/shm")), names_in_use()
+    job = secret.make()
+    ranks = [rank(number, job) for number in (0, 1)]
+    assert [one.communicate(timeout=60)[0] for one in ranks] == ["met\n"] * 2
+    new = set(os.listdir("/dev/shm")) - before[0]
+    assert not [name for name in new if "collective" in name]
+    assert job not in "".join(names_in_use() - before[1])
+
+
+def test_each_job_of_our_launcher_has_a_name_that_nobody_can_guess():
+    def names():
+        command = [*launch.command("native", 2), "--dry-run", "true"]
+        done = subprocess.run(
+            command, env=launch.environment(), capture_output=True, text=True
+        )
+        words = done.stdout.split()
+        return {word for word in words if word.startswith("COLLECTIVE_JOB=")}
+
+    (first,), (second,) = names(), names()
+    assert first != second and len(first) == len("COLLECTIVE_JOB=") + 32
+
+
+# ---- what is shown --------------------------------------------------------------
+
+EVIL = "w\x1b[31m\x1b]0;title\x07\x9b2J\u202e\r"
+
+
+def steers(text):
+    return any(letter in text for letter in "\x1b\x07\x9b\u202e\r")
+
+
+def test_texts_do_nothing_to_a_terminal(capsys):
+    assert printable("ü\tä\n") == "ü\tä\n"
+    assert printable("\x1b[31m") == "\\x1b[31m"
+    error = CollectiveError(f"the shape of {EVIL} differs", hint=f"rename {EVIL}")
+    output.tell(f"host said {EVIL}")
+    found = report.findings([Finding(EVIL, EVIL)])
+    texts = [str(error), error.message, capsys.readouterr().err, printable(found)]
+    assert not any(steers(text) for text in texts)
+
+
+def test_tables_show_brackets_as_they_are(monkeypatch, capsys):
+    """A name or a hint is no markup: pip install '.[cpu]' is to be typed whole."""
+    found = {"single": Availability(False, "[/red] [bold]none", "pip install '.[cpu]'")}
+    monkeypatch.setattr(listing, "list_backends", lambda: found)
+    listing.print_list()
+    told = capsys.readouterr().out
+    assert "[/red] [bold]none" in told and "'.[cpu]'" in told
+
+
+@needs_core
+@pytest.mark.launches
+def test_the_core_shows_names_harmlessly():
+    """Where it prints itself: who waits, after a while without progress."""
+    script = """
+        import os, time, numpy as np, collective
+        collective.init()
+        if collective.rank() == 0:
+            collective.allreduce(np.ones(3), name="w\\x1b[31m\\x07\\x9b")
+        time.sleep(3)
+        collective.shutdown()
+    """
+    command = [*launch.command("native", 2), sys.executable, "-c"]
+    env = launch.environment(COLLECTIVE_STALL_SECONDS="1", COLLECTIVE_RECORDER="off")
+    done = subprocess.run(
+        [*command, textwrap.dedent(script)], env=env, capture_output=True, text=True
+    )
+    assert "no progress for 1 s" in done.stderr
+    assert "all-reduce 'w\\x1b[31m\\x07\\x9b'" in done.stderr and not steers(
+        done.stderr
+    )
