@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.faults.fault import Fault, training
-from tests.faults.job import Job, why_no_mounts
+from tests.faults.job import why_no_mounts
 from tests.faults.undisturbed import as_undisturbed
 
 TOLD = ("--json", "{folder}/json")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import textwrap
 
-from tests.faults.fault import FOREVER, Fault, training
-from tests.faults.job import Job
+from tests.faults.fault import Fault, training
 
 BEFORE = """
 import os, sys, time
