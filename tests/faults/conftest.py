@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import table
+from tests.faults.catalogue import FAULTS
 from tests.hosts import lab
 
 
@@ -21,6 +22,8 @@ def measured(request: pytest.FixtureRequest) -> Iterator[list[table.Measured]]:
     found: list[table.Measured] = []
     yield found
     if file := request.config.getoption("--table"):
+        missing = len(FAULTS) - len(found)
+        assert not missing, f"{missing} faults did not hold: the table stays as it is"
         table.write(Path(file), found)
 
 

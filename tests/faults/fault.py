@@ -37,6 +37,7 @@ class Fault:
         holds: What must be true afterwards, given the job that ended.
         backend: In the table; and by default it says which launcher.
         launcher: What starts the ranks; see ``command``.
+        launcher_options: What it is told beside their number.
         ranks: How many.
         variables: Added to the environment.
         shm: Size of ``/dev/shm``, in the words of mount.
@@ -58,6 +59,7 @@ class Fault:
     holds: Callable[[Job], None] = nothing
     backend: str = "native"
     launcher: str = ""
+    launcher_options: Sequence[str] = ()
     ranks: int = 2
     variables: Mapping[str, str] = field(default_factory=dict)
     shm: str = "1g"
@@ -91,7 +93,7 @@ class Fault:
             before = launch.command("native", self.ranks)
         elif self.started_by in launch.LAUNCHERS.values():
             before = launch.command(self.backend, self.ranks)
-        return [*before, *program]
+        return [*before, *self.launcher_options, *program]
 
 
 def training(

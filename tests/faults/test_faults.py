@@ -12,6 +12,7 @@ import re
 import pytest
 
 from backends import horovod_installed
+from tests import launch
 from tests.faults.catalogue import FAULTS
 from tests.faults.fault import Fault
 from tests.faults.job import running
@@ -53,3 +54,11 @@ def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
             seconds = ended - job.fault_at
             assert seconds < BUSY * fault.seconds, printed
     measured.append(Measured(fault, seconds))
+
+
+def test_the_table_has_every_fault():
+    text = (launch.ROOT / "docs" / "reliability.md").read_text()
+    rows = [line.split(" | ")[:3] for line in text.splitlines() if line[:2] == "| "]
+    for fault in FAULTS:
+        row = [f"| {fault.name}", fault.backend, f"{fault.started_by}, {fault.ranks}"]
+        assert rows.count(row) == 1, f"make test-faults TABLE=docs/reliability.md: {row}"

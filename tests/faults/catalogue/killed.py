@@ -41,6 +41,8 @@ def killed(place: str, rank: int, backend: str = "native", launcher: str = "") -
     return fault.but(told=(named,))
 
 
+# What Open MPI leaves in /dev/shm when mpirun itself is killed.
+OPEN_MPIS = r"sm_segment\..*"
 PLACES = ("input", "forward", "all-reduce", "update", "checkpoint")
 
 
@@ -198,6 +200,7 @@ FAULTS = [
         -signal.SIGKILL,
         strike=_launcher_gets(signal.SIGKILL),
         backend="mpi",
+        leaves=OPEN_MPIS,
     ),
     launcher(
         "SIGTERM to the launcher",
@@ -208,7 +211,7 @@ FAULTS = [
     launcher(
         "SIGTERM to the launcher",
         "every rank ends",
-        128 + signal.SIGTERM,
+        1,
         strike=_launcher_gets(signal.SIGTERM),
         backend="mpi",
     ),
@@ -221,10 +224,10 @@ FAULTS = [
     launcher(
         "Ctrl-C",
         "every rank ends",
-        128 + signal.SIGINT,
+        1,
         strike=_terminal_interrupts,
         backend="mpi",
     ),
     stale("native", BY_CORE, variables={"COLLECTIVE_JOB": f"stale {os.getpid()}"}),
-    stale("mpi", BY_MPI, leaves=r"sm_segment\..*"),
+    stale("mpi", BY_MPI, leaves=OPEN_MPIS),
 ]
