@@ -65,7 +65,7 @@ class Fault:
     shm: str = "1g"
     leaves: str = ""
     disk: str = ""
-    before: Callable[[Path], None] = nothing
+    before: Callable[[Path, Lab | None], None] = nothing
     on_hosts: bool = False
     needs: Callable[[], str] = lambda: ""
 

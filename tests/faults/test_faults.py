@@ -31,7 +31,7 @@ def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
         pytest.skip(why_not)
     hosts = request.getfixturevalue("hosts") if fault.on_hosts else None
     variables = {"FAULT": fault.inside} if fault.inside else {}
-    fault.before(tmp_path)
+    fault.before(tmp_path, hosts)
     with running(
         fault.command(tmp_path, hosts),
         tmp_path,
@@ -61,4 +61,6 @@ def test_the_table_has_every_fault():
     rows = [line.split(" | ")[:3] for line in text.splitlines() if line[:2] == "| "]
     for fault in FAULTS:
         row = [f"| {fault.name}", fault.backend, f"{fault.started_by}, {fault.ranks}"]
-        assert rows.count(row) == 1, f"make test-faults TABLE=docs/reliability.md: {row}"
+        assert rows.count(row) == 1, (
+            f"make test-faults TABLE=docs/reliability.md: {row}"
+        )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
+from typing import Any
 
 from tests.faults.catalogue.wrong import program
 from tests.faults.fault import Fault
 from tests.faults.job import Job
 from tests.hosts import lab
-from tests.hosts.lab import NETWORK
+from tests.hosts.lab import NETWORK, Lab
 
 TWO = ("-H", f"{NETWORK}.1:2,{NETWORK}.2:2")
 SUMS = program("""
@@ -24,7 +26,9 @@ SUMS = program("""
 """)
 
 
-def on_hosts(name: str, words: list[str], promise: str, code: int, **more) -> Fault:
+def on_hosts(
+    name: str, words: list[str], promise: str, code: int, **more: Any
+) -> Fault:
     return Fault(
         name,
         words,
@@ -57,6 +61,21 @@ def _cut(job: Job) -> None:
     job.strikes(lambda: job.until_end(job.hosts.cut(2)))
     job.launcher.wait(100)
     job.hosts.end_all()
+
+
+def _cut_at_once(job: Job) -> None:
+    job.strikes(lambda: job.until_end(job.hosts.cut(2)))
+    job.launcher.wait(100)
+    job.hosts.end_all()  # what waits on the host that nobody reaches
+
+
+def _other_keras(folder: Path, hosts: Lab) -> None:
+    other = folder / "keras-0.0.1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: keras\nVersion: 0.0.1"
+    )
+    hosts.agent_with(2, folder)
 
 
 FAULTS = [
@@ -98,6 +117,29 @@ FAULTS = [
         told=(
             "the connection to lab2 was lost; what became of rank 2, 3 of 4",
             "HINT",
+        ),
+    ),
+    on_hosts(
+        "a host that cannot connect back",
+        [*TWO, "true"],
+        "the job ends; names from which address to which",
+        code=124,
+        strike=_cut_at_once,
+        told=(
+            "[24] of 4 ranks did not start",
+            rf"{NETWORK}.2: no connection from it to {NETWORK}.1: ",
+            "firewall",
+        ),
+    ),
+    on_hosts(
+        "another version of Keras on one host",
+        ["--remote-shell", "{folder}/agent", *TWO, "true"],
+        "nothing starts; tells what differs, and where",
+        code=1,
+        before=_other_keras,
+        told=(
+            rf"keras: \S+ on this host; 0.0.1 on {NETWORK}.2\n",
+            "HINT: install the same on every host",
         ),
     ),
 ]

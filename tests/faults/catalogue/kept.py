@@ -22,19 +22,19 @@ def _newest(folder: Path) -> Path:
     return saved.saved_in(folder / "runs")[0]
 
 
-def _tear(folder: Path) -> None:
+def _tear(folder: Path, _: object) -> None:
     weights = _newest(folder) / saved.WEIGHTS
     weights.write_bytes(weights.read_bytes()[:-100])
 
 
-def _flip(folder: Path) -> None:
+def _flip(folder: Path, _: object) -> None:
     weights = _newest(folder) / saved.WEIGHTS
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
     weights.write_bytes(data)
 
 
-def _swap(folder: Path) -> None:
+def _swap(folder: Path, _: object) -> None:
     manifest = _newest(folder) / saved.MANIFEST
     manifest.write_text(json.dumps({"format": "of another program"}))
 
