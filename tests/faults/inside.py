@@ -39,9 +39,14 @@ def _kill() -> None:
 
 
 def _lack_memory() -> None:
-    """From now on this process gets next to no memory, and then asks for some."""
+    """From now on this process gets next to no memory."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20), resource.RLIM_INFINITY))
+
+
+def _ask_for_memory() -> None:
+    _lack_memory()
+    np.ones(1 << 27)
 
 
 def _raise() -> None:
@@ -61,6 +66,7 @@ DEEDS: dict[str, Callable[[], None]] = {
     "raise": _raise,
     "sleep": _sleep,
     "lack-memory": _lack_memory,
+    "ask-for-memory": _ask_for_memory,
     "jump": lambda: clock.set_ahead(FOLDER, int(os.environ["FAULT_SECONDS"])),
     "tell": lambda: None,  # the test strikes from without, as soon as it is told
 }
@@ -201,7 +207,7 @@ def flipping(input_shape: tuple[int, ...], classes: int) -> keras.Model:
 
 
 def wide(input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """``model`` whose forward pass takes 80 MB for each 10 rows."""
+    """``model`` whose forward pass takes 8 MB for each row."""
     return model(input_shape, classes, width=1_000_000)
 
 

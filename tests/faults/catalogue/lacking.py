@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 
+from tests.faults.catalogue.wrong import program
 from tests.faults.fault import Fault, training
 from tests.faults.job import why_no_mounts
 from tests.faults.undisturbed import as_undisturbed
 
 TOLD = ("--json", "{folder}/json")
 
-CORE = """
-import resource, sys
-import numpy as np
-import collective
-from pathlib import Path
+# On rank 1, the core gets no memory to map.
+CORE = program("""
+    import resource
+    from pathlib import Path
 
-def limit(more):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-"""
+    if rank:
+        most = pages * resource.getpagesize() + (1 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    collective.allreduce(np.ones(9))
+""")
+
+
+def no_memory(
+    whose: str, program: Sequence[str], *told: str, inside: str = ""
+) -> Fault:
+    return Fault(
+        f"no memory left for {whose} on one rank",
+        program,
+        "the job ends, and names the rank",
+        code=1,
+        seconds=10,
+        told=(*told, "HINT"),
+        inside=inside,
+    )
+
+
+OUT = "rank 1: error: out of memory"
 FAULTS = [
-    Fault(
-        "no memory left for one rank in a step (RLIMIT_AS)",
-        training(model="wide"),
-        "the job ends, and names the rank",
-        code=1,
-        seconds=10,
-        told=("rank 1: error: out of memory", "HINT"),
-        inside="lack-memory forward 1 5",
+    no_memory(
+        "TensorFlow", training(model="wide"), OUT, inside="lack-memory forward 1 0"
     ),
-    Fault(
-        "no memory left for the core on one rank (RLIMIT_AS)",
-        [
-            sys.executable,
-            "-c",
-            CORE
-            + "limit(1 << 20 if int(__import__('os').environ['COLLECTIVE_RANK']) else 1 << 32); collective.init(); collective.allreduce(np.ones(9))",
-        ],
-        "the job ends, and names the rank",
-        code=1,
-        seconds=10,
-        told=("HINT",),
-    ),
+    no_memory("the user's code", training(), OUT, inside="ask-for-memory forward 1 5"),
+    no_memory("the core", CORE, "rank 1: mmap: Cannot allocate memory"),
     *(
         Fault(
             "/dev/shm is full (16 KB)",
