@@ -19,7 +19,7 @@ from collective.errors import UsageError
 from training import keras_compat, random_state
 from training.callbacks import RankZeroCallbacks, followed_variables
 from training.checkpoint import Checkpoint
-from training.checks import check_labels, check_model, check_same_stream
+from training.checks import check_labels, check_model, check_same_data
 from training.evaluation import Evaluation
 from training.failure import ends_the_job
 from training.inputs import Batch, Input
@@ -196,7 +196,7 @@ class _Loop:
             )
         if accumulate < 1:
             raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
-        check_same_stream(self.backend, self.plan.source)
+        check_same_data(self.backend, self.plan.source)
 
     def begin(
         self, model: keras.Model, checkpoint: Checkpoint | None, ledger: Any

@@ -115,10 +115,14 @@ class Fault:
             time.sleep(HELD_SECONDS)  # another rank is struck meanwhile
 
     def strike(self) -> None:
+        self.note()
+        self.deed()
+
+    def note(self) -> None:
+        """Leaves word that it strikes now, and which process."""
         note = FOLDER / f"struck-{self.rank}"
         note.with_suffix(".part").write_text(f"{time.monotonic()} {os.getpid()}")
         note.with_suffix(".part").rename(note)
-        self.deed()
 
 
 def _wait_for(file: Path) -> None:
@@ -176,6 +180,7 @@ class Flips(Adam):
 
         def flip(value: np.ndarray, update: np.int64) -> np.ndarray:
             if update == 5:
+                FAULT.note()
                 value.reshape(-1).view(np.uint32)[0] ^= 1
             return value
 
@@ -184,7 +189,7 @@ class Flips(Adam):
 
 def model(
     input_shape: tuple[int, ...],
-    classes: int,
+    classes: int | None,
     optimizer: type = Adam,
     width: int = 8,
 ) -> keras.Model:
@@ -193,7 +198,7 @@ def model(
         keras.Input(input_shape),
         Place(),
         Written(width, activation="tanh"),
-        keras.layers.Dense(classes),
+        keras.layers.Dense(classes or CLASSES),
     ]
     made = keras.Sequential(layers)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -237,9 +242,14 @@ def not_a_number() -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def ends_early() -> tf.data.Dataset:
-    """Says that it has all the rows, and on the last rank has fewer."""
+def fewer() -> tuple[np.ndarray, np.ndarray]:
+    """Rank 1 has fewer rows than the others."""
     x, y = _arrays()
     there = 30 if FAULT.rank else ROWS
-    dataset = tf.data.Dataset.from_tensor_slices((x[:there], y[:there]))
+    return x[:there], y[:there]
+
+
+def ends_early() -> tf.data.Dataset:
+    """Rank 1 has fewer rows than it says that it has."""
+    dataset = tf.data.Dataset.from_tensor_slices(fewer())
     return dataset.apply(tf.data.experimental.assert_cardinality(ROWS))

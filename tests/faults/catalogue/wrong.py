@@ -26,6 +26,8 @@ def program(code: str) -> list[str]:
     ]
 
 
+FIRST_STEP = "tell forward 0 0"  # from then on the seconds count
+
 FAULTS = [
     Fault(
         "one rank skips a collective, COLLECTIVE_TIMEOUT=3",
@@ -71,15 +73,24 @@ FAULTS = [
     ),
     *(
         Fault(
-            "one rank's data ends early",
+            "one rank's data ends before its end",
             training(backend=backend, data="ends_early"),
             "the job ends, and names the rank",
-            code=1,
+            code=2,
             seconds=10,
-            told=("rank 1", "HINT"),
+            told=("rank 1: error: the data are not as long as they said", "HINT"),
+            inside=FIRST_STEP,
             backend=backend,
         )
         for backend in ("native", "mpi", "tf-multiworker")
+    ),
+    Fault(
+        "one rank has fewer rows than the others",
+        training(data="fewer"),
+        "refused before the first step; names the rank",
+        code=2,
+        seconds=30,
+        told=("rank 1: error: the data have 30 rows here, and 53 on rank 0", "HINT"),
     ),
     *(
         Fault(
@@ -89,6 +100,7 @@ FAULTS = [
             code=1,
             seconds=10,
             told=(r"step \d: .* not finite on rank [01]", "HINT"),
+            inside=FIRST_STEP,
             backend=backend,
         )
         for backend in ("native", "mpi", "tf-multiworker")
@@ -110,7 +122,7 @@ FAULTS = [
         training(backend="mpi"),
         "refused before anything starts, with the mpirun to use",
         code=2,
-        seconds=10,
+        seconds=30,
         told=("mpirun started 4 processes, but MPI", "HINT: use the mpirun"),
         backend="mpi",
         launcher="none",
