@@ -76,7 +76,7 @@ class Fault:
     """The fault of this process, if there is one, and the steps of each place."""
 
     def __init__(self) -> None:
-        deed, place, ranks, step = os.environ.get("FAULT", "tell none - -1").split()
+        deed, place, ranks, step = (os.environ.get("FAULT") or "tell none - -1").split()
         self.place, self.step = place, int(step)
         self.deed = DEEDS[deed]
         self.rank = detect().rank

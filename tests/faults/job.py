@@ -69,9 +69,10 @@ class Job:
             )
 
     @contextlib.contextmanager
-    def another(self) -> Iterator[Job]:
-        """The same once more, with the same ``/dev/shm``."""
-        other = Job(self.command, self.folder, self.variables, self.memory, self.hosts)
+    def another(self, *options: str, **variables: str) -> Iterator[Job]:
+        """The same once more, with more options, and the same ``/dev/shm``."""
+        command, changed = [*self.command, *options], {**self.variables, **variables}
+        other = Job(command, self.folder, changed, self.memory, self.hosts)
         try:
             yield other
         finally:

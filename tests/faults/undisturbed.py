@@ -58,6 +58,25 @@ def goes_on_from_checkpoint(it: Job) -> None:
     assert_perfect_ledger(file)
 
 
+def goes_on_alike(it: Job) -> None:
+    """Resumed on as many ranks, it is the undisturbed training to the last bit."""
+    file = it.folder / "json"
+
+    def losses_with(*options: str) -> list[float]:
+        with it.another("--json", str(file), *options, FAULT="") as other:
+            code, _ = other.wait()
+        assert code == 0, other.text
+        return json.loads(file.read_text())["losses"]
+
+    resumed = losses_with("--resume")
+    assert_perfect_ledger(it.folder / "ledger")
+    undisturbed = losses_with(
+        *("--checkpoint-dir", str(it.folder / "others")),
+        *("--ledger", str(it.folder / "other-ledger")),
+    )
+    assert resumed == undisturbed
+
+
 def assert_same(got: list[float], steps: int = STEPS) -> None:
     np.testing.assert_allclose(got, losses(steps), rtol=1e-12)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.faults.fault import FOREVER, Fault, training
 from tests.faults.job import Job
-from tests.faults.undisturbed import goes_on_from_checkpoint
+from tests.faults.undisturbed import goes_on_alike, goes_on_from_checkpoint
 
 KEPT = (
     *("--checkpoint-dir", "{folder}/runs", "--checkpoint-every", "3"),
@@ -140,6 +140,11 @@ FAULTS = [
     *(killed("all-reduce", rank, "tf-multiworker") for rank in (0, 1)),
     killed("all-reduce", 1, "tf-multiworker", "collectiverun"),
     killed("all-reduce", 1, "horovod"),
+    killed("update", 0).but(
+        name="kill -9 of rank 0, then --resume on as many ranks",
+        promise="the job ends; --resume gives the undisturbed losses bit for bit",
+        holds=goes_on_alike,
+    ),
     Fault(
         "kill -9 of two ranks of three at once",
         training(*KEPT),
