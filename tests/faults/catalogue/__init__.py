@@ -1,9 +1,19 @@
 """Every fault, in the order of the table."""
 
-from tests.faults.catalogue import hosts, kept, killed, lacking, late, survived, wrong
+from tests.faults.catalogue import (
+    hosts,
+    kept,
+    killed,
+    lacking,
+    late,
+    launchers,
+    survived,
+    wrong,
+)
 
 FAULTS = [
     *killed.FAULTS,
+    *launchers.FAULTS,
     *survived.FAULTS,
     *late.FAULTS,
     *lacking.FAULTS,
