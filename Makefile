@@ -35,8 +35,8 @@ train: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-# Every fault of docs/reliability.md, once. TABLE=docs/reliability.md writes what was
-# measured into its table.
+# Every fault of docs/reliability.md; TABLE=docs/reliability.md writes what was measured
+# into its table.
 test-faults: $(VENV)/ready
 	$(BIN)/python -m pytest tests/faults $(if $(TABLE),--table $(TABLE))
 

@@ -50,7 +50,7 @@ def _harmed(name: str, harm, told: str) -> Fault:
         holds=as_undisturbed,
         told=(
             rf"warning: .*step-000000008 is not used: .*{told}",
-            "resumed from .*step-000000004",
+            "resumed from .*step-000000006",
         ),
     )
 

@@ -8,11 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.faults.fault import FOREVER, Fault, training
+from tests.faults.fault import FOREVER, OPEN_MPIS, Fault, training
 from tests.faults.job import Job
-
-# What Open MPI leaves in /dev/shm when mpirun itself is killed.
-OPEN_MPIS = r"sm_segment\..*"
 
 
 def _gets(number: signal.Signals) -> Callable[[Job], None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 
-from tests.faults.fault import Fault, training
+from tests.faults.fault import OPEN_MPIS, Fault, training
 
 BEFORE = """
 import os, sys, time
@@ -126,6 +126,7 @@ FAULTS = [
         told=("mpirun started 4 processes, but MPI", "HINT: use the mpirun"),
         backend="mpi",
         launcher="none",
+        leaves=OPEN_MPIS,
         ranks=1,
         variables={"PMI_RANK": "0", "PMI_SIZE": "4"},  # as of MPICH's mpirun
     ),
