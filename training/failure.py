@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import traceback
 from collections.abc import Iterator
 
+import tensorflow as tf
+
 from backends.base import Backend
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 
 
 @contextlib.contextmanager
@@ -39,3 +42,19 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         sys.stderr.flush()
         backend.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
         raise
+
+
+@contextlib.contextmanager
+def explaining_memory() -> Iterator[None]:
+    """Turns a complaint about memory into one with a remedy, within ``ends_the_job``."""
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+        text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+        first = re.sub(r"^{{.*?}} ", "", text.split("\n")[0])
+        raise UsageError(
+            f"out of memory: {first}",
+            hint="--accumulate 4 cuts each update into smaller pieces",
+            exit_code=1,
+            everywhere=False,
+        ) from error

@@ -21,7 +21,7 @@ from training.callbacks import RankZeroCallbacks, followed_variables
 from training.checkpoint import Checkpoint
 from training.checks import check_labels, check_model, check_same_data
 from training.evaluation import Evaluation
-from training.failure import ends_the_job
+from training.failure import ends_the_job, explaining_memory
 from training.inputs import Batch, Input
 from training.ledger_writer import Ledger
 from training.message import message
@@ -106,7 +106,7 @@ def fit(
     if isinstance(backend, str):
         known = message(model) if isinstance(model, keras.Model) else None
         backend = backends.get(backend, gradients=known)
-    with ends_the_job(backend):
+    with ends_the_job(backend), explaining_memory():
         told = ledger is not None
         plan = Input(
             data, global_batch_size, seed=seed, shuffle=shuffle, tell_rows=told

@@ -31,6 +31,7 @@ FOLDER = Path(os.environ.get("FAULT_FOLDER", "."))
 WRITING = "writing"  # the file that tells that a checkpoint is being written
 PACE_SECONDS = float(os.environ.get("FAULT_PACE", "0"))  # that a step takes longer
 HELD_SECONDS = 1.0
+MUCH = 1 << 27  # numbers of 8 bytes
 WAITS_SECONDS = 60.0
 
 
@@ -46,7 +47,12 @@ def _lack_memory() -> None:
 
 def _ask_for_memory() -> None:
     _lack_memory()
-    np.ones(1 << 27)
+    np.ones(MUCH)
+
+
+def _have_tensorflow_ask() -> int:
+    _lack_memory()
+    return MUCH
 
 
 def _raise() -> None:
@@ -57,7 +63,7 @@ def _sleep() -> None:
     time.sleep(float(os.environ["FAULT_SECONDS"]))
 
 
-DEEDS: dict[str, Callable[[], None]] = {
+DEEDS: dict[str, Callable[[], int | None]] = {
     "kill": _kill,
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
@@ -65,8 +71,8 @@ DEEDS: dict[str, Callable[[], None]] = {
     "leave": lambda: os._exit(0),
     "raise": _raise,
     "sleep": _sleep,
-    "lack-memory": _lack_memory,
     "ask-for-memory": _ask_for_memory,
+    "grow": _have_tensorflow_ask,
     "jump": lambda: clock.set_ahead(FOLDER, int(os.environ["FAULT_SECONDS"])),
     "tell": lambda: None,  # the test strikes from without, as soon as it is told
 }
@@ -83,8 +89,8 @@ class Fault:
         self.strikes_here = str(self.rank) in ranks.split(",")
         self.counts: dict[str, int] = {}
 
-    def at(self, place: str) -> None:
-        """Called at each place in each step."""
+    def at(self, place: str) -> int | None:
+        """Called at each place in each step; what the deed returns."""
         step = self.counts[place] = self.counts.get(place, -1) + 1
         if place == "forward":
             time.sleep(PACE_SECONDS)
@@ -95,7 +101,8 @@ class Fault:
                 _wait_for(FOLDER / WRITING)
                 self.strike()
         elif place == self.place and self.strikes_here and step == self.step:
-            self.strike()
+            return self.strike()
+        return None
 
     def _meet_in_all_reduce(self) -> None:
         """Whom it strikes goes ahead, and is struck while it waits for the others."""
@@ -114,9 +121,9 @@ class Fault:
         else:
             time.sleep(HELD_SECONDS)  # another rank is struck meanwhile
 
-    def strike(self) -> None:
+    def strike(self) -> int | None:
         self.note()
-        self.deed()
+        return self.deed()
 
     def note(self) -> None:
         """Leaves word that it strikes now, and which process."""
@@ -150,6 +157,17 @@ class Place(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         with tf.control_dependencies([passing("forward")]):
             return tf.identity(x)
+
+
+class Growing(keras.layers.Layer):
+    """A place at which TensorFlow may have to ask for much memory."""
+
+    def call(self, x: Any) -> Any:
+        def call() -> np.int64:
+            return np.int64(FAULT.at("forward") or 1)
+
+        size = tf.numpy_function(call, [], tf.int64)
+        return x + tf.cast(tf.reduce_sum(tf.zeros([size], tf.float64)), x.dtype)
 
 
 class Written(keras.layers.Dense):
@@ -191,13 +209,13 @@ def model(
     input_shape: tuple[int, ...],
     classes: int | None,
     optimizer: type = Adam,
-    width: int = 8,
+    place: type = Place,
 ) -> keras.Model:
     """A small network, compiled."""
     layers = [
         keras.Input(input_shape),
-        Place(),
-        Written(width, activation="tanh"),
+        place(),
+        Written(8, activation="tanh"),
         keras.layers.Dense(classes or CLASSES),
     ]
     made = keras.Sequential(layers)
@@ -211,9 +229,9 @@ def flipping(input_shape: tuple[int, ...], classes: int) -> keras.Model:
     return model(input_shape, classes, Flips)
 
 
-def wide(input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """``model`` whose forward pass takes 8 MB for each row."""
-    return model(input_shape, classes, width=1_000_000)
+def growing(input_shape: tuple[int, ...], classes: int) -> keras.Model:
+    """``model`` that may ask for much memory."""
+    return model(input_shape, classes, place=Growing)
 
 
 def _arrays() -> tuple[np.ndarray, np.ndarray]:

@@ -40,9 +40,7 @@ def no_memory(
 
 OUT = "rank 1: error: out of memory"
 FAULTS = [
-    no_memory(
-        "TensorFlow", training(model="wide"), OUT, inside="lack-memory forward 1 0"
-    ),
+    no_memory("TensorFlow", training(model="growing"), OUT, inside="grow forward 1 5"),
     no_memory("the user's code", training(), OUT, inside="ask-for-memory forward 1 5"),
     no_memory("the core", CORE, "rank 1: mmap: Cannot allocate memory"),
     *(
