@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from tests.faults.job import Job
 from tests.hosts import lab
 from tests.hosts.lab import NETWORK, Lab
 
+why_not = functools.cache(lab.why_not)  # it makes a host, and removes all of them
 TWO = ("-H", f"{NETWORK}.1:2,{NETWORK}.2:2")
 SUMS = program("""
     from pathlib import Path
@@ -36,7 +38,7 @@ def on_hosts(
         code,
         launcher="collectiverun, 2 hosts",
         ranks=4,
-        needs=lab.why_not,
+        needs=why_not,
         on_hosts=True,
         **({"seconds": 10} | more),
     )
