@@ -1,4 +1,4 @@
-# make train | test | test-hosts | test-equivalence | test-horovod | test-compare | horovod | lint | sanitize: .venv is made first.
+# make train | test | test-hosts | test-faults | soak | test-equivalence | test-horovod | test-compare | horovod | lint | sanitize: .venv is made first.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train horovod test test-hosts test-mpis test-equivalence test-horovod test-compare lint sanitize constraints clean
+.PHONY: help train horovod test test-hosts test-mpis test-faults soak test-equivalence test-horovod test-compare lint sanitize constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -34,6 +34,15 @@ train: $(VENV)/ready
 # Two workers: much of the time one waits for ranks it has started.
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# Every fault of docs/reliability.md; TABLE=docs/reliability.md writes what was measured
+# into its table.
+test-faults: $(VENV)/ready
+	$(BIN)/python -m pytest tests/faults $(if $(TABLE),--table $(TABLE))
+
+# A long training with many kills: SOAK_STEPS=1000 SOAK_SEED=1.
+soak: $(VENV)/ready
+	$(BIN)/python -m pytest tests/faults -m soak
 
 # What make test does on 2 ranks, on 3 and 4: minutes.
 test-equivalence: $(VENV)/ready

@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "installs: installs three MPIs from PyPI (make test-mpis)"
     )
+    config.addinivalue_line("markers", "soak: a long training with kills (make soak)")
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
         launch.keep_accounts(config)

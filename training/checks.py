@@ -90,17 +90,26 @@ def check_labels(model: keras.Model, source: Source) -> None:
         )
 
 
-def check_same_stream(backend: Backend, source: Source) -> None:
-    """Refuses a stream of rows that begins differently on some rank.
+def check_same_data(backend: Backend, source: Source) -> None:
+    """Refuses data that are longer or shorter, or a stream that begins differently.
 
     Raises:
-        UsageError: On the ranks that differ from rank 0; that is the mark of a
-            shuffle without a seed.
+        UsageError: On the ranks that differ from rank 0.
     """
-    if backend.size == 1 or source.random_access:
+    if backend.size == 1:
         return
-    mine = np.array([source.fingerprint()], np.int64)
-    if int(backend.broadcast_array(mine)[0]) != int(mine[0]):
+    begins = 0 if source.random_access else source.fingerprint()
+    mine = np.array([len(source), begins], np.int64)
+    rows, beginning = map(int, backend.broadcast_array(mine))
+    if len(source) != rows:
+        raise UsageError(
+            f"the data have {len(source)} rows here, and {rows} on rank 0; ranks would "
+            "train on rows of their own",
+            hint="give every rank all of the data: each takes its share of every batch",
+            everywhere=False,
+        )
+    if begins != beginning:
+        # The mark of a shuffle without a seed.
         raise UsageError(
             f"rank {backend.rank}: the data set begins with another row than on rank "
             "0; ranks would train on rows of their own",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import traceback
 from collections.abc import Iterator
 
+import tensorflow as tf
+
 from backends.base import Backend
 from collective import recorder
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 
 
 @contextlib.contextmanager
@@ -48,3 +51,19 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
 def _told(rank: int, error: BaseException) -> str:
     file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
     return f"rank {rank} failed: {type(error).__name__} at {file}:{line}\n{error}"
+
+
+@contextlib.contextmanager
+def explaining_memory() -> Iterator[None]:
+    """Turns a complaint about memory into one with a remedy, within ``ends_the_job``."""
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+        text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+        first = re.sub(r"^{{.*?}} ", "", text.split("\n")[0])
+        raise UsageError(
+            f"out of memory: {first}",
+            hint="--accumulate 4 cuts each update into smaller pieces",
+            exit_code=1,
+            everywhere=False,
+        ) from error

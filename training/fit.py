@@ -20,9 +20,9 @@ from collective.errors import UsageError
 from training import keras_compat, random_state, sharding
 from training.callbacks import RankZeroCallbacks, followed_variables
 from training.checkpoint import Checkpoint
-from training.checks import check_labels, check_model, check_same_stream
+from training.checks import check_labels, check_model, check_same_data
 from training.evaluation import Evaluation
-from training.failure import ends_the_job
+from training.failure import ends_the_job, explaining_memory
 from training.inputs import Batch, Input
 from training.ledger_writer import Ledger
 from training.message import message
@@ -114,7 +114,7 @@ def fit(
         known = message(model) if isinstance(model, keras.Model) else None
         backend = backends.get(backend, gradients=known)
     backend.serve()
-    with ends_the_job(backend):
+    with ends_the_job(backend), explaining_memory():
         told = ledger is not None
         plan = Input(
             data, global_batch_size, seed=seed, shuffle=shuffle, tell_rows=told
@@ -213,7 +213,7 @@ class _Loop:
             )
         if accumulate < 1:
             raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
-        check_same_stream(self.backend, self.plan.source)
+        check_same_data(self.backend, self.plan.source)
 
     def begin(
         self, model: keras.Model, checkpoint: Checkpoint | None, ledger: Any

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +15,7 @@ from collective.errors import UsageError
 from training import datasets, models
 from training.checkpoint import Checkpoint
 from training.evaluation import Evaluation
-from training.failure import ends_the_job
+from training.failure import ends_the_job, explaining_memory
 from training.fit import fit
 from training.message import message
 from training.summary import Summary
@@ -84,7 +83,7 @@ def run(
     backend.serve()
     with quiet():
         tf.zeros([])  # the first operation starts the devices, and the chatter
-    with ends_the_job(backend), _explaining_memory():
+    with ends_the_job(backend), explaining_memory():
         _set_precision(job.precision)
         keras.utils.set_random_seed(job.seed)
         data = datasets.load(job.data, seed=job.seed)
@@ -114,21 +113,6 @@ def run(
             rows = max(job.global_batch_size, 32 * backend.replicas)
             test = Evaluation(model, backend, data.test, rows)()
     return Summary.of(dataclasses.asdict(job), result, test, model.count_params())
-
-
-@contextlib.contextmanager
-def _explaining_memory() -> Iterator[None]:
-    """Turns TensorFlow's complaint about memory into one with a remedy."""
-    try:
-        yield
-    except tf.errors.ResourceExhaustedError as error:
-        first = error.message.split("\n")[0]
-        raise UsageError(
-            f"out of memory: {first}",
-            hint="--accumulate 4 cuts each update into smaller pieces",
-            exit_code=1,
-            everywhere=False,
-        ) from error
 
 
 def _set_precision(precision: str) -> None:

@@ -185,6 +185,7 @@ class Job:
     def _end(self, number: signal.Signals) -> None:
         """Signals every process, and kills those still there after a while."""
         self._signal_all(number)
+        self._signal_all(signal.SIGCONT)  # a rank that was stopped hears it, too
         if not self.ending:
             self.ending = True
             timer = threading.Timer(GRACE_SECONDS, self._signal_all, (signal.SIGKILL,))

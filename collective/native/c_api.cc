@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 
 #include "core.h"
@@ -28,6 +29,9 @@ int32_t Guard(Action&& action) {
   } catch (const Failure& failure) {
     error = failure.what();
     return static_cast<int32_t>(failure.code());
+  } catch (const std::bad_alloc&) {
+    error = std::string("out of memory\nHINT: ") + kOutOfMemoryHint;
+    return static_cast<int32_t>(Code::kInternal);
   } catch (const std::exception& exception) {
     error = std::string(exception.what()) +
             "\nHINT: this is a defect of the native core; please report it";

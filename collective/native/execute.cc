@@ -1,5 +1,8 @@
 #include "execute.h"
 
+#include <new>
+#include <string>
+
 #include "all_gather.h"
 #include "all_reduce.h"
 #include "all_to_all.h"
@@ -12,7 +15,7 @@
 
 namespace collective {
 
-void Execute(Communicator& ranks, const Request& request) {
+void Execute(Communicator& ranks, const Request& request) try {
   if (ranks.job().broken()) ranks.job().Check(ranks.job().rank());
   const TimelineEntry entry(request);
   const RecordedRun recorded(request, ranks.area(), ranks.CountRun());
@@ -36,6 +39,12 @@ void Execute(Communicator& ranks, const Request& request) {
     case Kind::kJoin:
       return Barrier(ranks, request);
   }
+} catch (const std::bad_alloc&) {
+  // The others are in the middle of it, and would wait for ever.
+  ranks.job().Break(Code::kInternal,
+                    "rank " + std::to_string(ranks.job().rank()) +
+                        ": out of memory in " + request.Describe(),
+                    kOutOfMemoryHint);
 }
 
 }  // namespace collective

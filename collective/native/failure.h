@@ -18,6 +18,10 @@ enum class Code : int32_t {
   kInternal = 5,            // the operating system refused something
 };
 
+inline constexpr char kOutOfMemoryHint[] =
+    "give each rank more memory: fewer ranks on a host, or smaller batches "
+    "(ulimit -v, free -g and dmesg tell what there is)";
+
 // The last line of the message is "HINT: ...".
 class Failure : public std::runtime_error {
  public:

@@ -110,8 +110,10 @@ Job::Job(const Place& place, const Settings& settings, int generation)
   void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
                       MAP_SHARED, here_.memory.get(), 0);
   if (memory == MAP_FAILED) {
-    throw Failure(Code::kInternal, std::string("mmap: ") + std::strerror(errno),
-                  "see ulimit -v");
+    throw Failure(Code::kInternal,
+                  "rank " + std::to_string(place_.rank) +
+                      ": mmap: " + std::strerror(errno),
+                  kOutOfMemoryHint);
   }
   header_ = static_cast<Header*>(memory);
   RankState& mine = header_->ranks[place_.local_rank];
@@ -164,8 +166,10 @@ char* Job::MapArea(int index, size_t bytes) {
     if (tail) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
   }
   if (memory == MAP_FAILED) {
-    throw Failure(Code::kInternal, std::string("mmap: ") + std::strerror(errno),
-                  "see ulimit -v");
+    throw Failure(Code::kInternal,
+                  "rank " + std::to_string(place_.rank) +
+                      ": mmap: " + std::strerror(errno),
+                  kOutOfMemoryHint);
   }
   madvise(memory, bytes, MADV_HUGEPAGE);  // where the kernel allows it
   areas_[index] = static_cast<char*>(memory);

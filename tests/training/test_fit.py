@@ -233,11 +233,11 @@ def test_a_stream_in_an_order_of_its_own_is_refused(backend):
     if backend.size == 1:
         assert len(train(backend, data=mine, steps=1).losses) == 1
         return
-    from training.checks import check_same_stream
+    from training.checks import check_same_data
     from training.sources import as_source
 
     try:
-        check_same_stream(backend, as_source(mine))
+        check_same_data(backend, as_source(mine))
         told = None
     except UsageError as error:
         told = str(error)

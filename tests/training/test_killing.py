@@ -1,4 +1,7 @@
-"""Whole jobs, killed in the middle of an epoch and gone on with: the same trace."""
+"""Whole jobs, killed in the middle of an epoch and gone on with: the same trace.
+
+On every backend; ``tests/faults`` kills at every place.
+"""
 
 from __future__ import annotations
 
@@ -49,24 +52,6 @@ def assert_perfect_ledger(folder: Path, replicas: list[int]) -> None:
 
 def with_horovod(name: str):
     return pytest.param(name, marks=[pytest.mark.horovod] if name == "horovod" else [])
-
-
-@pytest.mark.launches
-def test_killed_and_resumed_alike_and_on_another_backend(tmp_path):
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    start("native", 2, folder, "killed")
-    assert not (folder / "killed.json").exists()
-    other = copied(folder, "other")
-    start("native", 2, folder, "resumed")
-    assert losses(folder, "resumed") == losses(folder, "whole")
-    assert len(losses(folder, "whole")) == STEPS
-    assert_perfect_ledger(folder, [2, 2])
-    start("single", 1, other, "resumed")
-    np.testing.assert_allclose(
-        losses(other, "resumed"), losses(other, "whole"), rtol=1e-12
-    )
-    assert_perfect_ledger(other, [2, 1])
 
 
 @pytest.mark.launches

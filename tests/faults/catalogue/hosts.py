@@ -1,0 +1,147 @@
+"""Hosts that are not there, are cut off, or differ: on network namespaces."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.faults.catalogue.wrong import program
+from tests.faults.fault import Fault
+from tests.faults.job import Job
+from tests.hosts import lab
+from tests.hosts.lab import NETWORK, Lab
+
+why_not = functools.cache(lab.why_not)  # it makes a host, and removes all of them
+TWO = ("-H", f"{NETWORK}.1:2,{NETWORK}.2:2")
+SUMS = program("""
+    from pathlib import Path
+
+    Path(os.environ["FAULT_FOLDER"], f"process-{rank}").write_text(str(os.getpid()))
+    while True:
+        for n in (1, 300_000, 3_000_000):
+            result = collective.allreduce(np.full(n, float(rank)), collective.Sum)
+            assert (result == size * (size - 1) / 2).all()
+""")
+
+
+def on_hosts(
+    name: str, words: list[str], promise: str, code: int, **more: Any
+) -> Fault:
+    return Fault(
+        name,
+        words,
+        promise,
+        code,
+        launcher="collectiverun, 2 hosts",
+        ranks=4,
+        needs=why_not,
+        on_hosts=True,
+        **({"seconds": 10} | more),
+    )
+
+
+def _at_work(job: Job, rank: int) -> int:
+    """A rank's process, when all have summed for a moment."""
+    for one in range(4):
+        job.wait_for(f"process-{one}")
+    time.sleep(0.5)
+    return int(job.wait_for(f"process-{rank}").read_text())
+
+
+def _killed(job: Job) -> None:
+    process = _at_work(job, 3)
+    job.strikes(lambda: os.kill(process, signal.SIGKILL))
+
+
+def _cut(job: Job) -> None:
+    """What is beyond the cut is not ours to end, nor mpirun's."""
+    _at_work(job, 3)
+    job.strikes(lambda: job.until_end(job.hosts.cut(2)))
+    job.launcher.wait(100)
+    job.hosts.end_all()
+
+
+def _cut_at_once(job: Job) -> None:
+    job.strikes(lambda: job.until_end(job.hosts.cut(2)))
+    job.launcher.wait(100)
+    job.hosts.end_all()  # what waits on the host that nobody reaches
+
+
+def _other_keras(folder: Path, hosts: Lab) -> None:
+    other = folder / "keras-0.0.1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: keras\nVersion: 0.0.1"
+    )
+    hosts.agent_with(2, folder)
+
+
+FAULTS = [
+    on_hosts(
+        "a host that cannot be reached",
+        ["-H", f"{NETWORK}.1:2,{NETWORK}.99:2", "true"],
+        "nothing starts; names the host, and ssh's words",
+        code=1,
+        told=(
+            rf"cannot reach every host:\n  {NETWORK}.99: .*(route|reachable|timed)",
+            "HINT: this must work without a password",
+        ),
+    ),
+    on_hosts(
+        "a host name that is not known",
+        ["-H", f"{NETWORK}.1:2,nowhere.invalid:2", "true"],
+        "nothing starts; names the host, and ssh's words",
+        code=1,
+        told=(
+            r"cannot reach every host:\n  nowhere.invalid: .*(not known|resolution)",
+            "HINT: this must work without a password",
+        ),
+    ),
+    on_hosts(
+        "kill -9 of a rank on the other host",
+        [*TWO, *SUMS],
+        "the job ends, and names the rank and its host",
+        code=128 + signal.SIGKILL,
+        strike=_killed,
+        told=("rank 3 of 4 on lab2 failed: it ended by SIGKILL",),
+    ),
+    on_hosts(
+        "a link is severed: a host falls silent",
+        [*TWO, *SUMS],
+        "the job ends, and names the host and its ranks",
+        code=1,
+        seconds=20,
+        strike=_cut,
+        told=(
+            "the connection to lab2 was lost; what became of rank 2, 3 of 4",
+            "HINT",
+        ),
+    ),
+    on_hosts(
+        "a host that cannot connect back",
+        [*TWO, "true"],
+        "the job ends; names from which address to which",
+        code=124,
+        strike=_cut_at_once,
+        told=(
+            "[24] of 4 ranks did not start",
+            rf"{NETWORK}.2: no connection from it to {NETWORK}.1: ",
+            "firewall",
+        ),
+    ),
+    on_hosts(
+        "another version of Keras on one host",
+        ["--remote-shell", "{folder}/agent", *TWO, "true"],
+        "nothing starts; tells what differs, and where",
+        code=1,
+        before=_other_keras,
+        told=(
+            rf"keras: \S+ on this host; 0.0.1 on {NETWORK}.2\n",
+            "HINT: install the same on every host",
+        ),
+    ),
+]

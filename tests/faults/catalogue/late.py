@@ -1,0 +1,89 @@
+"""Ranks that come late, or not, or by another clock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+
+from tests.faults.fault import Fault, training
+from tests.faults.job import Job
+from tests.faults.undisturbed import as_undisturbed
+
+TOLD = ("--json", "{folder}/json")
+GOES_ON = "the job goes on; the losses are the undisturbed ones"
+WAITED = (r"no progress for 1 s", "rank 1 is not in a collective", "HINT")
+
+
+def _continues(job: Job) -> None:
+    process = job.struck(1)
+    time.sleep(3)
+    os.kill(process, signal.SIGCONT)
+
+
+def late(name: str, inside: str, **more) -> Fault:
+    backend = more.pop("backend", "native")
+    return Fault(
+        name,
+        training(*TOLD, backend=backend),
+        GOES_ON,
+        code=0,
+        seconds=None,
+        inside=inside,
+        holds=as_undisturbed,
+        backend=backend,
+        **more,
+    )
+
+
+def jumps(seconds: int, backend: str) -> Fault:
+    """On all ranks: they have the clock of one machine."""
+    way = "forward" if seconds > 0 else "back"
+    fault = late(
+        f"the clock jumps {way} by an hour", "jump forward 1 5", backend=backend
+    )
+    return fault.but(
+        program=[sys.executable, "-m", "tests.faults.clock", *fault.program],
+        variables={"FAULT_SECONDS": str(seconds)},
+        needs=lambda: "" if shutil.which("cc") else "there is no C compiler",
+    )
+
+
+FAULTS = [
+    late("SIGSTOP to a rank, SIGCONT 3 s later", "stop forward 1 5", strike=_continues),
+    late(
+        "SIGSTOP to a rank, SIGCONT 3 s later",
+        "stop forward 1 5",
+        strike=_continues,
+        backend="mpi",
+    ),
+    late(
+        "SIGSTOP to a rank, SIGCONT 3 s later",
+        "stop forward 1 5",
+        strike=_continues,
+        backend="tf-multiworker",
+    ),
+    late(
+        "a rank is 3 s late, COLLECTIVE_STALL_SECONDS=1",
+        "sleep forward 1 5",
+        told=WAITED,
+        variables={"COLLECTIVE_STALL_SECONDS": "1"},
+    ).but(promise=f"it is told who waits for whom; {GOES_ON}"),
+    Fault(
+        "SIGSTOP to a rank, for ever, COLLECTIVE_TIMEOUT=3",
+        training(),
+        "the job ends, and names the rank",
+        code=1,
+        seconds=3 + 5,
+        told=("waited 3 s for rank 1 in all-reduce", "HINT"),
+        inside="stop forward 1 5",
+        variables={"COLLECTIVE_TIMEOUT": "3"},
+    ),
+    *(
+        jumps(seconds, backend)
+        for seconds in (3600, -3600)
+        for backend in ("native", "tf-multiworker")
+    ),
+]

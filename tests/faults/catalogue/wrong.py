@@ -1,0 +1,147 @@
+"""Ranks that do not do what the others do, or do not hold what the others hold."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+from tests.faults.fault import OPEN_MPIS, Fault, training
+
+BEFORE = """
+import os, sys, time
+import numpy as np
+import collective
+
+collective.init()
+rank, size = collective.rank(), collective.size()
+"""
+
+
+def program(code: str) -> list[str]:
+    """Every rank's, after ``collective.init()``."""
+    return [
+        sys.executable,
+        "-c",
+        BEFORE + textwrap.dedent(code).replace("{", "{{").replace("}", "}}"),
+    ]
+
+
+FIRST_STEP = "tell forward 0 0"  # from then on the seconds count
+
+FAULTS = [
+    Fault(
+        "one rank skips a collective, COLLECTIVE_TIMEOUT=3",
+        program("""
+            collective.allreduce(np.ones(3), name="first")
+            if rank:
+                time.sleep(60)
+            collective.allreduce(np.ones(3), name="second")
+        """),
+        "the job ends, and names who waits for whom in what",
+        code=1,
+        seconds=3 + 5,
+        told=("waited 3 s for rank 1 in all-reduce 'second'", "HINT"),
+        variables={"COLLECTIVE_TIMEOUT": "3"},
+    ),
+    Fault(
+        "one rank skips a collective, and calls the next",
+        program("""
+            if not rank:
+                collective.allreduce(np.ones(3), name="first")
+            collective.allreduce(np.ones(5), name="second")
+        """),
+        "an error on every rank: who called what",
+        code=1,
+        seconds=5,
+        told=("'first' .*float64", "'second' .*float64", "HINT"),
+    ),
+    Fault(
+        "one rank sends another shape",
+        program("collective.allreduce(np.ones([2, 3 + rank]), name='weights')"),
+        "an error on every rank: who has which",
+        code=1,
+        seconds=5,
+        told=(r"float64\[2,3\]", r"float64\[2,4\]", "HINT"),
+    ),
+    Fault(
+        "one rank sends another type",
+        program("collective.allreduce(np.ones(3, [np.float32, float][rank]))"),
+        "an error on every rank: who has which",
+        code=1,
+        seconds=5,
+        told=(r"float32\[3\]", r"float64\[3\]", "HINT"),
+    ),
+    *(
+        Fault(
+            "one rank's data ends before its end",
+            training(backend=backend, data="ends_early"),
+            "the job ends, and names the rank",
+            code=2,
+            seconds=10,
+            told=("rank 1: error: the data are not as long as they said", "HINT"),
+            inside=FIRST_STEP,
+            backend=backend,
+        )
+        for backend in ("native", "mpi", "tf-multiworker")
+    ),
+    Fault(
+        "one rank has fewer rows than the others",
+        training(data="fewer"),
+        "refused before the first step; names the rank",
+        code=2,
+        seconds=30,
+        told=("rank 1: error: the data have 30 rows here, and 53 on rank 0", "HINT"),
+    ),
+    *(
+        Fault(
+            "NaN in one rank's data",
+            training(backend=backend, data="not_a_number"),
+            "the job ends before the step is applied; names step, rank and tensor",
+            code=1,
+            seconds=10,
+            told=(r"step \d: .* not finite on rank [01]", "HINT"),
+            inside=FIRST_STEP,
+            backend=backend,
+        )
+        for backend in ("native", "mpi", "tf-multiworker")
+    ),
+    *(
+        Fault(
+            "a bit of a weight flips on one rank",
+            training("--check-every", "4", backend=backend, model="flipping"),
+            "the next comparison ends the job; names the tensor, step and ranks",
+            code=1,
+            seconds=10,
+            told=("step 8: rank 1 has other values in", "HINT"),
+            backend=backend,
+        )
+        for backend in ("native", "mpi", "tf-multiworker")
+    ),
+    Fault(
+        "mpirun of one MPI, mpi4py of another",
+        training(backend="mpi"),
+        "refused before anything starts, with the mpirun to use",
+        code=2,
+        seconds=30,
+        told=("mpirun started 4 processes, but MPI", "HINT: use the mpirun"),
+        backend="mpi",
+        launcher="none",
+        leaves=OPEN_MPIS,
+        ranks=1,
+        variables={"PMI_RANK": "0", "PMI_SIZE": "4"},  # as of MPICH's mpirun
+    ),
+    Fault(
+        "a rank does not start, COLLECTIVE_START_TIMEOUT=3",
+        [
+            sys.executable,
+            "-c",
+            "import os, time\nif os.environ['COLLECTIVE_RANK'] == '1': time.sleep(60)\n"
+            + BEFORE,
+        ],
+        "the job ends, and names the rank",
+        code=1,
+        seconds=3 + 5,
+        told=("local ranks did not come to init: 1", "HINT"),
+        variables={"COLLECTIVE_START_TIMEOUT": "3"},
+    ),
+]

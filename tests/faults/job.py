@@ -1,0 +1,208 @@
+"""A job that something happens to: started, struck, watched to its end, and searched.
+
+It has a ``/dev/shm`` of its own where mounting is permitted, so that what it leaves
+there is seen, whatever else runs on this machine; and its processes carry a mark in
+their environment, so that none escapes by leaving its group or its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests import launch
+from tests.hosts.lab import Lab
+
+PATIENCE = 120.0  # seconds until a job counts as hanging
+MARK = "FAULT_FOLDER"
+
+
+class Job:
+    """A job at work.
+
+    Args:
+        command: What starts it.
+        folder: Its own, for whatever it writes.
+        variables: Added to its environment.
+        memory: What ``/dev/shm`` of it is; None: the machine's.
+        hosts: Those of the lab, where it runs on them.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        variables: Mapping[str, str],
+        memory: Path | None,
+        hosts: Lab | None,
+    ):
+        self.command = command
+        self.folder = folder
+        self.memory = memory
+        self.hosts = hosts
+        self.struck_at: float | None = None
+        self._undo = contextlib.ExitStack()
+        self._mark = f"{MARK}={folder}".encode()
+        self._printed = folder / "printed"
+        self.began = time.monotonic()
+        self.variables = {MARK: str(folder), "FAULT_SECONDS": "3", **variables}
+        if memory is not None:
+            inside = f'mount --bind {memory} /dev/shm && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", inside, "sh", *command]
+        environment = launch.environment(**self.variables)
+        del environment["TF_CPP_MIN_LOG_LEVEL"]  # what is printed is looked at
+        with self._printed.open("w") as file:
+            self.launcher = subprocess.Popen(
+                command,
+                cwd=launch.ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @contextlib.contextmanager
+    def another(self, *options: str, **variables: str) -> Iterator[Job]:
+        """The same once more, with more options, and the same ``/dev/shm``."""
+        command, changed = [*self.command, *options], {**self.variables, **variables}
+        other = Job(command, self.folder, changed, self.memory, self.hosts)
+        try:
+            yield other
+        finally:
+            other.end()
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self._printed.read_text(errors="replace")
+
+    def wait_for(self, name: str) -> Path:
+        """A file that the job leaves in its folder, when it is there."""
+        deadline = time.monotonic() + PATIENCE
+        while not (self.folder / name).exists():
+            assert self.launcher.poll() is None, f"it ended before:\n{self.text}"
+            assert time.monotonic() < deadline, f"it never came:\n{self.text}"
+            time.sleep(0.01)
+        return self.folder / name
+
+    def struck(self, rank: int) -> int:
+        """The process of a rank, as soon as the fault has struck it."""
+        return int(self.wait_for(f"struck-{rank}").read_text().split()[1])
+
+    def strikes(self, deed: Callable[[], object]) -> None:
+        """Does it, and notes when."""
+        self.struck_at = time.monotonic()
+        deed()
+
+    def until_end(self, state: contextlib.AbstractContextManager) -> None:
+        """Brings about what lasts until the job has ended."""
+        self._undo.enter_context(state)
+
+    @property
+    def fault_at(self) -> float:
+        """When the fault struck first, or the job began if it never did."""
+        notes = [p.read_text().split() for p in self.folder.glob("struck-?")]
+        times = [float(at) for at, _ in notes]
+        if self.struck_at is not None:
+            times = [self.struck_at]
+        return min(times, default=self.began)
+
+    def processes(self) -> list[int]:
+        """What is alive of it, zombies apart."""
+        found = []
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if self._mark in (process / "environ").read_bytes().split(b"\0"):
+                        found.append(int(process.name))
+        return found
+
+    def wait(self) -> tuple[int | None, float]:
+        """Waits until nothing of it is alive.
+
+        Returns:
+            The launcher's exit code, negative for a signal, None if it still hangs; and
+            when the last process was gone, by the monotonic clock.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            code = self.launcher.poll()
+            if code is not None and not self.processes():
+                return code, time.monotonic()
+            time.sleep(0.02)
+        return self.launcher.poll(), time.monotonic()
+
+    def end(self) -> None:
+        """Kills what is left."""
+        self._undo.close()
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self.launcher.wait(10)
+
+    def left(self) -> list[str]:
+        """What it has left in ``/dev/shm``, as far as that can be told."""
+        return sorted(os.listdir(self.memory)) if self.memory else []
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A tmpfs of so many bytes ("2m"), mounted there."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "faults", str(folder)]
+    subprocess.run(mount, check=True, capture_output=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@functools.cache
+def why_no_mounts() -> str:
+    """Why nothing can be mounted here; empty where it can."""
+    if os.geteuid():
+        return "only root may mount a small disk"
+    made = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "faults", "/mnt"],
+        capture_output=True,
+        text=True,
+    )
+    return made.stderr.strip()
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str],
+    *,
+    shm: str = "1g",
+    disk: str = "",
+    hosts: Lab | None = None,
+) -> Iterator[Job]:
+    """Starts a job; at the end nothing of it is alive.
+
+    Args:
+        command: What starts it.
+        folder: Its own.
+        variables: Added to its environment.
+        shm: Size of its ``/dev/shm``.
+        disk: Size of the disk in ``folder/disk``, if it has one.
+        hosts: Those of the lab.
+    """
+    with contextlib.ExitStack() as stack:
+        memory = None
+        if not why_no_mounts():
+            memory = stack.enter_context(small_disk(folder / "shm", shm))
+        if disk:
+            stack.enter_context(small_disk(folder / "disk", disk))
+        job = Job(command, folder, variables, memory, hosts)
+        stack.callback(job.end)
+        yield job

@@ -1,0 +1,68 @@
+"""Every fault of the catalogue: the promised end, in the promised time, nothing left.
+
+make test-faults
+python -m pytest tests/faults -k "launcher and mpi"
+python -m pytest tests/faults --table docs/reliability.md    # writes what was measured
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from backends import horovod_installed
+from collective import library
+from tests import launch
+from tests.faults import table
+from tests.faults.catalogue import FAULTS
+from tests.faults.fault import Fault
+from tests.faults.job import running
+from tests.faults.table import Measured
+
+pytestmark = pytest.mark.skipif(
+    not library.path().exists(), reason="the core was not built"
+)
+BUSY = 3  # times as long as promised is allowed: the machine may be busy
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
+    why_not = fault.needs()
+    if fault.backend == "horovod":
+        why_not = why_not or horovod_installed.misfit()
+    if why_not:
+        measured.append(Measured(fault, not_run=why_not))
+        pytest.skip(why_not)
+    hosts = request.getfixturevalue("hosts") if fault.on_hosts else None
+    variables = {"FAULT": fault.inside} if fault.inside else {}
+    fault.before(tmp_path, hosts)
+    with running(
+        fault.command(tmp_path, hosts),
+        tmp_path,
+        {**fault.variables, **variables},
+        shm=fault.shm,
+        disk=fault.disk,
+        hosts=hosts,
+    ) as job:
+        fault.strike(job)
+        code, ended = job.wait()
+        printed = job.text
+        assert code is not None and not job.processes(), f"it hangs:\n{printed}"
+        assert code == fault.code, f"{code}\n{printed}"
+        for pattern in fault.told:
+            assert re.search(pattern, printed), f"not told: {pattern}\n{printed}"
+        assert [n for n in job.left() if not re.fullmatch(fault.leaves, n)] == []
+        fault.holds(job)
+        seconds = None
+        if fault.seconds is not None:
+            seconds = ended - job.fault_at
+            assert seconds < BUSY * fault.seconds, printed
+    measured.append(Measured(fault, seconds))
+
+
+def test_the_table_has_every_fault():
+    rows = table.rows(launch.ROOT / "docs" / "reliability.md")
+    keys = [table.key(fault) for fault in FAULTS]
+    assert list(rows) == keys, "make test-faults TABLE=docs/reliability.md"
+    assert len(set(keys)) == len(keys)

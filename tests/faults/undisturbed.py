@@ -1,0 +1,89 @@
+"""What the training would have been without the fault, and how it is gone on with."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.faults.fault import BATCH, STEPS
+from tests.faults.inside import ROWS
+from tests.faults.job import Job
+from training import Checkpoint, job, ledger
+
+PER_EPOCH = -(-ROWS // BATCH)
+
+
+def train(steps: int, **more: Any) -> list[float]:
+    """By one process, in this one; the losses."""
+    settings = {
+        "backend": "single",
+        "model": "tests.faults.inside:model",
+        "data": "tests.faults.inside:rows",
+        "global_batch_size": BATCH,
+        "precision": "float64",
+        "steps": steps,
+        "verbose": 0,
+    }
+    return job.run(job.Job.of(settings), **more).losses
+
+
+@functools.cache
+def losses(steps: int) -> list[float]:
+    """Of the undisturbed training."""
+    return train(steps)
+
+
+def checkpoints(folder: Path) -> None:
+    """Leaves checkpoints of steps 4, 6 (the end of an epoch) and 8 there."""
+    for resume, steps in ((False, 4), (True, 8)):
+        train(steps, checkpoint=Checkpoint(folder, resume=resume))
+
+
+def as_undisturbed(it: Job) -> None:
+    """What ``--json`` wrote has the losses of the undisturbed training."""
+    assert_same(json.loads((it.folder / "json").read_text())["losses"])
+
+
+def goes_on_from_checkpoint(it: Job) -> None:
+    """Resumed by one process, it is the undisturbed training, with no row twice."""
+    file = str(it.folder / "ledger")
+    got = train(
+        STEPS, checkpoint=Checkpoint(it.folder / "runs", resume=True), ledger=file
+    )
+    assert_same(got)
+    assert_perfect_ledger(file)
+
+
+def goes_on_alike(it: Job) -> None:
+    """Resumed on as many ranks, it is the undisturbed training to the last bit."""
+    file = it.folder / "json"
+
+    def losses_with(*options: str) -> list[float]:
+        with it.another("--json", str(file), *options, FAULT="") as other:
+            code, _ = other.wait()
+        assert code == 0, other.text
+        return json.loads(file.read_text())["losses"]
+
+    resumed = losses_with("--resume")
+    assert_perfect_ledger(it.folder / "ledger")
+    undisturbed = losses_with(
+        *("--checkpoint-dir", str(it.folder / "others")),
+        *("--ledger", str(it.folder / "other-ledger")),
+    )
+    assert resumed == undisturbed
+
+
+def assert_same(got: list[float], steps: int = STEPS) -> None:
+    np.testing.assert_allclose(got, losses(steps), rtol=1e-12)
+
+
+def assert_perfect_ledger(file: Any, steps: int = STEPS) -> ledger.Account:
+    found = ledger.check(file)
+    assert found.faults == []
+    epochs, rest = divmod(steps, PER_EPOCH)
+    assert found.epochs == [ROWS] * epochs + [rest * BATCH] * bool(rest)
+    return found
