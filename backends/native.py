@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends.base import Availability, Backend, Collective, Options
-from collective import library, timeline
+from collective import library, session, timeline
 from collective.environment import Environment, detect
 from collective.operations.kinds import algorithm_number, transport_number
 
@@ -24,7 +24,7 @@ class NativeBackend(Backend):
     name = "native"
     launcher = "collectiverun"
     summary = "one replica a process, summed by our own core (shared memory, or MPI)"
-    own_options = ("algorithm", "transport_dtype", "bucket_bytes")
+    own_options = ("algorithm", "transport_dtype", "bucket_bytes", "min_np")
 
     def __init__(self, options: Options, environment: Environment | None = None):
         import collective
@@ -54,7 +54,7 @@ class NativeBackend(Backend):
         return Availability(True, f"{environment.size} processes on one host")
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
-        if self.size == 1:
+        if self.size == 1 and self.options.min_np is None:
             return tensors
         narrow = self.options.transport_dtype
         if narrow is None:
@@ -80,14 +80,14 @@ class NativeBackend(Backend):
             bucket_bytes=self.options.bucket_bytes,
         )
 
-    def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
-        """Rank 0's array, through shared memory."""
+    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """The root's array, through shared memory."""
         import collective
 
         array = np.array(array, order="C")
         if array.size:
             whole = array.reshape(-1).view(np.uint8)
-            collective.broadcast(whole, out=whole, name="broadcast_array")
+            collective.broadcast(whole, root, out=whole, name="broadcast_array")
         return array
 
     def _barrier(self) -> None:
@@ -109,6 +109,19 @@ class NativeBackend(Backend):
             Collective(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"]["bytes"])
             for e in events
         ]
+
+    def lost(self, error: BaseException) -> bool:
+        """Where the core found a rank dead, or gone."""
+        import tensorflow as tf
+
+        told = isinstance(error, library.PeerLost | tf.errors.AbortedError)
+        return told and self.options.min_np is not None and session.lost()
+
+    def regroup(self) -> list[int]:
+        """Meets the other ranks anew."""
+        former = session.regroup()
+        self._renumber(session.rank(), session.size())
+        return former
 
     def close(self) -> None:
         """Leaves the job."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable, Sequence
 
 from backends.base import Availability, Backend, Options
@@ -53,6 +55,9 @@ def get(
             says why and what to type.
     """
     options = options or Options()
+    told = os.environ.get("COLLECTIVE_MIN_NP")  # collectiverun --min-np
+    if told and options.min_np is None:
+        options = dataclasses.replace(options, min_np=int(told))
     environment = detect()
     because, predicted = "asked for", {}
     if name == "auto":
@@ -76,7 +81,7 @@ def get(
 
 
 def _refuse_options_of_others(name: str, options: Options) -> None:
-    for kind in BACKENDS.values():
+    for kind in reversed(BACKENDS.values()):
         for option in set(kind.own_options) - set(BACKENDS[name].own_options):
             if getattr(options, option) != getattr(Options(), option):
                 raise UsageError(

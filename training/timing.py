@@ -84,9 +84,12 @@ class Timing:
 
         Across hosts, the difference of their clocks is part of it.
         """
-        count = min(LAST, len(self.started))
         self.wait = [0.0] * len(self.started)
-        if backend.size == 1 or not count:
+        if backend.size == 1:
+            return
+        # Where a rank died, not all have finished the step under way.
+        count = min(LAST, int(gather(backend, len(self.started)).min()))
+        if not count:
             return
         mine = np.asarray(self.started[-count:])
         slowest = gather(backend, mine).max(axis=0)
