@@ -187,7 +187,9 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         if args.json:
             summary.write_json(args.json)
 
-    job.run(job.Job.of(vars(args)), checkpoint=checkpoint, ledger=args.ledger, tell=tell)
+    job.run(
+        job.Job.of(vars(args)), checkpoint=checkpoint, ledger=args.ledger, tell=tell
+    )
     if checkpoint is not None and checkpoint.failed:
         raise CollectiveError(
             f"the last checkpoint was not written: {checkpoint.failed}",

@@ -85,7 +85,9 @@ def regroup() -> list[int]:
             ctypes.byref(rank), ctypes.byref(size), former
         )
     )
-    _place = Environment(before.launcher, rank.value, size.value, rank.value, size.value)
+    _place = Environment(
+        before.launcher, rank.value, size.value, rank.value, size.value
+    )
     return list(former[: size.value])
 
 

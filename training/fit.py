@@ -21,7 +21,7 @@ from training.callbacks import RankZeroCallbacks
 from training.checkpoint import Checkpoint
 from training.checks import check_labels, check_model, check_same_stream
 from training.evaluation import Evaluation
-from training.exchange import gather
+from training.exchange import gather_few
 from training.failure import ends_the_job
 from training.inputs import Batch, Input
 from training.ledger_writer import Ledger
@@ -220,6 +220,10 @@ class _Loop:
     ) -> None:
         """Finds the state to start from, on rank 0."""
         self.asked = checkpoint, ledger
+        if self.backend.options.min_np is None:
+            self.batches = lambda *place: iter(self.plan.dataset(*place))
+        else:
+            self.batches = self.plan.moving()
         self.result = Result(model, self.backend)
         if checkpoint is not None and self.backend.rank == 0:
             self.start = checkpoint.begin(model, self.plan.plan)
@@ -282,7 +286,7 @@ class _Loop:
                 "were asked for",
                 hint="more --steps or --epochs, or another --checkpoint-dir",
             )
-        if timeline and gather(backend, self.timeline is None).any():
+        if timeline and gather_few(backend, [self.timeline is None]).any():
             self.timeline = Timeline(timeline, backend)  # now all have begun it
         self._lead(step, root, change)
         if change is not None:
@@ -328,7 +332,9 @@ class _Loop:
             backend.barrier()  # rank 0 ends the job
         if self.checkpoint is not None:
             self.checkpoint.end(self.start or self._state(), self.ledger)
-            hint = f"--resume goes on from {self.checkpoint.folder}, on fewer ranks, too"
+            hint = (
+                f"--resume goes on from {self.checkpoint.folder}, on fewer ranks, too"
+            )
         else:
             hint = "a smaller --min-np; and --checkpoint-dir, to go on from there"
         raise CollectiveError(
@@ -346,13 +352,15 @@ class _Loop:
         bar: Progress,
     ) -> Result:
         """From the state in place, or to be put there, to the end."""
-        model, per_epoch, timeline = step.model, self.plan.steps_per_epoch, self.timeline
+        model, per_epoch, timeline = (
+            step.model,
+            self.plan.steps_per_epoch,
+            self.timeline,
+        )
         backend, result, start = self.backend, self.result, self.start
         every_batch = "on_train_batch_end" in hooks.hooks
-        batches = iter(
-            self.plan.dataset(
-                self.number, self.last, backend.local_replicas, backend.replicas
-            )
+        batches = self.batches(
+            self.number, self.last, backend.local_replicas, backend.replicas
         )
         if start is not None:
             start.put(model)  # here for the hooks to see it,

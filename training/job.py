@@ -110,7 +110,9 @@ def run(
             rows = max(job.global_batch_size, 32 * backend.replicas)
             evaluation = Evaluation(model, backend, data.test, rows)
             test = result.afterwards(evaluation)
-        summary = Summary.of(dataclasses.asdict(job), result, test, model.count_params())
+        summary = Summary.of(
+            dataclasses.asdict(job), result, test, model.count_params()
+        )
 
         def tell_once() -> None:
             nonlocal tell

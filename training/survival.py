@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from backends.base import Backend
-from training.exchange import gather
+from training.exchange import gather_few
 from training.state import State, broadcast
 
 T = TypeVar("T")
@@ -37,7 +37,11 @@ class Change:
     def tell(self, step: int) -> None:
         """Says who is gone, and how it goes on."""
         gone = sorted(set(range(self.size)) - set(self.former))
-        who = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
+        who = (
+            f"rank {gone[0]}"
+            if len(gone) == 1
+            else f"ranks {', '.join(map(str, gone))}"
+        )
         left = len(self.former)
         print(
             f"collective: {who} of {self.size} died; {left} "
@@ -75,6 +79,6 @@ def newest(mine: State, backend: Backend) -> tuple[State, int]:
     Returns:
         The state, and the rank whose it was: the lowest of those that have it.
     """
-    places = gather(backend, [mine.epoch, mine.step])
+    places = gather_few(backend, [mine.epoch, mine.step])
     root = max(range(backend.size), key=lambda rank: (*places[rank], -rank))
     return broadcast(mine, backend, root), root

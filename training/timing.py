@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backends.base import Backend
-from training.exchange import gather
+from training.exchange import gather, gather_few
 
 PARTS = ("input", "compute", "wait", "all_reduce", "update")
 # Steps whose waiting is looked at: every rank tells the others this many times.
@@ -88,7 +88,7 @@ class Timing:
         if backend.size == 1:
             return
         # Where a rank died, not all have finished the step under way.
-        count = min(LAST, int(gather(backend, len(self.started)).min()))
+        count = min(LAST, int(gather_few(backend, [len(self.started)]).min()))
         if not count:
             return
         mine = np.asarray(self.started[-count:])

@@ -45,7 +45,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         )
     if options.min_np is not None and options.min_np < 1:
         raise UsageError(
-            f"--min-np {options.min_np}: at least 1 rank must be left", hint="--min-np 1"
+            f"--min-np {options.min_np}: at least 1 rank must be left",
+            hint="--min-np 1",
         )
     if not options.command:
         raise UsageError("no command to start", hint=EXAMPLE)
