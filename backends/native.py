@@ -12,6 +12,7 @@ import numpy as np
 from backends.base import Availability, Backend, Collective, Options
 from collective import library, session, timeline
 from collective.environment import Environment, detect
+from collective.errors import UsageError
 from collective.operations.kinds import algorithm_number, transport_number
 
 ENDED = "ended the job with exit code"
@@ -32,6 +33,11 @@ class NativeBackend(Backend):
 
         environment = environment or detect()
         super().__init__(options, environment)
+        if options.min_np is not None and environment.size != environment.local_size:
+            raise UsageError(
+                "native goes on without ranks that die on one host only",
+                hint="--backend mpi, under mpirun --with-ft ulfm",
+            )
         algorithm_number(options.algorithm)  # told now, not in the first step
         transport_number(options.transport_dtype)
         collective.init(environment)

@@ -460,9 +460,9 @@ class _Loop:
 
     def _save(self) -> None:
         """Writes a checkpoint where one is due, on rank 0."""
-        due = self.checkpoint is not None and self.checkpoint.due
-        if due and due(self.number, not self.averages):
-            self.checkpoint.save(self._state, self.ledger)
+        kept = self.checkpoint
+        if kept is not None and kept.due(self.number, not self.averages):
+            kept.save(self._state, self.ledger)
 
     def _keep(self) -> None:
         """Keeps the losses, times and rows of the epoch's steps that were made here."""

@@ -174,7 +174,8 @@ class Job:
         if code == 0 or self.ending:
             return
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
-        if not self.failed:
+        # One that ended by itself says more than one that was killed and survived.
+        if not self.failed or (code > 0 and self.exit_code > 128):
             self.exit_code = 128 - code if code < 0 else code
             self.failed = (rank, how)
         rest = "; ending the others" if self.processes else ""
