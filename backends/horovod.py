@@ -124,7 +124,8 @@ class HorovodBackend(Backend):
         time.sleep(ENDED_BY_LAUNCHER_SECONDS)
         print(
             f"rank {self.rank}: error: another rank has left the job\n"
-            "HINT: let every rank take the same steps; see what the others printed",
+            "HINT: let every rank take the same steps; see what the others printed; "
+            "where one was killed: --checkpoint-dir DIR --resume",
             file=sys.stderr,
             flush=True,
         )

@@ -181,7 +181,12 @@ class Job:
         rest = "; ending the others" if self.processes else ""
         if self.least is not None:
             rest = f"; {len(self.processes)} of {self.size} ranks are left"
-        tell(f"{self._who(rank)} ended {how}{rest}")
+        killed = code < 0 and self.processes and self.least is None
+        hint = (
+            "\nHINT: --min-np goes on without ranks that die (backends native and mpi); "
+            "train.py --checkpoint-dir DIR --resume goes on from a checkpoint"
+        )
+        tell(f"{self._who(rank)} ended {how}{rest}{hint if killed else ''}")
         if self.least is None:
             self._end(signal.SIGTERM)
 
