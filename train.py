@@ -22,6 +22,7 @@ from collective.operations.kinds import ALGORITHMS, TRANSPORTS
 
 if TYPE_CHECKING:
     from training import Checkpoint
+    from training.summary import Summary
 
 EXAMPLES = {
     "backend": "mpirun -np 4 python train.py --backend tf-multiworker",
@@ -62,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
         help="sum the gradients in buckets of about N bytes (native)")  # fmt: skip
     add("--parameter-servers", type=_count, metavar="N",
         help="ranks that hold the variables (tf-parameter-server; default: 1)")  # fmt: skip
+    add("--min-np", type=_count, metavar="N",
+        help="go on without ranks that die while N are left (native, mpi)")  # fmt: skip
 
     add = g["model and data"].add_argument
     add("--model", default="cnn", metavar="NAME",
@@ -160,6 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(args, rank)
     except CollectiveError as error:
+        rank = rank if error.rank is None else error.rank
         if error.everywhere:
             _let_rank_zero_speak(rank)
         where = "" if error.everywhere else f"rank {rank}: "
@@ -191,11 +195,15 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         if file and rank == 0:
             check_writable(option, file)
     checkpoint = _checkpoint(args)
-    summary = job.run(job.Job.of(vars(args)), checkpoint=checkpoint, ledger=args.ledger)
-    if rank == 0:
+
+    def tell(summary: Summary) -> None:
         summary.print()
         if args.json:
             summary.write_json(args.json)
+
+    job.run(
+        job.Job.of(vars(args)), checkpoint=checkpoint, ledger=args.ledger, tell=tell
+    )
     if checkpoint is not None and checkpoint.failed:
         raise CollectiveError(
             f"the last checkpoint was not written: {checkpoint.failed}",

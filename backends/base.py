@@ -52,6 +52,8 @@ class Options:
         bucket_bytes: Sums the gradients in buckets of about so many bytes (native).
             None: all in one.
         parameter_servers: Ranks that hold variables (tf-parameter-server). None: one.
+        min_np: Goes on without ranks that die while so many are left (native, mpi).
+            None: what the launcher was told; where it was not, the job ends.
     """
 
     devices: int | None = None
@@ -62,6 +64,7 @@ class Options:
     transport_dtype: str | None = None
     bucket_bytes: int | None = None
     parameter_servers: int | None = None
+    min_np: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Backend(ABC):
         rank, size: This process and the number of processes.
         local_rank, local_size: The same within this host.
         replicas: Number of replicas in the job.
+        most_replicas: How many it may come to have: places for what each one tells.
         local_replicas: Which of them live in this process, in order.
         chosen_because: Why this backend was chosen, for the summary.
         predicted: By backend that ``auto`` chose from, fastest first: seconds of a
@@ -117,7 +121,9 @@ class Backend(ABC):
         self.local_rank = environment.local_rank
         self.local_size = environment.local_size
         self.processes = self.replicas = self.size
+        self.most_replicas = self.size
         self.local_replicas = range(self.rank, self.rank + 1)
+        self._number: Any = None
         self.chosen_because = "asked for"
         self.predicted: dict[str, float] = {}
         self._guarded_by: str | None = None
@@ -170,7 +176,14 @@ class Backend(ABC):
 
     def replica(self) -> Any:
         """Inside ``run``: the number of this replica in the job, an int or tensor."""
-        return self.rank
+        if self.options.min_np is None:
+            return self.rank
+        import tensorflow as tf
+
+        if self._number is None:  # what is traced must follow when it changes
+            with tf.init_scope(), tf.device("CPU"):
+                self._number = tf.Variable(self.rank, trainable=False, dtype=tf.int64)
+        return self._number.read_value()
 
     def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Inside ``run``: the sum of each tensor over all replicas.
@@ -246,17 +259,17 @@ class Backend(ABC):
         for variable in variables:
             variable.assign(self.broadcast_array(np.asarray(variable)))
 
-    def broadcast_array(self, array: np.ndarray) -> np.ndarray:
-        """Outside ``run``: rank 0's array, on every process. Shapes must agree.
+    def broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """Outside ``run``: the root's array, on every process. Shapes must agree.
 
         Raises:
             CollectiveError: Where only one rank would take part.
         """
         self.require_all_ranks()
         with recorder.span(recorder.BROADCAST, "by the backend", array.nbytes):
-            return self._broadcast_array(array)
+            return self._broadcast_array(array, root)
 
-    def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
+    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         """What ``broadcast_array`` does once the call is known to be safe."""
         return array
 
@@ -293,6 +306,28 @@ class Backend(ABC):
         None for an error of this rank's own.
         """
         return None
+
+    def lost(self, error: BaseException) -> bool:
+        """Whether all that an error says is that ranks died, and the others can go on.
+
+        Then all of these call ``regroup``.
+        """
+        return False
+
+    def regroup(self) -> list[int]:
+        """Goes on with the ranks that are left, numbered anew in their old order.
+
+        Returns:
+            By rank, what number it had before.
+        """
+        raise NotImplementedError
+
+    def _renumber(self, rank: int, size: int) -> None:
+        """Takes a new place, on one host."""
+        self.rank, self.size = self.local_rank, self.local_size = rank, size
+        self.replicas, self.local_replicas = size, range(rank, rank + 1)
+        if self._number is not None:
+            self._number.assign(rank)
 
     def require_all_ranks(self) -> None:
         """For collectives: raises inside code that runs on rank 0 only.

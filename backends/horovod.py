@@ -99,12 +99,12 @@ class HorovodBackend(Backend):
         number = self._traced[graph] = self._traced.get(graph, 0) + 1
         return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {graph.name}")
 
-    def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
-        """Rank 0's array, by Horovod's ``broadcast``, as bytes."""
+    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """The root's array, by Horovod's ``broadcast``, as bytes."""
         array = np.array(array, order="C")
         if array.size:
             whole = array.reshape(-1).view(np.uint8)
-            whole[:] = self.hvd.broadcast(whole, root_rank=0, name="broadcast_array")
+            whole[:] = self.hvd.broadcast(whole, root_rank=root, name="broadcast_array")
         return array
 
     def close(self) -> None:
@@ -124,7 +124,8 @@ class HorovodBackend(Backend):
         time.sleep(ENDED_BY_LAUNCHER_SECONDS)
         print(
             f"rank {self.rank}: error: another rank has left the job\n"
-            "HINT: let every rank take the same steps; see what the others printed",
+            "HINT: let every rank take the same steps; see what the others printed; "
+            "where one was killed: --checkpoint-dir DIR --resume",
             file=sys.stderr,
             flush=True,
         )

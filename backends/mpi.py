@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,15 @@ class MPIBackend(Backend):
     name = "mpi"
     launcher = "mpirun"
     summary = "one replica a process, MPI_Allreduce on one fused buffer (mpi4py)"
+    own_options = ("min_np",)
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
         super().__init__(options, environment)
         self.world = mpi_world.start(environment)
+        self._lost = False
+        if options.min_np is not None:
+            self._raise_errors()
         configure(options, environment)
 
     @classmethod
@@ -38,7 +43,7 @@ class MPIBackend(Backend):
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         import tensorflow as tf
 
-        if self.size == 1:
+        if self.size == 1 and self.options.min_np is None:
             return tensors
         sums = tf.numpy_function(
             self._sum_arrays, tensors, [t.dtype for t in tensors], name="mpi_allreduce"
@@ -63,7 +68,10 @@ class MPIBackend(Backend):
                 view = buffer[start : start + arrays[i].size]
                 view[:] = arrays[i].reshape(-1)
                 out[i] = view.reshape(arrays[i].shape)
-            with recorder.span(recorder.ALL_REDUCE, "by MPI", buffer.nbytes):
+            with (
+                recorder.span(recorder.ALL_REDUCE, "by MPI", buffer.nbytes),
+                self._noticing(),
+            ):
                 self.world.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
         return out
 
@@ -90,15 +98,53 @@ class MPIBackend(Backend):
         out.set_shape(shape)
         return out
 
-    def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
-        """Rank 0's array, by ``MPI_Bcast``."""
+    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """The root's array, by ``MPI_Bcast``."""
         array = np.array(array, order="C")
-        self.world.Bcast(array.reshape(-1).view(np.uint8), root=0)
+        with self._noticing():
+            self.world.Bcast(array.reshape(-1).view(np.uint8), root=root)
         return array
 
     def _barrier(self) -> None:
         """``MPI_Barrier``."""
-        self.world.Barrier()
+        with self._noticing():
+            self.world.Barrier()
+
+    @contextlib.contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Notes where MPI says that a rank has died."""
+        from mpi4py import MPI
+
+        try:
+            yield
+        except MPI.Exception as error:
+            dead = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+            self._lost |= error.Get_error_class() in dead
+            raise
+
+    def _raise_errors(self) -> None:
+        """For ``mpirun --with-ft ulfm``: MPI's errors are told, and end nothing."""
+        from mpi4py import MPI
+
+        self.world = self.world.Dup()
+        self.world.Set_errhandler(MPI.ERRORS_RETURN)
+
+    def lost(self, error: BaseException) -> bool:
+        """Where MPI has said so."""
+        return self._lost
+
+    def regroup(self) -> list[int]:
+        """``MPI_Comm_revoke``, so that all notice, and ``MPI_Comm_shrink``."""
+        from mpi4py import MPI
+
+        self.world.Revoke()
+        before, self.world = self.world, self.world.Shrink()
+        self.world.Set_errhandler(MPI.ERRORS_RETURN)
+        self._lost = False
+        group, wider = self.world.Get_group(), before.Get_group()
+        former = group.Translate_ranks(range(self.world.size), wider)
+        self._renumber(self.world.rank, self.world.size)
+        return list(former)
 
     def abort(self, exit_code: int) -> None:
         """``MPI_Abort``: ends every rank."""

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from backends.base import Availability, Backend, Collective, Options
-from collective import library, timeline
+from collective import library, session, timeline
 from collective.environment import Environment, detect
+from collective.errors import UsageError
 from collective.operations.kinds import algorithm_number, transport_number
 
 ENDED = "ended the job with exit code"
@@ -24,7 +25,7 @@ class NativeBackend(Backend):
     name = "native"
     launcher = "collectiverun"
     summary = "one replica a process, summed by our own core (shared memory, or MPI)"
-    own_options = ("algorithm", "transport_dtype", "bucket_bytes")
+    own_options = ("algorithm", "transport_dtype", "bucket_bytes", "min_np")
 
     def __init__(self, options: Options, environment: Environment | None = None):
         import collective
@@ -32,6 +33,11 @@ class NativeBackend(Backend):
 
         environment = environment or detect()
         super().__init__(options, environment)
+        if options.min_np is not None and environment.size != environment.local_size:
+            raise UsageError(
+                "native goes on without ranks that die on one host only",
+                hint="--backend mpi, under mpirun --with-ft ulfm",
+            )
         algorithm_number(options.algorithm)  # told now, not in the first step
         transport_number(options.transport_dtype)
         collective.init(environment)
@@ -54,7 +60,7 @@ class NativeBackend(Backend):
         return Availability(True, f"{environment.size} processes on one host")
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
-        if self.size == 1:
+        if self.size == 1 and self.options.min_np is None:
             return tensors
         narrow = self.options.transport_dtype
         if narrow is None:
@@ -93,14 +99,14 @@ class NativeBackend(Backend):
         rows = tensorflow_ops.allgather(row[None])
         return tf.ensure_shape(rows, [self.size, *row.shape])
 
-    def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
-        """Rank 0's array, through shared memory."""
+    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """The root's array, through shared memory."""
         import collective
 
         array = np.array(array, order="C")
         if array.size:
             whole = array.reshape(-1).view(np.uint8)
-            collective.broadcast(whole, out=whole, name="broadcast_array")
+            collective.broadcast(whole, root, out=whole, name="broadcast_array")
         return array
 
     def _barrier(self) -> None:
@@ -122,6 +128,19 @@ class NativeBackend(Backend):
             Collective(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"]["bytes"])
             for e in events
         ]
+
+    def lost(self, error: BaseException) -> bool:
+        """Where the core found a rank dead, or gone."""
+        import tensorflow as tf
+
+        told = isinstance(error, library.PeerLost | tf.errors.AbortedError)
+        return told and self.options.min_np is not None and session.lost()
+
+    def regroup(self) -> list[int]:
+        """Meets the other ranks anew."""
+        former = session.regroup()
+        self._renumber(session.rank(), session.size())
+        return former
 
     def close(self) -> None:
         """Leaves the job."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 from collections.abc import Callable, Sequence
 
 from backends.base import Availability, Backend, Options
@@ -63,6 +65,9 @@ def get(
             says why and what to type.
     """
     options = options or Options()
+    told = os.environ.get("COLLECTIVE_MIN_NP")  # collectiverun --min-np
+    if told and options.min_np is None:
+        options = dataclasses.replace(options, min_np=int(told))
     environment = detect()
     because, predicted = "asked for", {}
     if name == "auto":
@@ -93,7 +98,7 @@ def _refuse_options_of_others(name: str, options: Options) -> None:
             f"--devices {options.devices}: backend {name!r} is on one device",
             hint="--backend tf-mirrored",
         )
-    for kind in BACKENDS.values():
+    for kind in reversed(BACKENDS.values()):
         for option in set(kind.own_options) - set(BACKENDS[name].own_options):
             if getattr(options, option) != getattr(Options(), option):
                 raise UsageError(

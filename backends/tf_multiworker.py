@@ -95,9 +95,9 @@ class MultiWorkerBackend(StrategyBackend):
         # tf.identity: all_reduce refuses a tensor that has no device yet.
         return fused(tensors, lambda vector: reduce([tf.identity(vector)])[0])
 
-    def _broadcast_array(self, array: np.ndarray) -> np.ndarray:
-        """Rank 0's array, by what exchanged the addresses."""
-        return self.world.bcast(array, root=0)
+    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """The root's array, by what exchanged the addresses."""
+        return self.world.bcast(array, root=root)
 
     def _barrier(self) -> None:
         """Waits for every process."""

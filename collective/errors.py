@@ -33,9 +33,13 @@ class CollectiveError(Exception):
         exit_code: What the process should exit with.
         everywhere: True when every rank raises the same error, so that only
             rank 0 needs to tell it.
+
+    Attributes:
+        rank: Who raised it, where that is no longer what the launcher said.
     """
 
     exit_code = 1
+    rank: int | None = None
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 from collections.abc import Mapping
@@ -58,6 +59,38 @@ def shutdown() -> None:
     atexit.unregister(shutdown)
     library.check(library.load().collective_shutdown())
     recorder.close()
+
+
+def lost() -> bool:
+    """Whether the job is broken because ranks died or left, and the others can go on."""
+    return _place is not None and bool(library.load().collective_lost())
+
+
+def regroup() -> list[int]:
+    """Goes on with those ranks that are left, numbered anew in their old order.
+
+    All of them call it, on one host, where ``lost()``; or die. Process sets end with
+    the old job.
+
+    Returns:
+        By rank, what number it had before.
+
+    Raises:
+        CollectiveError: If a rank that lives did not come in time.
+    """
+    global _place
+    before = place()
+    rank, size = ctypes.c_int32(), ctypes.c_int32()
+    former = (ctypes.c_int32 * before.size)()
+    library.check(
+        library.load().collective_regroup(
+            ctypes.byref(rank), ctypes.byref(size), former
+        )
+    )
+    _place = Environment(
+        before.launcher, rank.value, size.value, rank.value, size.value
+    )
+    return list(former[: size.value])
 
 
 def is_initialized() -> bool:

@@ -56,14 +56,26 @@ class RankZeroCallbacks:
         self.model = model
         self.backend = backend
         self.callbacks = list(callbacks)
+        self.hooks: set[str] = set()
+        self._params = {"epochs": epochs, "steps": steps, "verbose": 1}
+        self._ready = False
+        self._epoch = 0
+        self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
         model.stop_training = False
-        if backend.rank == 0:
+
+    def agree(self) -> None:
+        """Finds out which hooks matter. Every rank calls it, first of all.
+
+        Rank 0 tells: a script may make callbacks there only. They are called again
+        when another rank has become rank 0.
+        """
+        if self.backend.rank == 0 and not self._ready:
+            self._ready = True
             for callback in self.callbacks:
-                callback.set_params({"epochs": epochs, "steps": steps, "verbose": 1})
-                callback.set_model(model)
-        # Rank 0 tells which hooks matter: a script may make callbacks there only.
+                callback.set_params(self._params)
+                callback.set_model(self.model)
         mine = [any(_overrides(c, hook) for c in self.callbacks) for hook in HOOKS]
-        agreed = backend.broadcast_array(np.array(mine, np.float32))
+        agreed = self.backend.broadcast_array(np.array(mine, np.float32))
         self.hooks = {hook for hook, used in zip(HOOKS, agreed, strict=True) if used}
         if any("batch" in hook for hook in self.hooks):
             self.hooks.add("on_epoch_end")  # what they changed is followed there
@@ -73,15 +85,22 @@ class RankZeroCallbacks:
 
         After hooks of a batch only ``stop_training`` and the learning rate travel;
         after all others, the end of the epoch among them, every variable of model and
-        optimizer does.
+        optimizer does. A callback does not see that something is done again because a
+        rank has died: no hook is called twice for the same epoch or batch.
 
         Args:
             hook: Name of the Keras hook, ``on_epoch_end``.
             args: What Keras hands to it: epoch or batch number, logs.
         """
+        if hook == "on_epoch_begin":
+            self._epoch = args[0]
         if hook not in self.hooks:
             return
-        if self.backend.rank == 0:
+        numbers = [n for n in args if isinstance(n, int)]
+        once = hook in ("on_train_begin", "on_train_end")
+        place = () if once else (self._epoch, *numbers)
+        if self.backend.rank == 0 and self._last.get(hook) != place:
+            self._last[hook] = place
             what = f"a callback's {hook}"
             with (
                 self.backend.only_rank_zero(what),

@@ -20,12 +20,11 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from backends.base import Backend
 from collective.errors import UsageError, printable
 from training import saved, sharding
 from training.ledger_writer import Ledger
 from training.plan import Plan
-from training.state import State, broadcast
+from training.state import State
 
 # At most so much of a training's time goes into its checkpoints.
 PART_OF_TIME = 0.05
@@ -77,18 +76,25 @@ class Checkpoint:
         self._left_out = 0
         self._thread: threading.Thread | None = None
 
-    def begin(self, model: keras.Model, backend: Backend, plan: Plan) -> State | None:
-        """The state to go on with, None for a new training. Every rank calls it.
+    def begin(self, model: keras.Model, plan: Plan) -> State | None:
+        """The state to go on with, None for a new training. Rank 0 calls it.
 
         Raises:
             UsageError: If the folder cannot be used as was asked.
         """
+        self.take_over(model, plan)
+        self._known = []
+        return self._newest(model, plan)
+
+    def take_over(self, model: keras.Model, plan: Plan) -> None:
+        """Makes ready to write; in the middle of a training, after another rank.
+
+        Raises:
+            UsageError: If the folder cannot be written to.
+        """
         self._write = lambda state: saved.write(state, model, plan, self.folder)
-        state = None
-        if backend.rank == 0:
-            self._prepare()
-            state = self._newest(model, plan)
-        return broadcast(state, backend)
+        self._prepare()
+        self._known = saved.saved_in(self.folder)[: self.keep][::-1]
 
     def due(self, step: int, epoch_ended: bool) -> bool:
         """Whether the state before ``step`` is to be written."""

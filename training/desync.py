@@ -41,7 +41,7 @@ class DesyncAlarm:
     def __init__(self, model: keras.Model, backend: Backend, every: int):
         self.variables = followed_variables(model)
         self.backend = backend
-        self.every = every if backend.replicas > 1 else 0
+        self.every = every if backend.most_replicas > 1 else 0
 
     def due(self, number: int) -> bool:
         """Whether step ``number`` (from 0) compares."""
@@ -54,7 +54,7 @@ class DesyncAlarm:
             number: Of the step, int64 scalar.
 
         Returns:
-            float32 ``[replicas, BYTES]``, zeros but for this replica's row, which
+            float32 ``[most_replicas, BYTES]``, zeros but for this replica's row, which
             is its checksum in a step that is due; ``[0, BYTES]`` without an alarm.
         """
         if not self.every:
@@ -73,19 +73,20 @@ class DesyncAlarm:
 
     def _in_own_row(self, values: tf.Tensor) -> tf.Tensor:
         """Behind a first axis of the replicas; zeros in the rows of the others."""
-        rows = tf.one_hot(self.backend.replica(), self.backend.replicas)
+        rows = tf.one_hot(self.backend.replica(), self.backend.most_replicas)
         return tf.tensordot(rows, tf.cast(values, tf.float32), axes=0)
 
     def compare(self, checksums: np.ndarray, number: int) -> None:
         """Raises, on every rank, when the replicas differ; every rank calls it.
 
         Args:
-            checksums: ``[replicas, BYTES]``, the sum of all contributions.
+            checksums: ``[most_replicas, BYTES]``, the sum of all contributions.
             number: Of the step that they rode in.
 
         Raises:
             CollectiveError: Naming replica, tensor and step.
         """
+        checksums = checksums[: self.backend.replicas]
         if np.all(checksums == checksums[0]):
             return
 
@@ -99,9 +100,15 @@ class DesyncAlarm:
             return self.backend.run(reduced, ())
 
         paths = [v.path for v in self.variables]
-        error = self._error(checksums, of_all().numpy(), paths, number)
-        recorder.incident(error.message)
-        raise error
+        try:
+            of_tensors = of_all().numpy()
+        except tf.errors.OpError as error:
+            if not self.backend.lost(error):
+                raise
+            of_tensors = np.zeros([len(checksums), len(paths), BYTES])  # never known
+        told = self._error(checksums, of_tensors, paths, number)
+        recorder.incident(told.message)
+        raise told
 
     def _error(
         self,

@@ -39,9 +39,7 @@ class Evaluation:
         self.backend = backend
         self.input = Input(source, batch_size, shuffle=False)
         self.forward = Forward(model, seed=0)
-        self.dataset = self.input.dataset(
-            0, self.input.steps_per_epoch, backend.local_replicas, backend.replicas
-        )
+        self._cut_for = range(0), 0
         spec = without_none(self.input.spec)
         self._local = tf.function(
             self.forward.test,
@@ -69,10 +67,15 @@ class Evaluation:
             ``loss``, the losses of single outputs, and the metrics.
         """
         self.backend.require_all_ranks()
+        place = self.backend.local_replicas, self.backend.replicas
+        if place != self._cut_for:  # at first, and when ranks have died
+            steps = self.input.steps_per_epoch
+            self._dataset = self.input.dataset(0, steps, *place)
+            self._cut_for = place
         with recorder.span(recorder.OTHER, "validation"):
             vectors = [
                 self.backend.call(self._run, (without_none(batch),))
-                for batch in self.dataset
+                for batch in self._dataset
             ]
             total = np.sum([vector.numpy() for vector in vectors], axis=0)
         return self._logs(total)

@@ -27,6 +27,8 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         yield
     except BaseException as error:
         alike = isinstance(error, CollectiveError) and error.everywhere
+        if isinstance(error, CollectiveError):
+            error.rank = backend.rank
         if backend.size == 1 or alike or isinstance(error, SystemExit):
             raise
         echo = backend.ended_by_another(error)

@@ -8,6 +8,7 @@ at any step. ``tf.data`` does the reading, ahead of the step.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,14 +132,47 @@ class Input:
             One ``Batch`` a step, in order, also when this process has no row in it.
             All shapes but the leading dimension are static.
         """
-        threads = min(_MAX_THREADS, _cores())
+        own = local_replicas[0], local_replicas[-1], replicas
+        batches = self._batches(first_step, last_step, *own)
+        # Told, for whoever asks: it cannot be seen through the blocks of the plan.
+        length = tf.data.experimental.assert_cardinality(last_step - first_step)
+        return _ahead(batches.apply(length))
+
+    def moving(self) -> Callable[[int, int, range, int], Iterator[Batch]]:
+        """Makes a function that is ``iter(dataset(...))`` and quick from its second call.
+
+        Where ranks die, the others go on with other parts of the same data; to build a
+        pipeline anew would take them longer than all the rest.
+        """
+        if not self.source.random_access:
+            return lambda *place: iter(self.dataset(*place))
+        with tf.device("CPU"):
+            place = tf.Variable([0] * 5, trainable=False, dtype=tf.int64)
+        whole = tf.data.Dataset.from_tensors(0).flat_map(
+            lambda _: self._batches(*tf.unstack(place.read_value()))
+        )
+        dataset = _ahead(whole)
+
+        def batches(
+            first_step: int, last_step: int, local_replicas: range, replicas: int
+        ) -> Iterator[Batch]:
+            own = local_replicas[0], local_replicas[-1], replicas
+            place.assign([first_step, last_step, *own])
+            return iter(dataset)
+
+        return batches
+
+    def _batches(
+        self, first_step: Any, last_step: Any, low: Any, high: Any, replicas: Any
+    ) -> tf.data.Dataset:
+        """The batches of ``dataset``; all arguments are numbers or tensors."""
 
         def own(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             """Where our rows start and stop in a global batch, and its size."""
             size = tf.constant(self.global_batch_size, tf.int64)
             rows = tf.minimum(size, self.rows - step % self.steps_per_epoch * size)
-            start, _ = share(rows, local_replicas[0], replicas)
-            _, stop = share(rows, local_replicas[-1], replicas)
+            start, _ = share(rows, low, replicas)
+            _, stop = share(rows, high, replicas)
             return start, stop, rows
 
         def told(start: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor | None:
@@ -167,24 +201,14 @@ class Input:
             return Batch(x, y, weight, rows, told(start, mine))
 
         if self.source.random_access:
-            batches = self._plan(first_step, last_step).map(
-                read, num_parallel_calls=threads, deterministic=True
+            return self._plan(first_step, last_step).map(
+                read, num_parallel_calls=_threads(), deterministic=True
             )
-        else:
-            steps = tf.data.Dataset.range(first_step, last_step)
-            whole = self.source.in_order(self.global_batch_size, first_step, last_step)
-            batches = tf.data.Dataset.zip((steps, whole)).map(cut)
-        # Told, for whoever asks: it cannot be seen through the blocks of the plan.
-        length = tf.data.experimental.assert_cardinality(last_step - first_step)
-        options = tf.data.Options()
-        options.deterministic = True
-        # Own threads: reading that blocks must not hold up the training step.
-        options.threading.private_threadpool_size = threads
-        # The sizes are set by hand: the tuner's thread costs more than it finds.
-        options.autotune.enabled = False
-        return batches.apply(length).prefetch(2).with_options(options)
+        steps = tf.data.Dataset.range(first_step, last_step)
+        whole = self.source.in_order(self.global_batch_size, first_step, last_step)
+        return tf.data.Dataset.zip((steps, whole)).map(cut)
 
-    def _plan(self, first_step: int, last_step: int) -> tf.data.Dataset:
+    def _plan(self, first_step: Any, last_step: Any) -> tf.data.Dataset:
         """``(step, row numbers of its global batch)`` for a range of steps.
 
         Computed a block of steps at a time, the next one ahead of use; no block
@@ -193,8 +217,8 @@ class Input:
         length = max(1, _BLOCK_ROWS // self.global_batch_size)
         of_epoch = -(-self.steps_per_epoch // length)
 
-        def block(step: int) -> int:
-            epoch, within = divmod(step, self.steps_per_epoch)
+        def block(step: Any) -> Any:
+            epoch, within = step // self.steps_per_epoch, step % self.steps_per_epoch
             return epoch * of_epoch + within // length
 
         def compute(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -221,10 +245,26 @@ class Input:
 
             return tf.data.Dataset.range(start, stop).map(one)
 
-        blocks = tf.data.Dataset.range(
-            block(first_step), block(last_step - 1) + 1 if last_step > first_step else 0
-        )
+        first, last = tf.cast(first_step, tf.int64), tf.cast(last_step, tf.int64)
+        some = tf.cast(last > first, tf.int64)  # of no steps, no block
+        blocks = tf.data.Dataset.range(block(first), some * (block(last - 1) + 1))
         return blocks.map(compute).prefetch(1).flat_map(batches)
+
+
+def _ahead(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Read ahead of use."""
+    options = tf.data.Options()
+    options.deterministic = True
+    # Own threads: reading that blocks must not hold up the training step.
+    options.threading.private_threadpool_size = _threads()
+    # The sizes are set by hand: the tuner's thread costs more than it finds.
+    options.autotune.enabled = False
+    return batches.prefetch(2).with_options(options)
+
+
+def _threads() -> int:
+    """Threads that read."""
+    return min(_MAX_THREADS, _cores())
 
 
 def _cores() -> int:

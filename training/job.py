@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -67,12 +67,14 @@ def run(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     checkpoint: Checkpoint | None = None,
     ledger: str | None = None,
+    tell: Callable[[Summary], None] | None = None,
 ) -> Summary:
     """Trains, evaluates on the test data and sums up. Every rank calls it.
 
     Args:
         job: What to train.
         callbacks, checkpoint, ledger: As for ``training.fit``.
+        tell: Called on rank 0, with the summary.
 
     Raises:
         UsageError: An option asks for what is not there or does not fit.
@@ -111,8 +113,22 @@ def run(
         test: dict[str, float] = {}
         if job.test and data.test is not None:
             rows = max(job.global_batch_size, 32 * backend.replicas)
-            test = Evaluation(model, backend, data.test, rows)()
-    return Summary.of(dataclasses.asdict(job), result, test, model.count_params())
+            evaluation = Evaluation(model, backend, data.test, rows)
+            test = result.afterwards(evaluation)
+        summary = Summary.of(
+            dataclasses.asdict(job), result, test, model.count_params()
+        )
+
+        def tell_once() -> None:
+            nonlocal tell
+            if tell is not None and backend.rank == 0:
+                tell(summary)
+                tell = None
+            if backend.options.min_np is not None:
+                backend.barrier()  # where rank 0 dies now, another one tells
+
+        result.afterwards(tell_once)
+    return summary
 
 
 def _set_precision(precision: str) -> None:

@@ -34,7 +34,9 @@ def take() -> dict[str, np.ndarray]:
 
 
 def put(state: dict[str, np.ndarray]) -> None:
-    """Puts back what ``take`` returned."""
+    """Puts back what ``take`` returned; an empty one changes nothing."""
+    if not state:
+        return
     spare = float(state["python_spare"][0])
     words = tuple(int(word) for word in state["python"])
     random.setstate((3, words, None if np.isnan(spare) else spare))

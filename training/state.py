@@ -101,22 +101,18 @@ def values_of(
     return list(buffers)
 
 
-def broadcast(state: State | None, backend: Backend) -> State | None:
-    """Rank 0's state on every rank; None where rank 0 has none. Every rank calls it."""
-    arrays: list[np.ndarray] = []
-    header = b""
-    if state is not None and backend.rank == 0:
-        arrays, about = flatten(state)
-        header = json.dumps(about).encode()
-    size = int(backend.broadcast_array(np.array([len(header)]))[0])
-    if not size:
-        return None
+def broadcast(state: State, backend: Backend, root: int = 0) -> State:
+    """The root's state on every rank. Every rank calls it."""
+    arrays, about = flatten(state)
+    mine = backend.rank == root
+    header = json.dumps(about).encode() if mine else b""
+    size = int(backend.broadcast_array(np.array([len(header)]), root)[0])
     text = np.zeros(size, np.uint8)
     text[: len(header)] = np.frombuffer(header, np.uint8)
-    about = json.loads(backend.broadcast_array(text).tobytes())
-    if not arrays:
+    about = json.loads(backend.broadcast_array(text, root).tobytes())
+    if not mine:
         arrays = [np.empty(s["shape"], s["dtype"]) for s in about["arrays"]]
-    return unflatten([backend.broadcast_array(array) for array in arrays], about)
+    return unflatten([backend.broadcast_array(array, root) for array in arrays], about)
 
 
 def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:

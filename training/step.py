@@ -174,7 +174,8 @@ class Step:
             sums = sums._replace(gradients=tf.nest.pack_sequence_as(whole, flat))
         # All writing waits for the check: weight decay, the optimizer's counter and
         # the state do not depend on the gradients, and must not move without them.
-        with tf.control_dependencies(self._check(trouble, number)):
+        # And for every sum: where a rank dies, a step is made as a whole or not.
+        with tf.control_dependencies([stop, *self._check(trouble, number)]):
             self._update(sums)
             old = [state[i] for i in changing]
             self.backend.assign(
@@ -231,7 +232,7 @@ class Step:
         """For each replica 1 + the first variable whose gradient is not finite.
 
         0 where all is well, and one more than there are variables where only the loss
-        is not finite. A vector of ``replicas``; each fills in its own place.
+        is not finite. A vector of ``most_replicas``; each fills in its own place.
         """
         bad = [
             tf.logical_not(tf.math.is_finite(tf.add_n([tf.reduce_sum(g) for g in of])))
@@ -240,7 +241,7 @@ class Step:
         bad.append(tf.logical_not(tf.math.is_finite(tf.add_n(sums.losses))))
         flags = tf.stack(bad)
         first = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
-        return tf.one_hot(self.backend.replica(), self.backend.replicas) * tf.cast(
+        return tf.one_hot(self.backend.replica(), self.backend.most_replicas) * tf.cast(
             first, tf.float32
         )
 
@@ -248,7 +249,7 @@ class Step:
         """What this replica says it has read, if the batches tell their rows."""
         if isinstance(read, tuple):
             return []
-        return [receipts.write(read, replica, self.backend.replicas)]
+        return [receipts.write(read, replica, self.backend.most_replicas)]
 
     def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """One call; scalars and vectors of a few numbers ride in one tensor."""
@@ -269,7 +270,7 @@ class Step:
         fine = tf.debugging.Assert(
             tf.reduce_all(trouble == 0),
             [NOT_FINITE, number, tf.cast(trouble, tf.int32)],
-            summarize=self.backend.replicas,
+            summarize=self.backend.most_replicas,
         )
         return [] if fine is None else [fine]
 

@@ -56,6 +56,7 @@ class Timeline:
 
     def __init__(self, path: str, backend: Backend):
         self.backend = backend
+        self.rank = backend.rank  # its row, also when the rank becomes another
         host = socket.gethostname()
         # With the machine: there are clusters whose hosts are all named alike.
         hosts = gather(backend, clocks.number_of(host + clocks.machine()))
@@ -72,6 +73,7 @@ class Timeline:
             self.file = TraceFile(name, limit, create=False)
         self.origin = gather(backend, clocks.now())[0]
         self.flushed = clocks.now()
+        self.ended = False
         self._steps: list[_Step] = []
         self._others: list[Event] = []
         backend.record(True)
@@ -101,6 +103,13 @@ class Timeline:
         begin = clocks.now()
         yield
         self._others.append(self._span(name, begin, clocks.now()))
+
+    def event(self, name: str) -> None:
+        """Marks a moment in this process' row."""
+        self._others.append(
+            {"name": name, "ph": "i", "s": "p", "pid": self.rank, "tid": 0,
+             "ts": self._microseconds(clocks.now())}
+        )  # fmt: skip
 
     def flush(self) -> None:
         """Writes all that has ended."""
@@ -143,7 +152,7 @@ class Timeline:
         # Both ends rounded, not the length: what touches must not overlap.
         first, last = self._microseconds(begin), self._microseconds(end)
         event = {"name": name, "ph": "X", "ts": first, "dur": round(last - first, 3)}
-        event |= {"pid": self.backend.rank, "tid": 0}
+        event |= {"pid": self.rank, "tid": 0}
         return event | ({"args": more} if more else {})
 
     def _microseconds(self, seconds: float) -> float:
@@ -151,7 +160,7 @@ class Timeline:
         return round(1e6 * (seconds - self.offset.seconds - self.origin), 3)
 
     def _header(self, host: str) -> list[Event]:
-        backend, rank = self.backend, self.backend.rank
+        backend, rank = self.backend, self.rank
         replicas = len(backend.local_replicas)
         name = f"rank {rank} on {host}: {backend.name}"
         name += f", {replicas} replicas" if replicas > 1 else ""
@@ -172,12 +181,24 @@ class Timeline:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        """Writes the rest; after a training that went well, merges the hosts."""
-        with contextlib.suppress(*([Exception] if kind else [])):
+        """After a training that went well, merges the hosts."""
+        if kind is None:
+            self.end()
+        self.close()
+
+    def end(self) -> None:
+        """Writes the rest, and merges the hosts. Every process calls it."""
+        self.flush()
+        self.backend.record(False)
+        if self.hosts > 1 and not self.ended:
+            self._merge()
+        self.ended = True
+
+    def close(self) -> None:
+        """Writes what it can."""
+        with contextlib.suppress(Exception):
             self.flush()
         self.backend.record(False)
-        if kind is None and self.hosts > 1:
-            self._merge()
         self.file.close()
 
     def _merge(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backends.base import Backend
-from training.exchange import gather
+from training.exchange import gather, gather_few
 
 PARTS = ("input", "compute", "wait", "all_reduce", "update")
 # Steps whose waiting is looked at: every rank tells the others this many times.
@@ -84,9 +84,12 @@ class Timing:
 
         Across hosts, the difference of their clocks is part of it.
         """
-        count = min(LAST, len(self.started))
         self.wait = [0.0] * len(self.started)
-        if backend.size == 1 or not count:
+        if backend.size == 1:
+            return
+        # Where a rank died, not all have finished the step under way.
+        count = min(LAST, int(gather_few(backend, [len(self.started)]).min()))
+        if not count:
             return
         mine = np.asarray(self.started[-count:])
         slowest = gather(backend, mine).max(axis=0)

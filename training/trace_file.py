@@ -72,7 +72,8 @@ class TraceFile:
         return json.loads(text) if text else []
 
     def close(self) -> None:
-        """Closes it; it is complete."""
+        """Closes it; it is complete, and nothing more is added."""
+        self.full = True
         os.close(self._file)
 
     @contextlib.contextmanager

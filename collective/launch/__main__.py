@@ -43,6 +43,11 @@ def _launch(given: argparse.Namespace) -> int:
     local = all(here.is_here(host) for host in {rank.host for rank in ranks})
     if local and not given.use_mpi:
         return here.run(ranks, given, style, variables)
+    if given.min_np is not None:
+        raise UsageError(
+            "--min-np is for ranks on this host, started without mpirun",
+            hint="mpirun --with-ft ulfm -np 4 python train.py --backend mpi --min-np 2",
+        )
     if given.use_gloo:
         names = ", ".join(dict.fromkeys(rank.host.name for rank in ranks))
         raise UsageError(

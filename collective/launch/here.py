@@ -8,6 +8,7 @@ import shlex
 import socket
 from collections.abc import Mapping, Sequence
 
+from collective.errors import UsageError
 from collective.hosts import Host, Rank
 from collective.launch import cores
 from collective.launch.job import Job, Member
@@ -20,13 +21,23 @@ def run(
     style: Style,
     variables: Mapping[str, str],
 ) -> int:
-    """Starts the ranks and waits for them; returns the exit code of the job."""
-    size = len(ranks)
+    """Starts the ranks and waits for them; returns the exit code of the job.
+
+    Raises:
+        UsageError: If more ranks shall be left than there are.
+    """
+    size, least = len(ranks), options.min_np
+    if least is not None and least > size:
+        raise UsageError(
+            f"--min-np {least}, but only {size} ranks are started",
+            hint=f"--min-np {size} or less",
+        )
     # Told as several names of this host or as one, it is one host.
     places = {
         "COLLECTIVE_SIZE": str(size),
         "COLLECTIVE_LOCAL_SIZE": str(size),
         "COLLECTIVE_JOB": os.urandom(16).hex(),
+        **({"COLLECTIVE_MIN_NP": str(least)} if least is not None else {}),
         **variables,
     }
     bound = [[]] * size if options.binding_args else cores.share(size)
@@ -59,7 +70,7 @@ def run(
             else "not bound: the kernel places them"
         )
         tell(f"{size} ranks on this host, {how}: {shlex.join(options.command)}")
-    return Job(members, size, style, options.verbose).run()
+    return Job(members, size, style, options.verbose, least=least).run()
 
 
 def is_here(host: Host) -> bool:

@@ -55,6 +55,8 @@ class Job:
         style: How their output is shown.
         verbose: Whether to tell what is started and how it ends.
         inherit: Whether they get all open files, as the ranks of MPICH must.
+        least: The job goes on without ranks that fail, and has gone well where so
+            many end well. None: when one fails, it ends the others.
     """
 
     def __init__(
@@ -64,12 +66,15 @@ class Job:
         style: Style,
         verbose: bool = False,
         inherit: bool = False,
+        least: int | None = None,
     ):
         self.members = members
         self.size = size
         self.style = style
         self.verbose = verbose
         self.inherit = inherit
+        self.least = least
+        self.went_well = 0
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self.outputs: dict[int, Output] = {}
         self.ending = False
@@ -94,6 +99,9 @@ class Job:
             for output in self.outputs.values():
                 output.start()
             self._wait()
+            if self.least is not None and self.went_well >= self.least:
+                self.failed = None  # the others went on without it
+                self.exit_code = self.exit_code if self.ending else 0
         except OSError as error:
             name = error.filename or self.members[0].command[0]
             program = error.filename is None or name == self.members[0].command[0]
@@ -162,14 +170,25 @@ class Job:
     def _ended(self, rank: int, code: int) -> None:
         if self.verbose:
             tell(f"{self._who(rank)} ended with {code}")
+        self.went_well += code == 0
         if code == 0 or self.ending:
             return
-        self.exit_code = 128 - code if code < 0 else code
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
-        self.failed = (rank, how)
+        # One that ended by itself says more than one that was killed and survived.
+        if not self.failed or (code > 0 and self.exit_code > 128):
+            self.exit_code = 128 - code if code < 0 else code
+            self.failed = (rank, how)
         rest = "; ending the others" if self.processes else ""
-        tell(f"{self._who(rank)} ended {how}{rest}")
-        self._end(signal.SIGTERM)
+        if self.least is not None:
+            rest = f"; {len(self.processes)} of {self.size} ranks are left"
+        killed = code < 0 and self.processes and self.least is None
+        hint = (
+            "\nHINT: --min-np goes on without ranks that die (backends native and mpi); "
+            "train.py --checkpoint-dir DIR --resume goes on from a checkpoint"
+        )
+        tell(f"{self._who(rank)} ended {how}{rest}{hint if killed else ''}")
+        if self.least is None:
+            self._end(signal.SIGTERM)
 
     def _report(self) -> None:
         if self.failed:

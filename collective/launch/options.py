@@ -18,9 +18,8 @@ EXAMPLE = "python -m collective.launch -np 2 python train.py"
 # horovodrun has these; here is why we do not.
 _REFUSED = {
     "--jsrun": "LSF's jsrun is not supported; within an allocation: -H or --hostfile",
-    "--min-np": "elastic jobs are not supported; leave it out",
-    "--max-np": "elastic jobs are not supported; leave it out",
-    "--host-discovery-script": "elastic jobs are not supported; -H or --hostfile",
+    "--max-np": "a job does not grow; --min-np lets it go on with fewer ranks",
+    "--host-discovery-script": "a job does not grow; -H or --hostfile",
 }
 
 
@@ -43,6 +42,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.num_proc is not None and options.num_proc < 1:
         raise UsageError(
             f"-np {options.num_proc}: at least 1 rank is needed", hint=EXAMPLE
+        )
+    if options.min_np is not None and options.min_np < 1:
+        raise UsageError(
+            f"--min-np {options.min_np}: at least 1 rank must be left",
+            hint="--min-np 1",
         )
     if not options.command:
         raise UsageError("no command to start", hint=EXAMPLE)
@@ -76,6 +80,8 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("-np", "--num-proc", type=int, metavar="N",
         help="number of ranks; default: all slots of -H or --hostfile")  # fmt: skip
+    add("--min-np", type=int, metavar="N",
+        help="go on without ranks that die, while N are left (docs/elastic.md)")  # fmt: skip
     add("command", nargs=argparse.REMAINDER, help="program and arguments of each rank")
     add("-cb", "--check-build", action="store_true",
         help="show what this installation can do, as horovodrun does")  # fmt: skip

@@ -1,5 +1,6 @@
 #include "c_api.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -244,6 +245,26 @@ int32_t collective_timeline_start(const char* path, int64_t limit,
 }
 
 void collective_timeline_stop() { collective::StopTimeline(); }
+
+int32_t collective_lost(void) {
+  bool lost = false;
+  Guard([&] { lost = CurrentCore()->job().lost(); });
+  return lost;
+}
+
+int32_t collective_regroup(int32_t* rank, int32_t* size, int32_t* former) {
+  return Guard([&] {
+    const auto last = CurrentCore();
+    last->job().Retire();
+    auto next = std::make_shared<collective::Core>(*last);
+    collective::Job& job = next->job();
+    *rank = job.rank();
+    *size = job.size();
+    std::copy(job.former().begin(), job.former().end(), former);
+    std::lock_guard<std::mutex> lock(collective::core_mutex);
+    collective::core = std::move(next);
+  });
+}
 
 void collective_abort(const char* message) {
   Guard([&] {

@@ -80,6 +80,14 @@ COLLECTIVE_EXPORT int32_t collective_join(int64_t* served);
 COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,
                                        const char* function, const char* name);
 
+/* Whether the job is broken because ranks died or left. The others can then go
+ * on: all of them call collective_regroup, which makes a job of them, numbered
+ * from 0 in their old order, without groups. `former`, by rank, is what number
+ * it had; it has room for as many ranks as there were. */
+COLLECTIVE_EXPORT int32_t collective_lost(void);
+COLLECTIVE_EXPORT int32_t collective_regroup(int32_t* rank, int32_t* size,
+                                             int32_t* former);
+
 /* Ends the job on every rank: their collectives fail with this message. */
 COLLECTIVE_EXPORT void collective_abort(const char* message);
 

@@ -26,8 +26,14 @@ Queue& Group::queue(Order order) {
 
 Core::Core(const Place& place, int generation)
     : job_(place, Settings::FromEnvironment(), generation) {
+  AddEveryone();
+}
+
+Core::Core(const Core& former) : job_(former.job_) { AddEveryone(); }
+
+void Core::AddEveryone() {
   groups_.reserve(Job::kMostAreas / 2);  // no reference to one ever moves
-  std::vector<int> everyone(place.size);
+  std::vector<int> everyone(job_.size());
   std::iota(everyone.begin(), everyone.end(), 0);
   groups_.push_back(std::make_unique<Group>(&job_, std::move(everyone), 0));
 }

@@ -30,6 +30,8 @@ class Group {
 class Core {
  public:
   Core(const Place& place, int generation);
+  // Of those that are left of a broken job; without its groups.
+  explicit Core(const Core& former);
   ~Core();
   Job& job() { return job_; }
   // Collective over all ranks. Returns -1 on a rank that is not a member.
@@ -41,6 +43,8 @@ class Core {
   Queue& queue(int group, Order order);
 
  private:
+  void AddEveryone();
+
   Job job_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Group>> groups_;

@@ -80,6 +80,10 @@ struct alignas(128) Job::RankState {
 };
 
 struct Job::Header {
+  // Whether the job has come about: all decide it together, by the first word.
+  std::atomic<uint32_t> formed;
+  static constexpr uint32_t kFormed = 1, kNever = 2;
+  std::atomic<bool> lost;        // someone died or left
   std::atomic<uint32_t> broken;  // 1: being written, 2: can be read
   std::atomic<int32_t> broken_code;
   char broken_message[2048];
@@ -101,12 +105,50 @@ Settings Settings::FromEnvironment() {
 Job::Job(const Place& place, const Settings& settings, int generation)
     : place_(place),
       settings_(settings),
+      generation_(generation),
       hosts_(place.size, 0),
       left_(place.size) {
   const bool one_host = place.size == place.local_size;
   if (one_host) place_.local_rank = place.rank;  // the same numbers for both
   here_ = Meet(place_, generation, kAreaStride * (1 + kMostAreas),
                settings.start_seconds);
+  Open("init");
+  if (one_host) return;
+  network_ = std::make_unique<Network>(place_);
+  hosts_ = network_->Gather(
+      *std::min_element(here_.ranks.begin(), here_.ranks.end()));
+}
+
+Job::Job(const Job& former)
+    : place_(former.place_),
+      settings_(former.settings_),
+      generation_(former.generation_),
+      meeting_(former.meeting_ + 1) {
+  const auto gone = [&](int local_rank) {
+    return former.Left(local_rank) || former.Dead(local_rank);
+  };
+  for (bool formed = false; !formed;) {
+    here_ = MeetAgain(former.place_, generation_, meeting_,
+                      kAreaStride * (1 + kMostAreas), settings_.give_up_seconds,
+                      gone);
+    place_.size = place_.local_size = static_cast<int>(here_.former.size());
+    for (int i = 0; i < place_.size; ++i) {
+      here_.ranks[i] = i;
+      if (here_.former[i] == former.rank()) place_.rank = place_.local_rank = i;
+    }
+    try {
+      Open("regroup");
+      formed = true;
+    } catch (const Failure&) {
+      munmap(header_, sizeof(Header));
+      if (std::none_of(here_.former.begin(), here_.former.end(), gone)) throw;
+    }
+  }
+  hosts_.assign(place_.size, 0);
+  left_ = std::vector<std::atomic<bool>>(place_.size);
+}
+
+void Job::Open(const char* doing) {
   void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
                       MAP_SHARED, here_.memory.get(), 0);
   if (memory == MAP_FAILED) {
@@ -120,18 +162,25 @@ Job::Job(const Place& place, const Settings& settings, int generation)
   sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
   mine.here.Raise(1);
   Request meeting;
-  meeting.name = "init";
+  meeting.name = doing;
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  for (int i = 0; i < place_.local_size; ++i) {
-    Await(header_->ranks[i].here, 1, here_.ranks[i], meeting);
-    CPU_OR(&cores, &cores, &header_->ranks[i].cores);
+  uint32_t formed = 0;
+  try {
+    for (int i = 0; i < place_.local_size; ++i) {
+      Await(header_->ranks[i].here, 1, here_.ranks[i], meeting);
+      CPU_OR(&cores, &cores, &header_->ranks[i].cores);
+    }
+  } catch (const Failure&) {
+    // Where another rank has seen them all, the job has come about before it
+    // broke.
+    header_->formed.compare_exchange_strong(formed, Header::kNever);
+    if (formed != Header::kFormed) throw;
   }
+  formed = 0;
+  header_->formed.compare_exchange_strong(formed, Header::kFormed);
+  if (formed == Header::kNever) ThrowBroken();
   spins_ = place_.local_size <= CPU_COUNT(&cores) ? kSpins : 0;
-  if (one_host) return;
-  network_ = std::make_unique<Network>(place_);
-  hosts_ = network_->Gather(
-      *std::min_element(here_.ranks.begin(), here_.ranks.end()));
 }
 
 Job::~Job() {
@@ -184,6 +233,12 @@ bool Job::broken() const {
 bool Job::Dead(int local_rank) const {
   return local_rank != place_.local_rank && here_.Dead(local_rank);
 }
+
+bool Job::Left(int local_rank) const {
+  return header_->ranks[local_rank].here.Reached(2);
+}
+
+bool Job::lost() const { return broken() && header_->lost && !network_; }
 
 void Job::Leave() {
   if (leaving_.exchange(true)) return;
@@ -239,9 +294,10 @@ void Job::Check(int waited_for) {
   for (int i = 0; i < place_.local_size; ++i) {
     // A rank that said goodbye may end; that matters to who waits for it only.
     const int rank = here_.ranks[i];
-    const bool left = header_->ranks[i].here.Reached(2);
+    const bool left = Left(i);
     if (left && rank == waited_for) BreakForLeft(rank);
-    if (!left && Dead(i) && !header_->ranks[i].here.Reached(2)) {
+    if (!left && Dead(i) && !Left(i)) {
+      header_->lost = true;
       Break(Code::kUnavailable,
             "rank " + std::to_string(rank) + " (process " +
                 std::to_string(here_.pids[i]) + ") died",
@@ -268,6 +324,7 @@ void Job::CheckOtherHosts(int waited_for) {
 }
 
 void Job::BreakForLeft(int rank) {
+  header_->lost = true;
   Break(Code::kUnavailable,
         "rank " + std::to_string(rank) +
             " has shut down while others still wait for it",

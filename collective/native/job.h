@@ -38,8 +38,11 @@ class Job {
  public:
   // Meets the other ranks. `generation` counts the jobs of this process.
   Job(const Place& place, const Settings& settings, int generation);
+  // Meets those that are left of a broken job, numbered anew in their old
+  // order. All of them come here, or die: whoever dies meanwhile is left out.
+  // Either each of them is in the new job, or none is.
+  explicit Job(const Job& former);
   ~Job();
-  Job(const Job&) = delete;
 
   // Null on one host.
   Network* network() { return network_.get(); }
@@ -91,6 +94,13 @@ class Job {
   // Throws where the job cannot go on: someone died, left or gave up.
   void Check(int waited_for);
   bool broken() const;
+  // Whether it is broken because ranks died or left, and a new one can be made
+  // of the others.
+  bool lost() const;
+  // By rank: what number it had in the job before.
+  const std::vector<int>& former() const { return here_.former; }
+  // This rank waits no more in this job, but does not leave the others.
+  void Retire() { leaving_ = true; }
 
   // Says that this rank makes no more calls; its own waits end.
   void Leave();
@@ -117,7 +127,10 @@ class Job {
   struct RankState;
   struct Header;
   void AwaitLong(Word& word, uint32_t target, int rank, const Request& doing);
+  // Maps the memory, and returns when all ranks of this host have.
+  void Open(const char* doing);
   bool Dead(int local_rank) const;
+  bool Left(int local_rank) const;
   void CheckOtherHosts(int waited_for);
   [[noreturn]] void BreakForLeft(int rank);
   void TellOtherHosts(Code code, const char* message);
@@ -130,6 +143,8 @@ class Job {
 
   Place place_;
   Settings settings_;
+  int generation_;
+  int meeting_ = 0;  // how many jobs there were before
   std::unique_ptr<Network> network_;
   Gathering here_;                       // the ranks of this host
   std::vector<int> hosts_;               // by rank

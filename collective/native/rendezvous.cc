@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
@@ -23,8 +24,11 @@ namespace collective {
 namespace {
 
 constexpr uint32_t kMagic = 0xC011EC71;
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 using Clock = std::chrono::steady_clock;
+// By local rank; empty at the first meeting, to which everyone has to come.
+using GoneFunction = std::function<bool(int)>;
+constexpr int kLookMilliseconds = 10;  // whether one of them has gone
 
 // What a rank says when it connects, and what it hears when all are there.
 struct Hello {
@@ -34,7 +38,8 @@ struct Hello {
 };
 struct Welcome {
   uint32_t magic = kMagic;
-  int32_t pids[128], ranks[128];
+  int32_t size;  // ranks on this host
+  int32_t pids[128], ranks[128], former[128];
   int32_t processes;       // pidfds that follow the memory's descriptor
   char refusal[512] = {};  // empty: welcome
 };
@@ -52,7 +57,8 @@ std::string Here(const Place& place) {
                 "ulimit -v show common limits");
 }
 
-socklen_t Address(const Place& place, int generation, sockaddr_un* address) {
+socklen_t Address(const Place& place, const std::string& meeting,
+                  sockaddr_un* address) {
   // Hashed, because a name may hold 107 bytes and a job's may be longer.
   std::string whole = place.job + "/" + std::to_string(place.local_size);
   if (place.local_size != place.size) {
@@ -69,9 +75,9 @@ socklen_t Address(const Place& place, int generation, sockaddr_un* address) {
   address->sun_family = AF_UNIX;
   const int length = std::snprintf(
       address->sun_path + 1, sizeof(address->sun_path) - 1,
-      "collective/%u/%016llx%016llx/%d", static_cast<unsigned>(getuid()),
+      "collective/%u/%016llx%016llx/%s", static_cast<unsigned>(getuid()),
       static_cast<unsigned long long>(hash[0]),
-      static_cast<unsigned long long>(hash[1]), generation);
+      static_cast<unsigned long long>(hash[1]), meeting.c_str());
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
@@ -133,11 +139,11 @@ void Send(int socket, const Welcome& welcome, const std::vector<int>& files) {
   (void)!sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
-Descriptor OpenListener(const Place& place, int generation) {
+Descriptor OpenListener(const Place& place, const std::string& meeting) {
   Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!listener.valid()) ThrowSystem(place, "socket");
   sockaddr_un address;
-  const socklen_t length = Address(place, generation, &address);
+  const socklen_t length = Address(place, meeting, &address);
   if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) !=
       0) {
     if (errno != EADDRINUSE) ThrowSystem(place, "bind");
@@ -156,10 +162,11 @@ Descriptor OpenListener(const Place& place, int generation) {
   return listener;
 }
 
-Gathering Listen(const Place& place, int generation, size_t bytes,
-                 Clock::time_point deadline) {
+Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
+                 Clock::time_point deadline, const GoneFunction& gone) {
   Descriptor listener;  // who is alone on its host waits for nobody
-  if (place.local_size > 1) listener = OpenListener(place, generation);
+  if (place.local_size > 1) listener = OpenListener(place, meeting);
+  const int me = place.local_rank;
   Gathering all;
   all.processes.resize(place.local_size);
   all.pids.assign(place.local_size, 0);
@@ -172,7 +179,7 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
         Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
 #endif
   };
-  open_process(0, getpid());
+  open_process(me, getpid());
   const auto refuse = [&](Code code, const std::string& what,
                           const std::string& hint) {
     Welcome no;
@@ -184,33 +191,38 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
     throw Failure(code, what, hint);
   };
 
-  int missing = place.local_size - 1;
-  while (missing > 0) {
+  for (;;) {
+    std::string absent;
+    for (int i = 0; i < place.local_size; ++i) {
+      if (i == me || callers[i].valid() || (gone && gone(i))) continue;
+      absent += " " + std::to_string(i);
+    }
+    if (absent.empty()) break;
     std::vector<pollfd> watched = {{listener.get(), POLLIN, 0}};
     for (const Descriptor& caller : callers) {
       if (caller.valid()) watched.push_back({caller.get(), POLLIN, 0});
     }
-    const int ready =
-        poll(watched.data(), watched.size(), MillisecondsUntil(deadline));
+    const int left = MillisecondsUntil(deadline);
+    const int ready = poll(watched.data(), watched.size(),
+                           gone ? std::min(left, kLookMilliseconds) : left);
     if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0 && Clock::now() < deadline) continue;
     if (ready == 0) {
-      std::string absent;
-      for (int i = 1; i < place.local_size; ++i) {
-        if (!callers[i].valid()) absent += " " + std::to_string(i);
-      }
       refuse(Code::kDeadlineExceeded,
              "local ranks did not come to init:" + absent,
              "see whether they failed before; a slow start is given more time "
              "by COLLECTIVE_START_TIMEOUT=seconds");
     }
-    for (int i = 1; i < place.local_size; ++i) {
+    for (int i = 0; i < place.local_size; ++i) {
       if (!callers[i].valid()) continue;
       pollfd one = {callers[i].get(), POLLIN, 0};
-      if (poll(&one, 1, 0) > 0) {  // nothing is due from it: it hung up
-        refuse(Code::kUnavailable,
-               "local rank " + std::to_string(i) + " died during init",
-               "look for its own error message above");
-      }
+      if (poll(&one, 1, 0) <= 0) continue;
+      // Nothing is due from it: it hung up.
+      callers[i] = Descriptor();
+      if (gone) continue;
+      refuse(Code::kUnavailable,
+             "local rank " + std::to_string(i) + " died during init",
+             "look for its own error message above");
     }
     if (!(watched[0].revents & POLLIN)) continue;
     Descriptor caller(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -225,7 +237,7 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
     }
     const int i = hello.local_rank;
     if (hello.version != kVersion || hello.size != place.size ||
-        hello.local_size != place.local_size || i < 1 ||
+        hello.local_size != place.local_size || i < 0 || i == me ||
         i >= place.local_size || callers[i].valid()) {
       const std::string what =
           "a process came to init as local rank " + std::to_string(i) + " of " +
@@ -244,7 +256,15 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
     open_process(i, peer.pid);
     all.ranks[i] = hello.rank;
     callers[i] = std::move(caller);
-    --missing;
+  }
+  for (int i = place.local_size - 1; i >= 0; --i) {
+    if (i == me || callers[i].valid()) {
+      all.former.insert(all.former.begin(), i);
+      continue;
+    }
+    all.processes.erase(all.processes.begin() + i);
+    all.pids.erase(all.pids.begin() + i);
+    all.ranks.erase(all.ranks.begin() + i);
   }
 
   all.memory = Descriptor(
@@ -259,21 +279,26 @@ Gathering Listen(const Place& place, int generation, size_t bytes,
   for (const Descriptor& process : all.processes) {
     complete = complete && process.valid();
   }
-  for (int i = 0; i < place.local_size; ++i) {
+  welcome.size = static_cast<int32_t>(all.pids.size());
+  for (int i = 0; i < welcome.size; ++i) {
     welcome.pids[i] = all.pids[i];
     welcome.ranks[i] = all.ranks[i];
+    welcome.former[i] = all.former[i];
     if (complete) files.push_back(all.processes[i].get());
   }
-  welcome.processes = complete ? place.local_size : 0;
+  welcome.processes = complete ? welcome.size : 0;
   for (const Descriptor& caller : callers) {
     if (caller.valid()) Send(caller.get(), welcome, files);
   }
   return all;
 }
 
-Gathering Join(const Place& place, int generation, Clock::time_point deadline) {
+// False where the listener has gone, or gave this meeting up.
+bool Join(const Place& place, int listener, const std::string& meeting,
+          Clock::time_point deadline, const GoneFunction& gone,
+          Gathering* gathering) {
   sockaddr_un address;
-  const socklen_t length = Address(place, generation, &address);
+  const socklen_t length = Address(place, meeting, &address);
   Descriptor caller;
   for (int pause_ms = 1;; pause_ms = pause_ms < 20 ? pause_ms * 2 : 20) {
     caller = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -284,9 +309,11 @@ Gathering Join(const Place& place, int generation, Clock::time_point deadline) {
       if (user != getuid()) ThrowForeign(place, user);
       break;
     }
+    if (gone && gone(listener)) return false;
     if (Clock::now() > deadline) {
       throw Failure(Code::kDeadlineExceeded,
-                    Here(place) + ": local rank 0 did not come to init",
+                    Here(place) + ": local rank " + std::to_string(listener) +
+                        " did not come to init",
                     "see whether it failed before; a slow start is given more "
                     "time by COLLECTIVE_START_TIMEOUT=seconds");
     }
@@ -322,6 +349,7 @@ Gathering Join(const Place& place, int generation, Clock::time_point deadline) {
   }
   const ssize_t got = recvmsg(caller.get(), &message, MSG_CMSG_CLOEXEC);
   if (got != static_cast<ssize_t>(sizeof(welcome)) || welcome.magic != kMagic) {
+    if (gone) return false;
     throw Failure(Code::kUnavailable,
                   Here(place) + ": local rank 0 died during init",
                   "look for its own error message above");
@@ -344,13 +372,20 @@ Gathering Join(const Place& place, int generation, Clock::time_point deadline) {
   }
   Gathering all;
   all.memory = Descriptor(files[0]);
-  all.processes.resize(place.local_size);
-  for (int i = 0; i < place.local_size; ++i) {
+  all.processes.resize(welcome.size);
+  for (int i = 0; i < welcome.size; ++i) {
     all.pids.push_back(welcome.pids[i]);
     all.ranks.push_back(welcome.ranks[i]);
+    all.former.push_back(welcome.former[i]);
     if (welcome.processes) all.processes[i] = Descriptor(files[1 + i]);
   }
-  return all;
+  *gathering = std::move(all);
+  return true;
+}
+
+Clock::time_point DeadlineIn(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                            std::chrono::duration<double>(seconds));
 }
 
 }  // namespace
@@ -369,11 +404,28 @@ Gathering Meet(const Place& place, int generation, size_t bytes,
                   std::to_string(place.local_size) + " ranks on one host",
                   "the core allows " + std::to_string(kMostRanks));
   }
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::chrono::duration<double>(seconds));
-  if (place.local_rank == 0) return Listen(place, generation, bytes, deadline);
-  return Join(place, generation, deadline);
+  const std::string meeting = std::to_string(generation);
+  const auto deadline = DeadlineIn(seconds);
+  if (place.local_rank == 0) return Listen(place, meeting, bytes, deadline, {});
+  Gathering all;
+  Join(place, 0, meeting, deadline, {}, &all);
+  return all;
+}
+
+Gathering MeetAgain(const Place& place, int generation, int meeting,
+                    size_t bytes, double seconds,
+                    const std::function<bool(int)>& gone) {
+  const auto deadline = DeadlineIn(seconds);
+  const int me = place.local_rank;
+  for (Gathering all;;) {
+    int listener = 0;
+    while (listener < me && gone(listener)) ++listener;
+    const std::string name = std::to_string(generation) + "." +
+                             std::to_string(meeting) + "." +
+                             std::to_string(listener);
+    if (listener == me) return Listen(place, name, bytes, deadline, gone);
+    if (Join(place, listener, name, deadline, gone, &all)) return all;
+  }
 }
 
 }  // namespace collective

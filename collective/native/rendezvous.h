@@ -7,10 +7,15 @@
 // kills the job, and no other user can open it (both ends check who the other
 // is). An abstract name is seen within a network namespace only; containers
 // that share one are told apart by their host names, as MPI does.
+//
+// When ranks have died, those that are left meet again in the same way, and the
+// lowest of them listens. Who is lowest they see alike, sooner or later: the
+// dead stay dead.
 #ifndef COLLECTIVE_NATIVE_RENDEZVOUS_H_
 #define COLLECTIVE_NATIVE_RENDEZVOUS_H_
 
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "descriptor.h"
@@ -26,6 +31,7 @@ struct Gathering {
   std::vector<int> ranks;             // by local rank
 
   bool Dead(int local_rank) const;
+  std::vector<int> former;            // by local rank: the local rank it was
 };
 
 // Meets the other ranks of this host. `generation` counts the meetings of this
@@ -33,6 +39,13 @@ struct Gathering {
 // rank 0 says. Throws kUnavailable or kDeadlineExceeded, naming the rank.
 Gathering Meet(const Place& place, int generation, size_t bytes,
                double seconds);
+
+// Meets again those that are left of a job in which this rank had this place,
+// and `gone` tells, by local rank, who is not. `meeting` is the number of jobs
+// that there were before. Who dies meanwhile may be among those met.
+Gathering MeetAgain(const Place& place, int generation, int meeting,
+                    size_t bytes, double seconds,
+                    const std::function<bool(int)>& gone);
 
 }  // namespace collective
 

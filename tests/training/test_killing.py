@@ -1,4 +1,4 @@
-"""Whole jobs, killed in the middle of an epoch and gone on with: the same trace.
+"""Whole jobs or single ranks killed in an epoch, and gone on with: the same trace.
 
 On every backend; ``tests/faults`` kills at every place.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests import launch
-from tests.training.ranks_killed import KILLED_AT
+from tests.training.ranks_killed import KILLED_AT, SURVIVED_AT
 from tests.training.small import ROWS
 from training.ledger import check
 
@@ -25,6 +25,8 @@ STEPS = 20
 def start(backend: str, ranks: int, folder: Path, way: str, steps: int = STEPS) -> str:
     """Runs the script to its end, or to its death; what it printed."""
     before = launch.command(backend, ranks) if backend != "single" else []
+    if way == "survived":
+        before += ["--with-ft", "ulfm"] if backend == "mpi" else ["--min-np", "1"]
     program = [sys.executable, SCRIPT, backend, str(folder), str(steps), way]
     code, printed = launch.run([*before, *program], launch.environment(), 100)
     assert code is not None and (code != 0) == (way == "killed"), printed
@@ -48,6 +50,30 @@ def assert_perfect_ledger(folder: Path, replicas: list[int]) -> None:
         found.epochs == [ROWS, ROWS, ROWS, 20] and found.runs[0].last == KILLED_AT - 1
     )
     assert found.runs[1].undone == KILLED_AT - found.runs[1].start > 0
+
+
+def assert_survived(backend: str, folder: Path) -> None:
+    printed = start(backend, 3, folder, "survived")
+    first, second = SURVIVED_AT
+    assert f"rank 0 of 3 died; 2 ranks go on from step {first} " in printed
+    assert f"rank 0 of 2 died; 1 rank goes on from step {second} " in printed
+    np.testing.assert_allclose(
+        losses(folder, "survived"), losses(folder, "whole"), rtol=1e-12
+    )
+    found = check(folder / "ledger")
+    assert found.faults == [] and found.epochs == [ROWS, ROWS, ROWS, 20]
+    assert list((folder / "runs").glob(f"step-{STEPS:09d}"))
+
+
+@pytest.mark.launches
+def test_the_last_of_three_goes_on_alone(tmp_path):
+    assert_survived("native", tmp_path)
+
+
+@pytest.mark.launches
+@pytest.mark.matrix
+def test_under_mpirun_with_fault_tolerance(tmp_path):
+    assert_survived("mpi", tmp_path)
 
 
 def with_horovod(name: str):

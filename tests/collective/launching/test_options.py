@@ -160,7 +160,7 @@ def test_wrong_use_gives_2_and_a_hint(arguments, message, capsys, monkeypatch):
         "-np two true",
         "--no-such-flag true",
         "-H a:1 --hostfile f true",
-        "--min-np 2 true",
+        "--max-np 2 true",
         "--jsrun true",
         "--host-discovery-script x true",
     ],

@@ -1,0 +1,81 @@
+"""Ranks that are left of a broken job meet again, whoever dies meanwhile."""
+
+import os
+import signal
+
+import pytest
+
+from collective import library
+from tests.collective.test_failures import PRELUDE, Ranks
+
+pytestmark = [
+    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
+    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+]
+
+# Ranks die as DEATHS says: before which step, or while they meet again for the first
+# time. Those that are left say who they are.
+LOOP = (
+    PRELUDE
+    + """
+    import threading
+    from collective import session
+
+    who, alive, step, meetings = rank, list(range(size)), 0, 0
+    deaths = dict(pair.split(":") for pair in os.environ["DEATHS"].split())
+    mine = deaths.get(str(who))
+    die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    array = np.arange(300_000.0) * (who + 1)
+    lost = False
+    while step < 20:
+        try:
+            if lost:
+                meetings += 1
+                if mine == "meeting":
+                    threading.Timer(0.002 * who, die).start()
+                alive = [alive[former] for former in session.regroup()]
+                step = int(collective.allgather(np.array([step])).max())
+                lost = False
+            if mine == str(step) or (mine == "meeting" and step == 19):
+                die()
+            result = collective.allreduce(array, collective.Sum)
+            wanted = np.arange(300_000.0) * sum(other + 1 for other in alive)
+            assert (result == wanted).all(), "wrong sum"
+            step += 1
+        except collective.PeerLost:
+            assert session.lost()
+            lost = True
+    print(alive, collective.rank(), collective.size(), meetings > 0)
+    """
+)
+
+
+@pytest.mark.parametrize(
+    ("deaths", "left"),
+    [
+        ("3:5 0:meeting 1:meeting", [2]),
+        ("0:3 1:9 2:9", [3]),
+    ],
+)
+def test_those_that_are_left_go_on(deaths, left):
+    ended = Ranks(4, LOOP, DEATHS=deaths).finish()
+    for rank, (code, out, err) in enumerate(ended):
+        if rank in left:
+            assert (
+                out.split("\n")[0] == f"{left} {left.index(rank)} {len(left)} True"
+            ), err
+            assert code == 0
+        else:
+            assert code == -signal.SIGKILL, err
+
+
+def test_a_job_that_is_whole_is_not_lost():
+    code = (
+        PRELUDE
+        + """
+    from collective import session
+    collective.barrier()
+    print(session.lost())
+    """
+    )
+    assert [out for _, out, _ in Ranks(2, code).finish()] == ["False\n"] * 2
