@@ -21,6 +21,9 @@ from collective.hosts import Host
 from collective.launch import ask, output, probe, reachable
 from tests import launch
 
+pytestmark = pytest.mark.skipif(
+    "COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"
+)
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users")
 needs_core = pytest.mark.skipif(
