@@ -57,6 +57,12 @@ def check(model: keras.Model, backend: Backend) -> None:
             "optimizer",
             hint=f"mpirun -np {backend.replicas} python train.py --shard-optimizer",
         )
+    if backend.options.min_np is not None:
+        raise UsageError(
+            "with a rank that dies, its part of the sharded optimizer is lost",
+            hint="drop --min-np and go on from a --checkpoint-dir, or drop "
+            "--shard-optimizer",
+        )
     if type(optimizer) not in BY_ELEMENT:
         names = sorted(kind.__name__ for kind in BY_ELEMENT)
         raise UsageError(
