@@ -10,6 +10,11 @@ from collections.abc import Iterator
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
+def is_quiet() -> bool:
+    """Whether TensorFlow's chatter is unwanted: ``quiet`` was used, and no level set."""
+    return os.environ.get("COLLECTIVE_QUIET") == "1"
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Drops what is written to file descriptor 2 inside the block.
@@ -17,7 +22,7 @@ def quiet() -> Iterator[None]:
     TensorFlow writes some lines before it has read its own log level, so the level
     alone does not silence it. A user who has set the level wants to read them.
     """
-    if LEVEL in os.environ and os.environ.get("COLLECTIVE_QUIET") != "1":
+    if LEVEL in os.environ and not is_quiet():
         yield
         return
     os.environ[LEVEL], os.environ["COLLECTIVE_QUIET"] = "3", "1"

@@ -19,6 +19,7 @@ import numpy as np
 from backends import addresses
 from backends.base import Availability, Backend, Options
 from backends.devices import configure
+from backends.quiet import is_quiet
 from backends.tf_server import Bell, Task, serve
 from backends.tf_strategy import StrategyBackend
 from collective.environment import Environment, cores_per_process, detect
@@ -81,6 +82,8 @@ class ParameterServerBackend(StrategyBackend):
         self.bell = Bell(bell, environment.size - 1)
         import tensorflow as tf
 
+        if is_quiet():
+            tf.get_logger().setLevel("FATAL")  # it logs each error that it raises
         tf.config.set_visible_devices([], "GPU")
         configure(options, environment)
         self.strategy = tf.distribute.ParameterServerStrategy(

@@ -51,7 +51,7 @@ def equal(folder: str) -> None:
 
 
 class Kill(keras.callbacks.Callback):
-    """Kills the server of a rank at the end of an epoch."""
+    """Kills the server of a rank at the end of the first epoch."""
 
     def __init__(self, rank: int):
         super().__init__()
@@ -59,7 +59,7 @@ class Kill(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         for process in psutil.Process().parent().children():
-            if process.environ()["OMPI_COMM_WORLD_RANK"] == self.rank:
+            if epoch == 0 and process.environ()["OMPI_COMM_WORLD_RANK"] == self.rank:
                 (server,) = process.children()
                 os.kill(server.pid, signal.SIGKILL)
 
