@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from backends.base import Backend
 from collective.errors import UsageError
 from training import keras_compat
 
+LARGE = 1 << 16  # elements
 # Those that treat each element alone. Not: Adafactor, Lamb and Muon.
 BY_ELEMENT = {
     getattr(keras.optimizers, name)
@@ -36,12 +36,10 @@ BY_ELEMENT = {
     )
 }
 
-_sharded: weakref.WeakKeyDictionary[Any, Sharding] = weakref.WeakKeyDictionary()
-
 
 def of(model: keras.Model) -> Sharding | None:
     """How a model's optimizer is sharded; None if it is not."""
-    return _sharded.get(model.optimizer)
+    return getattr(model.optimizer, "_sharding", None)
 
 
 def check(model: keras.Model, backend: Backend) -> None:
@@ -101,7 +99,7 @@ class Sharding:
         self._gathered = tf.function(
             lambda part: backend.run(backend.all_gather, (part,)), autograph=False
         )
-        _sharded[model.optimizer] = self
+        model.optimizer._sharding = self
 
     def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
         """The whole shape of an optimizer's variable; None if it is not sharded."""
@@ -110,11 +108,14 @@ class Sharding:
 
     def reduce_scatter(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Inside ``run``: this rank's parts of the sums, flat, of whole gradients."""
-        rows = tf.concat([self._rows(g) for g in gradients], axis=1)
-        lengths = [
-            -(-g.shape.num_elements() // self.backend.replicas) for g in gradients
-        ]
-        return tf.split(self.backend.reduce_scatter(rows), lengths)
+        sums: list[Any] = [None] * len(gradients)
+        for places in _together(gradients):
+            rows = [self._rows(gradients[i]) for i in places]
+            mine = self.backend.reduce_scatter(_concatenated(rows, axis=1))
+            parts = tf.split(mine, [row.shape[1] for row in rows])
+            for i, part in zip(places, parts, strict=True):
+                sums[i] = part
+        return sums
 
     def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
         """Inside ``run``: updates this rank's parts, then all weights.
@@ -123,29 +124,18 @@ class Sharding:
             gradients: Parts, divided by the global weight.
             connected: The number of each one's variable.
         """
-        squares = [tf.reduce_sum(tf.cast(g, tf.float64) ** 2) for g in gradients]
-        (total,) = self.backend.all_reduce([tf.stack(squares)])
-        scale = tf.cast(keras_compat.loss_scale(self.optimizer), tf.float64)
-        self._norms = tf.sqrt(total) / scale
-        skipped = tf.constant(False)
-        if keras_compat.expects_overflow(self.optimizer):
-            # All ranks skip the update where one of them would.
-            skipped = tf.logical_not(tf.math.is_finite(tf.reduce_sum(total)))
+        skipped = self._look_at_all(gradients)
+        if skipped is not None:  # all ranks skip the update where one of them would
             gradients = [
                 tf.where(skipped, tf.constant(math.nan, g.dtype), g) for g in gradients
             ]
         rank = self.backend.replica()
         self.backend.assign(
             [keras_compat.tf_variable(part) for part in self.parts],
-            [self._rows(tf.convert_to_tensor(v))[rank] for v in self.variables],
+            [self._part(tf.convert_to_tensor(v), rank) for v in self.variables],
         )
         self.optimizer.apply(gradients, [self.parts[i] for i in connected])
-        values = self._all_gather()
-        for i in connected:
-            constraint = self.variables[i].constraint
-            if constraint is not None:
-                values[i] = tf.where(skipped, values[i], constraint(values[i]))
-        self._assign(values)
+        self._gather_weights(connected, skipped)
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
@@ -155,8 +145,7 @@ class Sharding:
         with self.backend.scope():
             core.finalize_variable_values(self.parts)
         run = tf.function(
-            lambda: self.backend.run(lambda: self._assign(self._all_gather()), ()),
-            autograph=False,
+            lambda: self.backend.run(self._gather_weights, ()), autograph=False
         )
         run()
 
@@ -176,7 +165,7 @@ class Sharding:
         """Of a whole value, what this rank's variable holds."""
         if self.shape_of(variable) is None:
             return value
-        return self._rows(tf.convert_to_tensor(value))[self.backend.rank]
+        return self._part(tf.convert_to_tensor(value), self.backend.rank)
 
     @contextlib.contextmanager
     def as_whole(self) -> Iterator[None]:
@@ -185,6 +174,14 @@ class Sharding:
         with keras_compat.shaped([(v, s) for v, s in shapes if s is not None]):
             yield
 
+    def _part(self, value: tf.Tensor, rank: Any) -> tf.Tensor:
+        """A row of ``_rows``, without making the others."""
+        length = -(-value.shape.num_elements() // self.backend.replicas)
+        mine = tf.reshape(value, [-1])[rank * length : (rank + 1) * length]
+        return tf.ensure_shape(
+            tf.pad(mine, [[0, length - tf.shape(mine)[0]]]), [length]
+        )
+
     def _rows(self, value: tf.Tensor) -> tf.Tensor:
         """A tensor as ``[replicas, length]``, filled up with zeros."""
         ranks, count = self.backend.replicas, value.shape.num_elements()
@@ -192,23 +189,55 @@ class Sharding:
         flat = tf.pad(tf.reshape(value, [-1]), [[0, length * ranks - count]])
         return tf.reshape(flat, [ranks, length])
 
-    def _all_gather(self) -> list[tf.Tensor]:
-        """Inside ``run``: the weights that all ranks' parts make."""
-        values: list[Any] = [None] * len(self.parts)
-        for dtype in dict.fromkeys(part.dtype for part in self.parts):
-            places = [i for i, part in enumerate(self.parts) if part.dtype == dtype]
-            mine = tf.concat([tf.convert_to_tensor(self.parts[i]) for i in places], 0)
-            rows = tf.split(
-                self.backend.all_gather(mine), [self.lengths[i] for i in places], axis=1
-            )
-            for i, of in zip(places, rows, strict=True):
-                values[i] = _whole(of, self.variables[i].shape)
-        return values
+    def _gather_weights(
+        self, constrained: Sequence[int] = (), unless: tf.Tensor | None = None
+    ) -> None:
+        """Inside ``run``: makes the weights of all ranks' parts.
 
-    def _assign(self, values: Sequence[tf.Tensor]) -> None:
-        self.backend.assign(
-            [keras_compat.tf_variable(v) for v in self.variables], values
+        One group after the other, so that few are there twice at a time.
+        """
+        done: list[tf.Tensor] = []
+        for places in _together(self.variables):
+            with tf.control_dependencies(done):
+                mine = [tf.convert_to_tensor(self.parts[i]) for i in places]
+            rows = self.backend.all_gather(_concatenated(mine, axis=0))
+            pieces = tf.split(rows, [self.lengths[i] for i in places], axis=1)
+            done = [
+                _whole(piece, self.variables[i].shape)
+                for i, piece in zip(places, pieces, strict=True)
+            ]
+            for place, i in enumerate(places):
+                constraint = self.variables[i].constraint
+                if constraint is not None and i in constrained:
+                    value = constraint(done[place])
+                    if unless is not None:
+                        value = tf.where(unless, done[place], value)
+                    done[place] = value
+            self.backend.assign(
+                [keras_compat.tf_variable(self.variables[i]) for i in places], done
+            )
+
+    def _look_at_all(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor | None:
+        """Inside ``run``: sums what the ranks must know of each other's parts.
+
+        Keeps the norms to clip by; returns whether a LossScaleOptimizer has to skip the
+        update, None where there is none.
+        """
+        core = keras_compat.core_optimizer(self.optimizer)
+        scaled = keras_compat.expects_overflow(self.optimizer)
+        clips = core.clipnorm or core.global_clipnorm
+        if not scaled and not clips:
+            return None
+        told = [2 * tf.nn.l2_loss(g) if clips else tf.zeros([]) for g in gradients]
+        if scaled:
+            fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+            told.append(tf.cast(tf.logical_not(tf.reduce_all(fine)), tf.float64))
+        (total,) = self.backend.all_reduce(
+            [tf.stack([tf.cast(t, tf.float64) for t in told])]
         )
+        scale = tf.cast(keras_compat.loss_scale(self.optimizer), tf.float64)
+        self._norms = tf.sqrt(total[: len(gradients)]) / scale
+        return total[-1] > 0 if scaled else None
 
     def _clipped(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Keras' clipping, by norms of whole gradients."""
@@ -229,3 +258,19 @@ class Sharding:
 def _whole(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """The inverse of ``Sharding._rows``."""
     return tf.reshape(tf.reshape(rows, [-1])[: math.prod(shape)], shape)
+
+
+def _together(like: Sequence[Any]) -> list[list[int]]:
+    """Places of tensors that travel together, by dtype; a large one goes alone.
+
+    So that it need not be copied, and is not there twice with all others.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(like):
+        large = math.prod(tensor.shape) >= LARGE
+        groups.setdefault(i if large else tf.as_dtype(tensor.dtype), []).append(i)
+    return list(groups.values())
+
+
+def _concatenated(tensors: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis)

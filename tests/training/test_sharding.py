@@ -40,7 +40,6 @@ def constrained():
         weight_decay=0.1,
         use_ema=True,
         ema_momentum=0.8,
-        ema_overwrite_frequency=5,
     )
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     return cases.compiled(keras.Sequential(layers), optimizer)

@@ -30,6 +30,7 @@ def file(tmp_path, monkeypatch):
 
 
 @pytest.mark.launches
+@pytest.mark.matrix
 def test_each_is_as_when_trained_alone(file, tmp_path, capsys):
     """Two at a time, of which one fails."""
     broken = {"name": "broken", "model": "nowhere:make"}
