@@ -89,8 +89,15 @@ Recorder::Recorder(const Place& place, double start_seconds,
   header_ = static_cast<Header*>(memory);
   ranks_ = reinterpret_cast<Rank*>(static_cast<char*>(memory) + kFirst);
   mine_ = &ranks_[place_.local_rank];
-  mine_->rank = place_.rank;
   mine_->pid = getpid();
+  Renumber(place_.rank);
+}
+
+void Recorder::Renumber(int rank) {
+  mine_->rank = rank;
+  for (int i = 0; i < place_.local_size; ++i) {
+    if (ranks_[i].pid && (ranks_[i].left || Dead(i))) ranks_[i].rank = -1;
+  }
 }
 
 // ---- the ring ---------------------------------------------------------------
@@ -215,12 +222,12 @@ bool Recorder::ClaimDeath() {
   for (int i = 0; i < place_.local_size; ++i) {
     if (gone_[i] || !Dead(i)) continue;
     Rank& rank = ranks_[i];
-    if (rank.left || rank.told) {
+    if (rank.left || rank.told || rank.rank < 0) {
       gone_[i] = true;
     } else if (Claim()) {
       rank.told = 1;
       std::lock_guard<std::mutex> lock(mutex_);
-      reason_ = "rank " + std::to_string(here_.ranks[i]) + " (process " +
+      reason_ = "rank " + std::to_string(rank.rank) + " (process " +
                 std::to_string(here_.pids[i]) + ") died";
       return true;
     } else if (header_->accounts >= kMostAccounts) {
@@ -250,7 +257,7 @@ __attribute__((no_sanitize_thread)) bool Recorder::ClaimStall() {
     std::lock_guard<std::mutex> lock(mutex_);
     reason_ = "no progress for " +
               std::to_string((Now() - entry->started) / kSecond) + " s in " +
-              entry->name + " of rank " + std::to_string(place_.rank);
+              entry->name + " of rank " + std::to_string(mine_->rank);
     return true;
   }
   return false;
@@ -267,7 +274,7 @@ bool Recorder::ClaimEnd() {
     return false;
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  reason_ = "rank " + std::to_string(place_.rank) +
+  reason_ = "rank " + std::to_string(mine_->rank) +
             " was told to end (signal " + std::to_string(terminated_) +
             ") while it waited";
   return true;
@@ -327,9 +334,10 @@ __attribute__((no_sanitize_thread)) int Recorder::Read(int local_rank,
       reinterpret_cast<const volatile uint64_t*>(&ranks_[local_rank]);
   auto* to = reinterpret_cast<uint64_t*>(into);
   for (size_t i = 0; i < sizeof(Rank) / sizeof(uint64_t); ++i) to[i] = from[i];
-  // A place that was never filled in is one that had not come this far.
-  into->rank = here_.ranks[local_rank];
-  into->pid = here_.pids[local_rank];
+  if (into->pid == 0) {  // it met the others, and came no further
+    into->rank = here_.ranks[local_rank];
+    into->pid = here_.pids[local_rank];
+  }
   if (ranks_[local_rank].left) return 2;
   return Dead(local_rank) ? 1 : 0;
 }

@@ -45,7 +45,8 @@ class Recorder {
     char name[124];
   };
   struct Rank {
-    int32_t rank, pid;
+    std::atomic<int32_t> rank;  // -1: gone before the others were renumbered
+    int32_t pid;
     std::atomic<int32_t> left;  // said goodbye, or was told to end
     std::atomic<int32_t> told;  // of its death there is an account
     std::atomic<uint32_t> answered;
@@ -64,6 +65,10 @@ class Recorder {
                    double stall_seconds);
 
   // `starts`: at once; else Start tells when.
+  // This rank's number from now on. Of ranks that are gone nothing more is
+  // told.
+  void Renumber(int rank);
+
   uint64_t Announce(const Request& request, bool starts);
   void Start(uint64_t number, int area, uint32_t sequence);
   void End(uint64_t number, bool failed);

@@ -60,7 +60,7 @@ def start(environment: Environment, job: str) -> None:
         return
     _opened = wanted
     if not faulthandler.is_enabled():
-        with contextlib.suppress(ValueError, OSError):  # stderr may be no file
+        with contextlib.suppress(ValueError, OSError, RuntimeError):  # no stderr
             faulthandler.enable()  # a crash within C tells its Python line, too
     watch.begin(environment, _folder() or os.getcwd())
     atexit.register(close)

@@ -116,7 +116,8 @@ class Rank:
     """What is known of a rank.
 
     Attributes:
-        rank, pid: Its number and process.
+        rank, pid: Its number, -1 for one that the others have gone on without, and
+            its process.
         host: Where it runs.
         state: ``alive``, ``dead`` or ``left``; with ``stopped`` where it is.
         stack: Lines of its main thread, the innermost first.

@@ -65,12 +65,16 @@ def _tell(environment: Environment, folder: str) -> None:
     now, wall = time.monotonic_ns(), time.time()
     core.collective_recorder_gather(_ANSWER_MILLISECONDS)
     host = socket.gethostname()
-    ranks = [memory.read(i, host, now) for i in range(environment.local_size)]
+    places = range(environment.local_size)
+    ranks = [rank for i in places if (rank := memory.read(i, host, now)).rank >= 0]
+    ranks.sort(key=lambda rank: rank.rank)
+    one_host = environment.size == environment.local_size
+    size = len(ranks) if one_host else environment.size
     for rank in ranks:
         if rank.state == "alive" and _stopped(rank.pid):
             rank.state = "stopped"
     reason = core.collective_recorder_reason().decode(errors="replace")
-    account = Account(reason, wall, environment.size, ranks)
+    account = Account(reason, wall, size, ranks)
     name = f"collective-{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}-{host}"
     path = _write(account, folder, f"{name}-{os.getpid()}.txt")
     print(f"{account.essence()}\nflight recorder: {path}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """What docs/security.md promises: each promise is tried by who would break it."""
 
+import contextlib
 import os
 import socket
 import stat
@@ -242,7 +243,11 @@ MEET = """
     import collective
     try:
         collective.init()
+        collective.barrier()
         print("met")
+        for line in open("/proc/self/maps"):
+            if " rw-s " in line:
+                print(line.split(maxsplit=5)[5].strip())
     except collective.library.CollectiveError as error:
         print(error)
 """
@@ -278,23 +283,30 @@ def rank(number, job, **more):
     )
 
 
-def names_in_use():
-    lines = Path("/proc/net/unix").read_text().splitlines()
-    words = (line.split()[-1] for line in lines)
-    return {word[1:] for word in words if word.startswith("@collective/")}
+def names_of(pid):
+    """Names of a process' Unix sockets in the abstract namespace."""
+    opened = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            opened.add(os.readlink(file))
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return [
+        words[7][1:]
+        for words in sockets[1:]
+        if len(words) > 7 and f"socket:[{words[6]}]" in opened
+    ]
 
 
 def name_of_job(job):
     """The name at which rank 0 of a job listens; waits until it does."""
-    before = names_in_use()
     waiting = rank(0, job)
     try:
-        while not (new := names_in_use() - before):
+        while not (names := names_of(waiting.pid)):
             assert waiting.poll() is None
+        return names[0]
     finally:
         waiting.kill()
         waiting.communicate()
-    return new
 
 
 @as_root
@@ -302,7 +314,7 @@ def name_of_job(job):
 @pytest.mark.launches
 def test_a_name_that_another_user_holds_is_refused_at_once():
     job = secret.make()
-    (name,) = name_of_job(job)
+    name = name_of_job(job)
     squatter = subprocess.Popen(
         [sys.executable, "-I", "-c", textwrap.dedent(SQUAT)],
         stdin=subprocess.PIPE,
@@ -323,15 +335,14 @@ def test_a_name_that_another_user_holds_is_refused_at_once():
 
 @needs_core
 @pytest.mark.launches
-def test_ranks_leave_no_name_behind_that_another_could_open():
-    """The segment is anonymous: it has no name, in /dev/shm or elsewhere."""
-    before = set(os.listdir("/dev/shm")), names_in_use()
+def test_what_ranks_share_has_no_name_that_another_could_open():
     job = secret.make()
     ranks = [rank(number, job) for number in (0, 1)]
-    assert [one.communicate(timeout=60)[0] for one in ranks] == ["met\n"] * 2
-    new = set(os.listdir("/dev/shm")) - before[0]
-    assert not [name for name in new if "collective" in name]
-    assert job not in "".join(names_in_use() - before[1])
+    for one in ranks:
+        met, *shared = one.communicate(timeout=60)[0].splitlines()
+        assert met == "met" and shared
+        for name in shared:  # anonymous, the job's memory and the recorder's
+            assert name == "/memfd:collective (deleted)"
 
 
 def test_each_job_of_our_launcher_has_a_name_that_nobody_can_guess():
