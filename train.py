@@ -173,8 +173,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _let_rank_zero_speak(rank: int) -> None:
-    """Waits, on other ranks: a launcher ends all ranks as soon as one has failed."""
-    if rank != 0:
+    """Waits, on other ranks: a launcher ends all ranks as soon as one has failed.
+
+    Where MPI has started, its own end makes ranks wait for each other: rank 0 would wait
+    for those that sleep.
+    """
+    if rank != 0 and "mpi4py.MPI" not in sys.modules:
         time.sleep(10)
 
 

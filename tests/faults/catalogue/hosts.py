@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.catalogue.wrong import program
-from tests.faults.fault import Fault
+from tests.faults.fault import OPEN_MPIS, Fault
 from tests.faults.job import Job
 from tests.hosts import lab
 from tests.hosts.lab import NETWORK, Lab
@@ -116,6 +116,7 @@ FAULTS = [
         code=1,
         seconds=20,
         strike=_cut,
+        leaves=OPEN_MPIS,
         told=(
             "the connection to lab2 was lost; what became of rank 2, 3 of 4",
             "HINT",

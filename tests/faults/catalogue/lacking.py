@@ -40,7 +40,10 @@ def no_memory(
 
 OUT = "rank 1: error: out of memory"
 FAULTS = [
-    no_memory("TensorFlow", training(model="growing"), OUT, inside="grow forward 1 5"),
+    # It asks again and again for ten seconds before it gives up.
+    no_memory(
+        "TensorFlow", training(model="growing"), OUT, inside="grow forward 1 5"
+    ).but(seconds=20),
     no_memory("the user's code", training(), OUT, inside="ask-for-memory forward 1 5"),
     no_memory("the core", CORE, "rank 1: mmap: Cannot allocate memory"),
     *(

@@ -98,7 +98,7 @@ FAULTS = [
             training(backend=backend, data="not_a_number"),
             "the job ends before the step is applied; names step, rank and tensor",
             code=1,
-            seconds=10,
+            seconds=15,
             told=(r"step \d: .* not finite on rank [01]", "HINT"),
             inside=FIRST_STEP,
             backend=backend,
@@ -111,7 +111,7 @@ FAULTS = [
             training("--check-every", "4", backend=backend, model="flipping"),
             "the next comparison ends the job; names the tensor, step and ranks",
             code=1,
-            seconds=10,
+            seconds=15,
             told=("step 8: rank 1 has other values in", "HINT"),
             backend=backend,
         )
