@@ -14,6 +14,7 @@ from backends.single import SingleBackend
 from backends.tf_mirrored import MirroredBackend
 from backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment, detect
+from collective.environment.base import MIN_NP
 from collective.errors import UsageError
 
 BACKENDS: dict[str, type[Backend]] = {
@@ -55,7 +56,7 @@ def get(
             says why and what to type.
     """
     options = options or Options()
-    told = os.environ.get("COLLECTIVE_MIN_NP")  # collectiverun --min-np
+    told = os.environ.get(MIN_NP)  # collectiverun --min-np
     if told and options.min_np is None:
         options = dataclasses.replace(options, min_np=int(told))
     environment = detect()
