@@ -95,7 +95,6 @@ class Backend(ABC):
         rank, size: This process and the number of processes.
         local_rank, local_size: The same within this host.
         replicas: Number of replicas in the job.
-        most_replicas: How many it may come to have: places for what each one tells.
         local_replicas: Which of them live in this process, in order.
         chosen_because: Why this backend was chosen, for the summary.
         predicted: By backend that ``auto`` chose from, fastest first: seconds of a
@@ -121,9 +120,9 @@ class Backend(ABC):
         self.local_rank = environment.local_rank
         self.local_size = environment.local_size
         self.processes = self.replicas = self.size
-        self.most_replicas = self.size
         self.local_replicas = range(self.rank, self.rank + 1)
         self._number: Any = None
+        self._most: int | None = None
         self.chosen_because = "asked for"
         self.predicted: dict[str, float] = {}
         self._guarded_by: str | None = None
@@ -184,6 +183,11 @@ class Backend(ABC):
             with tf.init_scope(), tf.device("CPU"):
                 self._number = tf.Variable(self.rank, trainable=False, dtype=tf.int64)
         return self._number.read_value()
+
+    @property
+    def most_replicas(self) -> int:
+        """How many replicas there have been: places for what each one tells."""
+        return self._most or self.replicas
 
     def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Inside ``run``: the sum of each tensor over all replicas.
@@ -324,6 +328,7 @@ class Backend(ABC):
 
     def _renumber(self, rank: int, size: int) -> None:
         """Takes a new place, on one host."""
+        self._most = self.most_replicas
         self.rank, self.size = self.local_rank, self.local_size = rank, size
         self.replicas, self.local_replicas = size, range(rank, rank + 1)
         if self._number is not None:

@@ -20,6 +20,7 @@ from backends.tf_parameter_server import ParameterServerBackend
 from backends.tf_tpu import TPUBackend
 from collective import recorder, session
 from collective.environment import Environment, detect
+from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError, UsageError
 
 BACKENDS: dict[str, type[Backend]] = {
@@ -65,7 +66,7 @@ def get(
             says why and what to type.
     """
     options = options or Options()
-    told = os.environ.get("COLLECTIVE_MIN_NP")  # collectiverun --min-np
+    told = os.environ.get(MIN_NP)  # collectiverun --min-np
     if told and options.min_np is None:
         options = dataclasses.replace(options, min_np=int(told))
     environment = detect()

@@ -13,6 +13,8 @@ from collective.hosts import slurm
 
 # How many ranks each host has, in order, as ``2(x3),1``: set by our launcher.
 TABLE = "COLLECTIVE_RANKS_PER_HOST"
+# With how many ranks a job still goes on when others die: collectiverun --min-np.
+MIN_NP = "COLLECTIVE_MIN_NP"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import shlex
 import socket
 from collections.abc import Mapping, Sequence
 
+from collective.environment.base import MIN_NP
 from collective.errors import UsageError
 from collective.hosts import Host, Rank
 from collective.launch import cores
@@ -37,7 +38,7 @@ def run(
         "COLLECTIVE_SIZE": str(size),
         "COLLECTIVE_LOCAL_SIZE": str(size),
         "COLLECTIVE_JOB": os.urandom(16).hex(),
-        **({"COLLECTIVE_MIN_NP": str(least)} if least is not None else {}),
+        **({MIN_NP: str(least)} if least is not None else {}),
         **variables,
     }
     bound = [[]] * size if options.binding_args else cores.share(size)

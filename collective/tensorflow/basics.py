@@ -72,6 +72,12 @@ def shutdown() -> None:
         session.shutdown()
 
 
+def regroup() -> None:
+    """Goes on with the ranks that are left of a broken job; process sets end with it."""
+    process_sets.forget()
+    session.regroup()
+
+
 def _when_initialized(function: Callable[[], int]) -> int:
     process_sets.check_initialized()
     return function()

@@ -1,13 +1,15 @@
 """State that is saved, restored and the same on every rank, and what runs on it.
 
-A lost worker still ends the job: ``run`` does not go on with fewer. What it does is to
-start the function from the last committed state when all ranks ask for it together, by
-``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
+``run`` starts a function from the last committed state where workers were lost and the
+launcher was told to go on without them (``collectiverun --min-np``), or when all ranks
+ask for it together, by ``HorovodInternalError`` or ``HostsUpdatedInterrupt``. A job does
+not grow.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,9 +17,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective import session
+from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.library import PeerLost
-from collective.tensorflow.basics import init, rank, shutdown
+from collective.tensorflow.basics import init, rank, regroup, shutdown, size
 from collective.tensorflow.objects import broadcast_object
 from collective.tensorflow.variables import broadcast_variables, tf_variable
 
@@ -218,10 +222,11 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         func: Its first argument is the state. It may raise ``HorovodInternalError`` or
-            ``HostsUpdatedInterrupt``, on every rank: then it starts again.
+            ``HostsUpdatedInterrupt``, on every rank: then it starts again, as it does
+            when workers were lost and at least ``--min-np`` of them are left.
 
     Raises:
-        CollectiveError: From the result: if a worker was lost. The job ends.
+        CollectiveError: From the result: if a worker was lost, and the job ends.
     """
 
     @functools.wraps(func)
@@ -238,12 +243,20 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
             except (PeerLost, tf.errors.AbortedError) as error:
-                raise CollectiveError(
-                    f"rank {rank()}: a worker was lost: {_what_happened(error)}",
-                    hint="start the job again from the last checkpoint: it does not go "
-                    "on with fewer workers yet",
-                    everywhere=False,
-                ) from error
+                least = os.environ.get(MIN_NP)
+                if least and session.lost():
+                    regroup()
+                if not least or session.lost() or size() < int(least):
+                    raise CollectiveError(
+                        f"rank {rank()}: a worker was lost: {_what_happened(error)}",
+                        hint="start the job again from the last checkpoint; "
+                        "collectiverun --min-np N goes on while N are left",
+                        everywhere=False,
+                    ) from error
+                state.restore()
+                skip_sync = False
+                state.on_reset()
+                continue
             shutdown()
             init()
             state.on_reset()

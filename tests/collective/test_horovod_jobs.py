@@ -298,3 +298,41 @@ def test_run_tells_what_a_rank_raised():
         collective.run(fails, np=2, min_np=1)
     with pytest.raises(CollectiveError, match="at least 1"):
         collective.run(fails, np=0)
+
+
+SURVIVES = """
+import os, signal, sys
+import numpy as np
+import collective.tensorflow as hvd
+
+hvd.init()
+first = hvd.rank()
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 6:
+        if first == 0 and state.step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.total += float(hvd.allreduce(np.ones(2) * (first + 1), op=hvd.Sum)[0])
+        state.step += 1
+        state.commit()
+    return state.total
+
+state = hvd.elastic.ObjectState(step=0, total=0.0)
+print("total", train(state), hvd.rank(), hvd.size())
+"""
+
+
+def test_an_elastic_function_goes_on_without_a_killed_worker():
+    pytest.importorskip("tensorflow")
+    command = [sys.executable, "-m", "collective.launch", "-np", "2", "--min-np", "1"]
+    ended = subprocess.run(
+        [*command, sys.executable, "-c", SURVIVES],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert ended.returncode == 0, ended.stderr
+    # Three steps of 1 + 2, three of 2.
+    assert "[1] total 15.0 0 1" in ended.stdout, ended.stdout

@@ -1,0 +1,102 @@
+"""Kills ranks of a training at random moments, and proves that it made no difference.
+
+    python benchmarks/survive.py --ranks 4 --runs 10
+
+Each run trains in float64 under ``collective.launch --min-np 1``, some ranks are killed
+(``kill -9``), and then: the loss of every step is that of one process, to 1e-12; the
+ledger is perfect; the exit code is 0. The times are those of the timeline: from the end
+of the last step until the ranks that are left agree on the state, and from there to the
+end of the first step that they make.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from training.ledger import check
+
+ROOT = Path(__file__).parents[1]
+TRAIN = [sys.executable, str(ROOT / "train.py"), "--verbose", "0", "--model", "mlp"]
+TRAIN += ["--precision", "float64", "--epochs", "6"]
+STEPS = 138
+
+
+def main() -> None:
+    """All runs, a line each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        alone = Path(name, "alone.json")
+        options = ["--backend", "single", "--json", str(alone)]
+        subprocess.run([*TRAIN, *options], check=True, capture_output=True)
+        wanted = json.loads(alone.read_text())["losses"]
+        for seed in range(args.seed, args.seed + args.runs):
+            folder = Path(name, str(seed))
+            folder.mkdir()
+            print(run(args.ranks, random.Random(seed), folder, wanted), flush=True)
+
+
+def run(ranks: int, rng: random.Random, folder: Path, wanted: list[float]) -> str:
+    """One training; what was done to it, and how it went on."""
+    files = {name: folder / name for name in ("json", "ledger", "timeline")}
+    options = [word for name, file in files.items() for word in (f"--{name}", file)]
+    start = [sys.executable, "-m", "collective.launch", "--min-np", "1"]
+    start += ["-np", str(ranks), *TRAIN, "--backend", "native"]
+    job = psutil.Popen([*start, *map(str, options)], cwd=ROOT, stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    victims = rng.sample(range(ranks), rng.randint(1, ranks - 1))
+    moments = sorted(rng.randrange(1, STEPS - 1) for _ in victims)
+    for victim, step in zip(victims, moments, strict=True):
+        while job.poll() is None and steps_in(files["ledger"]) < step:
+            time.sleep(0.0005)
+        time.sleep(rng.random() * 0.02)  # anywhere in a step
+        for process in job.children():
+            if process.environ().get("COLLECTIVE_RANK") == str(victim):
+                process.kill()
+    printed = job.communicate()[0]
+    assert job.returncode == 0, printed
+    losses = json.loads(files["json"].read_text())["losses"]
+    np.testing.assert_allclose(losses, wanted, rtol=1e-12)
+    assert not check(files["ledger"]).faults
+    killed = ", ".join(f"{v} at {m}" for v, m in zip(victims, moments, strict=True))
+    return f"killed {killed}: the same losses; {times(files['timeline'])}"
+
+
+def steps_in(ledger: Path) -> int:
+    """Steps that were noted so far."""
+    return ledger.read_text().count('{"step"') if ledger.exists() else 0
+
+
+def times(timeline: Path) -> str:
+    """How long ranks took to agree, and then to the end of a step: the longest."""
+    events, told = json.loads(timeline.read_text()), []
+    for event in events:
+        if not re.fullmatch(r"\d+ of \d+ ranks go on", event["name"]):
+            continue
+        mine = [e for e in events if e["name"] == "step" and e["pid"] == event["pid"]]
+        ends = [e["ts"] + e["dur"] for e in mine]
+        before = [end for end in ends if end <= event["ts"]]
+        after = [end for end in ends if end > event["ts"]]
+        if before and after:
+            first = event["ts"] - max(before), min(after) - event["ts"]
+            told.append([round(t / 1e3) for t in first])
+    agreed, made = np.max(told or [[0, 0]], axis=0)
+    return f"agreed after {agreed} ms, next step made {made} ms later"
+
+
+if __name__ == "__main__":
+    main()
