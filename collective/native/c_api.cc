@@ -261,6 +261,7 @@ int32_t collective_regroup(int32_t* rank, int32_t* size, int32_t* former) {
     *rank = job.rank();
     *size = job.size();
     std::copy(job.former().begin(), job.former().end(), former);
+    if (Recorder* recorder = Recorder::Current()) recorder->Renumber(*rank);
     std::lock_guard<std::mutex> lock(collective::core_mutex);
     collective::core = std::move(next);
   });
