@@ -31,7 +31,7 @@ struct Gathering {
   std::vector<int> ranks;             // by local rank
 
   bool Dead(int local_rank) const;
-  std::vector<int> former;            // by local rank: the local rank it was
+  std::vector<int> former;  // by local rank: the local rank it was
 };
 
 // Meets the other ranks of this host. `generation` counts the meetings of this
