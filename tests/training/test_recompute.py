@@ -66,10 +66,7 @@ ALSO = (
         replicas_matter=True,
     ),
 )
-NAMES = (
-    *("masked-accumulate", "regularised", "two-inputs-two-outputs", "subclassed"),
-    *("jit", "loss-scaling"),
-)
+NAMES = ("masked", "regularised", "two-inputs-two-outputs", "jit")
 CHOSEN = [*(c for c in CASES if c.name in NAMES), *ALSO]
 
 
