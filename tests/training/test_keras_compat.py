@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -248,3 +250,40 @@ def test_metric_sums_add_up_to_what_keras_says(make, data, backends_by_name):
     for name, value in results.items():
         assert value == pytest.approx(wanted[name], rel=1e-5)
     assert results.keys() >= {n for n in wanted if "loss" not in n}
+
+
+def _update(optimizer, gradients, variables):
+    keras_compat.apply(optimizer, gradients, variables)
+
+
+def test_a_partitioned_variable_is_updated_as_a_whole_one():
+    """In parts, clipped by the norm of all of them, constrained, and counted in place."""
+    from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+    ended = []
+    for cut in (False, True):
+        kernel = keras.Variable(np.ones((5, 2)), dtype="float32")
+        if cut:
+            parts = [tf.Variable(tf.ones((rows, 2))) for rows in (3, 2)]
+            kernel._value = ShardedVariable(parts)
+        bias = keras.Variable(np.zeros(2), dtype="float32")
+        for variable in (kernel, bias):
+            variable.constraint = keras.constraints.MaxNorm(1.5, axis=0)
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.3)
+        optimizer.build(keras_compat.parts([kernel, bias]))
+        keras_compat.count_atomically(optimizer)
+        gradients = [tf.reshape(tf.range(10.0), (5, 2)), tf.constant([3.0, 4.0])]
+
+        step = tf.function(
+            functools.partial(_update, optimizer, gradients, (kernel, bias)),
+            autograph=False,
+        )
+        step()
+        step()
+        ended.append([tf.convert_to_tensor(v).numpy() for v in (kernel, bias)])
+        assert int(optimizer.iterations) == 2
+        kinds = [op.type for op in step.get_concrete_function().graph.get_operations()]
+        updated = len(keras_compat.parts([kernel, bias]))
+        assert kinds.count("AssignAddVariableOp") == updated + 1  # and the counter
+    for whole, parts in zip(*ended, strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-6)
