@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collective.errors import UsageError
-from training.fit import Result
+from training.loop import Result
 
 SCHEMA = 1
 

@@ -12,7 +12,7 @@ import numpy as np
 from tests import launch
 from training import fit
 from training.callbacks import followed_variables
-from training.fit import Result
+from training.loop import Result
 
 ROWS, BATCH, FEATURES, CLASSES = 53, 10, 6, 3
 PER_EPOCH = 6  # five batches of ten rows and one of three

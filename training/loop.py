@@ -1,0 +1,408 @@
+"""Epochs and steps of a training, and what is kept of each."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from backends.base import Backend
+from collective import recorder
+from collective.errors import CollectiveError, UsageError
+from training import keras_compat, random_state, receipts, sharding
+from training.callbacks import RankZeroCallbacks
+from training.checkpoint import Checkpoint
+from training.checks import check_same_data
+from training.evaluation import Evaluation
+from training.exchange import gather_few
+from training.inputs import Batch, Input
+from training.ledger_writer import Ledger
+from training.progress import Progress
+from training.report import Averages
+from training.sources import failures
+from training.state import State, broadcast, values_of
+from training.step import Step
+from training.survival import Change, T, going_on, newest
+from training.timeline import Timeline
+from training.timing import Timing
+
+
+@dataclass
+class Result:
+    """What a training gave.
+
+    Attributes:
+        model: The trained model, the same on every rank.
+        backend: The backend it ran on.
+        history: Logs of each epoch by name, as in ``keras.callbacks.History``.
+        losses: The loss of every step, over its whole global batch; those made before
+            a checkpoint this training goes on from included.
+        timing: Seconds of every step made here.
+    """
+
+    model: keras.Model
+    backend: Backend
+    history: dict[str, list[float]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    timing: Timing = field(default_factory=Timing)
+    _again: Callable[[Change], Any] = field(default=lambda change: None, repr=False)
+
+    def afterwards(self, action: Callable[[], T]) -> T:
+        """Does what all ranks do together after the training.
+
+        Where ranks die meanwhile, and the backend can go on without them
+        (``Options.min_np``), the others agree on the end of the training once more
+        and do it again.
+        """
+
+        def attempt(change: Change | None) -> T:
+            if change is not None:
+                self._again(change)
+            return action()
+
+        return going_on(self.backend, attempt)
+
+
+class Loop:
+    """Epochs and steps, and what is kept of each."""
+
+    def __init__(self, backend: Backend, plan: Input, epochs: int, steps: int | None):
+        self.backend = backend
+        self.plan = plan
+        self.last = epochs * plan.steps_per_epoch if steps is None else steps
+        self.epochs = -(-self.last // plan.steps_per_epoch)
+        tail = plan.rows % plan.global_batch_size or plan.global_batch_size
+        self.smallest = min(tail, plan.global_batch_size)
+        # What comes next, as in State. The model is always what it then is, and
+        # changes with these.
+        self.epoch = self.number = 0
+        self.start: State | None = None  # to be put in place
+        self.final: State | None = None  # of a last epoch that is not whole
+        self.averages: Averages | None = None  # of the epoch under way
+        self.ended: list[float] = []  # its steps, by the clock of the report
+        self.losses = np.zeros(0)  # of the epochs before it
+        self.last_report: tuple[int, int, tf.Tensor] | None = None  # step, replicas
+        self.written = -1  # the step that rank 0 has put into the ledger last
+        self.due: Callable[[int, bool], bool] | None = None
+        self.checkpoint: Checkpoint | None = None  # on rank 0, as the next
+        self.ledger: Ledger | None = None
+        self.timeline: Timeline | None = None
+
+    def check(self, accumulate: int) -> None:
+        """Refuses what cannot be trained; every rank calls it."""
+        replicas, size = self.backend.replicas, self.plan.global_batch_size
+        if size < replicas:
+            raise UsageError(
+                f"a global batch of {size} rows cannot be shared by {replicas} replicas",
+                hint=f"--global-batch-size {replicas} or more, or fewer replicas",
+            )
+        if accumulate < 1:
+            raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
+        check_same_data(self.backend, self.plan.source)
+
+    def begin(
+        self, model: keras.Model, checkpoint: Checkpoint | None, ledger: Any
+    ) -> None:
+        """Finds the state to start from, on rank 0."""
+        self.asked = checkpoint, ledger
+        if self.backend.options.min_np is None:
+            self.batches = lambda *place: iter(self.plan.dataset(*place))
+        else:
+            self.batches = self.plan.moving()
+        self.result = Result(model, self.backend)
+        if checkpoint is None:
+            return
+        self.due = checkpoint.due
+        if self.backend.rank == 0:
+            self.start = checkpoint.begin(model, self.plan.plan)
+            self.checkpoint = checkpoint
+
+    def run(
+        self,
+        step: Step,
+        hooks: RankZeroCallbacks,
+        validate: Evaluation | None,
+        verbose: str | int,
+        timeline: str | None,
+    ) -> Result:
+        """Trains to the end; where ranks die, the others go on if they may."""
+
+        def attempt(change: Change | None) -> Result:
+            self._agree(step, hooks, timeline, change)
+            bar = Progress(self.epochs, verbose if self.backend.rank == 0 else 0)
+            return self._train(step, hooks, validate, bar)
+
+        if self.backend.options.min_np is not None:
+            self.result._again = attempt
+        try:
+            return going_on(self.backend, attempt)
+        finally:
+            if self.timeline is not None:
+                self.timeline.close()
+
+    def _agree(
+        self,
+        step: Step,
+        hooks: RankZeroCallbacks,
+        timeline: str | None,
+        change: Change | None,
+    ) -> None:
+        """All ranks come to the same state, at the start and after a change."""
+        backend, result = self.backend, self.result
+        hooks.agree()
+        root = 0
+        if change is not None:
+            mine = self.start or self.final or self._state()
+            self._keep()
+            self.start, root = newest(mine, backend)
+        elif backend.size > 1:
+            # Nothing of the global generators: a new training leaves them alone.
+            shards = sharding.of(result.model)
+            whole = {} if shards is None else shards.gather()
+            fresh = State(0, 0, values_of(result.model, None, whole))
+            self.start = broadcast(self.start or fresh, backend)
+            if not self.start.random:
+                self.start.put(result.model)
+                self.start = None
+        self.final = self.averages = None
+        if self.start is not None:
+            start = self.start
+            self.epoch, self.number, self.losses = start.epoch, start.step, start.losses
+            result.history = {name: list(of) for name, of in start.history.items()}
+            result.losses = start.losses.tolist()
+        if self.number > self.last:
+            raise UsageError(
+                f"the training is at step {self.number} already, and {self.last} steps "
+                "were asked for",
+                hint="more --steps or --epochs, or another --checkpoint-dir",
+            )
+        if timeline and gather_few(backend, [self.timeline is None]).any():
+            self.timeline = Timeline(timeline, backend)  # now all have begun it
+        self._lead(step, root, change)
+        if change is not None:
+            self._tell_or_give_up(change)
+
+    def _lead(self, step: Step, root: int, change: Change | None) -> None:
+        """Rank 0 writes the files; it may have become rank 0 just now."""
+        backend, plan = self.backend, self.plan.plan
+        checkpoint, ledger = self.asked
+        if change is not None and ledger is not None:
+            noted = np.zeros(2 + receipts.SIZE * backend.most_replicas)
+            if self.last_report is not None:
+                number, replicas, report = self.last_report
+                noted[:2] = number, replicas
+                noted[2:] = report.numpy()[step.layout.size :]
+            noted = backend.broadcast_array(noted, root)
+        if backend.rank:
+            return
+        if self.checkpoint is None and checkpoint is not None:
+            self.checkpoint = checkpoint
+            checkpoint.take_over(self.result.model, plan)
+        if ledger is None:
+            return
+        if self.ledger is None:
+            self.ledger = Ledger(ledger)
+        if change is not None and noted.any() and noted[0] != self.written:
+            # Who should have written it may have died before.
+            number, replicas = int(noted[0]), int(noted[1])
+            self.ledger.begin(plan, number, replicas, backend.name)
+            self.ledger.add(number, receipts.read(noted[2:])[:replicas])
+        self.ledger.begin(plan, self.number, backend.replicas, backend.name)
+
+    def _tell_or_give_up(self, change: Change) -> None:
+        """Tells of the change; gives up where too few ranks are left to train on."""
+        backend, least = self.backend, self.backend.options.min_np or 1
+        if self.timeline is not None:
+            self.timeline.event(f"{backend.size} of {change.size} ranks go on")
+        if self.epoch >= self.epochs or backend.size >= least:
+            if backend.rank == 0:
+                change.tell(self.number)
+            return
+        if backend.rank:
+            backend.barrier()  # rank 0 ends the job
+        if self.checkpoint is not None:
+            self.checkpoint.end(self.start or self._state(), self.ledger)
+            hint = (
+                f"--resume goes on from {self.checkpoint.folder}, on fewer ranks, too"
+            )
+        else:
+            hint = "a smaller --min-np; and --checkpoint-dir, to go on from there"
+        raise CollectiveError(
+            f"step {self.number}: of {change.size} ranks {backend.size} "
+            f"{'are' if backend.size > 1 else 'is'} left, and --min-np is {least}",
+            hint=hint,
+            everywhere=False,
+        )
+
+    def _train(
+        self,
+        step: Step,
+        hooks: RankZeroCallbacks,
+        validate: Evaluation | None,
+        bar: Progress,
+    ) -> Result:
+        """From the state in place, or to be put there, to the end."""
+        model, per_epoch, timeline = (
+            step.model,
+            self.plan.steps_per_epoch,
+            self.timeline,
+        )
+        backend, result, start = self.backend, self.result, self.start
+        every_batch = "on_train_batch_end" in hooks.hooks
+        batches = self.batches(
+            self.number, self.last, backend.local_replicas, backend.replicas
+        )
+        if start is not None:
+            start.put(model)  # here for the hooks to see it,
+        hooks.call("on_train_begin", {})
+        if start is not None:
+            start.put(model)  # and here because they must not change it
+        while self.epoch < self.epochs and not model.stop_training:
+            epoch = self.epoch
+            hooks.call("on_epoch_begin", epoch, {})
+            sums = None
+            if start is not None and start.within_epoch:
+                start.put(model)
+                sums = start.sums
+            self.averages = averages = Averages(step.layout, sums)
+            start = self.start = None
+            first, last = epoch * per_epoch, min((epoch + 1) * per_epoch, self.last)
+            bar.begin(epoch, last - first)
+            while self.number < last and not model.stop_training:
+                number = self.number
+                hooks.call("on_train_batch_begin", number - first, {})
+                begin = time.perf_counter()
+                with recorder.span(recorder.OTHER, f"input of step {number}"):
+                    batch = _next(batches)
+                ready = time.perf_counter()
+                with recorder.span(recorder.STEP, str(number)):
+                    report = step(batch, number)
+                averages.add(report)
+                self.number += 1
+                done = time.perf_counter()
+                self.ended.append(time.time())
+                if timeline is not None:
+                    timeline.step(number, begin, ready, done, report)
+                result.timing.input.append(ready - begin)
+                result.timing.step.append(done - ready)
+                self.last_report = number, backend.replicas, report
+                if self.ledger is not None:
+                    read = step.layout.receipts(report)
+                    self.ledger.add(number, read[: backend.replicas])
+                    self.written = number
+                if every_batch:
+                    now = averages.logs() if backend.rank == 0 else {}
+                    hooks.call("on_train_batch_end", number - first, now)
+                bar.update(self.number - first, averages.logs)
+                if self.number < last and not model.stop_training:
+                    self._save()
+            if self.number == last < first + per_epoch and not model.stop_training:
+                self.final = self._state()  # more steps can go on from here
+            logs = averages.logs()
+            self._keep()
+            if validate is not None:
+                hooks.call("on_test_begin", {})
+                with (
+                    timeline.span("validation")
+                    if timeline
+                    else contextlib.nullcontext()
+                ):
+                    exact = {f"val_{k}": v for k, v in validate().items()}
+                logs |= exact
+                hooks.call("on_test_end", exact)
+            bar.end(self.number - first, logs)
+            hooks.call("on_epoch_end", epoch, dict(logs))
+            for name, value in logs.items():
+                result.history.setdefault(name, []).append(value)
+            self.averages, self.losses = None, np.array(result.losses)
+            self.epoch += 1
+            if self.epoch < self.epochs and not model.stop_training:
+                self._save()
+        self.final = self.final or self._state()
+        if self.checkpoint is not None:
+            self.checkpoint.end(self.final, self.ledger)
+        if step.shards is not None:
+            step.shards.finish()
+        else:
+            with backend.scope():
+                keras_compat.finish(model)
+        result.timing.tell_waiting(backend)
+        hooks.call("on_train_end", {})
+        if self.ledger is not None:
+            self.ledger.close()
+            self.ledger = None
+        if timeline is not None:
+            timeline.end()
+        return result
+
+    def _state(
+        self,
+        buffers: Sequence[np.ndarray] | None = None,
+        gathered: Mapping[int, np.ndarray] | None = None,
+    ) -> State:
+        """The state of the training now.
+
+        Where it was not gathered already, every rank calls it.
+        """
+        if gathered is None:
+            gathered = self._gathered()
+        losses, sums, averages = self.losses, np.zeros(0), self.averages
+        if averages is not None:
+            sums = averages.sums().copy()
+            more = [values[averages.layout.LOSS] for values in averages.reports]
+            losses = np.concatenate([losses, more])
+        return State(
+            self.epoch,
+            self.number,
+            values_of(self.result.model, buffers, gathered),
+            sums,
+            losses,
+            {name: list(values) for name, values in self.result.history.items()},
+            random_state.take(),
+            bool(self.result.model.stop_training),
+        )
+
+    def _save(self) -> None:
+        """Writes a checkpoint where one is due, on rank 0; every rank calls it."""
+        if self.due is None or not self.due(self.number, not self.averages):
+            return
+        whole = self._gathered()
+        if self.checkpoint is not None:
+            self.checkpoint.save(
+                lambda buffers: self._state(buffers, whole), self.ledger
+            )
+
+    def _gathered(self) -> dict[int, np.ndarray]:
+        """What ranks have parts of, if a checkpoint wants it."""
+        shards = sharding.of(self.result.model)
+        return {} if shards is None or self.due is None else shards.gather()
+
+    def _keep(self) -> None:
+        """Keeps the losses, times and rows of the epoch's steps that were made here."""
+        if self.averages is None:
+            return
+        layout, timing = self.averages.layout, self.result.timing
+        for values, end in zip(self.averages.reports, self.ended, strict=True):
+            start, stop = values[layout.REDUCE_START], values[layout.REDUCE_STOP]
+            self.result.losses.append(float(values[layout.LOSS]))
+            timing.started.append(float(start))
+            timing.all_reduce.append(float(stop - start))
+            timing.update.append(max(0.0, float(end - stop)))
+            timing.rows.append(int(values[layout.ROWS]))
+        self.ended = []
+
+
+def _next(batches: Any) -> Batch:
+    try:
+        return next(batches)
+    except tf.errors.OpError as error:
+        told = failures.explain(error)
+        if told is None:
+            raise
+        raise told from None
