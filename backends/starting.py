@@ -45,7 +45,8 @@ def line(
         start = [sys.executable, "-m", "collective.launch"]
     else:
         start = [programs.find(launcher) or launcher]
-    return [*start, "-np", str(BACKENDS[backend].ranks(processes)), *python]
+    ranks = processes if backend == "auto" else BACKENDS[backend].ranks(processes)
+    return [*start, "-np", str(ranks), *python]
 
 
 def availability(backend: str, processes: int) -> Availability:

@@ -310,7 +310,7 @@ def test_list_backends_and_help_import_no_tensorflow():
 def test_help_shows_an_example_for_each_group():
     text = train.parser().format_help()
     groups = [g for g in train.parser()._action_groups if g.title in train.EXAMPLES]
-    assert len(groups) == len(train.EXAMPLES) == 6
+    assert len(groups) == len(train.EXAMPLES) == 7
     for group in groups:
         example = train.EXAMPLES[group.title]
         assert example in text and "python train.py --" in example

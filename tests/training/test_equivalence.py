@@ -36,6 +36,7 @@ SOME = {
     "tf-one-device": {"accumulate-empty-replica"},
     "tf-central-storage:2": {"accumulate-empty-replica", "adamw-ema", "loss-scaling"},
     "tf-central-storage:4": set(),
+    "tf-mirrored:4": {"accumulate-empty-replica", "adamw-ema", "weighted-mean"},
 }
 
 
