@@ -88,8 +88,9 @@ def get(
         )
     backend = BACKENDS[name](options, environment)
     backend.chosen_because, backend.predicted = because, predicted
-    with contextlib.suppress(CollectiveError):  # a job without a name
-        recorder.start(environment, session.job_name(environment))
+    if backend.synchronous:  # else ranks do not meet, and do not wait for each other
+        with contextlib.suppress(CollectiveError):  # a job without a name
+            recorder.start(environment, session.job_name(environment))
     return backend
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -98,6 +99,7 @@ class ParameterServerBackend(StrategyBackend):
             ),
         )
         _read_as_arrays()
+        _leave_errors_to_the_steps()
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
 
     @classmethod
@@ -156,6 +158,21 @@ class ParameterServerBackend(StrategyBackend):
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Writes: there is one copy, and one replica."""
         Backend.assign(self, variables, values)
+
+
+def _leave_errors_to_the_steps() -> None:
+    """Keeps a traceback off the screen when TensorFlow's threads stumble.
+
+    Where a server dies, what they were doing fails, and so does the step that waits
+    for it, which tells; now and then the thread falls over its own bookkeeping, too.
+    """
+    tell = threading.excepthook
+
+    def hook(error: threading.ExceptHookArgs) -> None:
+        if error.thread is None or "ProcessingLoop-" not in error.thread.name:
+            tell(error)
+
+    threading.excepthook = hook
 
 
 def _read_as_arrays() -> None:
