@@ -81,6 +81,7 @@ def test_variables_become_those_of_rank_zero(backend, rank):
 
 
 def test_says_why_it_cannot_be_used(monkeypatch, tmp_path):
+    monkeypatch.delenv("PMIX_NAMESPACE", raising=False)  # of the mpirun of this test
     two_hosts = Environment("collectiverun", 0, 4, 0, 2)
     refused = NativeBackend.availability(two_hosts)
     assert not refused.usable and "mpirun" in refused.hint
