@@ -110,7 +110,8 @@ class Account:
             waits = "waits in" if rank.state == "alive" else "in"
             told = f"{waits} {last}{_since(last.started)}{self._missing(rank, last)}"
         elif opened:
-            told = f"has asked for {opened[-1]}{_since(opened[-1].announced)}"
+            asked = "asking for" if state else "has asked for"
+            told = f"{asked} {opened[-1]}{_since(opened[-1].announced)}"
         else:
             told = "in no collective" if state else "is in no collective"
         ended = [e for e in rank.entries if e.collective and e.ended is not None]

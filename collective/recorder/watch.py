@@ -76,7 +76,7 @@ def _tell(environment: Environment, folder: str) -> None:
     reason = core.collective_recorder_reason().decode(errors="replace")
     account = Account(reason, wall, size, ranks)
     name = f"collective-{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}-{host}"
-    path = _write(account, folder, f"{name}-{os.getpid()}.txt")
+    path = _write(account, folder, f"{name}-{os.getpid()}")
     print(f"{account.essence()}\nflight recorder: {path}", file=sys.stderr, flush=True)
 
 
@@ -84,9 +84,14 @@ def _write(account: Account, folder: str, name: str) -> Path:
     """Writes the account where only the user can read it, over nothing else."""
     text = account.text().encode()
     for place in (folder, tempfile.gettempdir()):
-        path = Path(place, name)
-        with contextlib.suppress(OSError):
-            private.write(path, text)
+        for again in ("", *(f"-{number}" for number in range(2, 10))):  # in one second
+            path = Path(place, f"{name}{again}.txt")
+            try:
+                private.write(path, text)
+            except FileExistsError:
+                continue
+            except OSError:
+                break
             return path
     raise OSError(f"cannot write an account to {folder}, nor to {place}")
 
