@@ -44,7 +44,7 @@ test-faults: $(VENV)/ready
 soak: $(VENV)/ready
 	$(BIN)/python -m pytest tests/faults -m soak
 
-# What make test does on 2 ranks, on 3 and 4: minutes.
+# Every backend on 3 and 4 ranks, and the cases that make test leaves out: minutes.
 test-equivalence: $(VENV)/ready
 	$(BIN)/python -m pytest -m "matrix and not horovod"
 
