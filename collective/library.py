@@ -77,17 +77,10 @@ def path() -> Path:
 def plugin() -> Path:
     """Where the plug-in for the MPI that launched this process is, or would be.
 
-    ``srun --mpi=pmix`` does not tell of which family the MPI is: then it is the one
-    that a plug-in was built for.
+    Raises:
+        CollectiveError: If the library was not built or does not load.
     """
-    openmpi, mpich = (
-        path().with_name(f"libcollective_{family}.so")
-        for family in ("openmpi", "mpich")
-    )
-    if "OMPI_COMM_WORLD_RANK" in os.environ:
-        return openmpi
-    by_pmix = "PMIX_NAMESPACE" in os.environ
-    return openmpi if by_pmix and openmpi.exists() else mpich
+    return Path(os.fsdecode(load().collective_plugin()))
 
 
 @functools.cache
@@ -109,6 +102,7 @@ def load() -> ctypes.CDLL:
         ) from error
     library.collective_error.restype = ctypes.c_char_p
     library.collective_kernels.restype = ctypes.c_char_p
+    library.collective_plugin.restype = ctypes.c_char_p
     library.collective_recorder_reason.restype = ctypes.c_char_p
     library.collective_recorder_begin.restype = ctypes.c_uint64
     library.collective_recorder_begin.argtypes = [

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core.h"
+#include "network.h"
 #include "recorder.h"
 #include "session.h"
 #include "timeline.h"
@@ -102,6 +103,17 @@ Request& Scratch() {
   return request;
 }
 
+Place PlaceOf(int rank, int size, int local_rank, int local_size,
+              const char* job) {
+  Place place;
+  place.rank = rank;
+  place.size = size;
+  place.local_rank = local_rank;
+  place.local_size = local_size;
+  place.job = job;
+  return place;
+}
+
 }  // namespace collective
 
 using collective::Code;
@@ -125,14 +137,9 @@ int32_t collective_init(int32_t rank, int32_t size, int32_t local_rank,
   return Guard([&] {
     std::lock_guard<std::mutex> lock(collective::core_mutex);
     if (collective::core) return;
-    collective::Place place;
-    place.rank = rank;
-    place.size = size;
-    place.local_rank = local_rank;
-    place.local_size = local_size;
-    place.job = job;
-    collective::core =
-        std::make_shared<collective::Core>(place, collective::generation);
+    collective::core = std::make_shared<collective::Core>(
+        collective::PlaceOf(rank, size, local_rank, local_size, job),
+        collective::generation);
     ++collective::generation;
   });
 }
@@ -151,6 +158,12 @@ int32_t collective_shutdown(void) {
 const char* collective_error(void) { return collective::error.c_str(); }
 
 const char* collective_kernels(void) { return collective::BestKernels().name; }
+
+const char* collective_plugin(void) {
+  static thread_local std::string path;
+  path = collective::Plugin();
+  return path.c_str();
+}
 
 int32_t collective_group(const int32_t* ranks, int32_t length, int32_t* group) {
   return Guard([&] {
@@ -277,14 +290,9 @@ void collective_abort(const char* message) {
 int32_t collective_recorder_open(int32_t rank, int32_t size, int32_t local_rank,
                                  int32_t local_size, const char* job) {
   return Guard([&] {
-    collective::Place place;
-    place.rank = rank;
-    place.size = size;
-    place.local_rank = local_rank;
-    place.local_size = local_size;
-    place.job = job;
     const auto settings = collective::Settings::FromEnvironment();
-    Recorder::Open(place, settings.start_seconds, settings.stall_seconds);
+    Recorder::Open(collective::PlaceOf(rank, size, local_rank, local_size, job),
+                   settings.start_seconds, settings.stall_seconds);
   });
 }
 

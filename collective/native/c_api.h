@@ -50,6 +50,9 @@ COLLECTIVE_EXPORT int32_t collective_init(int32_t rank, int32_t size,
 COLLECTIVE_EXPORT int32_t collective_shutdown(void);
 COLLECTIVE_EXPORT const char* collective_error(void);
 COLLECTIVE_EXPORT const char* collective_kernels(void);
+// Where the plug-in for the MPI that launched this process is, or would be; for
+// the calling thread, until its next call.
+COLLECTIVE_EXPORT const char* collective_plugin(void);
 
 /* Every rank of the job calls it, with the same ascending ranks. *group is -1
  * on a rank that is not among them. */

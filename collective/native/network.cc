@@ -23,8 +23,8 @@ std::string Home() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
-// As collective/library.py's plugin(). PMIx does not tell of which family MPI
-// is.
+// PMIx does not tell of which family MPI is: then it is the one that a plug-in
+// was built for.
 const char* Family() {
   if (std::getenv("OMPI_COMM_WORLD_RANK")) return "openmpi";
   const std::string openmpi = Home() + "libcollective_openmpi.so";
@@ -34,11 +34,13 @@ const char* Family() {
 
 }  // namespace
 
+std::string Plugin() { return Home() + "libcollective_" + Family() + ".so"; }
+
 Network::Network(const Place& place) : size_(place.size) {
   const std::string who = "rank " + std::to_string(place.rank) + " of " +
                           std::to_string(place.size) + " (" +
                           std::to_string(place.local_size) + " on this host): ";
-  const std::string path = Home() + "libcollective_" + Family() + ".so";
+  const std::string path = Plugin();
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (!library) {
     throw Failure(Code::kFailedPrecondition,

@@ -27,6 +27,9 @@ struct News {
   char message[2048] = {};
 };
 
+// Where the plug-in for the MPI that launched this process is, or would be.
+std::string Plugin();
+
 class Network {
  public:
   // Starts MPI. Throws kFailedPrecondition where there is no plug-in, or where

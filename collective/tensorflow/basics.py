@@ -169,7 +169,7 @@ def process_set_included_op(
 
 def mpi_built() -> bool:
     """Whether the plug-in for the MPI of this launcher was built."""
-    return library.plugin().exists()
+    return library.path().exists() and library.plugin().exists()
 
 
 def mpi_enabled() -> bool:
