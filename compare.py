@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-from collective.errors import CollectiveError
+from collective.errors import exit_code
 from comparison.perturbations import PERTURBATIONS
 
 
@@ -64,11 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     args, rest = parser().parse_known_args(arguments)
     from comparison import command
 
-    try:
-        return command.compare(args, rest, shlex.join(["compare.py", *arguments]))
-    except CollectiveError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    typed = shlex.join(["compare.py", *arguments])
+    return exit_code(lambda: command.compare(args, rest, typed))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ code is 2 for wrong use and 1 for a run that went wrong.
 
 from __future__ import annotations
 
+import sys
 import unicodedata
+from collections.abc import Callable
 
 
 def printable(text: str) -> str:
@@ -64,3 +66,19 @@ class UsageError(CollectiveError):
     """The user asked for what cannot be done: exit code 2, nothing was started."""
 
     exit_code = 2
+
+
+def exit_code(program: Callable[[], int]) -> int:
+    """Runs a program; tells the ``CollectiveError`` that it may end with.
+
+    Args:
+        program: Returns its exit code.
+
+    Returns:
+        That code, or the error's.
+    """
+    try:
+        return program()
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code

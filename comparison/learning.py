@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import train
-from collective.errors import CollectiveError
+from collective.errors import exit_code
 from training import datasets, job
 
 
@@ -39,8 +39,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except CollectiveError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 import train
-from collective.errors import CollectiveError
+from collective.errors import exit_code
 from comparison import perturbation
 from training import job
 
@@ -105,8 +105,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except CollectiveError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

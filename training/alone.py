@@ -8,7 +8,7 @@ import sys
 
 from backends.quiet import quiet
 from collective.environment import detect
-from collective.errors import CollectiveError
+from collective.errors import exit_code
 
 
 def main() -> int:
@@ -19,15 +19,11 @@ def main() -> int:
     args = p.parse_args()
     with quiet():
         from training import job
-    try:
-        summary = job.run(job.Job.of(json.loads(args.job), verbose=0))
-        if detect().rank == 0:
-            summary.write_json(args.summary)
-    except CollectiveError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+    summary = job.run(job.Job.of(json.loads(args.job), verbose=0))
+    if detect().rank == 0:
+        summary.write_json(args.summary)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

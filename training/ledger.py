@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from collective.errors import CollectiveError, UsageError, printable
+from collective.errors import UsageError, exit_code, printable
 from training.ledger_writer import mark
 from training.plan import Plan
 
@@ -200,13 +200,13 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("error: one file is needed\nHINT: python -m training.ledger FILE")
         return 2
-    try:
+
+    def program() -> int:
         account = check(arguments[0])
-    except CollectiveError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    tell(account)
-    return 1 if account.faults else 0
+        tell(account)
+        return 1 if account.faults else 0
+
+    return exit_code(program)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from collective.errors import CollectiveError, UsageError
+from collective.errors import UsageError, exit_code
 from collective.recorder.account import Account, merge, parse
 
 
@@ -16,13 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m collective.recorder")
     parser.add_argument("files", nargs="+", metavar="FILE")
     options = parser.parse_args(arguments)
-    try:
-        account = merge(_read(file) for file in options.files)
-    except CollectiveError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(account.text(), end="")
-    return 0
+
+    def program() -> int:
+        print(merge(_read(file) for file in options.files).text(), end="")
+        return 0
+
+    return exit_code(program)
 
 
 def _read(file: str) -> Account:
