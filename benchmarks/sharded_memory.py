@@ -2,21 +2,20 @@
 
     python benchmarks/sharded_memory.py -np 2
 
-Four layers of 4096 x 4096 weights and Adam, on 4 rows: weights are what there is. Bytes of the optimizer's variables on a rank, and the largest peak resident memory of a
-rank as the operating system counts it.
+Four layers of 4096 x 4096 weights and Adam, on 4 rows: weights are what there is. Bytes of
+the optimizer's variables on a rank, and the largest peak resident memory of a rank as
+the operating system counts it.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 
 import keras
 import numpy as np
-
-MIB = 1 << 20
+from peak import MIB, peak
 
 
 def train(shard: bool) -> None:
@@ -43,9 +42,9 @@ def train(shard: bool) -> None:
         verbose=0,
     )
     held = sum(np.asarray(v).nbytes for v in result.model.optimizer.variables)
-    peaks = gather(backend, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+    peaks = gather(backend, peak())
     if backend.rank == 0:
-        print(f"{held / MIB:.1f} {peaks.max() / MIB:.0f}")
+        print(f"{held / MIB:.1f} {peaks.max():.0f}")
 
 
 def main() -> None:
@@ -60,10 +59,10 @@ def main() -> None:
         command = [sys.executable, "-m", "collective.launch", "-np", str(args.np)]
         command += [sys.executable, __file__, "--child", str(shard)]
         out = subprocess.run(command, capture_output=True, text=True, check=True)
-        held, peak = out.stdout.split()[-2:]
+        held, most = out.stdout.split()[-2:]
         print(
             f"{args.np} ranks{', --shard-optimizer' if shard else ''}: optimizer {held} "
-            f"MiB on each, peak of a process {peak} MiB",
+            f"MiB on each, peak of a process {most} MiB",
             flush=True,
         )
     return None
