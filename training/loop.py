@@ -16,7 +16,7 @@ from backends.base import Backend
 from collective import recorder
 from collective.errors import CollectiveError, UsageError
 from training import keras_compat, random_state, receipts, sharding
-from training.callbacks import RankZeroCallbacks
+from training.callbacks import RankZeroCallbacks, followed_variables
 from training.checkpoint import Checkpoint
 from training.checks import check_same_data
 from training.evaluation import Evaluation
@@ -162,14 +162,7 @@ class Loop:
             self._keep()
             self.start, root = newest(mine, backend)
         elif backend.size > 1:
-            # Nothing of the global generators: a new training leaves them alone.
-            shards = sharding.of(result.model)
-            whole = {} if shards is None else shards.gather()
-            fresh = State(0, 0, values_of(result.model, None, whole))
-            self.start = broadcast(self.start or fresh, backend)
-            if not self.start.random:
-                self.start.put(result.model)
-                self.start = None
+            self._begin_alike()
         self.final = self.averages = None
         if self.start is not None:
             start = self.start
@@ -367,6 +360,18 @@ class Loop:
             random_state.take(),
             bool(self.result.model.stop_training),
         )
+
+    def _begin_alike(self) -> None:
+        """Every rank gets rank 0's state to start from, or its new model."""
+        backend, model = self.backend, self.result.model
+        # Nothing of the global generators: a new training leaves them alone.
+        fresh = State(0, 0, values_of(model))
+        if gather_few(backend, [self.start is not None])[0].any():
+            self.start = broadcast(self.start or fresh, backend)
+        elif backend.options.min_np is not None:  # all of it or nothing, if one dies
+            broadcast(fresh, backend).put(model)
+        else:  # one variable at a time, so that not all are there twice
+            backend.broadcast(followed_variables(model))
 
     def _save(self) -> None:
         """Writes a checkpoint where one is due, on rank 0; every rank calls it."""
