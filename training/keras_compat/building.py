@@ -1,0 +1,58 @@
+"""What a Keras model is made of: its variables, and what its user has replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+
+from training.keras_compat.optimizers import core_optimizer, parts
+
+
+def build(
+    model: keras.Model, spec: tuple[Any, Any, Any], optimizer: bool = True
+) -> None:
+    """Creates every variable of model, loss, metrics and optimizer.
+
+    Args:
+        model: A compiled model, in its backend's scope.
+        spec: ``(x, y, sample_weight)``, trees of ``tf.TensorSpec`` of one batch.
+        optimizer: False: all but those of the optimizer.
+
+    Raises:
+        ValueError: When model, loss or metrics do not fit the data.
+    """
+
+    def symbolic(leaf: tf.TensorSpec) -> keras.KerasTensor:
+        return keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name)
+
+    x, y, sample_weight = (
+        None if part is None else tf.nest.map_structure(symbolic, part) for part in spec
+    )
+    batch = (x, y) if sample_weight is None else (x, y, sample_weight)
+    core = core_optimizer(model.optimizer)
+    build_parts = core.build
+    built = model.optimizer.built
+    model.optimizer.built = built or not optimizer
+    try:
+        with mock.patch.object(core, "build", lambda v: build_parts(parts(v))):
+            model._symbolic_build(data_batch=batch)
+    finally:
+        model.optimizer.built = built or optimizer
+
+
+def takes_training(model: keras.Model) -> bool:
+    """Whether the model's ``call`` has a ``training`` argument."""
+    return bool(model._call_has_training_arg)
+
+
+def tf_variable(variable: keras.Variable) -> tf.Variable:
+    """The TensorFlow variable behind a Keras one."""
+    return variable.value
+
+
+def overrides(model: keras.Model, method: str) -> bool:
+    """Whether the user's class replaces a method of ``keras.Model``."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)

@@ -1,0 +1,143 @@
+"""The calls of a model's layers, replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import masking, stateless_scope
+from keras.src.models.functional import Functional
+from keras.src.ops.function import Function
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """An operation in a functional model. Tensors are known by a number.
+
+    Attributes:
+        name: Of the layer.
+        is_model: Whether it is a model of layers itself.
+        inputs: What it needs.
+        outputs: What it makes, and the bytes of that in a row of the batch.
+        compute: Given the values of its inputs, adds those of its outputs.
+    """
+
+    name: str
+    is_model: bool
+    inputs: frozenset[int]
+    outputs: dict[int, int]
+    compute: Callable[[dict[int, Any]], None]
+
+
+@contextlib.contextmanager
+def calls_replaced(
+    model: keras.Model,
+    graph: Callable[[list[Node], set[int], dict[int, Any]], None],
+    one: Callable[[keras.Layer, Callable[[], Any]], Any],
+) -> Iterator[None]:
+    """Replaces how a model, and the models in it, call their layers.
+
+    Args:
+        model: The model.
+        graph: Computes a functional model: gets its nodes in order, the tensors that
+            are wanted, and the values of its inputs, to which it adds the others.
+        one: Calls a layer of another model: gets the layer and the call.
+    """
+    by_hand = set(map(id, _called_by_hand(model)))
+    plain = keras.layers.Layer.__call__
+
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in by_hand:
+            return plain(self, *args, **kwargs)
+        return one(self, lambda: plain(self, *args, **kwargs))
+
+    def run(
+        self: Function, inputs: Any, operation_fn: Any = lambda op: op, **_: Any
+    ) -> Any:
+        values = dict(
+            zip(map(id, self.inputs), keras.tree.flatten(inputs), strict=True)
+        )
+        nodes, known = [], set(values)
+        for depth in sorted(self._nodes_by_depth, reverse=True):
+            for node in self._nodes_by_depth[depth]:
+                needed = frozenset(map(id, node.input_tensors))
+                if node.operation and not node.is_input and needed <= known:
+                    nodes.append(_node(node, needed, operation_fn))
+                    known |= set(nodes[-1].outputs)
+        graph(nodes, set(map(id, self.outputs)), values)
+        found = [values[id(x)] for x in self.outputs]
+        return keras.tree.pack_sequence_as(self._outputs_struct, found)
+
+    with (
+        mock.patch.object(keras.layers.Layer, "__call__", call),
+        mock.patch.object(Function, "_run_through_graph", run),
+    ):
+        yield
+
+
+def _node(node: Any, needed: frozenset[int], operation_fn: Any) -> Node:
+    def compute(values: dict[int, Any]) -> None:
+        args, kwargs = node.arguments.fill_in(values)
+        made = operation_fn(node.operation)(*args, **kwargs)
+        values.update(
+            zip(map(id, node.outputs), keras.tree.flatten(made), strict=False)
+        )
+
+    def size(tensor: keras.KerasTensor) -> int:
+        rows = math.prod(d or 1 for d in tensor.shape)
+        return rows * tf.as_dtype(tensor.dtype).size
+
+    return Node(
+        node.operation.name,
+        isinstance(node.operation, keras.Model),
+        needed,
+        {id(x): size(x) for x in node.outputs},
+        compute,
+    )
+
+
+def _called_by_hand(model: keras.Model) -> Iterator[keras.Layer]:
+    """The layers that Python code of the user calls, those of models in it included."""
+    inner = getattr(model, "_functional", None) or model
+    by_graph = isinstance(inner, Functional) and type(inner).call is Functional.call
+    for layer in model._flatten_layers(include_self=False, recursive=False):
+        if isinstance(layer, keras.Model):
+            yield from _called_by_hand(layer)
+        elif not by_graph:
+            yield layer
+
+
+class InnerScope(keras.StatelessScope):
+    """A scope in the current one, to which it hands on nothing by itself."""
+
+    def __init__(self) -> None:
+        self.outer = stateless_scope.get_stateless_scope()
+        super().__init__(collect_losses=self.outer.collect_losses)
+        self.state_mapping = dict(self.outer.state_mapping)
+
+    def effects(self, outputs: Any) -> tuple[list[Any], dict[int, Any], list[Any]]:
+        """What calls inside have done: losses, new values, and masks of the outputs."""
+        before = self.outer.state_mapping
+        new = {i: v for i, v in self.state_mapping.items() if before.get(i) is not v}
+        masks = [masking.get_keras_mask(t) for t in tf.nest.flatten(outputs)]
+        return list(self.losses), new, masks
+
+    def hand_out(self, model: keras.Model, outputs: Any, effects: Any) -> None:
+        """Does the same in the outer scope, with tensors of the outer graph."""
+        losses, new, masks = effects
+        self.outer.state_mapping.update(new)
+        for tensor, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
+            if mask is not None:
+                masking.set_keras_mask(tensor, mask)
+        for old, loss in zip(self.losses, losses, strict=True):
+            self.outer.add_loss(loss)
+            for layer in model._flatten_layers():
+                if id(old) in layer._loss_ids:
+                    layer._loss_ids.remove(id(old))
+                    layer._loss_ids.add(id(loss))

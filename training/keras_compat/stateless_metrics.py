@@ -1,0 +1,72 @@
+"""Keras' metrics, run without touching their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The trackers of the losses of single outputs, in the order of the losses."""
+    compiled = model._compile_loss
+    return list(compiled.metrics) if compiled is not None else []
+
+
+def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The model's metrics, less the trackers of its losses."""
+    trackers = [id(m) for m in loss_trackers(model)]
+    if getattr(model, "_loss_tracker", None) is not None:
+        trackers.append(id(model._loss_tracker))
+    return [m for m in model.metrics if id(m) not in trackers]
+
+
+def metric_sums(
+    model: keras.Model, state: Sequence[tf.Tensor], *batch: Any
+) -> list[tf.Tensor]:
+    """What one batch makes of the metrics' variables.
+
+    Args:
+        model: The model.
+        state: Values of the variables of ``metrics(model)`` before the batch.
+        batch: ``x, y, y_pred, sample_weight``.
+
+    Returns:
+        The values after it. No variable is written, nor is one read: Keras computes
+        results too, also of its loss trackers, and reading those is a collective
+        under MultiWorkerMirroredStrategy.
+    """
+    variables = [v for m in metrics(model) for v in m.variables]
+    mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+    mapping += zip(variables, state, strict=True)
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        model.compute_metrics(*batch)
+    return [
+        state[i] if (value := scope.get_current_value(v)) is None else value
+        for i, v in enumerate(variables)
+    ]
+
+
+def metric_results(model: keras.Model, state: Sequence[Any]) -> dict[str, Any]:
+    """The results of all metrics for given values of their variables.
+
+    Only the given values are read: reading a metric's own variable is a collective
+    under MultiWorkerMirroredStrategy, and this runs on rank 0 alone.
+    """
+    found = metrics(model)
+    variables = [v for m in found for v in m.variables]
+    results: dict[str, Any] = {}
+    with keras.StatelessScope(state_mapping=list(zip(variables, state, strict=True))):
+        for metric in found:
+            result = metric.result()
+            results |= result if isinstance(result, dict) else {metric.name: result}
+    return {name: _number(value) for name, value in results.items()}
+
+
+def _number(value: Any) -> Any:
+    """A float, or an array where a metric has several results (F1Score)."""
+    array = np.asarray(value)
+    return float(array) if array.ndim == 0 else array
