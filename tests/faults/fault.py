@@ -14,6 +14,8 @@ from tests.hosts.lab import Lab
 
 STEPS, BATCH = 12, 10
 FOREVER = 1_000_000  # steps of a job that is to be ended
+# Those where every rank trains; horovod needs a build of its own.
+PROCESS_BACKENDS = ("native", "mpi", "tf-multiworker")
 # What Open MPI leaves in /dev/shm where mpirun itself is killed, or there is none.
 OPEN_MPIS = r"sm_segment\..*"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.faults.catalogue.wrong import program
-from tests.faults.fault import Fault, training
+from tests.faults.fault import PROCESS_BACKENDS, Fault, training
 from tests.faults.job import why_no_mounts
 from tests.faults.undisturbed import as_undisturbed
 
@@ -58,6 +58,6 @@ FAULTS = [
             shm="16k",
             needs=why_no_mounts,
         )
-        for backend in ("native", "mpi", "tf-multiworker")
+        for backend in PROCESS_BACKENDS
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 
-from tests.faults.fault import OPEN_MPIS, Fault, training
+from tests.faults.fault import OPEN_MPIS, PROCESS_BACKENDS, Fault, training
 
 BEFORE = """
 import os, sys, time
@@ -82,7 +82,7 @@ FAULTS = [
             inside=FIRST_STEP,
             backend=backend,
         )
-        for backend in ("native", "mpi", "tf-multiworker")
+        for backend in PROCESS_BACKENDS
     ),
     Fault(
         "one rank has fewer rows than the others",
@@ -103,7 +103,7 @@ FAULTS = [
             inside=FIRST_STEP,
             backend=backend,
         )
-        for backend in ("native", "mpi", "tf-multiworker")
+        for backend in PROCESS_BACKENDS
     ),
     *(
         Fault(
@@ -115,7 +115,7 @@ FAULTS = [
             told=("step 8: rank 1 has other values in", "HINT"),
             backend=backend,
         )
-        for backend in ("native", "mpi", "tf-multiworker")
+        for backend in PROCESS_BACKENDS
     ),
     Fault(
         "mpirun of one MPI, mpi4py of another",
