@@ -59,6 +59,18 @@ class Learned:
     test: dict[str, float] = field(default_factory=dict)
     failure: str = ""
 
+    @classmethod
+    def of(cls, summary: dict[str, Any]) -> Learned:
+        """From what ``train.py --json`` wrote."""
+        rows, size = summary["rows"], summary["options"]["global_batch_size"]
+        per_epoch, history = -(-rows // size), summary["history"]
+        samples = []
+        for epoch in range(len(history["loss"])):
+            steps = min(summary["steps"] - epoch * per_epoch, per_epoch)
+            samples.append(epoch * rows + min(steps * size, rows))
+        accuracy = history.get("accuracy", [])
+        return cls(samples, history["loss"], accuracy, summary["test"])
+
 
 @dataclass
 class Results:

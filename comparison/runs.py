@@ -200,12 +200,12 @@ class Comparison:
         tell(f"learning: {name}")
         path = folder / "learned.json"
         path.unlink(missing_ok=True)
-        options = [*self.plan.train, "--verbose", "0"]
+        options = [*self.plan.train, "--verbose", "0", "--json", str(path)]
         options += ["--global-batch-size", str(self.plan.batch)]
-        program = ["-m", "comparison.learning", str(path), *options]
+        program = [str(starting.ROOT / "train.py"), *options]
         ended = run(starting.line(name, self.plan.most, program), self.plan.seconds)
         self.results.learned[name] = (
-            Learned(**json.loads(path.read_text()))
+            Learned.of(json.loads(path.read_text()))
             if ended.code == 0
             else Learned(failure=ended.failure)
         )

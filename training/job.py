@@ -116,7 +116,11 @@ def run(
             evaluation = Evaluation(model, backend, data.test, rows)
             test = result.afterwards(evaluation)
         summary = Summary.of(
-            dataclasses.asdict(job), result, test, model.count_params()
+            dataclasses.asdict(job),
+            result,
+            test,
+            model.count_params(),
+            len(data.train),
         )
 
         def tell_once() -> None:

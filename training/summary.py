@@ -36,6 +36,7 @@ class Summary:
     processes: int
     replicas: int
     parameters: int
+    rows: int
     steps: int
     samples_per_second: float
     seconds_per_step: dict[str, float]
@@ -54,6 +55,7 @@ class Summary:
         result: Result,
         test: dict[str, float],
         parameters: int,
+        rows: int,
     ) -> Summary:
         """Sums up a training.
 
@@ -62,6 +64,7 @@ class Summary:
             result: What ``training.fit`` gave.
             test: Loss and metrics on the test data; may be empty.
             parameters: Number of the model's parameters.
+            rows: Of the training data.
         """
         backend = result.backend
         return cls(
@@ -72,6 +75,7 @@ class Summary:
             processes=backend.processes,
             replicas=getattr(backend, "workers", backend.replicas),
             parameters=parameters,
+            rows=rows,
             steps=len(result.losses),
             samples_per_second=result.timing.samples_per_second,
             seconds_per_step=result.timing.per_step(),
