@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 from pathlib import Path
 
 from rich.console import Console
@@ -40,7 +41,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
 
     Returns:
         0; 1 when a backend is not equal, or something is worse than ``--against``;
-        130 when interrupted.
+        130 when interrupted, 143 when terminated: what is finished is written.
 
     Raises:
         UsageError: An option asks for what is not there.
@@ -70,11 +71,11 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     )
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
-    interrupted = _run(comparison, console)
+    signalled = _run(comparison, console)
     _show(results, console)
     _write(results, args.output, console)
-    if interrupted:
-        return 130
+    if signalled:
+        return 128 + signalled
     worse = _changes(old, results, console) if old else False
     failed = any(proof.failures for proof in results.equal.values()) or any(
         one.failure for timed in results.fast.values() for one in timed.values()
@@ -104,8 +105,8 @@ def _perturbation(text: str | None) -> tuple[str, str] | None:
     return backend, what
 
 
-def _run(comparison: Comparison, console: Console) -> bool:
-    """Runs it under a progress bar; whether it was interrupted."""
+def _run(comparison: Comparison, console: Console) -> int:
+    """Runs it under a progress bar; the signal that ended it early, or 0."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -120,12 +121,25 @@ def _run(comparison: Comparison, console: Console) -> bool:
             if not console.is_terminal:
                 console.print(what)
 
+        earlier = signal.signal(signal.SIGTERM, _terminated)
         try:
             comparison.run(tell)
+        except _Terminated:
+            return signal.SIGTERM
         except KeyboardInterrupt:
-            return True
+            return signal.SIGINT
+        finally:
+            signal.signal(signal.SIGTERM, earlier)
         progress.update(task, completed=comparison.runs, description="done")
-    return False
+    return 0
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: a batch system's time is up."""
+
+
+def _terminated(*_: object) -> None:
+    raise _Terminated
 
 
 def _show(results: Results, console: Console) -> None:

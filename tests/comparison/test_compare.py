@@ -103,7 +103,8 @@ def test_a_backend_that_dies_is_told_and_the_others_go_on(tmp_path):
     assert "ended with exit code 7" in printed
 
 
-def test_an_interrupt_leaves_no_process_and_writes_what_is_finished(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "compare.py", "-np", "2", "--output", str(tmp_path), *TINY,
          "--backends", "mpi", "--precision", "float64", "--only", "equal"],
@@ -118,8 +119,8 @@ def test_an_interrupt_leaves_no_process_and_writes_what_is_finished(tmp_path):
     time.sleep(2)
     started = psutil.Process(process.pid).children(recursive=True)
     assert started
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    process.send_signal(sent)
+    assert process.wait(60) == 128 + sent
     process.stdout.close()
     assert not psutil.wait_procs(started, timeout=20)[1]
     found = json.loads((tmp_path / "results.json").read_text())
