@@ -1,0 +1,75 @@
+"""Which bucket size trains fastest: what the default of ``native`` rests on.
+
+    python -m collective.launch -np 2 python benchmarks/buckets.py cnn --steps 200
+    python -m tests.hosts.lab --hosts 2 --slots 1 --rate 1gbit \
+        python benchmarks/buckets.py resnet50 --rows 16
+
+``whole`` sums all gradients as one group, once the last is there. With buckets, the sums
+of the first run while the rest is computed. The sizes take turns; printed are the median
+of the steps of all rounds, and the lowest and highest median of a round.
+"""
+
+import argparse
+
+import numpy as np
+
+import backends
+from backends.quiet import quiet
+
+# Shape of a row and classes.
+SIZES = {"cnn": ((28, 28, 1), 10), "resnet50": ((64, 64, 3), 10)}
+
+
+def main() -> None:
+    """Runs the rounds and prints a line for each size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=SIZES)
+    parser.add_argument("--rows", type=int, default=32, help="of each rank")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", default="whole,262144,1048576,4194304,16777216")
+    options = parser.parse_args()
+    with quiet():
+        backends.get("native")
+        import keras
+
+        import collective
+        import training
+        from training import models
+
+    shape, classes = SIZES[options.model]
+    rng = np.random.default_rng(0)
+    batch = collective.size() * options.rows
+    x = rng.normal(size=(4 * batch, *shape)).astype(np.float32)
+    y = rng.integers(0, classes, len(x)).astype(np.int32)
+
+    def make() -> keras.Model:
+        model = models.build(options.model, input_shape=shape, classes=classes)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(1e-3), loss)
+        return model
+
+    def step_ms(size: str) -> np.ndarray:
+        wanted = None if size == "whole" else int(size)
+        backend = backends.get("native", backends.Options(bucket_bytes=wanted))
+        result = training.fit(
+            make, (x, y), backend=backend, global_batch_size=batch,
+            steps=options.steps + 1, verbose=0,
+        )  # fmt: skip
+        return 1000 * result.timing.seconds()
+
+    found: dict[str, list[np.ndarray]] = {size: [] for size in options.sizes.split(",")}
+    for _ in range(options.rounds):
+        for size, times in found.items():
+            times.append(step_ms(size))
+            keras.backend.clear_session()
+    if collective.rank() == 0:
+        print(f"{'bucket bytes':>12} {'ms a step':>10} {'lowest':>8} {'highest':>8}")
+        for size, times in found.items():
+            rounds = [float(np.median(t)) for t in times]
+            middle = float(np.median(np.concatenate(times)))
+            print(f"{size:>12} {middle:10.4g} {min(rounds):8.4g} {max(rounds):8.4g}")
+
+
+if __name__ == "__main__":
+    main()

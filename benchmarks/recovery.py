@@ -1,0 +1,84 @@
+"""How long one elastic function takes to go on without a killed worker.
+
+    python benchmarks/recovery.py --runs 5
+
+The same script (``WORKER``) under ``horovodrun --min-np`` with Horovod and under
+``collective.launch --min-np`` with the drop-in: of three workers, the last kills itself
+(``kill -9``) in a step. The time is from there to the end of the next step that the
+others finish. Contestants take turns. Horovod needs a host for each worker, for it never
+comes back to one where a worker failed: three names of this one.
+"""
+
+import argparse
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+STEPS = 60
+WORKER = """
+import importlib, os, signal, sys, time
+import tensorflow as tf
+hvd = importlib.import_module(sys.argv[1])
+hvd.init()
+log = open(sys.argv[2], "a", buffering=1)
+
+@hvd.elastic.run
+def train(state):
+    while state.step < int(sys.argv[3]):
+        if hvd.size() == 3 and hvd.rank() == 2 and state.step == 20:
+            print("killed", time.time(), file=log)
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(tf.ones(1000), op=hvd.Sum, name="gradient")
+        time.sleep(0.01)
+        state.step += 1
+        state.commit()
+        if hvd.rank() == 0:
+            print(hvd.size(), time.time(), file=log)
+
+train(hvd.elastic.ObjectState(step=0))
+"""
+
+
+def seconds(launch: list[str], module: str, folder: Path) -> float:
+    """From the kill to the end of the next step."""
+    script, log = folder / "worker.py", folder / "log"
+    script.write_text(WORKER)
+    log.write_text("")
+    command = [*launch, sys.executable, str(script), module, str(log), str(STEPS)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    killed = [float(time) for what, time in lines if what == "killed"]
+    on = [float(time) for what, time in lines if what == "2"]
+    if not killed or not on:
+        sys.exit(f"{module} did not go on:\n{ended.stdout[-3000:]}{ended.stderr[-3000:]}")
+    return on[0] - killed[0]
+
+
+def main() -> None:
+    """Runs the rounds and prints a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    ours = [sys.executable, "-m", "collective.launch", "-np", "3", "--min-np", "2"]
+    hosts = f"localhost:1,127.0.0.1:1,{socket.gethostname()}:1"
+    theirs = ["horovodrun", "--gloo", "-np", "3", "--min-np", "2", "-H", hosts]
+    ways = {
+        "Horovod Elastic": (theirs, "horovod.tensorflow"),
+        "the drop-in": (ours, "collective.tensorflow"),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.runs):
+        for name, (launch, module) in ways.items():
+            with tempfile.TemporaryDirectory() as folder:
+                found[name].append(seconds(launch, module, Path(folder)))
+    print(f"{'':>16} {'median s':>9} {'lowest':>7} {'highest':>8}")
+    for name, times in found.items():
+        middle = statistics.median(times)
+        print(f"{name:>16} {middle:9.3f} {min(times):7.3f} {max(times):8.3f}")
+
+
+if __name__ == "__main__":
+    main()
