@@ -1,20 +1,28 @@
 """All-reduce inside a ``tf.function``: the core, and Horovod beside it.
 
-    mpirun -np 2 python benchmarks/in_function.py
-    horovodrun --gloo -np 2 python benchmarks/in_function.py --bytes 4 65536 67108864
+    python benchmarks/in_function.py
+    python benchmarks/in_function.py --bytes 4 65536 67108864 \
+        --launch "horovodrun --gloo -np 2"
 
 Two questions. What does a call of 4 bytes add to an empty ``tf.function``? And how long
 do 160 tensors of 100 MB together take, as the gradients of a ResNet-50 would?
-``collective`` is the core's op, ``drop-in`` is ``collective.tensorflow``. The
-contestants take turns within one run; each time is that of the slowest rank, and the
+``collective`` is the core's op, ``drop-in`` is ``collective.tensorflow``. Each contestant
+is a job of its own, for Horovod's thread, which looks for work once a millisecond, would
+slow the others; the jobs take turns. Each time is that of the slowest rank, and the
 medians of all turns are printed, with the best beside them. Sums are checked first.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
+import subprocess
+import sys
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -30,11 +38,52 @@ TENSORS, MEGABYTES = 160, 100
 
 
 def main() -> None:
-    """Prints, on rank 0, a line for each contestant."""
+    """Starts the jobs and prints a line for each contestant; or is a rank of one."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--turns", type=int, default=15)
+    p.add_argument("--launch", default="mpirun -np 2", type=shlex.split)
+    p.add_argument("--rounds", type=int, default=3, help="jobs of each contestant")
+    p.add_argument("--turns", type=int, default=15, help="of each job")
     p.add_argument("--bytes", type=int, nargs="*", default=[4], help="of one tensor")
+    p.add_argument("--contestant", help=argparse.SUPPRESS)
+    p.add_argument("--record", help=argparse.SUPPRESS)
     args = p.parse_args()
+    if args.contestant:
+        rank(args)
+        return
+    names = ["empty", "collective", "drop-in"]
+    if horovod_installed.misfit() is None:
+        names.append("horovod")
+    seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    print(f"load {os.getloadavg()[0]:.1f}")
+    for _ in range(args.rounds):
+        for name in names:
+            for case, times in job(args, name).items():
+                seconds[case][name] += times
+    for case, found in seconds.items():
+        print(f"\n{case}")
+        core = float(np.median(found["collective"]))
+        for name, times in found.items():
+            middle = float(np.median(times))
+            print(
+                f"  {name:12} median {middle * 1e6:12,.1f} us   best "
+                f"{min(times) * 1e6:12,.1f} us   {middle / core:6.2f} x collective"
+            )
+
+
+def job(args: argparse.Namespace, name: str) -> dict[str, list[float]]:
+    """Seconds of the calls of one job, by what was summed."""
+    with tempfile.NamedTemporaryFile() as record:
+        command = [*args.launch, sys.executable, __file__, "--turns", str(args.turns)]
+        command += ["--bytes", *map(str, args.bytes)]
+        command += ["--contestant", name, "--record", record.name]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
+        return json.load(record)
+
+
+def rank(args: argparse.Namespace) -> None:
+    """Measures one contestant; rank 0 writes the record."""
     with quiet():
         import tensorflow as tf
 
@@ -48,53 +97,43 @@ def main() -> None:
 
         cases = [filled([count // 4]) for count in args.bytes]
         cases.append(filled(sizes(MEGABYTES * 10**6 // 4, TENSORS)))
-        summing = contestants()
-    say = print if collective.rank() == 0 else lambda *_, **__: None
-    say(f"{collective.size()} ranks, load {os.getloadavg()[0]:.1f}")
+        summing = contestant(args.contestant)
+    total = collective.size() * (collective.size() + 1) / 2
+    found = {}
     for tensors in cases:
         inner = calls(sum(int(t.shape[0]) * 4 for t in tensors))
-        functions = {
-            name: tf.function(sums, autograph=False) for name, sums in summing.items()
-        }
-        total = collective.size() * (collective.size() + 1) / 2
-        for name, function in functions.items():
-            got = function(tensors)
-            if name != "empty":
-                assert all(np.all(t.numpy() == total) for t in got), name
-        seconds: dict[str, list[float]] = {name: [] for name in functions}
-        for _ in range(args.turns):
-            for name, function in functions.items():
-                seconds[name].append(timed(function, tensors, inner))
-        say(f"\n{what(tensors)}")
-        core = float(np.median(seconds["collective"]))
-        for name, times in seconds.items():
-            middle = float(np.median(times))
-            say(
-                f"  {name:12} median {middle * 1e6:12,.1f} us   best "
-                f"{min(times) * 1e6:12,.1f} us   {middle / core:6.2f} x collective"
-            )
+        function = tf.function(summing, autograph=False)
+        got = function(tensors)
+        if args.contestant != "empty":
+            assert all(np.all(t.numpy() == total) for t in got)
+        found[what(tensors)] = [
+            timed(function, tensors, inner) for _ in range(args.turns)
+        ]
+    if collective.rank() == 0:
+        with open(args.record, "w") as file:
+            json.dump(found, file)
 
 
-def contestants() -> dict[str, Callable]:
-    """Functions from a list of tensors to the list of their sums."""
+def contestant(name: str) -> Callable:
+    """A function from a list of tensors to the list of their sums."""
     import tensorflow as tf
 
-    import collective.tensorflow as drop_in
-    from collective import tensorflow_ops
+    if name == "empty":
+        return lambda tensors: [tf.identity(t) for t in tensors]
+    if name == "collective":
+        from collective import tensorflow_ops
 
-    found: dict[str, Callable] = {
-        "empty": lambda tensors: [tf.identity(t) for t in tensors],
         # Its other arguments would be looked at anew in each call of the function.
-        "collective": lambda tensors: tensorflow_ops.all_reduce(tensors),
-        "drop-in": through(drop_in),
-    }
-    if horovod_installed.misfit() is None:
-        import horovod.tensorflow as hvd
+        return lambda tensors: tensorflow_ops.all_reduce(tensors)
+    if name == "drop-in":
+        import collective.tensorflow as drop_in
 
-        hvd.init()
-        assert hvd.size() == detect().size
-        found["horovod"] = through(hvd)
-    return found
+        return through(drop_in)
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    assert hvd.size() == detect().size
+    return through(hvd)
 
 
 def through(hvd: Any) -> Callable:
