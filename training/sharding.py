@@ -134,7 +134,8 @@ class Sharding:
             [keras_compat.tf_variable(part) for part in self.parts],
             [self._part(tf.convert_to_tensor(v), rank) for v in self.variables],
         )
-        self.optimizer.apply(gradients, [self.parts[i] for i in connected])
+        mine = [self.parts[i] for i in connected]
+        keras_compat.apply(self.optimizer, gradients, mine, self.backend.assign)
         self._gather_weights(connected, skipped)
 
     def finish(self) -> None:
