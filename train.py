@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     add("--checkpoint-dir", metavar="DIR", help="keep the state of the training there")
     add("--checkpoint-every", type=_count, metavar="N",
         help="every N steps (default: at the end of each epoch)")  # fmt: skip
-    add("--checkpoint-keep", type=_count, default=3, metavar="K",
+    add("--checkpoint-keep", type=_count, metavar="K",
         help="keep the last K checkpoints (default: 3)")  # fmt: skip
     add("--resume", action="store_true", help="go on from the last good checkpoint")
     add("--ledger", metavar="FILE", help="note which rows each step has used")
@@ -198,6 +198,12 @@ def _run(args: argparse.Namespace, rank: int) -> int:
     for option, file in (("--json", args.json), ("--timeline", args.timeline)):
         if file and rank == 0:
             check_writable(option, file)
+    files = [f for f in (args.json, args.timeline, args.ledger) if f]
+    if len(set(files)) < len(files):
+        raise UsageError(
+            "--json, --timeline and --ledger write a file each, and two have one name",
+            hint="another name for one of them",
+        )
     checkpoint = _checkpoint(args)
 
     def tell(summary: Summary) -> None:
@@ -239,15 +245,20 @@ def _checkpoint(args: argparse.Namespace) -> Checkpoint | None:
     """What the options of checkpoints ask for."""
     from training import Checkpoint
 
-    folder, every, resume = args.checkpoint_dir, args.checkpoint_every, args.resume
-    if folder is None and (resume or every):
-        raise UsageError(
-            f"{'--resume' if resume else '--checkpoint-every'} needs a folder",
-            hint="--checkpoint-dir DIR",
-        )
-    if folder is None:
-        return None
-    return Checkpoint(folder, every=every, keep=args.checkpoint_keep, resume=resume)
+    folder, every, keep = (
+        args.checkpoint_dir,
+        args.checkpoint_every,
+        args.checkpoint_keep,
+    )
+    if folder is not None:
+        return Checkpoint(folder, every=every, keep=keep or 3, resume=args.resume)
+    for name in ("resume", "checkpoint_every", "checkpoint_keep"):
+        if getattr(args, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} needs a folder",
+                hint="--checkpoint-dir DIR",
+            )
+    return None
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class MultiWorkerBackend(StrategyBackend):
     name = "tf-multiworker"
     launcher = "mpirun"
     summary = "one replica a process, TensorFlow's collectives (MultiWorkerMirrored)"
+    own_options = ("communication",)
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()

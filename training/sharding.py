@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.base import Backend
+from backends.base import Backend, Options
 from collective.errors import UsageError
 from training import keras_compat
 
@@ -55,6 +55,19 @@ def check(model: keras.Model, backend: Backend) -> None:
             "optimizer",
             hint=f"mpirun -np {backend.replicas} python train.py --shard-optimizer",
         )
+    if not backend.synchronous:
+        raise UsageError(
+            f"backend {backend.name!r} has no ranks that share an update: its servers "
+            "hold the optimizer's state in parts already",
+            hint="drop --shard-optimizer; --parameter-servers N for more of them",
+        )
+    for option in ("algorithm", "transport_dtype", "bucket_bytes"):
+        if getattr(backend.options, option) != getattr(Options(), option):
+            raise UsageError(
+                f"--{option.replace('_', '-')} is for the all-reduce of gradients, and "
+                "--shard-optimizer has none",
+                hint="drop one of the two",
+            )
     if backend.options.min_np is not None:
         raise UsageError(
             "with a rank that dies, its part of the sharded optimizer is lost",
