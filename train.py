@@ -230,14 +230,16 @@ def _sweep(args: argparse.Namespace) -> int:
         for name, value in vars(parser().parse_args([])).items()
         if given[name] != value and name != "sweep"
     ]
+    with quiet():
+        from training import many, sweep
     if unlike:
-        option = f"--{unlike[0].replace('_', '-')}"
+        option, known = f"--{unlike[0].replace('_', '-')}", unlike[0] in many.known()
         raise UsageError(
             f"{option} beside --sweep: the options of its trainings are in the file",
-            hint=f"base: {{{unlike[0]}: {given[unlike[0]]}}} in {args.sweep}",
+            hint=f"base: {{{unlike[0]}: {given[unlike[0]]}}} in {args.sweep}"
+            if known
+            else f"drop {option}; docs/sweep.md has what a sweep writes",
         )
-    with quiet():
-        from training import sweep
     return sweep.run(args.sweep)
 
 
@@ -245,13 +247,13 @@ def _checkpoint(args: argparse.Namespace) -> Checkpoint | None:
     """What the options of checkpoints ask for."""
     from training import Checkpoint
 
-    folder, every, keep = (
-        args.checkpoint_dir,
-        args.checkpoint_every,
-        args.checkpoint_keep,
-    )
-    if folder is not None:
-        return Checkpoint(folder, every=every, keep=keep or 3, resume=args.resume)
+    if args.checkpoint_dir is not None:
+        return Checkpoint(
+            args.checkpoint_dir,
+            every=args.checkpoint_every,
+            keep=args.checkpoint_keep or 3,
+            resume=args.resume,
+        )
     for name in ("resume", "checkpoint_every", "checkpoint_keep"):
         if getattr(args, name):
             raise UsageError(

@@ -98,6 +98,9 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
         ({"trainings": [{"name": "a"}, {"name": "a"}]}, "two trainings"),
         ({"trainings": [{"name": "a/b"}]}, "no file"),
         ({"grid": {"seed": [1]}, "ranks": 0}, "1 or more"),
+        ({"grid": {"backend": ["nccl"]}}, "unknown backend 'nccl'"),
+        ({"grid": {"backend": ["mpi"]}}, "'mpi' cannot be used with ranks: 1: "),
+        ({"grid": {"backend": ["tf-mirrored"]}, "ranks": 2}, "with ranks: 2: "),
         ({}, "no keys"),
     ],
 )
