@@ -105,15 +105,12 @@ def _refuse_options_of_others(name: str, options: Options) -> None:
             f"--devices {options.devices}: backend {name!r} is on one device",
             hint="--backend tf-mirrored",
         )
+    own = BACKENDS[name].own_options
+    if BACKENDS[name].one_replica:
+        own += ("devices",)  # one
     for option, given in vars(options).items():
-        if given == getattr(Options(), option) or option in BACKENDS[name].own_options:
-            continue
-        owners = [
-            kind.name
-            for kind in BACKENDS.values()
-            if option in kind.own_options and not kind.one_replica
-        ]
-        if owners:
+        owners = [n for n, kind in BACKENDS.items() if option in kind.own_options]
+        if owners and option not in own and given != getattr(Options(), option):
             raise UsageError(
                 f"--{option.replace('_', '-')} is an option of backend "
                 f"{' and '.join(map(repr, owners))}, and this is {name!r}",

@@ -16,7 +16,6 @@ class SingleBackend(Backend):
     name = "single"
     summary = "one process on one device; the reference"
     one_replica = True
-    own_options = ("devices",)
 
     def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)

@@ -15,7 +15,6 @@ class OneDeviceBackend(LocalStrategyBackend):
     name = "tf-one-device"
     summary = "one process on one device, within a strategy (OneDeviceStrategy)"
     one_replica = True
-    own_options = ("devices",)
 
     def _strategy(self, options: Options) -> Any:
         import tensorflow as tf
