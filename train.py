@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     add("--checkpoint-dir", metavar="DIR", help="keep the state of the training there")
     add("--checkpoint-every", type=_count, metavar="N",
         help="every N steps (default: at the end of each epoch)")  # fmt: skip
-    add("--checkpoint-keep", type=_count, default=3, metavar="K",
+    add("--checkpoint-keep", type=_count, metavar="K",
         help="keep the last K checkpoints (default: 3)")  # fmt: skip
     add("--resume", action="store_true", help="go on from the last good checkpoint")
     add("--ledger", metavar="FILE", help="note which rows each step has used")
@@ -198,6 +198,12 @@ def _run(args: argparse.Namespace, rank: int) -> int:
     for option, file in (("--json", args.json), ("--timeline", args.timeline)):
         if file and rank == 0:
             check_writable(option, file)
+    files = [f for f in (args.json, args.timeline, args.ledger) if f]
+    if len(set(files)) < len(files):
+        raise UsageError(
+            "--json, --timeline and --ledger write a file each, and two have one name",
+            hint="another name for one of them",
+        )
     checkpoint = _checkpoint(args)
 
     def tell(summary: Summary) -> None:
@@ -224,14 +230,16 @@ def _sweep(args: argparse.Namespace) -> int:
         for name, value in vars(parser().parse_args([])).items()
         if given[name] != value and name != "sweep"
     ]
+    with quiet():
+        from training import many, sweep
     if unlike:
-        option = f"--{unlike[0].replace('_', '-')}"
+        option, known = f"--{unlike[0].replace('_', '-')}", unlike[0] in many.known()
         raise UsageError(
             f"{option} beside --sweep: the options of its trainings are in the file",
-            hint=f"base: {{{unlike[0]}: {given[unlike[0]]}}} in {args.sweep}",
+            hint=f"base: {{{unlike[0]}: {given[unlike[0]]}}} in {args.sweep}"
+            if known
+            else f"drop {option}; docs/sweep.md has what a sweep writes",
         )
-    with quiet():
-        from training import sweep
     return sweep.run(args.sweep)
 
 
@@ -239,15 +247,20 @@ def _checkpoint(args: argparse.Namespace) -> Checkpoint | None:
     """What the options of checkpoints ask for."""
     from training import Checkpoint
 
-    folder, every, resume = args.checkpoint_dir, args.checkpoint_every, args.resume
-    if folder is None and (resume or every):
-        raise UsageError(
-            f"{'--resume' if resume else '--checkpoint-every'} needs a folder",
-            hint="--checkpoint-dir DIR",
+    if args.checkpoint_dir is not None:
+        return Checkpoint(
+            args.checkpoint_dir,
+            every=args.checkpoint_every,
+            keep=args.checkpoint_keep or 3,
+            resume=args.resume,
         )
-    if folder is None:
-        return None
-    return Checkpoint(folder, every=every, keep=args.checkpoint_keep, resume=resume)
+    for name in ("resume", "checkpoint_every", "checkpoint_keep"):
+        if getattr(args, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} needs a folder",
+                hint="--checkpoint-dir DIR",
+            )
+    return None
 
 
 if __name__ == "__main__":

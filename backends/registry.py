@@ -81,6 +81,11 @@ def get(
             f"unknown backend {name!r}", hint=f"--backend {' | '.join(BACKENDS)}"
         )
     _refuse_options_of_others(name, options)
+    if (options.min_np or 1) > environment.size:
+        raise UsageError(
+            f"--min-np {options.min_np}, and the number of ranks is {environment.size}",
+            hint=f"--min-np {environment.size} or less",
+        )
     usable = BACKENDS[name].availability(environment)
     if not usable.usable:
         raise UsageError(
@@ -100,11 +105,14 @@ def _refuse_options_of_others(name: str, options: Options) -> None:
             f"--devices {options.devices}: backend {name!r} is on one device",
             hint="--backend tf-mirrored",
         )
-    for kind in reversed(BACKENDS.values()):
-        for option in set(kind.own_options) - set(BACKENDS[name].own_options):
-            if getattr(options, option) != getattr(Options(), option):
-                raise UsageError(
-                    f"--{option.replace('_', '-')} is an option of backend "
-                    f"{kind.name!r}, and this is {name!r}",
-                    hint=f"--backend {kind.name}",
-                )
+    own = BACKENDS[name].own_options
+    if BACKENDS[name].one_replica:
+        own += ("devices",)  # one
+    for option, given in vars(options).items():
+        owners = [n for n, kind in BACKENDS.items() if option in kind.own_options]
+        if owners and option not in own and given != getattr(Options(), option):
+            raise UsageError(
+                f"--{option.replace('_', '-')} is an option of backend "
+                f"{' and '.join(map(repr, owners))}, and this is {name!r}",
+                hint=f"--backend {' | '.join(owners)}",
+            )

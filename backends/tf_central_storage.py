@@ -21,6 +21,7 @@ class CentralStorageBackend(LocalStrategyBackend):
 
     name = "tf-central-storage"
     summary = "one process, several devices, variables on the CPU (CentralStorage)"
+    own_options = ("devices",)
 
     def _strategy(self, options: Options) -> Any:
         import tensorflow as tf

@@ -19,6 +19,7 @@ class MirroredBackend(LocalStrategyBackend):
 
     name = "tf-mirrored"
     summary = "one process, a replica on each local device (MirroredStrategy)"
+    own_options = ("devices", "cross_device_ops")
 
     def _strategy(self, options: Options) -> Any:
         import tensorflow as tf

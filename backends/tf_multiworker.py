@@ -16,7 +16,7 @@ import numpy as np
 
 from backends import addresses
 from backends.base import Availability, Options
-from backends.devices import configure
+from backends.devices import configure, gpus
 from backends.fusion import fused
 from backends.tf_strategy import StrategyBackend
 from collective.environment import Environment, detect
@@ -31,6 +31,7 @@ class MultiWorkerBackend(StrategyBackend):
     name = "tf-multiworker"
     launcher = "mpirun"
     summary = "one replica a process, TensorFlow's collectives (MultiWorkerMirrored)"
+    own_options = ("communication",)
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
@@ -39,6 +40,10 @@ class MultiWorkerBackend(StrategyBackend):
             raise UsageError(
                 f"unknown communication {options.communication!r}",
                 hint=f"--communication {' | '.join(COMMUNICATIONS)}",
+            )
+        if options.communication == "nccl" and not gpus():  # TensorFlow takes the ring
+            raise UsageError(
+                "NCCL needs GPUs, and there is none here", hint="--communication auto"
             )
         self.world = addresses.world(environment)
         config = {

@@ -22,6 +22,7 @@ class TPUBackend(LocalStrategyBackend):
 
     name = "tf-tpu"
     summary = "one process, a replica on each TPU core (TPUStrategy); never run on one"
+    own_options = ("devices",)
 
     def _strategy(self, options: Options) -> Any:
         import tensorflow as tf

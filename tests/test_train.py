@@ -96,6 +96,29 @@ WRONG = {
     "bad-interval": ("--check-every -1", "--check-every"),
     "resume-nowhere": ("--resume", "--resume needs a folder"),
     "checkpoint-nowhere": ("--checkpoint-every 9", "--checkpoint-every needs a folder"),
+    "keep-nowhere": ("--checkpoint-keep 2", "--checkpoint-keep needs a folder"),
+    "one-file": (
+        "--json {tmp}/a --ledger {tmp}/a",
+        "--json, --timeline and --ledger write a file each",
+    ),
+    "no-clip": ("--clipnorm -1", "clipnorm is -1.0, not a number above 0"),
+    "no-rate": ("--learning-rate nan", "a learning rate of nan"),
+    "compiled": (
+        "--model tests.own:drifting --optimizer sgd",
+        "comes compiled, with an optimizer of its own",
+    ),
+    "exact-transport": (
+        "--backend native --precision float64 --transport-dtype float16",
+        "--transport-dtype is for float32 gradients",
+    ),
+    "bucket-of-shards": (
+        "--backend native --shard-optimizer --bucket-bytes 9",
+        "--bucket-bytes is for the all-reduce of gradients",
+    ),
+    "too-few-ranks": (
+        "--backend native --min-np 9",
+        "--min-np 9, and the number of ranks is",
+    ),
     "bad-seed": ("--seed -1", "'-1' is not a whole number below 2**32"),
     "bad-verbose": ("--verbose loud", "invalid choice: 'loud'"),
 }
@@ -109,6 +132,14 @@ IN_ONE_PROCESS = {
         "--parameter-servers is an option of backend 'tf-parameter-server'",
     ),
     "unusable-backend": ("--backend mpi", "cannot be used here: one process, started"),
+    "option-of-multiworker": (
+        "--communication ring",
+        "--communication is an option of backend 'tf-multiworker'",
+    ),
+    "devices-of-native": (
+        "--backend native --devices 2",
+        "--devices is an option of backend 'tf-mirrored' and 'tf-central-storage'",
+    ),
     "small-batch": (
         "--backend tf-mirrored --devices 4 --global-batch-size 3",
         "a global batch of 3 rows cannot be shared by 4 replicas",

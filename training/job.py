@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from training.message import message
 from training.summary import Summary
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+CLIPS = ("global_clipnorm", "clipnorm", "clipvalue")
+OF_OPTIMIZER = ("optimizer", "learning_rate", *CLIPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +83,11 @@ def run(
         UsageError: An option asks for what is not there or does not fit.
         CollectiveError: The training went wrong.
     """
+    if job.precision == "float64" and job.options.transport_dtype:
+        raise UsageError(
+            "--transport-dtype is for float32 gradients, and these are float64",
+            hint="drop one of the two",
+        )
     with quiet():
         backend = backends.get(job.backend, job.options, lambda: _message(job))
     backend.serve()
@@ -157,6 +165,12 @@ def _model(job: Job, data: datasets.Data) -> keras.Model:
     shape = tf.nest.map_structure(lambda s: tuple(s.shape), x)
     model = models.build(job.model, input_shape=shape, classes=data.classes)
     if model.compiled:
+        for option in OF_OPTIMIZER:
+            if getattr(job, option) != getattr(Job(), option):
+                raise UsageError(
+                    f"model {job.model!r} comes compiled, with an optimizer of its own",
+                    hint=f"drop --{option.replace('_', '-')}, or do not compile it",
+                )
         return model
     model.compile(
         optimizer=_optimizer(job),
@@ -174,16 +188,22 @@ def _loss(data: datasets.Data) -> Any:
 
 
 def _optimizer(job: Job) -> keras.Optimizer:
-    clips = {
-        name: value
-        for name in ("global_clipnorm", "clipnorm", "clipvalue")
-        if (value := getattr(job, name)) is not None
-    }
+    clips = {name: value for name in CLIPS if (value := getattr(job, name)) is not None}
     if len(clips) > 1:
         raise UsageError(
             f"one way to clip at a time, not {' and '.join(clips)}",
             hint="keep one of --global-clipnorm, --clipnorm, --clipvalue",
         )
+    if not 0 <= job.learning_rate < math.inf:
+        raise UsageError(
+            f"a learning rate of {job.learning_rate}", hint="--learning-rate 0.002"
+        )
+    for name, value in clips.items():
+        if not value > 0:  # Keras would not clip
+            raise UsageError(
+                f"{name} is {value}, not a number above 0",
+                hint=f"--{name.replace('_', '-')} 1",
+            )
     try:
         kind = type(keras.optimizers.get(job.optimizer))
         return kind(learning_rate=job.learning_rate, **clips)

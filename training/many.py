@@ -26,7 +26,7 @@ from backends.base import Options
 from backends.devices import gpus
 from backends.process import run
 from backends.registry import BACKENDS
-from collective.environment import detect
+from collective.environment import Environment, detect
 from collective.errors import UsageError
 
 NOT_OF_ONE = ("options", "test", "verbose", "timeline")
@@ -83,12 +83,15 @@ def fit_many(
             "file trains each model on two",
         )
     jobs = [_checked(options) for options in trainings]
+    for name in {job.get("backend", "auto") for job in jobs}:
+        _check_backend(name, ranks)
     names = [str(t.get("name", i)) for i, t in enumerate(trainings)]
     twice = next((n for n in names if names.count(n) > 1 or n != Path(n).name), None)
     if twice is not None:
         raise UsageError(
             f"{twice!r} names two trainings, or no file", hint="another name for each"
         )
+    groups = _groups(at_once, ranks, len(jobs))
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -96,7 +99,6 @@ def fit_many(
         raise UsageError(
             f"{place} cannot be made: {error.strerror}", hint="another folder"
         ) from None
-    groups = _groups(at_once, ranks, len(jobs))
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(jobs)):
         waiting.put(number)
@@ -169,6 +171,30 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _check_backend(name: str, ranks: int) -> None:
+    if name == "auto":
+        return
+    if name not in BACKENDS:
+        raise UsageError(
+            f"unknown backend {name!r}", hint=f"backend: {' | '.join(BACKENDS)}"
+        )
+    kind, place = BACKENDS[name], Environment()
+    if ranks > 1:
+        size = kind.ranks(ranks)
+        place = Environment(_launcher(name), 0, size, 0, size)
+    found = kind.availability(place)
+    if not found.usable:
+        raise UsageError(
+            f"backend {name!r} cannot be used with ranks: {ranks}: {found.reason}",
+            hint="another backend, or another number of ranks",
+        )
+
+
+def _launcher(backend: str) -> str:
+    """What starts several ranks."""
+    return getattr(BACKENDS.get(backend), "launcher", "") or "collectiverun"
+
+
 def _groups(
     at_once: int | None, ranks: int, jobs: int
 ) -> list[tuple[list[int], str | None]]:
@@ -202,9 +228,7 @@ def _train(
     summary.unlink(missing_ok=True)
     backend = job.get("backend", "auto")
     program = ["-m", "training.alone", json.dumps(job), str(summary)]
-    launcher = ""
-    if ranks > 1:
-        launcher = getattr(BACKENDS.get(backend), "launcher", "") or "collectiverun"
+    launcher = _launcher(backend) if ranks > 1 else ""
     variables = starting.environment(starting.unlaunched(os.environ))
     if devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = devices

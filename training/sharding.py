@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.base import Backend
+from backends.base import Backend, Options
 from collective.errors import UsageError
 from training import keras_compat
 
@@ -55,6 +55,19 @@ def check(model: keras.Model, backend: Backend) -> None:
             "optimizer",
             hint=f"mpirun -np {backend.replicas} python train.py --shard-optimizer",
         )
+    if not backend.synchronous:
+        raise UsageError(
+            f"backend {backend.name!r} has no ranks that share an update: its servers "
+            "hold the optimizer's state in parts already",
+            hint="drop --shard-optimizer; --parameter-servers N for more of them",
+        )
+    for option in ("algorithm", "transport_dtype", "bucket_bytes"):
+        if getattr(backend.options, option) != getattr(Options(), option):
+            raise UsageError(
+                f"--{option.replace('_', '-')} is for the all-reduce of gradients, and "
+                "--shard-optimizer has none",
+                hint="drop one of the two",
+            )
     if backend.options.min_np is not None:
         raise UsageError(
             "with a rank that dies, its part of the sharded optimizer is lost",
@@ -134,7 +147,8 @@ class Sharding:
             [keras_compat.tf_variable(part) for part in self.parts],
             [self._part(tf.convert_to_tensor(v), rank) for v in self.variables],
         )
-        self.optimizer.apply(gradients, [self.parts[i] for i in connected])
+        mine = [self.parts[i] for i in connected]
+        keras_compat.apply(self.optimizer, gradients, mine, self.backend.assign)
         self._gather_weights(connected, skipped)
 
     def finish(self) -> None:

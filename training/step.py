@@ -294,7 +294,9 @@ class Step:
         if self.shards is not None:
             self.shards.apply(gradients, connected)
         else:
-            keras_compat.apply(self.optimizer, gradients, variables)
+            keras_compat.apply(
+                self.optimizer, gradients, variables, self.backend.assign
+            )
 
     def _explained(self, error: Exception) -> Exception:
         """What to raise for an error of some step: not always of the last one."""

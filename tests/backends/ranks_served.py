@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import keras
 import numpy as np
 import psutil
+import tensorflow as tf
 
 import backends
 from tests.training import small
@@ -64,16 +66,34 @@ class Kill(keras.callbacks.Callback):
                 os.kill(server.pid, signal.SIGKILL)
 
 
+def at_work(backend) -> set[str]:
+    """Processes that do what workers are given: as many as there are workers, soon."""
+    stat = tf.function(lambda path: tf.strings.split(tf.io.read_file(path))[0])
+    found: set[str] = set()
+    deadline = time.monotonic() + 60
+    while len(found) < backend.workers and time.monotonic() < deadline:
+        given = [
+            backend.coordinator.schedule(stat, (tf.constant("/proc/self/stat"),))
+            for _ in range(20)
+        ]
+        found |= {value.fetch().decode() for value in given}
+    return found
+
+
 def killed() -> None:
     """Counts right, loses a worker and goes on, loses a server and ends."""
     backend = backends.get("tf-parameter-server")
     result = small.train(backend, epochs=20)
     counted = int(result.model.optimizer.iterations)
     assert counted == len(result.losses) == 20 * small.PER_EPOCH, counted
+    before = at_work(backend)
     result = small.train(backend, [Kill(1)], epochs=2)
     assert len(result.losses) == 2 * small.PER_EPOCH
     assert np.isfinite(result.losses).all()
     print("went on without worker 0", flush=True)
+    after = at_work(backend)
+    assert len(before) == len(after) == 2 and len(before & after) == 1
+    print("worker 0 is back at work", flush=True)
     small.train(backend, [Kill(3)], epochs=30)
     print("went on without a server", flush=True)
 

@@ -9,6 +9,7 @@ import pytest
 import backends
 from backends import auto, horovod_installed
 from backends.base import Options
+from backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
 from collective.errors import UsageError
 from tests import launch
@@ -110,12 +111,15 @@ def test_auto_says_why(monkeypatch):
     assert backends.get("single").chosen_because == "asked for"
 
 
-def test_no_option_is_taken_silently():
+def test_no_option_is_taken_silently(monkeypatch):
     with pytest.raises(UsageError, match="unknown cross-device ops 'fast'") as caught:
         backends.get("tf-mirrored", Options(devices=2, cross_device_ops="fast"))
     assert "hierarchical-copy" in caught.value.hint
     with pytest.raises(UsageError, match="NCCL needs GPUs"):
         backends.get("tf-mirrored", Options(devices=2, cross_device_ops="nccl"))
+    monkeypatch.setattr("backends.tf_multiworker.gpus", lambda: 0)
+    with pytest.raises(UsageError, match="NCCL needs GPUs"):
+        MultiWorkerBackend(Options(communication="nccl"), FOUR)
 
 
 @pytest.mark.parametrize(

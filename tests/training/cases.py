@@ -310,6 +310,7 @@ CASES = (
                 weight_decay=0.05,
                 use_ema=True,
                 ema_momentum=0.8,
+                ema_overwrite_frequency=4,
             )
         ),
     ),

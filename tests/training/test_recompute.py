@@ -1,8 +1,12 @@
-"""Activations computed again: the same model comes out, and less is kept."""
+"""Activations computed again: the same model comes out, and less is kept.
+
+``test_on_ranks`` starts this file on the ranks of a backend, by make test-equivalence.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 
 import keras
 import numpy as np
@@ -10,12 +14,14 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
+from tests import launch
 from tests.training import cases
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
 from training.blocks import cuts
 from training.step import Step
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
+HERE = "tests/training/test_recompute.py"
 
 
 def dropped_everywhere():
@@ -68,6 +74,38 @@ ALSO = (
 )
 NAMES = ("masked", "regularised", "two-inputs-two-outputs", "jit")
 CHOSEN = [*(c for c in CASES if c.name in NAMES), *ALSO]
+SHARDED = ("everything", "clipnorm", "empty-replica")  # its optimizer, too, on ranks
+ON_RANKS = [*CHOSEN, *(c for c in CASES if c.name in ("clipnorm", "empty-replica"))]
+
+if launch.launched():
+
+    @pytest.mark.parametrize(
+        "case, shard",
+        [(case, case.name in SHARDED) for case in ON_RANKS],
+        ids=lambda value: getattr(value, "name", None),
+    )
+    def test_trains_what_one_process_trains(case, shard, backends_by_name, reference):
+        backend = backends_by_name(os.environ[launch.BACKEND])
+        wanted = reference(case, "float64", backend.replicas)
+        got = train(case, backend, "float64", shard=shard, recompute=True)
+        if shard and backend.rank:
+            wanted = {k: v for k, v in wanted.items() if not k.startswith("optimizer")}
+        assert differences(got, wanted, "float64") == []
+
+
+@pytest.mark.launches
+@pytest.mark.matrix
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", ["native", "mpi", "tf-multiworker"])
+def test_on_ranks(name, ranks, reference):
+    pytest.importorskip("mpi4py")
+    for case in ON_RANKS:
+        reference(case, "float64", ranks)
+    chosen = [HERE, "-k", "what_one_process_trains"]
+    ended = launch.launch(name, ranks, chosen, reference.folder, seconds=420)
+    assert ended.code == 0, ended.output
+    assert len(ended.outcomes[0]) == len(ON_RANKS)
+    assert all(set(outcomes.values()) == {"passed"} for outcomes in ended.outcomes)
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)

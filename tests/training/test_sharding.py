@@ -40,6 +40,7 @@ def constrained():
         weight_decay=0.1,
         use_ema=True,
         ema_momentum=0.8,
+        ema_overwrite_frequency=4,
     )
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     return cases.compiled(keras.Sequential(layers), optimizer)
@@ -60,7 +61,11 @@ CHOSEN = [
         cases.overflowing,
         rows=(10,),
     ),
-    *(c for c in CASES if c.name in ("weighted-mean", "subclassed")),
+    *(
+        c
+        for c in CASES
+        if c.name in ("weighted-mean", "subclassed", "accumulate-empty-replica")
+    ),
 ]
 
 

@@ -31,17 +31,22 @@ def file(tmp_path, monkeypatch):
 
 @pytest.mark.launches
 @pytest.mark.matrix
-def test_each_is_as_when_trained_alone(file, tmp_path, capsys):
-    """Two at a time, of which one fails."""
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_each_is_as_when_trained_alone(ranks, file, tmp_path, capsys, monkeypatch):
+    """Of two one fails; the other is clipped, in micro-batches that do not divide."""
+    monkeypatch.setenv("COLLECTIVE_PROBE", "0")
+    base = BASE | {"global_batch_size": 15, "accumulate": 2, "global_clipnorm": 0.1}
     broken = {"name": "broken", "model": "nowhere:make"}
-    asked = file(base=BASE, grid={"seed": [1]}, trainings=[broken], folder="runs")
+    asked = file(
+        base=base, grid={"seed": [1]}, trainings=[broken], folder="runs", ranks=ranks
+    )
     assert sweep.run(asked) == 1
     told = capsys.readouterr().out
     assert "broken failed: nowhere:make: there is no module 'nowhere'" in told
     assert (tmp_path / "runs/losses.png").stat().st_size > 1000
     losses = json.loads((tmp_path / "runs/seed-1.json").read_text())["losses"]
     assert f"{losses[-1]:.4f}" in told
-    arguments = [f"--{k.replace('_', '-')}={v}" for k, v in BASE.items()]
+    arguments = [f"--{k.replace('_', '-')}={v}" for k, v in base.items()]
     code, output = launch.run(
         [
             *(sys.executable, str(launch.ROOT / "train.py"), "--seed=1"),
@@ -93,6 +98,9 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
         ({"trainings": [{"name": "a"}, {"name": "a"}]}, "two trainings"),
         ({"trainings": [{"name": "a/b"}]}, "no file"),
         ({"grid": {"seed": [1]}, "ranks": 0}, "1 or more"),
+        ({"grid": {"backend": ["nccl"]}}, "unknown backend 'nccl'"),
+        ({"grid": {"backend": ["mpi"]}}, "'mpi' cannot be used with ranks: 1: "),
+        ({"grid": {"backend": ["tf-mirrored"]}, "ranks": 2}, "with ranks: 2: "),
         ({}, "no keys"),
     ],
 )

@@ -43,12 +43,58 @@ def parts(variables: Iterable[Any]) -> list[Any]:
     return found
 
 
+class _Interval(int):
+    """One that Keras takes for none."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
 def apply(
     optimizer: keras.Optimizer,
     gradients: Sequence[tf.Tensor],
     variables: Sequence[keras.Variable],
+    assign: Callable[[Sequence[Any], Sequence[tf.Tensor]], None],
 ) -> None:
-    """``optimizer.apply``, also where variables are partitioned."""
+    """``optimizer.apply``, also where variables are partitioned.
+
+    With ``ema_overwrite_frequency``, Keras writes averages of the weights over them in
+    a branch, which no strategy allows; here they are always written, if only as they
+    are.
+
+    Args:
+        optimizer: Built.
+        gradients, variables: As for ``optimizer.apply``.
+        assign: Gives TensorFlow's variables values, on each replica the same.
+    """
+    core = core_optimizer(optimizer)
+    if core.ema_overwrite_frequency is not None:
+        core.ema_overwrite_frequency = _Interval(core.ema_overwrite_frequency)
+    _apply(optimizer, gradients, variables)
+    every = core.ema_overwrite_frequency
+    if not core.use_ema or every is None:
+        return
+    steps = tf.convert_to_tensor(core.iterations)  # 0 where none has been applied yet
+    due = tf.logical_and(steps > 0, steps % int(every) == 0)
+    written, values = [], []
+    for variable, average in zip(
+        core._trainable_variables, core._model_variables_moving_average, strict=True
+    ):
+        if average is not None:
+            value = tf.convert_to_tensor(average)
+            if variable.constraint is not None:
+                value = variable.constraint(value)
+            ours = isinstance(variable, keras.Variable)
+            written.append(variable.value if ours else variable)
+            values.append(tf.where(due, value, tf.convert_to_tensor(variable)))
+    assign(written, values)
+
+
+def _apply(
+    optimizer: keras.Optimizer,
+    gradients: Sequence[tf.Tensor],
+    variables: Sequence[keras.Variable],
+) -> None:
     whole = [len(parts([v])) == 1 for v in variables]
     if all(whole):
         optimizer.apply(gradients, variables)
