@@ -66,19 +66,18 @@ def _dropped_rank(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
 
 
 def _flipped_bit(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:
-    """On the last replica, one bit of one number of the largest gradient flips."""
+    """On the last replica, the sign of one number flips: the smallest tensor's largest.
+
+    A bit of it matters most there, so that rounding in float32 hides it in no step.
+    """
     last = replica == step.backend.replicas - 1
     gradients = [list(of) for of in sums.gradients]
     of = gradients[0]
-    largest = max(range(len(of)), key=lambda i: of[i].shape.num_elements())
-    flat = tf.reshape(of[largest], [-1])
+    smallest = min(range(len(of)), key=lambda i: of[i].shape.num_elements())
+    flat = tf.reshape(of[smallest], [-1])
     place = tf.argmax(tf.abs(flat))
-    whole = tf.int64 if flat.dtype == tf.float64 else tf.int32
-    bit = tf.constant(1 << (51 if whole == tf.int64 else 22), whole)
-    value = tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(flat[place], whole), bit),
-                       flat.dtype)  # fmt: skip
-    flipped = tf.tensor_scatter_nd_update(flat, [[place]], [value])
-    of[largest] = tf.where(last, tf.reshape(flipped, of[largest].shape), of[largest])
+    flipped = tf.tensor_scatter_nd_update(flat, [[place]], [-flat[place]])
+    of[smallest] = tf.where(last, tf.reshape(flipped, of[smallest].shape), of[smallest])
     return sums._replace(gradients=gradients)
 
 
