@@ -4,25 +4,30 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
+#include "ended.h"
 #include "job_memory.h"
 #include "recorder.h"
 
 namespace collective {
 namespace {
 
-constexpr int kSpins = 2000; // about 10 us
+constexpr int kSpins = 2000;  // about 10 us
+// For MPI to know who has died.
+constexpr int kListens = 10;
+constexpr std::chrono::milliseconds kListen(10);
 constexpr size_t kHugePage = size_t{2} << 20;
 
-double SecondsFrom(const char *variable, double otherwise) {
-  const char *text = std::getenv(variable);
-  if (!text || !*text)
-    return otherwise;
-  char *end = nullptr;
+double SecondsFrom(const char* variable, double otherwise) {
+  const char* text = std::getenv(variable);
+  if (!text || !*text) return otherwise;
+  char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   if (*end || !(seconds > 0)) {
     throw Failure(Code::kInvalidArgument,
@@ -32,7 +37,7 @@ double SecondsFrom(const char *variable, double otherwise) {
   return seconds;
 }
 
-} // namespace
+}  // namespace
 
 Settings Settings::FromEnvironment() {
   Settings settings;
@@ -45,53 +50,69 @@ Settings Settings::FromEnvironment() {
   return settings;
 }
 
-Job::Job(const Place &place, const Settings &settings, int generation)
-    : place_(place), settings_(settings), generation_(generation),
-      hosts_(place.size, 0), left_(place.size) {
+Job::Job(const Place& place, const Settings& settings, int generation)
+    : place_(place),
+      settings_(settings),
+      generation_(generation),
+      hosts_(place.size, 0),
+      left_(place.size) {
   const bool one_host = place.size == place.local_size;
-  if (one_host)
-    place_.local_rank = place.rank; // the same numbers for both
+  if (one_host) place_.local_rank = place.rank;  // the same numbers for both
+  const auto ended = one_host ? EndedRanks(place.size) : nullptr;
+  if (ended) {
+    MeetThoseLeft(Place(place_), ended, settings.start_seconds);
+    return;
+  }
   here_ = Meet(place_, generation, kAreaStride * (1 + kMostAreas),
                settings.start_seconds);
   Open("init");
-  if (one_host)
-    return;
-  network_ = std::make_unique<Network>(place_);
+  if (one_host) return;
+  network_ = std::make_unique<Network>(place_, settings.start_seconds);
   hosts_ = network_->Gather(
       *std::min_element(here_.ranks.begin(), here_.ranks.end()));
 }
 
-Job::Job(const Job &former)
-    : place_(former.place_), settings_(former.settings_),
-      generation_(former.generation_), meeting_(former.meeting_ + 1) {
+Job::Job(const Job& former)
+    : place_(former.place_),
+      settings_(former.settings_),
+      generation_(former.generation_),
+      meeting_(former.meeting_ + 1) {
+  if (former.network_) {
+    MeetAcrossHosts(former);
+    return;
+  }
   const auto gone = [&](int local_rank) {
     return former.Left(local_rank) || former.Dead(local_rank);
   };
+  MeetThoseLeft(former.place_, gone, settings_.give_up_seconds);
+}
+
+void Job::MeetThoseLeft(const Place& before,
+                        const std::function<bool(int)>& gone, double seconds) {
   for (bool formed = false; !formed;) {
-    here_ = MeetAgain(former.place_, generation_, meeting_,
-                      kAreaStride * (1 + kMostAreas), settings_.give_up_seconds,
-                      gone);
+    here_ = MeetAgain(before, generation_, meeting_,
+                      kAreaStride * (1 + kMostAreas), seconds, gone);
     place_.size = place_.local_size = static_cast<int>(here_.former.size());
     for (int i = 0; i < place_.size; ++i) {
       here_.ranks[i] = i;
-      if (here_.former[i] == former.rank())
-        place_.rank = place_.local_rank = i;
+      if (here_.former[i] == before.rank) place_.rank = place_.local_rank = i;
     }
     try {
-      Open("regroup");
+      Open(meeting_ ? "regroup" : "init");
       formed = true;
-    } catch (const Failure &) {
-      munmap(header_, sizeof(Header));
-      if (std::none_of(here_.former.begin(), here_.former.end(), gone))
-        throw;
+    } catch (const Failure&) {
+      Close();
+      bool death = false;
+      for (int i = 0; i < place_.size; ++i) death = death || Dead(i);
+      if (!death) throw;
     }
   }
   hosts_.assign(place_.size, 0);
   left_ = std::vector<std::atomic<bool>>(place_.size);
 }
 
-void Job::Open(const char *doing) {
-  void *memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
+void Job::Open(const char* doing) {
+  void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
                       MAP_SHARED, here_.memory.get(), 0);
   if (memory == MAP_FAILED) {
     throw Failure(Code::kInternal,
@@ -99,8 +120,8 @@ void Job::Open(const char *doing) {
                       ": mmap: " + std::strerror(errno),
                   kOutOfMemoryHint);
   }
-  header_ = static_cast<Header *>(memory);
-  RankState &mine = header_->ranks[place_.local_rank];
+  header_ = static_cast<Header*>(memory);
+  RankState& mine = header_->ranks[place_.local_rank];
   sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
   mine.here.Raise(1);
   Request meeting;
@@ -113,30 +134,32 @@ void Job::Open(const char *doing) {
       Await(header_->ranks[i].here, 1, here_.ranks[i], meeting);
       CPU_OR(&cores, &cores, &header_->ranks[i].cores);
     }
-  } catch (const Failure &) {
+  } catch (const Failure&) {
     // Where another rank has seen them all, the job has come about before it
     // broke.
     header_->formed.compare_exchange_strong(formed, Header::kNever);
-    if (formed != Header::kFormed)
-      throw;
+    if (formed != Header::kFormed) throw;
   }
   formed = 0;
   header_->formed.compare_exchange_strong(formed, Header::kFormed);
-  if (formed == Header::kNever)
-    ThrowBroken();
+  if (formed == Header::kNever) ThrowBroken();
   spins_ = place_.local_size <= CPU_COUNT(&cores) ? kSpins : 0;
 }
 
 Job::~Job() {
   for (int i = 0; i < kMostAreas; ++i) {
-    if (areas_[i])
-      munmap(areas_[i], area_bytes_[i]);
+    if (areas_[i]) munmap(areas_[i], area_bytes_[i]);
   }
   Leave();
-  munmap(header_, sizeof(Header));
+  Close();
 }
 
-char *Job::MapArea(int index, size_t bytes) {
+void Job::Close() {
+  munmap(header_, sizeof(Header));
+  header_ = nullptr;
+}
+
+char* Job::MapArea(int index, size_t bytes) {
   bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   if (index >= kMostAreas || bytes > kAreaStride) {
     throw Failure(Code::kInvalidArgument, "too many process sets",
@@ -145,21 +168,19 @@ char *Job::MapArea(int index, size_t bytes) {
                       "step");
   }
   // Twice the place, to put the mapping on a boundary of huge pages.
-  void *place = mmap(nullptr, bytes + kHugePage, PROT_NONE,
+  void* place = mmap(nullptr, bytes + kHugePage, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  void *memory = MAP_FAILED;
+  void* memory = MAP_FAILED;
   if (place != MAP_FAILED) {
     const uintptr_t start = reinterpret_cast<uintptr_t>(place);
     const uintptr_t aligned = (start + kHugePage - 1) & ~(kHugePage - 1);
     memory =
-        mmap(reinterpret_cast<void *>(aligned), bytes, PROT_READ | PROT_WRITE,
+        mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
              MAP_SHARED | MAP_FIXED, here_.memory.get(),
              static_cast<off_t>(kAreaStride * (1 + index)));
-    if (aligned > start)
-      munmap(place, aligned - start);
+    if (aligned > start) munmap(place, aligned - start);
     const uintptr_t tail = start + kHugePage - aligned;
-    if (tail)
-      munmap(reinterpret_cast<void *>(aligned + bytes), tail);
+    if (tail) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
   }
   if (memory == MAP_FAILED) {
     throw Failure(Code::kInternal,
@@ -167,8 +188,8 @@ char *Job::MapArea(int index, size_t bytes) {
                       ": mmap: " + std::strerror(errno),
                   kOutOfMemoryHint);
   }
-  madvise(memory, bytes, MADV_HUGEPAGE); // where the kernel allows it
-  areas_[index] = static_cast<char *>(memory);
+  madvise(memory, bytes, MADV_HUGEPAGE);  // where the kernel allows it
+  areas_[index] = static_cast<char*>(memory);
   area_bytes_[index] = bytes;
   return areas_[index];
 }
@@ -185,35 +206,33 @@ bool Job::Left(int local_rank) const {
   return header_->ranks[local_rank].here.Reached(2);
 }
 
-bool Job::lost() const { return broken() && header_->lost && !network_; }
-
-void Job::Leave() {
-  if (leaving_.exchange(true))
-    return;
-  header_->ranks[place_.local_rank].here.Raise(2);
-  if (!broken())
-    TellOtherHosts(Code::kOk, "");
+bool Job::lost() const {
+  return broken() && header_->lost && (!network_ || network_->survives());
 }
 
-void Job::TellOtherHosts(Code code, const char *message) {
-  if (!network_)
-    return;
+void Job::Leave() {
+  if (leaving_.exchange(true)) return;
+  header_->ranks[place_.local_rank].here.Raise(2);
+  if (!broken()) TellOtherHosts(Code::kOk, "");
+}
+
+void Job::TellOtherHosts(Code code, const char* message) {
+  if (!network_) return;
   News news;
   news.rank = rank();
   news.code = static_cast<int32_t>(code);
+  news.lost = header_->lost;
   std::snprintf(news.message, sizeof(news.message), "%s", message);
   std::vector<int> others;
   for (int other = 0; other < size(); ++other) {
-    if (host_of(other) != host_of(rank()))
-      others.push_back(other);
+    if (host_of(other) != host_of(rank())) others.push_back(other);
   }
   network_->Tell(others, news);
 }
 
-bool Job::SetBroken(Code code, const char *message) {
+bool Job::SetBroken(Code code, const char* message) {
   uint32_t whole = 0;
-  if (!header_->broken.compare_exchange_strong(whole, 1))
-    return false;
+  if (!header_->broken.compare_exchange_strong(whole, 1)) return false;
   std::snprintf(header_->broken_message, sizeof(header_->broken_message), "%s",
                 message);
   header_->broken_code = static_cast<int32_t>(code);
@@ -222,27 +241,26 @@ bool Job::SetBroken(Code code, const char *message) {
 }
 
 void Job::ThrowBroken() {
-  if (network_)
+  if (network_) {
     network_->GiveUp();
-  for (int i = 0; i < 1000 && header_->broken.load() != 2; ++i)
-    sched_yield();
+    if (lost()) network_->Revoke();
+  }
+  for (int i = 0; i < 1000 && header_->broken.load() != 2; ++i) sched_yield();
   const Code code = static_cast<Code>(header_->broken_code.load());
   throw Failure(code == Code::kOk ? Code::kUnavailable : code,
                 header_->broken_message);
 }
 
-void Job::Break(Code code, const std::string &what, const std::string &hint) {
-  TellRecorder(what); // while every rank still is where it waits
+void Job::Break(Code code, const std::string& what, const std::string& hint) {
+  TellRecorder(what);  // while every rank still is where it waits
   const Failure failure(code, what, hint);
   // Where someone was first, every rank tells that one's story.
-  if (SetBroken(code, failure.what()))
-    TellOtherHosts(code, failure.what());
+  if (SetBroken(code, failure.what())) TellOtherHosts(code, failure.what());
   ThrowBroken();
 }
 
 void Job::Check(int waited_for) {
-  if (broken())
-    ThrowBroken();
+  if (broken()) ThrowBroken();
   if (leaving_) {
     throw Failure(Code::kUnavailable, "shut down while a collective ran",
                   "wait for every handle before shutdown()");
@@ -251,74 +269,83 @@ void Job::Check(int waited_for) {
     // A rank that said goodbye may end; that matters to who waits for it only.
     const int rank = here_.ranks[i];
     const bool left = Left(i);
-    if (left && rank == waited_for)
-      BreakForLeft(rank);
+    if (left && rank == waited_for) BreakForLeft(rank);
     if (!left && Dead(i) && !Left(i)) {
-      header_->lost = true;
-      Break(Code::kUnavailable,
-            "rank " + std::to_string(rank) + " (process " +
-                std::to_string(here_.pids[i]) + ") died",
-            "look for its own error message; \"Killed\" without one is most "
-            "often lack of memory (dmesg | tail)");
+      BreakForDead("rank " + std::to_string(rank) + " (process " +
+                   std::to_string(here_.pids[i]) + ")");
     }
   }
-  if (network_)
-    CheckOtherHosts(waited_for);
+  if (network_) CheckOtherHosts(waited_for);
 }
 
 void Job::CheckOtherHosts(int waited_for) {
   // Before listening: what a rank sent before it left is taken first.
-  if (left_[waited_for])
-    BreakForLeft(waited_for);
+  if (left_[waited_for]) BreakForLeft(waited_for);
   News news;
   while (network_->Hear(&news)) {
     if (news.code == 0) {
       left_[news.rank] = true;
     } else {
       TellRecorder(news.message);
+      if (news.lost) header_->lost = true;
       SetBroken(static_cast<Code>(news.code), news.message);
       ThrowBroken();
     }
   }
+  if (!network_->survives()) return;
+  const bool revoked = network_->Revoked();
+  // Where it is, MPI may not know yet by whose death.
+  for (int i = 0; i == 0 || (revoked && i < kListens); ++i) {
+    for (int rank : network_->Dead()) {
+      // Of this host, more is known than by MPI; who has left may end.
+      if (host_of(rank) == host_of(this->rank()) || left_[rank]) continue;
+      BreakForDead("rank " + std::to_string(rank));
+    }
+    if (revoked) std::this_thread::sleep_for(kListen);
+  }
+  if (revoked) BreakForDead("a rank");
+}
+
+void Job::BreakForDead(const std::string& who) {
+  header_->lost = true;
+  Break(Code::kUnavailable, who + " died",
+        "look for its own error message; \"Killed\" without one is most often "
+        "lack of memory (dmesg | tail)");
 }
 
 void Job::BreakForLeft(int rank) {
-  header_->lost = true;
+  if (!network_) header_->lost = true;  // across hosts, nobody goes on without
   Break(Code::kUnavailable,
         "rank " + std::to_string(rank) +
             " has shut down while others still wait for it",
         "let every rank make the same calls before shutdown()");
 }
 
-void Job::PingPong(double *nanoseconds) {
+void Job::PingPong(double* nanoseconds) {
   constexpr int kBatches = 12, kRounds = 100;
-  if (rank() > 1 || host_of(0) != host_of(1))
-    return;
+  if (rank() > 1 || host_of(0) != host_of(1)) return;
   Request request;
   request.name = "probe";
-  Word &mine = rank() == 0 ? header_->ping : header_->pong;
-  Word &theirs = rank() == 0 ? header_->pong : header_->ping;
+  Word& mine = rank() == 0 ? header_->ping : header_->pong;
+  Word& theirs = rank() == 0 ? header_->pong : header_->ping;
   uint32_t count = mine.value.load();
   double best = 1e9;
   for (int batch = 0; batch < kBatches; ++batch) {
     const int64_t start = Now();
     for (int round = 0; round < kRounds; ++round) {
       ++count;
-      if (rank() == 0)
-        mine.value.store(count, std::memory_order_release);
+      if (rank() == 0) mine.value.store(count, std::memory_order_release);
       for (int i = 0; !theirs.Reached(count); ++i) {
         if (i > 20000) {
           sched_yield();
-          if (i % 1000 == 0)
-            Check(1 - rank());
+          if (i % 1000 == 0) Check(1 - rank());
         }
       }
-      if (rank() == 1)
-        mine.value.store(count, std::memory_order_release);
+      if (rank() == 1) mine.value.store(count, std::memory_order_release);
     }
     best = std::min(best, static_cast<double>(Now() - start) / (2 * kRounds));
   }
   *nanoseconds = best;
 }
 
-} // namespace collective
+}  // namespace collective
