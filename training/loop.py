@@ -122,7 +122,8 @@ class Loop:
         if self.backend.options.min_np is None:
             again = "again" if checkpoint.resume else "with --resume"
             recorder.advise(
-                f"the same command {again} goes on from {checkpoint.folder}"
+                f"should the job end, the same command {again} goes on from "
+                f"{checkpoint.folder}"
             )
         if self.backend.rank == 0:
             self.start = checkpoint.begin(model, self.plan.plan)

@@ -3,7 +3,7 @@
 #include "mpi_plugin.h"
 
 #include <mpi.h>
-#if defined(OPEN_MPI)
+#if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
 #endif
 
