@@ -326,13 +326,15 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
-    def _renumber(self, rank: int, size: int) -> None:
-        """Takes a new place, on one host."""
+    def _renumber(self, place: Environment) -> None:
+        """Takes a new place."""
         self._most = self.most_replicas
-        self.rank, self.size = self.local_rank, self.local_size = rank, size
-        self.replicas, self.local_replicas = size, range(rank, rank + 1)
+        self.rank, self.size = place.rank, place.size
+        self.local_rank, self.local_size = place.local_rank, place.local_size
+        self.replicas = place.size
+        self.local_replicas = range(place.rank, place.rank + 1)
         if self._number is not None:
-            self._number.assign(rank)
+            self._number.assign(place.rank)
 
     def require_all_ranks(self) -> None:
         """For collectives: raises inside code that runs on rank 0 only.

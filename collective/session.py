@@ -11,7 +11,9 @@ from pathlib import Path
 
 from collective import library, recorder
 from collective.environment import Environment, detect
+from collective.environment.base import place_on
 from collective.errors import CollectiveError
+from collective.launch import marks
 
 _place: Environment | None = None
 _process = 0  # that joined: a fork of it is not a rank
@@ -19,6 +21,8 @@ _process = 0  # that joined: a fork of it is not a rank
 
 def init(environment: Environment | None = None) -> None:
     """Joins the job: returns when every rank of it has come.
+
+    Under ``collectiverun --min-np``, those are left out that ended before.
 
     Calling it again does nothing. A process that nothing launched is a job of one.
 
@@ -41,7 +45,12 @@ def init(environment: Environment | None = None) -> None:
             job_name(place).encode(),
         )
     )
+    rank, size = ctypes.c_int32(), ctypes.c_int32()
+    library.load().collective_place(ctypes.byref(rank), ctypes.byref(size))
+    if size.value < place.size:
+        place = place_on(place.launcher, rank.value, [0] * size.value)
     _place, _process = place, os.getpid()
+    marks.joined()
     recorder.start(place, job_name(place))
     atexit.register(shutdown)
 
@@ -69,8 +78,7 @@ def lost() -> bool:
 def regroup() -> list[int]:
     """Goes on with those ranks that are left, numbered anew in their old order.
 
-    All of them call it, on one host, where ``lost()``; or die. Process sets end with
-    the old job.
+    All of them call it, where ``lost()``; or die. Process sets end with the old job.
 
     Returns:
         By rank, what number it had before.
@@ -87,9 +95,9 @@ def regroup() -> list[int]:
             ctypes.byref(rank), ctypes.byref(size), former
         )
     )
-    _place = Environment(
-        before.launcher, rank.value, size.value, rank.value, size.value
-    )
+    hosts = (ctypes.c_int32 * size.value)()
+    library.check(library.load().collective_hosts(hosts))
+    _place = place_on(before.launcher, rank.value, list(hosts))
     return list(former[: size.value])
 
 

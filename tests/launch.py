@@ -96,6 +96,8 @@ def environment(**more: str) -> dict[str, str]:
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
     env["COLLECTIVE_PROBE"] = "0"  # else each first use of auto times all backends
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
+    if "COLLECTIVE_LIBRARY" in os.environ:  # another core than the installed one
+        env["COLLECTIVE_LIBRARY"] = os.environ["COLLECTIVE_LIBRARY"]
     # As where the environment is activated: horovodrun looks for mpirun there.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     if os.geteuid() == 0:

@@ -119,6 +119,12 @@ class Loop:
         if checkpoint is None:
             return
         self.due = checkpoint.due
+        if self.backend.options.min_np is None:
+            again = "again" if checkpoint.resume else "with --resume"
+            recorder.advise(
+                f"should the job end, the same command {again} goes on from "
+                f"{checkpoint.folder}"
+            )
         if self.backend.rank == 0:
             self.start = checkpoint.begin(model, self.plan.plan)
             self.checkpoint = checkpoint

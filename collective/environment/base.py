@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,6 +50,22 @@ class Environment:
     def launched(self) -> bool:
         """Whether some launcher started this process."""
         return bool(self.launcher)
+
+
+def place_on(launcher: str, rank: int, hosts: Sequence[Hashable]) -> Environment:
+    """A rank's place, given the host of each rank."""
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    local = here.index(rank)
+    across = [h for h in dict.fromkeys(hosts) if hosts.count(h) > local]
+    return Environment(
+        launcher,
+        rank,
+        len(hosts),
+        local,
+        len(here),
+        across.index(hosts[rank]),
+        len(across),
+    )
 
 
 class Launcher(ABC):

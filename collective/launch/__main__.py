@@ -40,14 +40,14 @@ def _launch(given: argparse.Namespace) -> int:
     directory = Path(given.output_filename) if given.output_filename else None
     style = Style(not given.no_prefix, given.prefix_output_with_timestamp, directory)
     variables = {**tuning.variables(given), "PYTHONUNBUFFERED": "1"}
+    if given.min_np is not None and given.min_np > len(ranks):
+        raise UsageError(
+            f"--min-np {given.min_np}, but only {len(ranks)} ranks are started",
+            hint=f"--min-np {len(ranks)} or less",
+        )
     local = all(here.is_here(host) for host in {rank.host for rank in ranks})
     if local and not given.use_mpi:
         return here.run(ranks, given, style, variables)
-    if given.min_np is not None:
-        raise UsageError(
-            "--min-np is for ranks on this host, started without mpirun",
-            hint="mpirun --with-ft ulfm -np 4 python train.py --backend mpi --min-np 2",
-        )
     if given.use_gloo:
         names = ", ".join(dict.fromkeys(rank.host.name for rank in ranks))
         raise UsageError(

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from collective.environment.base import TABLE
+from collective.environment.base import MIN_NP, TABLE
 from collective.hosts import Rank, slurm
 from collective.launch import mpi, reachable
 from collective.launch.mpirun import Mpirun
@@ -43,6 +43,8 @@ def run(
     ]
     slots = [host.slots or 0 for host in hosts]
     variables = {**variables, TABLE: slurm.tasks(slots)}
+    if options.min_np is not None:
+        variables[MIN_NP] = str(options.min_np)
     wanted = mpi.Wanted(
         hosts,
         [*_watched(options, style), *_found(options.command)],
@@ -52,6 +54,7 @@ def run(
         remote_shell=options.remote_shell,
         ssh=reachable.ssh_options(options),
         tcp=options.tcp_flag,
+        survive=options.min_np is not None,
         binding=shlex.split(options.binding_args),
         more=shlex.split(options.mpi_args),
     )
@@ -69,7 +72,9 @@ def run(
                 file.write_text(word)
         words = [str(file) if isinstance(w, mpi.Hostfile) else w for w in words]
         seconds = options.start_timeout or START_SECONDS
-        return Mpirun(words, ranks, seconds, cut_off, options.verbose).run()
+        return Mpirun(
+            words, ranks, seconds, cut_off, options.verbose, options.min_np
+        ).run()
 
 
 def _found(command: Sequence[str]) -> list[str]:

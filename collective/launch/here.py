@@ -9,10 +9,10 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from collective.environment.base import MIN_NP
-from collective.errors import UsageError
 from collective.hosts import Host, Rank
 from collective.launch import cores
 from collective.launch.job import Job, Member
+from collective.launch.marks import ENDED, Marks
 from collective.launch.output import Style, tell
 
 
@@ -22,23 +22,15 @@ def run(
     style: Style,
     variables: Mapping[str, str],
 ) -> int:
-    """Starts the ranks and waits for them; returns the exit code of the job.
-
-    Raises:
-        UsageError: If more ranks shall be left than there are.
-    """
+    """Starts the ranks and waits for them; returns the exit code of the job."""
     size, least = len(ranks), options.min_np
-    if least is not None and least > size:
-        raise UsageError(
-            f"--min-np {least}, but only {size} ranks are started",
-            hint=f"--min-np {size} or less",
-        )
+    ended = Marks(size) if least is not None else None
     # Told as several names of this host or as one, it is one host.
     places = {
         "COLLECTIVE_SIZE": str(size),
         "COLLECTIVE_LOCAL_SIZE": str(size),
         "COLLECTIVE_JOB": os.urandom(16).hex(),
-        **({MIN_NP: str(least)} if least is not None else {}),
+        **({MIN_NP: str(least), ENDED: ended.path} if ended else {}),
         **variables,
     }
     bound = [[]] * size if options.binding_args else cores.share(size)
@@ -71,7 +63,7 @@ def run(
             else "not bound: the kernel places them"
         )
         tell(f"{size} ranks on this host, {how}: {shlex.join(options.command)}")
-    return Job(members, size, style, options.verbose, least=least).run()
+    return Job(members, size, style, options.verbose, least=least, ended=ended).run()
 
 
 def is_here(host: Host) -> bool:

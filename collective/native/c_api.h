@@ -91,6 +91,12 @@ COLLECTIVE_EXPORT int32_t collective_lost(void);
 COLLECTIVE_EXPORT int32_t collective_regroup(int32_t* rank, int32_t* size,
                                              int32_t* former);
 
+/* This process' number in the job, and the number of ranks: of those that came,
+ * where others had ended before. */
+COLLECTIVE_EXPORT int32_t collective_place(int32_t* rank, int32_t* size);
+/* By rank: the first rank on its host. */
+COLLECTIVE_EXPORT int32_t collective_hosts(int32_t* hosts);
+
 /* Ends the job on every rank: their collectives fail with this message. */
 COLLECTIVE_EXPORT void collective_abort(const char* message);
 

@@ -8,37 +8,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
+#include "ended.h"
+#include "job_memory.h"
 #include "recorder.h"
 
 namespace collective {
 namespace {
 
-constexpr int kSpins = 2000;   // about 10 us
-constexpr int kYields = 1000;  // about 100 us
-constexpr int64_t kYieldNanoseconds = 300'000;
-constexpr long kNapNanoseconds = 100'000'000;
-constexpr long kShortNapNanoseconds = 200'000;  // while messages are under way
-constexpr int kMostRanks = 128;
-// After which ranks that wait for each other are looked at. Longer than needed:
-// a thread of a rank that has not yet asked for anything could still come.
-constexpr double kCircleSeconds = 5;
+constexpr int kSpins = 2000;  // about 10 us
+// For MPI to know who has died.
+constexpr int kListens = 10;
+constexpr std::chrono::milliseconds kListen(10);
 constexpr size_t kHugePage = size_t{2} << 20;
-
-int64_t Now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 double SecondsFrom(const char* variable, double otherwise) {
   const char* text = std::getenv(variable);
@@ -54,42 +38,6 @@ double SecondsFrom(const char* variable, double otherwise) {
 }
 
 }  // namespace
-
-// What a thread of a rank waits for, as told to the others.
-struct Job::Waiting {
-  std::atomic<int32_t> rank;    // plus 1; 0: free, -1: being written
-  std::atomic<int64_t> since;   // nanoseconds
-  std::atomic<int64_t> looked;  // when it last saw that it must wait on
-  std::atomic<bool> caller;     // whether it asked for the collective itself
-  char doing[256];
-};
-
-struct alignas(128) Job::RankState {
-  static constexpr int kThreads = 4;  // that wait at once; more are not told
-  Word here;                          // 1: attached, 2: left
-  cpu_set_t cores;
-  std::atomic<bool> several;  // threads asked for collectives
-  Waiting waiting[kThreads];
-
-  bool Waits() const {
-    for (const Waiting& one : waiting) {
-      if (one.rank.load() > 0) return true;
-    }
-    return false;
-  }
-};
-
-struct Job::Header {
-  // Whether the job has come about: all decide it together, by the first word.
-  std::atomic<uint32_t> formed;
-  static constexpr uint32_t kFormed = 1, kNever = 2;
-  std::atomic<bool> lost;        // someone died or left
-  std::atomic<uint32_t> broken;  // 1: being written, 2: can be read
-  std::atomic<int32_t> broken_code;
-  char broken_message[2048];
-  Flag ping, pong;
-  RankState ranks[kMostRanks];
-};
 
 Settings Settings::FromEnvironment() {
   Settings settings;
@@ -110,11 +58,16 @@ Job::Job(const Place& place, const Settings& settings, int generation)
       left_(place.size) {
   const bool one_host = place.size == place.local_size;
   if (one_host) place_.local_rank = place.rank;  // the same numbers for both
+  const auto ended = one_host ? EndedRanks(place.size) : nullptr;
+  if (ended) {
+    MeetThoseLeft(Place(place_), ended, settings.start_seconds);
+    return;
+  }
   here_ = Meet(place_, generation, kAreaStride * (1 + kMostAreas),
                settings.start_seconds);
   Open("init");
   if (one_host) return;
-  network_ = std::make_unique<Network>(place_);
+  network_ = std::make_unique<Network>(place_, settings.start_seconds);
   hosts_ = network_->Gather(
       *std::min_element(here_.ranks.begin(), here_.ranks.end()));
 }
@@ -124,24 +77,34 @@ Job::Job(const Job& former)
       settings_(former.settings_),
       generation_(former.generation_),
       meeting_(former.meeting_ + 1) {
+  if (former.network_) {
+    MeetAcrossHosts(former);
+    return;
+  }
   const auto gone = [&](int local_rank) {
     return former.Left(local_rank) || former.Dead(local_rank);
   };
+  MeetThoseLeft(former.place_, gone, settings_.give_up_seconds);
+}
+
+void Job::MeetThoseLeft(const Place& before,
+                        const std::function<bool(int)>& gone, double seconds) {
   for (bool formed = false; !formed;) {
-    here_ = MeetAgain(former.place_, generation_, meeting_,
-                      kAreaStride * (1 + kMostAreas), settings_.give_up_seconds,
-                      gone);
+    here_ = MeetAgain(before, generation_, meeting_,
+                      kAreaStride * (1 + kMostAreas), seconds, gone);
     place_.size = place_.local_size = static_cast<int>(here_.former.size());
     for (int i = 0; i < place_.size; ++i) {
       here_.ranks[i] = i;
-      if (here_.former[i] == former.rank()) place_.rank = place_.local_rank = i;
+      if (here_.former[i] == before.rank) place_.rank = place_.local_rank = i;
     }
     try {
-      Open("regroup");
+      Open(meeting_ ? "regroup" : "init");
       formed = true;
     } catch (const Failure&) {
-      munmap(header_, sizeof(Header));
-      if (std::none_of(here_.former.begin(), here_.former.end(), gone)) throw;
+      Close();
+      bool death = false;
+      for (int i = 0; i < place_.size; ++i) death = death || Dead(i);
+      if (!death) throw;
     }
   }
   hosts_.assign(place_.size, 0);
@@ -188,7 +151,12 @@ Job::~Job() {
     if (areas_[i]) munmap(areas_[i], area_bytes_[i]);
   }
   Leave();
+  Close();
+}
+
+void Job::Close() {
   munmap(header_, sizeof(Header));
+  header_ = nullptr;
 }
 
 char* Job::MapArea(int index, size_t bytes) {
@@ -238,7 +206,9 @@ bool Job::Left(int local_rank) const {
   return header_->ranks[local_rank].here.Reached(2);
 }
 
-bool Job::lost() const { return broken() && header_->lost && !network_; }
+bool Job::lost() const {
+  return broken() && header_->lost && (!network_ || network_->survives());
+}
 
 void Job::Leave() {
   if (leaving_.exchange(true)) return;
@@ -251,6 +221,7 @@ void Job::TellOtherHosts(Code code, const char* message) {
   News news;
   news.rank = rank();
   news.code = static_cast<int32_t>(code);
+  news.lost = header_->lost;
   std::snprintf(news.message, sizeof(news.message), "%s", message);
   std::vector<int> others;
   for (int other = 0; other < size(); ++other) {
@@ -270,7 +241,10 @@ bool Job::SetBroken(Code code, const char* message) {
 }
 
 void Job::ThrowBroken() {
-  if (network_) network_->GiveUp();
+  if (network_) {
+    network_->GiveUp();
+    if (lost()) network_->Revoke();
+  }
   for (int i = 0; i < 1000 && header_->broken.load() != 2; ++i) sched_yield();
   const Code code = static_cast<Code>(header_->broken_code.load());
   throw Failure(code == Code::kOk ? Code::kUnavailable : code,
@@ -297,12 +271,8 @@ void Job::Check(int waited_for) {
     const bool left = Left(i);
     if (left && rank == waited_for) BreakForLeft(rank);
     if (!left && Dead(i) && !Left(i)) {
-      header_->lost = true;
-      Break(Code::kUnavailable,
-            "rank " + std::to_string(rank) + " (process " +
-                std::to_string(here_.pids[i]) + ") died",
-            "look for its own error message; \"Killed\" without one is most "
-            "often lack of memory (dmesg | tail)");
+      BreakForDead("rank " + std::to_string(rank) + " (process " +
+                   std::to_string(here_.pids[i]) + ")");
     }
   }
   if (network_) CheckOtherHosts(waited_for);
@@ -317,97 +287,38 @@ void Job::CheckOtherHosts(int waited_for) {
       left_[news.rank] = true;
     } else {
       TellRecorder(news.message);
+      if (news.lost) header_->lost = true;
       SetBroken(static_cast<Code>(news.code), news.message);
       ThrowBroken();
     }
   }
+  if (!network_->survives()) return;
+  const bool revoked = network_->Revoked();
+  // Where it is, MPI may not know yet by whose death.
+  for (int i = 0; i == 0 || (revoked && i < kListens); ++i) {
+    for (int rank : network_->Dead()) {
+      // Of this host, more is known than by MPI; who has left may end.
+      if (host_of(rank) == host_of(this->rank()) || left_[rank]) continue;
+      BreakForDead("rank " + std::to_string(rank));
+    }
+    if (revoked) std::this_thread::sleep_for(kListen);
+  }
+  if (revoked) BreakForDead("a rank");
+}
+
+void Job::BreakForDead(const std::string& who) {
+  header_->lost = true;
+  Break(Code::kUnavailable, who + " died",
+        "look for its own error message; \"Killed\" without one is most often "
+        "lack of memory (dmesg | tail)");
 }
 
 void Job::BreakForLeft(int rank) {
-  header_->lost = true;
+  if (!network_) header_->lost = true;  // across hosts, nobody goes on without
   Break(Code::kUnavailable,
         "rank " + std::to_string(rank) +
             " has shut down while others still wait for it",
         "let every rank make the same calls before shutdown()");
-}
-
-void Job::Served() {
-  served_.fetch_add(1);
-  served_at_ = Now();
-}
-
-void Job::Called() {
-  const std::thread::id me = std::this_thread::get_id();
-  std::thread::id first = caller_.load(std::memory_order_relaxed);
-  if (first == me) return;
-  if (first == std::thread::id() &&
-      caller_.compare_exchange_strong(first, me)) {
-    return;
-  }
-  header_->ranks[place_.local_rank].several = true;
-}
-
-bool Job::InCircle() const {
-  if (network_) return false;  // the ranks of other hosts are not seen here
-  const int64_t now = Now();
-  int rank = place_.rank;
-  for (int i = 0; i < size(); ++i) {
-    const RankState& state = header_->ranks[rank];
-    int32_t waited_for = 0;
-    for (const Waiting& one : state.waiting) {
-      const int32_t other = one.rank.load();
-      if (other == 0) continue;
-      if (other < 0 || waited_for || !one.caller) return false;
-      waited_for = other;
-      // Looked in vain after the other one had come to rest: what it did before
-      // would have been seen. (A rank that was stopped looks too long ago.)
-      const int64_t looked = one.looked.load();
-      const int64_t rest = static_cast<int64_t>(
-          std::min(kCircleSeconds, settings_.stall_seconds) * 1e9);
-      if (looked - one.since < rest || now - looked > rest / 2) return false;
-    }
-    if (!waited_for || state.several) return false;
-    rank = waited_for - 1;
-    if (rank == place_.rank) return true;
-  }
-  return false;
-}
-
-std::string Job::WhoWaits() const {
-  // Other ranks write theirs meanwhile: a line may be torn, no more.
-  std::lock_guard<std::mutex> lock(waiting_mutex_);
-  std::string table;
-  const int64_t now = Now();
-  for (int i = 0; i < place_.local_size; ++i) {
-    const std::string who = "  rank " + std::to_string(here_.ranks[i]);
-    bool waits = false;
-    for (const Waiting& one : header_->ranks[i].waiting) {
-      const int other = one.rank.load();
-      if (other <= 0) continue;
-      waits = true;
-      table +=
-          who + " waits for rank " + std::to_string(other - 1) + " since " +
-          std::to_string((now - one.since) / 1'000'000'000) + " s in " +
-          std::string(one.doing, strnlen(one.doing, sizeof(one.doing))) + "\n";
-    }
-    if (!waits) table += who + " is not in a collective\n";
-  }
-  return table;
-}
-
-Job::Waiting* Job::Tell(int rank, int64_t since, const Request& doing) {
-  std::lock_guard<std::mutex> lock(waiting_mutex_);
-  for (Waiting& one : header_->ranks[place_.local_rank].waiting) {
-    if (one.rank.load() != 0) continue;
-    one.rank = -1;
-    one.since = since;
-    one.looked = since;
-    one.caller = std::this_thread::get_id() == caller_.load();
-    std::snprintf(one.doing, sizeof(one.doing), "%s", doing.Describe().c_str());
-    one.rank = rank + 1;
-    return &one;
-  }
-  return nullptr;
 }
 
 void Job::PingPong(double* nanoseconds) {
@@ -435,98 +346,6 @@ void Job::PingPong(double* nanoseconds) {
     best = std::min(best, static_cast<double>(Now() - start) / (2 * kRounds));
   }
   *nanoseconds = best;
-}
-
-void Job::AwaitLong(Word& word, uint32_t target, int rank,
-                    const Request& doing) {
-  for (int i = 0; i < spins_; ++i) {
-    if (word.Reached(target)) return;
-    Pause();
-  }
-  int64_t start = 0;
-  for (int i = 0; i < kYields; ++i) {
-    sched_yield();
-    if (word.Reached(target)) return;
-    if (network_ && network_->pending()) network_->Progress();
-    if (i % 16 != 15) continue;  // reading the clock takes as long as yielding
-    if (start == 0) start = Now();
-    if (Now() - start > kYieldNanoseconds) break;
-  }
-
-  struct Sleeper {
-    Word& word;
-    explicit Sleeper(Word& word) : word(word) { word.sleepers.fetch_add(1); }
-    ~Sleeper() { word.sleepers.fetch_sub(1); }
-  } sleeper(word);
-  LongWait wait(this, rank, doing);
-  while (!word.Reached(target)) {
-    const uint32_t seen = word.value.load();
-    if (static_cast<int32_t>(seen - target) >= 0) return;
-    if (network_ && network_->pending()) {
-      word.Sleep(seen, kShortNapNanoseconds);
-      network_->Progress();
-    } else {
-      word.Sleep(seen, kNapNanoseconds);
-    }
-    if (word.Reached(target)) return;
-    wait.Look();
-  }
-}
-
-Job::LongWait::LongWait(Job* job, int rank, const Request& doing)
-    : job_(job),
-      rank_(rank),
-      doing_(doing),
-      start_(Now()),
-      looked_(start_),
-      waiting_(job->Tell(rank, start_, doing)) {}
-
-Job::LongWait::~LongWait() {
-  if (waiting_) waiting_->rank = 0;
-}
-
-void Job::LongWait::Look() {
-  const int64_t now = Now();
-  if (now - looked_ < kNapNanoseconds * 9 / 10) return;
-  looked_ = now;
-  if (waiting_) waiting_->looked = now;
-  job_->Check(rank_);
-  // Who has joined waits in one order while the others call in the other.
-  const int64_t since = std::max(start_, job_->served_at_.load());
-  const double waited = static_cast<double>(now - since) * 1e-9;
-  const Settings& settings = job_->settings();
-  const int me = job_->rank();
-  if (waited > settings.give_up_seconds) {
-    job_->Break(Code::kDeadlineExceeded,
-                "rank " + std::to_string(me) + " waited " +
-                    std::to_string(static_cast<int64_t>(waited)) +
-                    " s for rank " + std::to_string(rank_) + " in " +
-                    doing_.Describe() + "\n" + job_->WhoWaits(),
-                "a rank that is only slow is given more time by "
-                "COLLECTIVE_TIMEOUT=seconds");
-  }
-  if (job_->InCircle()) {
-    job_->Break(Code::kFailedPrecondition,
-                "ranks wait for each other in different collectives:\n" +
-                    job_->WhoWaits(),
-                "make the same calls, in the same order and with the same "
-                "process set, on every rank");
-  }
-  if (!told_ && waited > settings.stall_seconds) {
-    told_ = true;
-    int first = 0;  // of those of this host that wait, one speaks
-    const int mine = job_->place_.local_rank;
-    while (first < mine && !job_->header_->ranks[first].Waits()) ++first;
-    if (first == mine) {
-      std::fprintf(stderr,
-                   "collective: no progress for %.0f s:\n%sHINT: every rank "
-                   "must make the same calls; COLLECTIVE_TIMEOUT=seconds "
-                   "ends the job sooner\n",
-                   waited, job_->WhoWaits().c_str());
-      TellRecorder("no progress for " +
-                   std::to_string(static_cast<int64_t>(waited)) + " s");
-    }
-  }
 }
 
 }  // namespace collective

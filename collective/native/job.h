@@ -10,6 +10,7 @@
 #define COLLECTIVE_NATIVE_JOB_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -36,7 +37,8 @@ class Job {
   struct Waiting;
 
  public:
-  // Meets the other ranks. `generation` counts the jobs of this process.
+  // Meets the other ranks. `generation` counts the jobs of this process. Where
+  // the launcher tells who has ended, the job is of the others, numbered anew.
   Job(const Place& place, const Settings& settings, int generation);
   // Meets those that are left of a broken job, numbered anew in their old
   // order. All of them come here, or die: whoever dies meanwhile is left out.
@@ -98,7 +100,9 @@ class Job {
   // of the others.
   bool lost() const;
   // By rank: what number it had in the job before.
-  const std::vector<int>& former() const { return here_.former; }
+  const std::vector<int>& former() const {
+    return former_.empty() ? here_.former : former_;
+  }
   // This rank waits no more in this job, but does not leave the others.
   void Retire() { leaving_ = true; }
 
@@ -129,9 +133,18 @@ class Job {
   void AwaitLong(Word& word, uint32_t target, int rank, const Request& doing);
   // Maps the memory, and returns when all ranks of this host have.
   void Open(const char* doing);
+  void Close();
+  // Those of one host that are not gone, which is told by number.
+  void MeetThoseLeft(const Place& before, const std::function<bool(int)>& gone,
+                     double seconds);
+  // Those that are left of a job on several hosts (job_across.cc).
+  void MeetAcrossHosts(const Job& former);
+  void TakePlaces(const Job& former);
+  bool MeetHere(const Job& former, std::string* why);
   bool Dead(int local_rank) const;
   bool Left(int local_rank) const;
   void CheckOtherHosts(int waited_for);
+  [[noreturn]] void BreakForDead(const std::string& who);
   [[noreturn]] void BreakForLeft(int rank);
   void TellOtherHosts(Code code, const char* message);
   // False where another rank was first.
@@ -146,6 +159,7 @@ class Job {
   int generation_;
   int meeting_ = 0;  // how many jobs there were before
   std::unique_ptr<Network> network_;
+  std::vector<int> former_;              // by rank, across hosts
   Gathering here_;                       // the ranks of this host
   std::vector<int> hosts_;               // by rank
   std::vector<std::atomic<bool>> left_;  // by rank: those of other hosts

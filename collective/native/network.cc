@@ -4,8 +4,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <thread>
+#include <utility>
 
 #include "failure.h"
 
@@ -14,6 +18,10 @@ namespace {
 
 constexpr int kNewsTag = 1 << 14;  // beyond those of all communicators
 constexpr std::chrono::milliseconds kTellTime(200);
+constexpr std::chrono::microseconds kNap(200);
+
+// MPI is one for all jobs of a process, and asked for one thread at a time.
+std::mutex mpi_mutex;
 
 // The directory of this library, with the slash.
 std::string Home() {
@@ -32,11 +40,46 @@ const char* Family() {
   return by_pmix && access(openmpi.c_str(), R_OK) == 0 ? "openmpi" : "mpich";
 }
 
+// MPI waits without a deadline for every rank to start it, and nothing can end
+// that wait but the end of the process.
+class StartDeadline {
+ public:
+  StartDeadline(std::string who, double seconds)
+      : thread_([this, who = std::move(who), seconds] {
+          std::unique_lock<std::mutex> lock(mutex_);
+          const std::chrono::duration<double> most(seconds);
+          if (started_.wait_for(lock, most, [this] { return is_started_; })) {
+            return;
+          }
+          std::fprintf(stderr,
+                       "collective: %snot every rank came to MPI_Init within "
+                       "%.0f s\nHINT: see whether one failed before; a slow "
+                       "start is given more time by "
+                       "COLLECTIVE_START_TIMEOUT=seconds\n",
+                       who.c_str(), seconds);
+          _exit(1);
+        }) {}
+  ~StartDeadline() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_started_ = true;
+    }
+    started_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable started_;
+  bool is_started_ = false;
+  std::thread thread_;  // the last: it uses the others
+};
+
 }  // namespace
 
 std::string Plugin() { return Home() + "libcollective_" + Family() + ".so"; }
 
-Network::Network(const Place& place) : size_(place.size) {
+Network::Network(const Place& place, double seconds) {
   const std::string who = "rank " + std::to_string(place.rank) + " of " +
                           std::to_string(place.size) + " (" +
                           std::to_string(place.local_size) + " on this host): ";
@@ -51,20 +94,36 @@ Network::Network(const Place& place) : size_(place.size) {
   }
   mpi_ = reinterpret_cast<collective_mpi_plugin_function>(
       dlsym(library, "collective_mpi_plugin"))();
-  int rank = -1, size = -1;
-  if (mpi_->start(&rank, &size) != 0 || rank != place.rank ||
-      size != place.size) {
+  {
+    const StartDeadline deadline(who, seconds);
+    world_ = mpi_->start(&rank_, &size_);
+  }
+  if (!world_ || rank_ != place.rank || size_ != place.size) {
     throw Failure(Code::kFailedPrecondition,
-                  who + "MPI sees rank " + std::to_string(rank) + " of " +
-                      std::to_string(size),
+                  who + "MPI sees rank " + std::to_string(rank_) + " of " +
+                      std::to_string(size_),
                   "start the job by the mpirun of the MPI it was built with");
   }
+  survives_ = mpi_->survives();
+}
+
+Network::Network(const Network& former, double seconds)
+    : mpi_(former.mpi_), survives_(true), former_(former.size_) {
+  // Nobody waits without a deadline in what MPI does next.
+  former.Agree(true, seconds);
+  std::lock_guard<std::mutex> lock(mpi_mutex);
+  world_ = mpi_->shrink(former.world_, &rank_, &size_, former_.data());
+  if (!world_) {
+    throw Failure(Code::kInternal, "MPIX_Comm_shrink failed",
+                  "see what MPI said above");
+  }
+  former_.resize(size_);
 }
 
 std::vector<int> Network::Gather(int mine) {
   std::vector<int> all(size_);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (mpi_->gather(mine, all.data()) != 0) {
+  std::lock_guard<std::mutex> lock(mpi_mutex);
+  if (mpi_->gather(world_, mine, all.data()) != 0) {
     throw Failure(Code::kUnavailable, "MPI_Allgather failed",
                   "see what MPI said above");
   }
@@ -72,38 +131,38 @@ std::vector<int> Network::Gather(int mine) {
 }
 
 void* Network::Send(int rank, int tag, const void* data, size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(mpi_mutex);
   ++pending_;
-  return mpi_->send(rank, tag, data, bytes);
+  return mpi_->send(world_, rank, tag, data, bytes);
 }
 
 void* Network::Receive(int rank, int tag, void* data, size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(mpi_mutex);
   ++pending_;
-  return mpi_->receive(rank, tag, data, bytes);
+  return mpi_->receive(world_, rank, tag, data, bytes);
 }
 
 int Network::Done(void* transfer) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(mpi_mutex);
   const int done = mpi_->done(transfer);
   if (done) --pending_;
   return done;
 }
 
 std::string Network::Error() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(mpi_mutex);
   return mpi_->error();
 }
 
 void Network::Progress() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(mpi_mutex);
   News news;
-  if (mpi_->poll(kNewsTag, &news, sizeof(news))) heard_.push_back(news);
+  if (mpi_->poll(world_, kNewsTag, &news, sizeof(news))) heard_.push_back(news);
 }
 
 bool Network::Hear(News* news) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (heard_.empty()) return mpi_->poll(kNewsTag, news, sizeof(*news));
+  std::lock_guard<std::mutex> lock(mpi_mutex);
+  if (heard_.empty()) return mpi_->poll(world_, kNewsTag, news, sizeof(*news));
   *news = heard_.front();
   heard_.pop_front();
   return true;
@@ -128,8 +187,46 @@ void Network::Tell(const std::vector<int>& ranks, const News& news) {
 }
 
 void Network::GiveUp() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(mpi_mutex);
   mpi_->give_up();
+}
+
+std::vector<int> Network::Dead() {
+  std::vector<int> ranks(size_);
+  std::lock_guard<std::mutex> lock(mpi_mutex);
+  ranks.resize(mpi_->dead(world_, ranks.data()));
+  return ranks;
+}
+
+bool Network::Revoked() {
+  std::lock_guard<std::mutex> lock(mpi_mutex);
+  return mpi_->revoked(world_);
+}
+
+void Network::Revoke() {
+  std::lock_guard<std::mutex> lock(mpi_mutex);
+  mpi_->revoke(world_);
+}
+
+bool Network::Agree(bool yes, double seconds) const {
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  std::unique_lock<std::mutex> lock(mpi_mutex);
+  void* agreement = mpi_->agree(world_, yes);
+  for (;;) {
+    const int done = mpi_->done(agreement);
+    if (done) return done > 0;
+    if (std::chrono::steady_clock::now() > deadline) break;
+    lock.unlock();
+    std::this_thread::sleep_for(kNap);
+    lock.lock();
+  }
+  throw Failure(Code::kDeadlineExceeded,
+                "rank " + std::to_string(rank_) + " of " +
+                    std::to_string(size_) +
+                    ": not every rank that lives has come to go on",
+                "a rank that is only slow is given more time by "
+                "COLLECTIVE_TIMEOUT=seconds");
 }
 
 }  // namespace collective

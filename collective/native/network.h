@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -24,6 +23,7 @@ namespace collective {
 struct News {
   int32_t rank = 0;
   int32_t code = 0;
+  int32_t lost = 0;  // whether because a rank has died
   char message[2048] = {};
 };
 
@@ -33,8 +33,16 @@ std::string Plugin();
 class Network {
  public:
   // Starts MPI. Throws kFailedPrecondition where there is no plug-in, or where
-  // MPI sees another job.
-  explicit Network(const Place& place);
+  // MPI sees another job. Ends the process where a rank has not come in time.
+  Network(const Place& place, double seconds);
+
+  // Of those that are left of a broken job, numbered anew in their old order.
+  // All of them come here, or die. Throws kDeadlineExceeded where one that
+  // lives does not.
+  Network(const Network& former, double seconds);
+  // Then, by rank: what number it had.
+  const std::vector<int>& former() const { return former_; }
+  int rank() const { return rank_; }
 
   // Every rank's number, by rank.
   std::vector<int> Gather(int mine);
@@ -59,10 +67,25 @@ class Network {
   // This process ends without waiting for the others.
   void GiveUp();
 
+  // Whether MPI lives on when processes die (ULFM); the rest is for where it
+  // does.
+  bool survives() const { return survives_; }
+  // The ranks that are known to have died.
+  std::vector<int> Dead();
+  // Whether a rank has called Revoke.
+  bool Revoked();
+  // Ends all transfers, on every rank.
+  void Revoke();
+  // Whether all ranks say yes, and none has died: the same for all of them,
+  // who all ask. Throws kDeadlineExceeded.
+  bool Agree(bool yes, double seconds) const;
+
  private:
   const collective_mpi* mpi_;
-  const int size_;
-  std::mutex mutex_;  // MPI is asked for one thread at a time
+  collective_world* world_ = nullptr;
+  int rank_ = -1, size_ = 0;
+  bool survives_ = false;
+  std::vector<int> former_;
   std::deque<News> heard_;
   std::atomic<int> pending_{0};
 };

@@ -122,13 +122,14 @@ int MillisecondsUntil(Clock::time_point deadline) {
 
 void Send(int socket, const Welcome& welcome, const std::vector<int>& files) {
   iovec part = {const_cast<Welcome*>(&welcome), sizeof(welcome)};
-  std::vector<char> control(CMSG_SPACE(sizeof(int) * files.size()));
+  alignas(
+      cmsghdr) char control[CMSG_SPACE(sizeof(int) * (1 + kMostRanks))] = {};
   msghdr message = {};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   if (!files.empty()) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * files.size());
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
@@ -409,6 +410,15 @@ Gathering Meet(const Place& place, int generation, size_t bytes,
   if (place.local_rank == 0) return Listen(place, meeting, bytes, deadline, {});
   Gathering all;
   Join(place, 0, meeting, deadline, {}, &all);
+  return all;
+}
+
+Gathering MeetOnce(const Place& place, const std::string& name, size_t bytes,
+                   double seconds, const std::function<bool(int)>& gone) {
+  const auto deadline = DeadlineIn(seconds);
+  if (place.local_rank == 0) return Listen(place, name, bytes, deadline, gone);
+  Gathering all;
+  Join(place, 0, name, deadline, gone, &all);
   return all;
 }
 

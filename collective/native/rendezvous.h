@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "descriptor.h"
@@ -39,6 +40,11 @@ struct Gathering {
 // rank 0 says. Throws kUnavailable or kDeadlineExceeded, naming the rank.
 Gathering Meet(const Place& place, int generation, size_t bytes,
                double seconds);
+
+// Once, under a name that all give: leaves out those that are gone, by local
+// rank. Of nobody, where local rank 0 is.
+Gathering MeetOnce(const Place& place, const std::string& name, size_t bytes,
+                   double seconds, const std::function<bool(int)>& gone);
 
 // Meets again those that are left of a job in which this rank had this place,
 // and `gone` tells, by local rank, who is not. `meeting` is the number of jobs

@@ -26,6 +26,8 @@ VARIABLE = "COLLECTIVE_RECORDER"
 # What a rank is at besides the core's own collectives: numbers of the core's ring.
 ALL_REDUCE, BROADCAST, BARRIER, STEP, OTHER = 0, 1, 5, 7, 8
 
+remedy = ""  # what to type when this job has ended by an incident
+
 _opened: tuple[int, Environment, str] | None = None  # process, and whose recorder
 
 
@@ -87,6 +89,12 @@ def incident(what: str) -> None:
     """
     if _opened is not None:
         library.load().collective_recorder_incident(what.encode())
+
+
+def advise(what: str) -> None:
+    """Has it printed with every account what to type if the job has ended by it."""
+    global remedy
+    remedy = what
 
 
 class span(contextlib.AbstractContextManager[None]):

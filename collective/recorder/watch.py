@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
-from collective import library, private
+from collective import library, private, recorder
 from collective.environment import Environment
 from collective.recorder import memory
 from collective.recorder.account import Account
@@ -77,7 +77,9 @@ def _tell(environment: Environment, folder: str) -> None:
     account = Account(reason, wall, size, ranks)
     name = f"collective-{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}-{host}"
     path = _write(account, folder, f"{name}-{os.getpid()}")
-    print(f"{account.essence()}\nflight recorder: {path}", file=sys.stderr, flush=True)
+    hint = f"\nHINT: {recorder.remedy}" if recorder.remedy else ""
+    told = f"{account.essence()}\nflight recorder: {path}{hint}"
+    print(told, file=sys.stderr, flush=True)
 
 
 def _write(account: Account, folder: str, name: str) -> Path:

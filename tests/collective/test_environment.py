@@ -9,7 +9,7 @@ import pytest
 
 from collective import environment
 from collective.environment import Environment, cores_per_process, detect
-from collective.environment.base import TABLE
+from collective.environment.base import TABLE, place_on
 from collective.errors import UsageError
 
 OPEN_MPI = {
@@ -188,3 +188,14 @@ def test_cores_per_process(mine, cores, local_size, wanted, monkeypatch):
     )
     here = Environment("mpirun", 0, local_size, 0, local_size)
     assert cores_per_process(here) == wanted
+
+
+def test_a_place_among_hosts_with_ranks_in_any_order():
+    hosts = ["a", "b", "a", "c", "b", "a"]
+    places = [place_on("mpirun", rank, hosts) for rank in range(6)]
+    assert [(p.local_rank, p.local_size) for p in places] == [
+        *((0, 3), (0, 2), (1, 3), (0, 1), (1, 2), (2, 3))
+    ]
+    assert [(p.cross_rank, p.cross_size) for p in places] == [
+        *((0, 3), (1, 3), (0, 2), (2, 3), (1, 2), (0, 1))
+    ]

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
 from collective import library
+from tests import launch
 from tests.collective.test_failures import PRELUDE, Ranks
 
 pytestmark = [
@@ -67,6 +69,25 @@ def test_those_that_are_left_go_on(deaths, left):
             assert code == 0
         else:
             assert code == -signal.SIGKILL, err
+
+
+ENDS_BEFORE = """
+import os, signal
+if os.environ["COLLECTIVE_RANK"] in "02":
+    os.kill(os.getpid(), signal.SIGKILL)
+import collective
+collective.init()
+print(collective.rank(), collective.size(), collective.local_size(), flush=True)
+collective.barrier()
+"""
+
+
+def test_those_that_ended_before_they_came_are_left_out():
+    """Of those, the launcher tells the others."""
+    start = [*launch.command("native", 4), "--min-np", "2"]
+    command = [*start, sys.executable, "-c", ENDS_BEFORE]
+    code, printed = launch.run(command, launch.environment(), 30)
+    assert code == 0 and "[1] 0 2 2" in printed and "[3] 1 2 2" in printed, printed
 
 
 def test_a_job_that_is_whole_is_not_lost():

@@ -54,7 +54,7 @@ def test_a_connection_back(monkeypatch):
 
 def relay(*lines: str) -> tuple[Relay, list[bool]]:
     """A relay that has heard lines, and which of them it shows."""
-    made = Relay(lambda: None)
+    made = Relay(lambda early: None)
     return made, [made._shown(f"collective.launch: {line}\n") for line in lines]
 
 

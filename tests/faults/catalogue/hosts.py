@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.faults.catalogue.killed import KEPT
+from tests.faults.catalogue.survived import TOLD, undisturbed
 from tests.faults.catalogue.wrong import program
-from tests.faults.fault import OPEN_MPIS, Fault
+from tests.faults.fault import OPEN_MPIS, Fault, training
 from tests.faults.job import Job
 from tests.hosts import lab
 from tests.hosts.lab import NETWORK, Lab
@@ -80,7 +82,26 @@ def _other_keras(folder: Path, hosts: Lab) -> None:
     hosts.agent_with(2, folder)
 
 
+def survived(who: str, victims: str, backend: str) -> Fault:
+    words = [*TWO, "--min-np", "2", "--mpi-args=-x FAULT -x FAULT_FOLDER"]
+    return on_hosts(
+        f"kill -9 of {who} in all-reduce, --min-np 2",
+        [*words, *training(*KEPT, *TOLD, backend=backend)],
+        "the others redo the step and go on; the losses are the undisturbed ones, "
+        "and the ledger is perfect",
+        code=0,
+        seconds=None,
+        inside=f"kill all-reduce {victims} 7",
+        holds=undisturbed,
+        backend=backend,
+        leaves=OPEN_MPIS,
+    )
+
+
 FAULTS = [
+    survived("rank 0", "0", "native"),
+    survived("all ranks of a host", "0,1", "native"),
+    survived("all ranks of a host", "2,3", "mpi"),
     on_hosts(
         "a host that cannot be reached",
         ["-H", f"{NETWORK}.1:2,{NETWORK}.99:2", "true"],

@@ -26,7 +26,7 @@ def why_not() -> str:
     return "" if "--min-np" in text else "this launcher has no --min-np"
 
 
-def _undisturbed(job: Job) -> None:
+def undisturbed(job: Job) -> None:
     as_undisturbed(job)
     assert_perfect_ledger(job.folder / "ledger")
 
@@ -41,16 +41,30 @@ def survived(place: str, victims: str, ranks: int = 3) -> Fault:
         code=0,
         seconds=None,
         inside=f"kill {place} {victims} 7",
-        holds=_undisturbed,
+        holds=undisturbed,
         ranks=ranks,
         launcher_options=("--min-np", "2"),
         needs=why_not,
     )
 
 
+# Where the rank is known before anything else is.
+BEFORE_INIT = '[ "$COLLECTIVE_RANK" != 0 ] || kill -9 $$; exec "$@"'
+
 FAULTS = [
     *(survived(place, rank) for place in PLACES for rank in "01"),
     survived("all-reduce", "0,2", ranks=4),
+    Fault(
+        "kill -9 of rank 0 before it has met the others, --min-np 2",
+        ["sh", "-c", BEFORE_INIT, "sh", *training(*TOLD)],
+        "the others begin without it; the losses are the undisturbed ones",
+        code=0,
+        seconds=None,
+        holds=as_undisturbed,
+        ranks=3,
+        launcher_options=("--min-np", "2"),
+        needs=why_not,
+    ),
     Fault(
         "kill -9 of two ranks of three at once, --min-np 2",
         training(*KEPT),

@@ -1,0 +1,62 @@
+// What the ranks of a host tell each other of a job: the first page of its
+// shared memory.
+#ifndef COLLECTIVE_NATIVE_JOB_MEMORY_H_
+#define COLLECTIVE_NATIVE_JOB_MEMORY_H_
+
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "job.h"
+
+namespace collective {
+
+// What a thread of a rank waits for, as told to the others.
+struct Job::Waiting {
+  std::atomic<int32_t> rank;    // plus 1; 0: free, -1: being written
+  std::atomic<int64_t> since;   // nanoseconds
+  std::atomic<int64_t> looked;  // when it last saw that it must wait on
+  std::atomic<bool> caller;     // whether it asked for the collective itself
+  char doing[256];
+};
+
+struct alignas(128) Job::RankState {
+  static constexpr int kThreads = 4;  // that wait at once; more are not told
+  Word here;                          // 1: attached, 2: left
+  cpu_set_t cores;
+  std::atomic<bool> several;  // threads asked for collectives
+  Waiting waiting[kThreads];
+
+  bool Waits() const {
+    for (const Waiting& one : waiting) {
+      if (one.rank.load() > 0) return true;
+    }
+    return false;
+  }
+};
+
+struct Job::Header {
+  static constexpr int kMostRanks = 128;
+  // Whether the job has come about: all decide it together, by the first word.
+  std::atomic<uint32_t> formed;
+  static constexpr uint32_t kFormed = 1, kNever = 2;
+  std::atomic<bool> lost;        // someone died or left
+  std::atomic<uint32_t> broken;  // 1: being written, 2: can be read
+  std::atomic<int32_t> broken_code;
+  char broken_message[2048];
+  Flag ping, pong;
+  RankState ranks[kMostRanks];
+};
+
+// By the monotonic clock, which the ranks of a host share.
+inline int64_t Now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_JOB_MEMORY_H_
