@@ -69,7 +69,8 @@ def choose(
     """
     rule = by_rule(environment, options)
     named = rule.name == HorovodBackend.name  # by whoever typed horovodrun
-    if environment.size == 1 or named or not can_serve(environment):
+    alone = environment.size == 1 or environment.joins
+    if alone or named or not can_serve(environment):
         return rule
     import collective
 

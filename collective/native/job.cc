@@ -119,7 +119,7 @@ Job::Job(const Place& place, const Settings& settings, int generation)
       *std::min_element(here_.ranks.begin(), here_.ranks.end()));
 }
 
-Job::Job(const Job& former)
+Job::Job(Job& former)
     : place_(former.place_),
       settings_(former.settings_),
       generation_(former.generation_),
@@ -127,25 +127,51 @@ Job::Job(const Job& former)
   const auto gone = [&](int local_rank) {
     return former.Left(local_rank) || former.Dead(local_rank);
   };
-  for (bool formed = false; !formed;) {
+  do {
     here_ = MeetAgain(former.place_, generation_, meeting_,
                       kAreaStride * (1 + kMostAreas), settings_.give_up_seconds,
-                      gone);
-    place_.size = place_.local_size = static_cast<int>(here_.former.size());
+                      gone, former.door_.get());
+  } while (!OpenAnew());
+  if (rank() == 0) door_ = std::move(former.door_);
+}
+
+Job::Job(const Job& alone, Later)
+    : place_(alone.place_), settings_(alone.settings_) {
+  do {
+    here_ = Knock(place_.job);
+    generation_ = here_.generation;
+    meeting_ = here_.meeting;
+  } while (!OpenAnew());
+}
+
+bool Job::OpenAnew() {
+  place_.size = place_.local_size = static_cast<int>(here_.pids.size());
+  place_.rank = place_.local_rank = here_.me;
+  for (int i = 0; i < place_.size; ++i) here_.ranks[i] = i;
+  try {
+    Open("regroup");
+  } catch (const Failure&) {
+    munmap(header_, sizeof(Header));
     for (int i = 0; i < place_.size; ++i) {
-      here_.ranks[i] = i;
-      if (here_.former[i] == former.rank()) place_.rank = place_.local_rank = i;
+      if (Dead(i)) return false;
     }
-    try {
-      Open("regroup");
-      formed = true;
-    } catch (const Failure&) {
-      munmap(header_, sizeof(Header));
-      if (std::none_of(here_.former.begin(), here_.former.end(), gone)) throw;
-    }
+    throw;
   }
   hosts_.assign(place_.size, 0);
   left_ = std::vector<std::atomic<bool>>(place_.size);
+  return true;
+}
+
+int Job::AtDoor() {
+  if (rank() != 0 || network_) return 0;
+  if (!door_) {
+    try {
+      door_ = std::make_unique<Door>(place_);
+    } catch (const Failure&) {
+      return 0;  // of a rank 0 that is going just now: tried again
+    }
+  }
+  return door_->Waiting();
 }
 
 void Job::Open(const char* doing) {

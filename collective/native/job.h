@@ -40,8 +40,12 @@ class Job {
   Job(const Place& place, const Settings& settings, int generation);
   // Meets those that are left of a broken job, numbered anew in their old
   // order. All of them come here, or die: whoever dies meanwhile is left out.
-  // Either each of them is in the new job, or none is.
-  explicit Job(const Job& former);
+  // Either each of them is in the new job, or none is. Those who wait at the
+  // door come in, behind the others.
+  explicit Job(Job& former);
+  // Comes later: leaves a job of its own for the one of that name.
+  struct Later {};
+  Job(const Job& alone, Later);
   ~Job();
 
   // Null on one host.
@@ -97,7 +101,10 @@ class Job {
   // Whether it is broken because ranks died or left, and a new one can be made
   // of the others.
   bool lost() const;
-  // By rank: what number it had in the job before.
+  // On rank 0: how many processes wait to come in. Opens the door to them.
+  int AtDoor();
+  int generation() const { return generation_; }
+  // By rank: what number it had in the job before; -1: it was not there.
   const std::vector<int>& former() const { return here_.former; }
   // This rank waits no more in this job, but does not leave the others.
   void Retire() { leaving_ = true; }
@@ -129,6 +136,8 @@ class Job {
   void AwaitLong(Word& word, uint32_t target, int rank, const Request& doing);
   // Maps the memory, and returns when all ranks of this host have.
   void Open(const char* doing);
+  // The same for those met anew. False where one of them has died meanwhile.
+  bool OpenAnew();
   bool Dead(int local_rank) const;
   bool Left(int local_rank) const;
   void CheckOtherHosts(int waited_for);
@@ -145,6 +154,7 @@ class Job {
   Settings settings_;
   int generation_;
   int meeting_ = 0;  // how many jobs there were before
+  std::unique_ptr<Door> door_;
   std::unique_ptr<Network> network_;
   Gathering here_;                       // the ranks of this host
   std::vector<int> hosts_;               // by rank
