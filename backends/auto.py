@@ -67,7 +67,7 @@ def choose(
     Raises:
         CollectiveError: A rank did not come.
     """
-    rule = by_rule(environment, options)
+    rule = by_rule(environment.now, options)
     named = rule.name == HorovodBackend.name  # by whoever typed horovodrun
     alone = environment.size == 1 or environment.joins
     if alone or named or not can_serve(environment):

@@ -123,8 +123,7 @@ class Backend(ABC):
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
         self.joins = environment.joins
-        if self.joins:
-            environment = Environment(environment.launcher)
+        environment = environment.now
         self.options = options
         self.rank, self.size = environment.rank, environment.size
         self.local_rank = environment.local_rank

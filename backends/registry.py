@@ -83,7 +83,7 @@ def get(
             f"unknown backend {name!r}", hint=f"--backend {' | '.join(BACKENDS)}"
         )
     _refuse_options_of_others(name, options)
-    usable = BACKENDS[name].availability(environment)
+    usable = BACKENDS[name].availability(environment.now)
     if not usable.usable:
         raise UsageError(
             f"backend {name!r} cannot be used here: {usable.reason}", hint=usable.hint

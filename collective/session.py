@@ -37,9 +37,8 @@ def init(environment: Environment | None = None) -> None:
     global _place, _process, _called
     if _place is not None:
         return
-    place = environment or detect()
-    if place.joins:
-        place, _called = Environment(place.launcher), place
+    called = environment or detect()
+    place, _called = called.now, called if called.joins else None
     library.check(
         library.load().collective_init(
             place.rank,

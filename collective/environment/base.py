@@ -55,6 +55,11 @@ class Environment:
         """Whether some launcher started this process."""
         return bool(self.launcher)
 
+    @property
+    def now(self) -> Environment:
+        """This place; where it ``joins``, that in the job of its own until then."""
+        return Environment(self.launcher) if self.joins else self
+
 
 class Launcher(ABC):
     """A kind of launcher, and how to read what it left in the environment.
