@@ -118,18 +118,13 @@ class ElasticJob(Job):
             return
         if self.growth is None:
             return
-        wanted = range(max(self.least, min(self.growth.slots(), self.growth.most)))
-        for rank, slot in self.slots.items():
-            if slot not in wanted and rank not in self.dismissed:
-                tell(
-                    f"{self._who(rank)} is told to leave: {len(wanted)} slots are left"
-                )
-                self._dismiss(rank)
-        if time.monotonic() < self.not_before:
-            return
-        for slot in wanted:
-            if slot not in self.slots.values():
-                self._begin(slot)
+        wanted = max(self.least, min(self.growth.slots(), self.growth.most))
+        for rank in sorted(set(self.slots) - self.dismissed)[wanted:]:
+            tell(f"{self._who(rank)} is told to leave: there are {wanted} slots")
+            self._dismiss(rank)
+        while len(self.slots) < wanted and time.monotonic() >= self.not_before:
+            taken = self.slots.values()
+            self._begin(next(n for n in range(wanted) if n not in taken))
 
     def _begin(self, slot: int) -> None:
         assert self.growth is not None
