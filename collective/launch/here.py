@@ -51,6 +51,8 @@ def run(
             hint=f"--max-np {size}: lost ranks are replaced; with "
             "--host-discovery-script more can come",
         )
+    for name in (MIN_NP, MAX_NP, JOINS, board.VARIABLE):
+        os.environ.pop(name, None)  # of a job within which this one is started
     # Told as several names of this host or as one, it is one host.
     places = {
         "COLLECTIVE_SIZE": str(size),
