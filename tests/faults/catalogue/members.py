@@ -27,6 +27,7 @@ def _undisturbed(replicas: list[int]) -> Any:
         as_undisturbed(job)
         found = assert_perfect_ledger(job.folder / "ledger")
         # A new rank 0 notes once more what the last step was.
+        assert sum(run.undone for run in found.runs) <= 1
         assert found.runs[-1].replicas == replicas[-1]
         assert [
             r for r in replicas if r not in {run.replicas for run in found.runs}
