@@ -40,7 +40,7 @@ test: $(VENV)/ready
 test-faults: $(VENV)/ready
 	$(BIN)/python -m pytest tests/faults $(if $(TABLE),--table $(TABLE))
 
-# A long training with many kills: SOAK_STEPS=1000 SOAK_SEED=1.
+# A long training whose ranks come and go: SOAK_STEPS=1000 SOAK_SEED=1.
 soak: $(VENV)/ready
 	$(BIN)/python -m pytest tests/faults -m soak
 

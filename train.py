@@ -147,7 +147,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     try:
-        rank = detect().rank
+        place = detect()
+        rank = 0 if place.joins else place.rank  # who comes later has nobody to speak
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -67,9 +67,10 @@ def choose(
     Raises:
         CollectiveError: A rank did not come.
     """
-    rule = by_rule(environment, options)
+    rule = by_rule(environment.now, options)
     named = rule.name == HorovodBackend.name  # by whoever typed horovodrun
-    if environment.size == 1 or named or not can_serve(environment):
+    alone = environment.size == 1 or environment.joins
+    if alone or named or not can_serve(environment):
         return rule
     import collective
 

@@ -54,6 +54,8 @@ class Options:
         parameter_servers: Ranks that hold variables (tf-parameter-server). None: one.
         min_np: Goes on without ranks that die while so many are left (native, mpi).
             None: what the launcher was told; where it was not, the job ends.
+        max_np: How many ranks there may ever be (native). None: what the launcher was
+            told; where it was not, none come later.
     """
 
     devices: int | None = None
@@ -65,6 +67,7 @@ class Options:
     bucket_bytes: int | None = None
     parameter_servers: int | None = None
     min_np: int | None = None
+    max_np: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,10 @@ class Backend(ABC):
         predicted: By backend that ``auto`` chose from, fastest first: seconds of a
             step's all-reduce. Empty where it measured nothing, or was not asked.
         own_options: Names of the ``Options`` that other backends refuse.
+        joins: Whether this process comes to a job that runs, and is not in it yet:
+            until ``enter`` it is alone.
         one_replica: Whether there is never more than one replica.
+        regroups_whole: Whether ranks may ``regroup``, and ``leave``, with nobody dead.
         synchronous: Whether all replicas share each batch; if not, each of ``workers``
             trains on batches of its own, and a step sees one replica.
         processes: That the launcher started; ``size`` of them run the training's code.
@@ -111,10 +117,13 @@ class Backend(ABC):
     launcher: ClassVar[str] = ""
     own_options: ClassVar[tuple[str, ...]] = ()
     one_replica: ClassVar[bool] = False
+    regroups_whole: ClassVar[bool] = False
     synchronous: ClassVar[bool] = True
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
+        self.joins = environment.joins
+        environment = environment.now
         self.options = options
         self.rank, self.size = environment.rank, environment.size
         self.local_rank = environment.local_rank
@@ -122,7 +131,7 @@ class Backend(ABC):
         self.processes = self.replicas = self.size
         self.local_replicas = range(self.rank, self.rank + 1)
         self._number: Any = None
-        self._most: int | None = None
+        self._most = options.max_np
         self.chosen_because = "asked for"
         self.predicted: dict[str, float] = {}
         self._guarded_by: str | None = None
@@ -186,7 +195,7 @@ class Backend(ABC):
 
     @property
     def most_replicas(self) -> int:
-        """How many replicas there have been: places for what each one tells."""
+        """How many replicas there may be: places for what each one tells."""
         return self._most or self.replicas
 
     def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
@@ -321,9 +330,23 @@ class Backend(ABC):
     def regroup(self) -> list[int]:
         """Goes on with the ranks that are left, numbered anew in their old order.
 
+        Those who wait to come in follow behind, where the backend can take them.
+
         Returns:
-            By rank, what number it had before.
+            By rank, what number it had before; -1: it was not there.
         """
+        raise NotImplementedError
+
+    def enter(self) -> list[int]:
+        """Comes into the job that runs, where this process ``joins`` one.
+
+        Returns:
+            As ``regroup``.
+        """
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Leaves a job whose other ranks have agreed to go on without this one."""
         raise NotImplementedError
 
     def _renumber(self, place: Environment) -> None:

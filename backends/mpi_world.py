@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 from backends.base import Availability
+from collective import board
 from collective.environment import Environment
 from collective.errors import UsageError
-from collective.launch import marks
 
 # Under the others every process is alone as far as MPI knows.
 START_MPI = ("mpirun", "horovodrun", "srun", "PMIx")
@@ -90,7 +90,7 @@ def start(environment: Environment, outlives: bool = False) -> Any:
             f"({_mpirun_of(MPI)}), or reinstall mpi4py for yours: "
             "pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
-    marks.joined()
+    board.tell(board.JOINED)
     return world
 
 

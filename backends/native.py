@@ -26,7 +26,8 @@ class NativeBackend(Backend):
     name = "native"
     launcher = "collectiverun"
     summary = "one replica a process, summed by our own core (shared memory, or MPI)"
-    own_options = ("algorithm", "transport_dtype", "bucket_bytes", "min_np")
+    own_options = ("algorithm", "transport_dtype", "bucket_bytes", "min_np", "max_np")
+    regroups_whole = True
 
     def __init__(self, options: Options, environment: Environment | None = None):
         import collective
@@ -34,7 +35,7 @@ class NativeBackend(Backend):
 
         environment = environment or detect()
         super().__init__(options, environment)
-        if options.min_np is not None and environment.size != environment.local_size:
+        if options.min_np is not None and self.size != self.local_size:
             mpi_world.require_fault_tolerance()
         algorithm_number(options.algorithm)  # told now, not in the first step
         transport_number(options.transport_dtype)
@@ -152,6 +153,17 @@ class NativeBackend(Backend):
         former = session.regroup()
         self._renumber(session.place())
         return former
+
+    def enter(self) -> list[int]:
+        """Waits until the ranks of the job meet anew."""
+        former = session.enter()
+        self.joins = False
+        self._renumber(session.place())
+        return former
+
+    def leave(self) -> None:
+        """Says goodbye: the others do not wait for this rank."""
+        session.leave()
 
     def close(self) -> None:
         """Leaves the job."""

@@ -20,7 +20,7 @@ from backends.tf_parameter_server import ParameterServerBackend
 from backends.tf_tpu import TPUBackend
 from collective import recorder, session
 from collective.environment import Environment, detect
-from collective.environment.base import MIN_NP
+from collective.environment.base import MAX_NP, MIN_NP
 from collective.errors import CollectiveError, UsageError
 
 BACKENDS: dict[str, type[Backend]] = {
@@ -66,9 +66,11 @@ def get(
             says why and what to type.
     """
     options = options or Options()
-    told = os.environ.get(MIN_NP)  # collectiverun --min-np
-    if told and options.min_np is None:
-        options = dataclasses.replace(options, min_np=int(told))
+    least, most = os.environ.get(MIN_NP), os.environ.get(MAX_NP)  # collectiverun's
+    if least and options.min_np is None:
+        options = dataclasses.replace(options, min_np=int(least))
+    if most and options.max_np is None:
+        options = dataclasses.replace(options, max_np=int(most))
     environment = detect()
     because, predicted = "asked for", {}
     if name == "auto":
@@ -86,7 +88,7 @@ def get(
             f"--min-np {options.min_np}, and the number of ranks is {environment.size}",
             hint=f"--min-np {environment.size} or less",
         )
-    usable = BACKENDS[name].availability(environment)
+    usable = BACKENDS[name].availability(environment.now)
     if not usable.usable:
         raise UsageError(
             f"backend {name!r} cannot be used here: {usable.reason}", hint=usable.hint

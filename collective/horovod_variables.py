@@ -81,7 +81,7 @@ def start_timeline() -> None:
 
     And names, once and on rank 0, the variables that were ignored.
     """
-    if session.rank() != 0:
+    if session.called().rank != 0:
         return
     for variable, why in IGNORED.items():
         if os.environ.get(variable, "0") not in ("", "0"):

@@ -6,17 +6,20 @@ import atexit
 import ctypes
 import json
 import os
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from collective import library, recorder
+from collective import board, library, recorder
 from collective.environment import Environment, detect
-from collective.environment.base import place_on
+from collective.environment.base import MAX_NP, place_on
 from collective.errors import CollectiveError
-from collective.launch import marks
 
 _place: Environment | None = None
 _process = 0  # that joined: a fork of it is not a rank
+_called: Environment | None = None  # what one that comes later is called until it is in
+_MOST_RANKS = 128
 
 
 def init(environment: Environment | None = None) -> None:
@@ -24,7 +27,8 @@ def init(environment: Environment | None = None) -> None:
 
     Under ``collectiverun --min-np``, those are left out that ended before.
 
-    Calling it again does nothing. A process that nothing launched is a job of one.
+    Calling it again does nothing. A process that nothing launched is a job of one, and
+    so is one that comes to a job that runs, until it calls ``enter``.
 
     Args:
         environment: This process' place; what the launcher says by default.
@@ -32,10 +36,11 @@ def init(environment: Environment | None = None) -> None:
     Raises:
         CollectiveError: If the native core was not built, or a rank did not come.
     """
-    global _place, _process
+    global _place, _process, _called
     if _place is not None:
         return
-    place = environment or detect()
+    called = environment or detect()
+    place, _called = called.now, called if called.joins else None
     library.check(
         library.load().collective_init(
             place.rank,
@@ -50,7 +55,8 @@ def init(environment: Environment | None = None) -> None:
     if size.value < place.size:
         place = place_on(place.launcher, rank.value, [0] * size.value)
     _place, _process = place, os.getpid()
-    marks.joined()
+    if _called is None:
+        board.tell(board.JOINED)
     recorder.start(place, job_name(place))
     atexit.register(shutdown)
 
@@ -78,26 +84,65 @@ def lost() -> bool:
 def regroup() -> list[int]:
     """Goes on with those ranks that are left, numbered anew in their old order.
 
-    All of them call it, where ``lost()``; or die. Process sets end with the old job.
+    All of them call it, where ``lost()``, or, on one host, where they have agreed to;
+    or die, or shut down. Those who wait to come in follow behind. Process sets end with
+    the old job.
 
     Returns:
-        By rank, what number it had before.
+        By rank, what number it had before; -1: it was not there.
 
     Raises:
         CollectiveError: If a rank that lives did not come in time.
     """
+    return _meet(library.load().collective_regroup)
+
+
+def waiting() -> int:
+    """How many processes wait to come in, on rank 0 of a job that may grow; else 0."""
+    if MAX_NP not in os.environ or _place is None:
+        return 0
+    return library.load().collective_waiting()
+
+
+def joins() -> bool:
+    """Whether this process has come to a job that runs, and is not in it yet."""
+    return _called is not None
+
+
+def enter() -> list[int]:
+    """Comes into the job that runs: returns when its ranks have met this one.
+
+    Returns:
+        As ``regroup``.
+    """
+    global _called
+    before = signal.getsignal(signal.SIGINT)
+    ends_at_once = threading.current_thread() is threading.main_thread()
+    if ends_at_once:  # Python would hear Ctrl-C only when it is in
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    former = _meet(library.load().collective_enter)
+    if ends_at_once:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    _called = None
+    board.tell(board.JOINED)
+    return former
+
+
+def leave() -> None:
+    """Leaves a job that goes on without this rank."""
+    board.tell(board.LEFT)
+    shutdown()
+
+
+def _meet(how: Callable[..., int]) -> list[int]:
     global _place
-    before = place()
+    launcher = place().launcher
     rank, size = ctypes.c_int32(), ctypes.c_int32()
-    former = (ctypes.c_int32 * before.size)()
-    library.check(
-        library.load().collective_regroup(
-            ctypes.byref(rank), ctypes.byref(size), former
-        )
-    )
+    former = (ctypes.c_int32 * max(_MOST_RANKS, place().size))()
+    library.check(how(ctypes.byref(rank), ctypes.byref(size), former))
     hosts = (ctypes.c_int32 * size.value)()
     library.check(library.load().collective_hosts(hosts))
-    _place = place_on(before.launcher, rank.value, list(hosts))
+    _place = place_on(launcher, rank.value, list(hosts))
     return list(former[: size.value])
 
 
@@ -117,6 +162,11 @@ def place() -> Environment:
             "collective is not initialized", hint="call collective.init() first"
         )
     return _place
+
+
+def called() -> Environment:
+    """As ``place``; of a process that is not in the job yet, what the launcher says."""
+    return _called or place()
 
 
 def rank() -> int:

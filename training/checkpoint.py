@@ -126,10 +126,14 @@ class Checkpoint:
         self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
-    def end(self, state: State, ledger: Ledger | None = None) -> None:
-        """Writes the last state, and waits for all that is being written."""
+    def wait(self) -> None:
+        """Returns when nothing is being written."""
         if self._thread is not None:
             self._thread.join()
+
+    def end(self, state: State, ledger: Ledger | None = None) -> None:
+        """Writes the last state, and waits for all that is being written."""
+        self.wait()
         self._save(state, ledger)
         if self._left_out:
             _tell(

@@ -109,7 +109,10 @@ def fit(
         if validation_data is not None:
             source = Input(validation_data, global_batch_size).source
             validate = Evaluation(
-                model, backend, source, max(global_batch_size, 32 * backend.replicas)
+                model,
+                backend,
+                source,
+                max(global_batch_size, 32 * backend.most_replicas),
             )
         hooks = RankZeroCallbacks(
             callbacks, model, backend, loop.epochs, plan.steps_per_epoch

@@ -120,7 +120,7 @@ def run(
         )
         test: dict[str, float] = {}
         if job.test and data.test is not None:
-            rows = max(job.global_batch_size, 32 * backend.replicas)
+            rows = max(job.global_batch_size, 32 * backend.most_replicas)
             evaluation = Evaluation(model, backend, data.test, rows)
             test = result.afterwards(evaluation)
         summary = Summary.of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import tensorflow as tf
 from backends.base import Backend
 from collective import recorder
 from collective.errors import CollectiveError, UsageError
+from collective.preemption import WAITING
 from training import keras_compat, random_state, receipts, sharding
 from training.callbacks import RankZeroCallbacks, followed_variables
 from training.checkpoint import Checkpoint
@@ -28,9 +30,13 @@ from training.report import Averages
 from training.sources import failures
 from training.state import State, broadcast, values_of
 from training.step import Step
-from training.survival import Change, T, going_on, newest
+from training.survival import Change, Regroup, T, enter, going_on, newest
 from training.timeline import Timeline
 from training.timing import Timing
+
+# So long a job with too few ranks waits for more, where it may grow; as Horovod.
+PATIENCE_SECONDS = 600.0
+LOOK_SECONDS = 0.2
 
 
 @dataclass
@@ -93,10 +99,11 @@ class Loop:
         self.checkpoint: Checkpoint | None = None  # on rank 0, as the next
         self.ledger: Ledger | None = None
         self.timeline: Timeline | None = None
+        self.timed = not backend.joins  # who comes later has no row of its own
 
     def check(self, accumulate: int) -> None:
         """Refuses what cannot be trained; every rank calls it."""
-        replicas, size = self.backend.replicas, self.plan.global_batch_size
+        replicas, size = self.backend.most_replicas, self.plan.global_batch_size
         if size < replicas:
             raise UsageError(
                 f"a global batch of {size} rows cannot be shared by {replicas} replicas",
@@ -125,7 +132,7 @@ class Loop:
                 f"should the job end, the same command {again} goes on from "
                 f"{checkpoint.folder}"
             )
-        if self.backend.rank == 0:
+        if self.backend.rank == 0 and not self.backend.joins:
             self.start = checkpoint.begin(model, self.plan.plan)
             self.checkpoint = checkpoint
 
@@ -137,20 +144,25 @@ class Loop:
         verbose: str | int,
         timeline: str | None,
     ) -> Result:
-        """Trains to the end; where ranks die, the others go on if they may."""
+        """Trains to the end; where ranks come and go, it goes on if it may."""
 
         def attempt(change: Change | None) -> Result:
             self._agree(step, hooks, timeline, change)
             bar = Progress(self.epochs, verbose if self.backend.rank == 0 else 0)
             return self._train(step, hooks, validate, bar)
 
-        if self.backend.options.min_np is not None:
-            self.result._again = attempt
-        try:
-            return going_on(self.backend, attempt)
-        finally:
-            if self.timeline is not None:
-                self.timeline.close()
+        with contextlib.ExitStack() as stack:
+            if self.backend.options.min_np is not None:
+                self.result._again = attempt
+            change = enter(self.backend) if self.backend.joins else None
+            if step.notices.told:
+                stack.enter_context(step.notices.preemption)
+            stack.callback(self._close_timeline)
+            return going_on(self.backend, attempt, change)
+
+    def _close_timeline(self) -> None:
+        if self.timeline is not None:
+            self.timeline.close()
 
     def _agree(
         self,
@@ -163,6 +175,8 @@ class Loop:
         backend, result = self.backend, self.result
         hooks.agree()
         root = 0
+        if change is not None and change.came:
+            self._check_newcomers()
         if change is not None:
             mine = self.start or self.final or self._state()
             self._keep()
@@ -181,11 +195,22 @@ class Loop:
                 "were asked for",
                 hint="more --steps or --epochs, or another --checkpoint-dir",
             )
-        if timeline and gather_few(backend, [self.timeline is None]).any():
-            self.timeline = Timeline(timeline, backend)  # now all have begun it
+        if timeline:
+            lacking = self.timed and self.timeline is None
+            if gather_few(backend, [lacking]).any():
+                self.timeline = Timeline(timeline, backend)  # now all have begun it
         self._lead(step, root, change)
         if change is not None:
-            self._tell_or_give_up(change)
+            self._tell_or_wait(step, change)
+
+    def _check_newcomers(self) -> None:
+        """A rank that has just come with other data goes again: nobody else ends."""
+        try:
+            check_same_data(self.backend, self.plan.source)
+        except UsageError as error:
+            print(f"rank {self.backend.rank}: error: {error}", file=sys.stderr)
+            self.backend.close()
+            raise SystemExit(error.exit_code) from None
 
     def _lead(self, step: Step, root: int, change: Change | None) -> None:
         """Rank 0 writes the files; it may have become rank 0 just now."""
@@ -214,15 +239,61 @@ class Loop:
             self.ledger.add(number, receipts.read(noted[2:])[:replicas])
         self.ledger.begin(plan, self.number, backend.replicas, backend.name)
 
-    def _tell_or_give_up(self, change: Change) -> None:
-        """Tells of the change; gives up where too few ranks are left to train on."""
+    def _tell_or_wait(self, step: Step, change: Change) -> None:
+        """Tells of the change; where too few ranks are left, waits or gives up."""
         backend, least = self.backend, self.backend.options.min_np or 1
+        enough = self.epoch >= self.epochs or backend.size >= least
+        grows = backend.options.max_np is not None
         if self.timeline is not None:
             self.timeline.event(f"{backend.size} of {change.size} ranks go on")
-        if self.epoch >= self.epochs or backend.size >= least:
-            if backend.rank == 0:
-                change.tell(self.number)
+        if backend.rank == 0 and (enough or grows):
+            change.tell(self.number)
+        if enough:
             return
+        if grows and self._others_come(step, least):
+            raise Regroup
+        self._give_up(backend.size, change.size)
+
+    def _others_come(self, step: Step, least: int) -> bool:
+        """Waits until somebody comes, on every rank; False if nobody does in time."""
+        backend, told = self.backend, step.notices.preemption
+        if backend.rank == 0:
+            print(
+                f"collective: too few to go on: {backend.size}, and --min-np is {least}; "
+                f"waiting {PATIENCE_SECONDS:.0f} s for others to join",
+                file=sys.stderr,
+                flush=True,
+            )
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            here = bool(told.news() & WAITING)
+            in_vain = told.noticed or time.monotonic() > deadline
+            come, in_vain = backend.broadcast_array(np.array([here, in_vain]))
+            if come or in_vain:
+                return bool(come)
+            time.sleep(LOOK_SECONDS)
+
+    def _part(self, step: Step) -> None:
+        """Between two steps: some leave, or are taken in, and all others meet anew."""
+        backend, news = self.backend, step.notices.news
+        if not (news.leaving or news.waiting):
+            return
+        stay = backend.size - len(news.leaving)
+        grows = backend.options.max_np is not None
+        if stay < (backend.options.min_np or 1) and not (stay and grows):
+            self._give_up(stay, backend.size)
+        if backend.rank not in news.leaving:
+            raise Regroup(news.leaving)
+        if self.checkpoint is not None:
+            self.checkpoint.wait()
+        if self.ledger is not None:
+            self.ledger.close()
+        backend.leave()
+        raise SystemExit(0)
+
+    def _give_up(self, left: int, size: int) -> None:
+        """Ends the job, with a checkpoint where there may be one."""
+        backend, least = self.backend, self.backend.options.min_np or 1
         if backend.rank:
             backend.barrier()  # rank 0 ends the job
         if self.checkpoint is not None:
@@ -233,8 +304,8 @@ class Loop:
         else:
             hint = "a smaller --min-np; and --checkpoint-dir, to go on from there"
         raise CollectiveError(
-            f"step {self.number}: of {change.size} ranks {backend.size} "
-            f"{'are' if backend.size > 1 else 'is'} left, and --min-np is {least}",
+            f"step {self.number}: of {size} ranks {left} "
+            f"{'is' if left == 1 else 'are'} left, and --min-np is {least}",
             hint=hint,
             everywhere=False,
         )
@@ -301,6 +372,8 @@ class Loop:
                 bar.update(self.number - first, averages.logs)
                 if self.number < last and not model.stop_training:
                     self._save()
+                if self.number < self.last and not model.stop_training:
+                    self._part(step)
             if self.number == last < first + per_epoch and not model.stop_training:
                 self.final = self._state()  # more steps can go on from here
             logs = averages.logs()

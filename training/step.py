@@ -25,6 +25,7 @@ from training.desync import DesyncAlarm
 from training.forward import Forward, Sums
 from training.inputs import Batch
 from training.message import SMALL
+from training.notices import Notices
 from training.plan import share
 from training.report import Layout
 
@@ -74,6 +75,7 @@ class Step:
         self.layout = Layout(model)
         self.shards = sharding.of(model)
         self.alarm = DesyncAlarm(model, backend, check_every)
+        self.notices = Notices(backend)
         keras_compat.switch_off_gradient_sum(self.optimizer)
         if not backend.synchronous:
             keras_compat.count_atomically(self.optimizer)
@@ -118,15 +120,17 @@ class Step:
             ``Backend.call``.
         """
         args = (without_none(batch), tf.constant(number, tf.int64))
-        report = self.backend.call(self._run, args, self._explained)
-        if self.alarm.every:
-            report, checksums = report
-            if self.alarm.due(number):
-                self.alarm.compare(checksums.numpy(), number)
+        self.notices.prepare()
+        told = self.backend.call(self._run, args, self._explained)
+        report, *more = told if self.alarm.every or self.notices.told else [told]
+        if self.notices.told:
+            self.notices.hear(more.pop())
+        if self.alarm.due(number):
+            self.alarm.compare(more[0].numpy(), number)
         return report
 
     def _replica(self, batch: Batch, number: tf.Tensor) -> Any:
-        """One replica's update: the report and, with an alarm, all checksums."""
+        """One replica's update: the report; and all checksums, and notices, if any."""
         trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]
         state = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
         replica = tf.cast(self.backend.replica(), tf.int64)
@@ -153,7 +157,10 @@ class Step:
         receipt = self._receipt(read, replica)
         parts: Any = tf.nest.map_structure(
             lambda t: tf.cast(t, self.dtype),
-            (sums, moved, trouble, self.alarm.contribution(number), receipt),
+            (
+                *(sums, moved, trouble, self.alarm.contribution(number), receipt),
+                self.notices.contribution(),
+            ),
         )
         if self.shards is not None:  # their gradients go another way
             whole = parts[0].gradients
@@ -166,7 +173,7 @@ class Step:
         reduced = self._all_reduce(local)
         with tf.control_dependencies(reduced):
             stop = tf.timestamp()
-        sums, moved, trouble, checksums, receipt = tf.nest.pack_sequence_as(
+        sums, moved, trouble, checksums, receipt, notices = tf.nest.pack_sequence_as(
             parts, reduced
         )
         if self.shards is not None:
@@ -189,7 +196,8 @@ class Step:
         report = self.layout.pack(
             loss, batch.global_rows, (start, stop), outputs, sums.metrics, receipt
         )
-        return (report, checksums) if self.alarm.every else report
+        more = [checksums] * bool(self.alarm.every) + notices
+        return (report, *more) if more else report
 
     def _local_sums(
         self,

@@ -1,8 +1,10 @@
-"""Ranks have died: the others go on together, from the newest state among them.
+"""Ranks come and go: those that are there go on together, from the newest state.
 
 All of them hold the state after the last step that they have finished, for the update
 comes after the all-reduce; some may have finished one step more than others when a
 rank dies. The newest state wins, so no step that anybody has finished is made again.
+Where a rank leaves that was told to, or new ones wait, all know it at the end of the
+same step, and meet anew before the next.
 """
 
 from __future__ import annotations
@@ -20,57 +22,92 @@ from training.state import State, broadcast
 T = TypeVar("T")
 
 
+class Regroup(Exception):
+    """All ranks have agreed to meet anew.
+
+    Args:
+        leaving: Those that will not come.
+    """
+
+    def __init__(self, leaving: Sequence[int] = ()):
+        super().__init__("all ranks meet anew")
+        self.leaving = leaving
+
+
 @dataclass(frozen=True)
 class Change:
     """The job has other ranks than before.
 
     Attributes:
-        former: By rank, what number it had.
+        former: By rank, what number it had; -1: it was not there.
         size: How many ranks there were.
         noticed: When it was noticed, in seconds of ``time.perf_counter``.
+        left: Those of the former ranks that have left.
     """
 
     former: Sequence[int]
     size: int
     noticed: float
+    left: Sequence[int] = ()
+
+    @property
+    def came(self) -> int:
+        """How many ranks are new."""
+        return list(self.former).count(-1)
 
     def tell(self, step: int) -> None:
-        """Says who is gone, and how it goes on."""
-        gone = sorted(set(range(self.size)) - set(self.former))
-        who = (
-            f"rank {gone[0]}"
-            if len(gone) == 1
-            else f"ranks {', '.join(map(str, gone))}"
-        )
-        left = len(self.former)
+        """Says who is gone, how many came, and how it goes on."""
+        died = set(range(self.size)) - set(self.former) - set(self.left)
+        told = [
+            f"rank{'s' * (len(who) > 1)} {', '.join(map(str, sorted(who)))} of "
+            f"{self.size} {what}"
+            for who, what in ((died, "died"), (self.left, "left"))
+            if who
+        ]
+        if self.came:
+            told.append(f"{self.came} joined")
+        ranks = len(self.former)
         print(
-            f"collective: {who} of {self.size} died; {left} "
-            f"rank{'s go' if left > 1 else ' goes'} on from step {step} after "
+            f"collective: {', '.join(told)}; {ranks} "
+            f"rank{'s go' if ranks > 1 else ' goes'} on from step {step} after "
             f"{time.perf_counter() - self.noticed:.2f} s",
             file=sys.stderr,
             flush=True,
         )
 
 
-def going_on(backend: Backend, action: Callable[[Change | None], T]) -> T:
-    """Does what all ranks do together; where some die, the others do it again.
+def enter(backend: Backend) -> Change:
+    """Comes into the job that runs, with nothing of its state yet."""
+    former = backend.enter()
+    return Change(former, len(former), time.perf_counter())
+
+
+def going_on(
+    backend: Backend,
+    action: Callable[[Change | None], T],
+    change: Change | None = None,
+) -> T:
+    """Does what all ranks do together; where some come or go, those there do it again.
 
     Args:
         backend: Whose ranks.
-        action: Called with None, and after a death with what has changed.
+        action: Called with None, and after a change with it.
+        change: What the action is called with first.
 
     Returns:
         What the action returned.
     """
-    change: Change | None = None
     while True:
+        left: Sequence[int] = ()
         try:
             return action(change)
+        except Regroup as agreed:
+            left = agreed.leaving
         except Exception as error:
             if not backend.lost(error):
                 raise
-            noticed, size = time.perf_counter(), backend.size
-        change = Change(backend.regroup(), size, noticed)
+        noticed, size = time.perf_counter(), backend.size
+        change = Change(backend.regroup(), size, noticed, left)
 
 
 def newest(mine: State, backend: Backend) -> tuple[State, int]:

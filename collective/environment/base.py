@@ -13,8 +13,9 @@ from collective.hosts import slurm
 
 # How many ranks each host has, in order, as ``2(x3),1``: set by our launcher.
 TABLE = "COLLECTIVE_RANKS_PER_HOST"
-# With how many ranks a job still goes on when others die: collectiverun --min-np.
-MIN_NP = "COLLECTIVE_MIN_NP"
+# With how many ranks a job still goes on when others die: collectiverun --min-np; and
+# how many it may ever have: --max-np.
+MIN_NP, MAX_NP = "COLLECTIVE_MIN_NP", "COLLECTIVE_MAX_NP"
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Environment:
         cross_rank, cross_size: Position of this host, and number of hosts, among those
             that have a process with this ``local_rank``. Where the launcher does not
             tell, they follow from the others, for hosts with equally many processes.
+        joins: Whether the job was there before. Until this process is in it, it is a
+            job of its own, and its place is only what it is called.
     """
 
     launcher: str = ""
@@ -39,6 +42,7 @@ class Environment:
     local_size: int = 1
     cross_rank: int = -1
     cross_size: int = -1
+    joins: bool = False
 
     def __post_init__(self) -> None:
         if self.cross_rank < 0:
@@ -50,6 +54,11 @@ class Environment:
     def launched(self) -> bool:
         """Whether some launcher started this process."""
         return bool(self.launcher)
+
+    @property
+    def now(self) -> Environment:
+        """This place; where it ``joins``, that in the job of its own until then."""
+        return Environment(self.launcher) if self.joins else self
 
 
 def place_on(launcher: str, rank: int, hosts: Sequence[Hashable]) -> Environment:

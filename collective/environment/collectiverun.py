@@ -1,6 +1,13 @@
 """Our own launcher, on one host: ``python -m collective.launch``."""
 
-from collective.environment.base import Launcher
+from __future__ import annotations
+
+import dataclasses
+
+from collective.environment.base import Environment, Launcher
+
+# Of a process that comes to a job that runs.
+JOINS = "COLLECTIVE_JOINS"
 
 
 class CollectiveRun(Launcher):
@@ -24,3 +31,7 @@ class CollectiveRun(Launcher):
     def local_size(self) -> int:
         """``COLLECTIVE_LOCAL_SIZE``."""
         return self.number("COLLECTIVE_LOCAL_SIZE", self.size())
+
+    def environment(self) -> Environment:
+        """All of it; ``COLLECTIVE_JOINS`` tells of a process that comes later."""
+        return dataclasses.replace(super().environment(), joins=JOINS in self.variables)

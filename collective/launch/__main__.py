@@ -11,6 +11,7 @@ from pathlib import Path
 from collective import environment, hosts
 from collective.errors import CollectiveError, UsageError
 from collective.launch import here, options, tuning
+from collective.launch.discovery import Discovery
 from collective.launch.output import Style, tell
 
 
@@ -35,6 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(given: argparse.Namespace) -> int:
+    discovery = None
+    if given.host_discovery_script:
+        discovery = Discovery(given.host_discovery_script, given.slots_per_host)
+        discovery.wait_for(given.num_proc or given.min_np)
+        given.num_proc = min(discovery.slots, given.max_np)
     found = _hosts(given)
     ranks = hosts.place(found, given.num_proc)
     directory = Path(given.output_filename) if given.output_filename else None
@@ -47,7 +53,10 @@ def _launch(given: argparse.Namespace) -> int:
         )
     local = all(here.is_here(host) for host in {rank.host for rank in ranks})
     if local and not given.use_mpi:
-        return here.run(ranks, given, style, variables)
+        if discovery is None:
+            return here.run(ranks, given, style, variables)
+        with discovery:
+            return here.run(ranks, given, style, variables, lambda: discovery.slots)
     if given.use_gloo:
         names = ", ".join(dict.fromkeys(rank.host.name for rank in ranks))
         raise UsageError(

@@ -6,13 +6,16 @@ import argparse
 import os
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from collective.environment.base import MIN_NP
+from collective import board
+from collective.environment.base import MAX_NP, MIN_NP
+from collective.environment.collectiverun import JOINS
+from collective.errors import UsageError
 from collective.hosts import Host, Rank
 from collective.launch import cores
+from collective.launch.elastic import ElasticJob, Growth
 from collective.launch.job import Job, Member
-from collective.launch.marks import ENDED, Marks
 from collective.launch.output import Style, tell
 
 
@@ -21,40 +24,71 @@ def run(
     options: argparse.Namespace,
     style: Style,
     variables: Mapping[str, str],
+    slots: Callable[[], int] | None = None,
 ) -> int:
-    """Starts the ranks and waits for them; returns the exit code of the job."""
-    size, least = len(ranks), options.min_np
-    ended = Marks(size) if least is not None else None
+    """Starts the ranks and waits for them; returns the exit code of the job.
+
+    Args:
+        ranks: Those to start.
+        options: The command line.
+        style: How output is shown.
+        variables: Added to the ranks' environment.
+        slots: Tells how many ranks there shall be later; as many as now by default.
+
+    Raises:
+        UsageError: If --max-np does not fit.
+    """
+    size, least, most = len(ranks), options.min_np, options.max_np
+    if most is not None and (most < size or (slots is None and most > size)):
+        raise UsageError(
+            f"--max-np {most}, and {size} ranks are started: "
+            + ("more than that" if most < size else "no more are ever asked for"),
+            hint=f"--max-np {size}: lost ranks are replaced; with "
+            "--host-discovery-script more can come",
+        )
+    for name in (MIN_NP, MAX_NP, JOINS, board.VARIABLE):
+        os.environ.pop(name, None)  # of a job within which this one is started
     # Told as several names of this host or as one, it is one host.
     places = {
         "COLLECTIVE_SIZE": str(size),
         "COLLECTIVE_LOCAL_SIZE": str(size),
         "COLLECTIVE_JOB": os.urandom(16).hex(),
-        **({MIN_NP: str(least), ENDED: ended.path} if ended else {}),
         **variables,
     }
-    bound = [[]] * size if options.binding_args else cores.share(size)
-    members = [
-        Member(
+    told = None
+    if least is not None:
+        told = board.Board(size)
+        places |= {MIN_NP: str(least), board.VARIABLE: told.path}
+    if most is not None:
+        places[MAX_NP] = str(most)
+    bound = [[]] * (most or size) if options.binding_args else cores.share(most or size)
+
+    def member(rank: int, slot: int, **more: str) -> Member:
+        own = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_LOCAL_RANK": str(slot)}
+        return Member(
             rank,
             options.command,
-            {
-                **places,
-                "COLLECTIVE_RANK": str(rank),
-                "COLLECTIVE_LOCAL_RANK": str(rank),
-            },
-            bound[rank],
+            {**places, **own, **more},
+            bound[slot],
             takes_input=rank == 0,
         )
-        for rank in range(size)
-    ]
+
+    def later(rank: int, slot: int) -> Member:
+        there = most or size
+        places = {
+            "COLLECTIVE_SIZE": str(max(rank + 1, there)),
+            "COLLECTIVE_LOCAL_SIZE": str(there),
+        }
+        return member(rank, slot, **places, **{JOINS: "1"})
+
+    members = [member(rank, rank) for rank in range(size)]
     if options.dry_run:
-        for member in members:
+        for one in members:
             assigned = " ".join(
                 f"{name}={shlex.quote(value)}"
-                for name, value in sorted(member.variables.items())
+                for name, value in sorted(one.variables.items())
             )
-            print(f"[{member.rank}] {assigned} {shlex.join(member.command)}")
+            print(f"[{one.rank}] {assigned} {shlex.join(one.command)}")
         return 0
     if options.verbose:
         how = (
@@ -63,7 +97,12 @@ def run(
             else "not bound: the kernel places them"
         )
         tell(f"{size} ranks on this host, {how}: {shlex.join(options.command)}")
-    return Job(members, size, style, options.verbose, least=least, ended=ended).run()
+    if told is None:
+        return Job(members, size, style, options.verbose).run()
+    growth = None if most is None else Growth(slots or (lambda: size), most, later)
+    return ElasticJob(
+        members, size, style, options.verbose, least or 1, told, growth
+    ).run()
 
 
 def is_here(host: Host) -> bool:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from collective.launch.cores import describe
-from collective.launch.marks import Marks
 from collective.launch.output import Output, Style, report, tell
 from collective.launch.watchdog import Watchdog
 
@@ -56,9 +55,6 @@ class Job:
         style: How their output is shown.
         verbose: Whether to tell what is started and how it ends.
         inherit: Whether they get all open files, as the ranks of MPICH must.
-        least: The job goes on without ranks that fail, and has gone well where so
-            many end well. None: when one fails, it ends the others.
-        ended: Those that have ended are marked there.
     """
 
     def __init__(
@@ -68,17 +64,12 @@ class Job:
         style: Style,
         verbose: bool = False,
         inherit: bool = False,
-        least: int | None = None,
-        ended: Marks | None = None,
     ):
         self.members = members
         self.size = size
         self.style = style
         self.verbose = verbose
         self.inherit = inherit
-        self.least = least
-        self.marks = ended
-        self.went_well = 0
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self.outputs: dict[int, Output] = {}
         self.ending = False
@@ -103,9 +94,6 @@ class Job:
             for output in self.outputs.values():
                 output.start()
             self._wait()
-            if self.least is not None and self.went_well >= self.least:
-                self.failed = None  # the others went on without it
-                self.exit_code = self.exit_code if self.ending else 0
         except OSError as error:
             name = error.filename or self.members[0].command[0]
             program = error.filename is None or name == self.members[0].command[0]
@@ -125,7 +113,8 @@ class Job:
         self._report()
         return self.exit_code
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: Member, alone: bool = True) -> None:
+        """Starts a process; ``alone``: while this one has no threads."""
         output = self._output(member.rank)
         pipe = subprocess.PIPE if self._captures() else None
         launcher = os.getpid()
@@ -138,8 +127,10 @@ class Job:
             stderr=pipe,
             start_new_session=True,
             close_fds=not self.inherit,
-            preexec_fn=lambda: _tie(launcher, member.cores),
+            preexec_fn=(lambda: _tie(launcher, member.cores)) if alone else None,
         )
+        if member.cores and not alone:
+            os.sched_setaffinity(process.pid, member.cores)
         self.processes[process.pid] = (member.rank, process)
         self.watchdog.add(process.pid)
         self.outputs[member.rank] = output
@@ -161,42 +152,43 @@ class Job:
     def _wait(self) -> None:
         while self.processes:
             pid, status = os.waitpid(-1, 0)
-            if pid not in self.processes:
-                continue
-            # Before it is forgotten, what it started is ended with it.
-            _signal_group(pid, signal.SIGKILL)
-            self.watchdog.forget(pid)
-            rank, process = self.processes.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
-            process.returncode = code
-            self._ended(rank, code)
+            if pid in self.processes:
+                self._reap(pid, status)
+
+    def _reap(self, pid: int, status: int) -> None:
+        # Before it is forgotten, what it started is ended with it.
+        _signal_group(pid, signal.SIGKILL)
+        self.watchdog.forget(pid)
+        rank, process = self.processes.pop(pid)
+        code = os.waitstatus_to_exitcode(status)
+        process.returncode = code
+        self._ended(rank, code)
 
     def _ended(self, rank: int, code: int) -> None:
         if self.verbose:
             tell(f"{self._who(rank)} ended with {code}")
-        self.went_well += code == 0
-        if self.marks is not None:
-            self.marks.set(rank)
         if code == 0 or self.ending:
             return
+        rest = self._rest()
+        if code < 0 and self.processes:
+            rest += (
+                "\nHINT: --min-np goes on without ranks that die (backends native and "
+                "mpi); train.py --checkpoint-dir DIR --resume goes on from a checkpoint"
+            )
+        self._blame(rank, code, rest)
+        self._end(signal.SIGTERM)
+
+    def _blame(self, rank: int, code: int, rest: str) -> None:
+        """Notes that a rank has failed, and tells what follows."""
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
         # One that ended by itself says more than one that was killed and survived.
         if not self.failed or (code > 0 and self.exit_code > 128):
             self.exit_code = 128 - code if code < 0 else code
             self.failed = (rank, how)
-        killed = code < 0 and self.processes and self.least is None
-        hint = (
-            "\nHINT: --min-np goes on without ranks that die (backends native and mpi); "
-            "train.py --checkpoint-dir DIR --resume goes on from a checkpoint"
-        )
-        tell(f"{self._who(rank)} ended {how}{self._rest()}{hint if killed else ''}")
-        if self.least is None:
-            self._end(signal.SIGTERM)
+        tell(f"{self._who(rank)} ended {how}{rest}")
 
     def _rest(self) -> str:
         """What is to be told beside how a rank failed."""
-        if self.least is not None:
-            return f"; {len(self.processes)} of {self.size} ranks are left"
         return "; ending the others" if self.processes else ""
 
     def _report(self) -> None:

@@ -18,8 +18,6 @@ EXAMPLE = "python -m collective.launch -np 2 python train.py"
 # horovodrun has these; here is why we do not.
 _REFUSED = {
     "--jsrun": "LSF's jsrun is not supported; within an allocation: -H or --hostfile",
-    "--max-np": "a job does not grow; --min-np lets it go on with fewer ranks",
-    "--host-discovery-script": "a job does not grow; -H or --hostfile",
 }
 
 
@@ -43,16 +41,28 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         raise UsageError(
             f"-np {options.num_proc}: at least 1 rank is needed", hint=EXAMPLE
         )
-    if options.min_np is not None and options.min_np < 1:
-        raise UsageError(
-            f"--min-np {options.min_np}: at least 1 rank must be left",
-            hint="--min-np 1",
-        )
+    _check_elastic(options)
     if not options.command:
         raise UsageError("no command to start", hint=EXAMPLE)
     if options.use_gloo and options.use_mpi:
         raise UsageError("--gloo and --mpi exclude each other", hint="give one of them")
     return options
+
+
+def _check_elastic(options: argparse.Namespace) -> None:
+    script = options.host_discovery_script
+    if script and (options.max_np is None or options.hosts or options.hostfile):
+        raise UsageError(
+            "--host-discovery-script needs --max-np, and takes the place of -H and "
+            "--hostfile",
+            hint="--min-np 2 --max-np 4 --host-discovery-script ./discover.sh",
+        )
+    if options.max_np is not None and options.min_np is None:
+        options.min_np = options.num_proc or 1  # as horovodrun
+    for name, least in (("min_np", options.min_np), ("max_np", options.max_np)):
+        if least is not None and least < 1:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} {least}: at least 1", hint=f"{option} 1")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,8 +90,10 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("-np", "--num-proc", type=int, metavar="N",
         help="number of ranks; default: all slots of -H or --hostfile")  # fmt: skip
-    add("--min-np", type=int, metavar="N",
+    add("--min-np", "--min-num-proc", type=int, metavar="N",
         help="go on without ranks that die, while N are left (docs/elastic.md)")  # fmt: skip
+    add("--max-np", "--max-num-proc", type=int, metavar="N",
+        help="start new ranks for those that are lost, up to N in all")  # fmt: skip
     add("command", nargs=argparse.REMAINDER, help="program and arguments of each rank")
     add("-cb", "--check-build", action="store_true",
         help="show what this installation can do, as horovodrun does")  # fmt: skip
@@ -93,6 +105,10 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument_group("hosts").add_mutually_exclusive_group().add_argument
     add("-H", "--hosts", metavar="LIST", help="node1:2,node2:2 or node[01-04]:2")
     add("-hostfile", "--hostfile", metavar="FILE", help="in any dialect")
+    add("--host-discovery-script", metavar="COMMAND",
+        help="prints host:slots, again and again: ranks come and go with the slots")  # fmt: skip
+    p.add_argument("--slots-per-host", "--slots", type=int, metavar="N",
+        help=argparse.SUPPRESS)  # fmt: skip
 
     group = p.add_argument_group("across hosts")
     add = group.add_argument

@@ -17,12 +17,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from collective import board
 from collective.environment import Environment, detect
 from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.launch import cores
 from collective.launch.job import Job, Member
-from collective.launch.marks import JOINED, Marks
 from collective.launch.output import Style, last_words, tell
 from collective.launch.relay import EARLY
 
@@ -36,10 +36,12 @@ class WatchedRank(Job):
         return f"rank {rank} on {socket.gethostname()}"
 
     announces = False
-    met: Marks | None = None  # where ranks may be lost: whether this one has met them
+    met: board.Board | None = (
+        None  # where ranks may be lost: whether this one has met them
+    )
 
     def _rest(self) -> str:
-        return EARLY if self.met is not None and not self.met[0] else ""
+        return EARLY if self.met is not None and not self.met.told(0) else ""
 
     def _wait(self) -> None:
         if self.announces:
@@ -89,11 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(str(error))
         return error.exit_code
     style = Style(not options.no_prefix, options.timestamp, options.directory)
-    met = Marks(1)
+    met = board.Board(1)
     member = Member(
         place.rank,
         options.command,
-        {JOINED: met.path},
+        {board.VARIABLE: met.path},
         cores=() if options.no_binding else _cores(place),
         takes_input=place.rank == 0,
     )

@@ -46,6 +46,19 @@ int32_t Guard(Action&& action) {
                 "the library and its callers must be of one version");
 }
 
+// Puts the job that a process has met anew in the place of the last.
+void Succeed(std::shared_ptr<Core> next, int32_t* rank, int32_t* size,
+             int32_t* former) {
+  const Job& job = next->job();
+  *rank = job.rank();
+  *size = job.size();
+  std::copy(job.former().begin(), job.former().end(), former);
+  if (Recorder* recorder = Recorder::Current()) recorder->Renumber(*rank);
+  std::lock_guard<std::mutex> lock(core_mutex);
+  generation = job.generation() + 1;
+  core = std::move(next);
+}
+
 }  // namespace
 
 std::shared_ptr<Core> CurrentCore() {
@@ -269,14 +282,22 @@ int32_t collective_regroup(int32_t* rank, int32_t* size, int32_t* former) {
   return Guard([&] {
     const auto last = CurrentCore();
     last->job().Retire();
-    auto next = std::make_shared<collective::Core>(*last);
-    collective::Job& job = next->job();
-    *rank = job.rank();
-    *size = job.size();
-    std::copy(job.former().begin(), job.former().end(), former);
-    if (Recorder* recorder = Recorder::Current()) recorder->Renumber(*rank);
-    std::lock_guard<std::mutex> lock(collective::core_mutex);
-    collective::core = std::move(next);
+    collective::Succeed(std::make_shared<collective::Core>(*last), rank, size,
+                        former);
+  });
+}
+
+int32_t collective_waiting(void) {
+  int32_t waiting = 0;
+  Guard([&] { waiting = CurrentCore()->job().AtDoor(); });
+  return waiting;
+}
+
+int32_t collective_enter(int32_t* rank, int32_t* size, int32_t* former) {
+  return Guard([&] {
+    collective::Succeed(std::make_shared<collective::Core>(
+                            *CurrentCore(), collective::Job::Later{}),
+                        rank, size, former);
   });
 }
 

@@ -85,8 +85,9 @@ COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,
 
 /* Whether the job is broken because ranks died or left. The others can then go
  * on: all of them call collective_regroup, which makes a job of them, numbered
- * from 0 in their old order, without groups. `former`, by rank, is what number
- * it had; it has room for as many ranks as there were. */
+ * from 0 in their old order, without groups. They may do so where nobody died,
+ * too: some have shut down, or others wait to come in. `former`, by rank, is
+ * what number it had, or -1: it came in just now; it has room for 128. */
 COLLECTIVE_EXPORT int32_t collective_lost(void);
 COLLECTIVE_EXPORT int32_t collective_regroup(int32_t* rank, int32_t* size,
                                              int32_t* former);
@@ -96,6 +97,12 @@ COLLECTIVE_EXPORT int32_t collective_regroup(int32_t* rank, int32_t* size,
 COLLECTIVE_EXPORT int32_t collective_place(int32_t* rank, int32_t* size);
 /* By rank: the first rank on its host. */
 COLLECTIVE_EXPORT int32_t collective_hosts(int32_t* hosts);
+/* On rank 0: how many processes wait to come in; elsewhere 0. */
+COLLECTIVE_EXPORT int32_t collective_waiting(void);
+/* Of a process that was a job of its own: waits until the job of that name
+ * takes it in. The rest as for collective_regroup. */
+COLLECTIVE_EXPORT int32_t collective_enter(int32_t* rank, int32_t* size,
+                                           int32_t* former);
 
 /* Ends the job on every rank: their collectives fail with this message. */
 COLLECTIVE_EXPORT void collective_abort(const char* message);

@@ -29,7 +29,11 @@ Core::Core(const Place& place, int generation)
   AddEveryone();
 }
 
-Core::Core(const Core& former) : job_(former.job_) { AddEveryone(); }
+Core::Core(Core& former) : job_(former.job_) { AddEveryone(); }
+
+Core::Core(Core& alone, Job::Later later) : job_(alone.job_, later) {
+  AddEveryone();
+}
 
 void Core::AddEveryone() {
   groups_.reserve(Job::kMostAreas / 2);  // no reference to one ever moves

@@ -31,7 +31,9 @@ class Core {
  public:
   Core(const Place& place, int generation);
   // Of those that are left of a broken job; without its groups.
-  explicit Core(const Core& former);
+  explicit Core(Core& former);
+  // That leaves a job of its own for one that was there before.
+  Core(Core& alone, Job::Later later);
   ~Core();
   Job& job() { return job_; }
   // Collective over all ranks. Returns -1 on a rank that is not a member.

@@ -9,22 +9,27 @@
 #include "descriptor.h"
 
 namespace collective {
+namespace {
+
+constexpr char kEnded = 'e';  // collective/board.py
+
+}  // namespace
 
 std::function<bool(int)> EndedRanks(int size) {
-  const char* path = std::getenv("COLLECTIVE_ENDED");
-  if (!path) return {};
+  const char* path = std::getenv("COLLECTIVE_BOARD");
+  if (!path || size == 1) return {};
   const Descriptor file(open(path, O_RDONLY | O_CLOEXEC));
   struct stat found = {};
   // Else it is of another job: one that a rank of that one has started.
   if (!file.valid() || fstat(file.get(), &found) != 0 ||
-      found.st_size != static_cast<off_t>(size)) {
+      found.st_size < static_cast<off_t>(size)) {
     return {};
   }
   void* memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) return {};
   // Mapped for as long as the process lives: a page.
-  return [ended = static_cast<const volatile char*>(memory)](int rank) {
-    return ended[rank] != 0;
+  return [board = static_cast<const volatile char*>(memory)](int rank) {
+    return board[rank] == kEnded;
   };
 }
 

@@ -8,8 +8,8 @@
 namespace collective {
 
 // Tells it of a rank of this job, by the number that the launcher gave it.
-// Empty where no launcher tells. It reads memory that COLLECTIVE_ENDED names: a
-// byte for each of `size` ranks.
+// Empty where no launcher tells. It reads memory that COLLECTIVE_BOARD names: a
+// byte for each rank.
 std::function<bool(int)> EndedRanks(int size);
 
 }  // namespace collective

@@ -60,7 +60,7 @@ Job::Job(const Place& place, const Settings& settings, int generation)
   if (one_host) place_.local_rank = place.rank;  // the same numbers for both
   const auto ended = one_host ? EndedRanks(place.size) : nullptr;
   if (ended) {
-    MeetThoseLeft(Place(place_), ended, settings.start_seconds);
+    MeetThoseLeft(Place(place_), ended, settings.start_seconds, nullptr);
     return;
   }
   here_ = Meet(place_, generation, kAreaStride * (1 + kMostAreas),
@@ -72,7 +72,7 @@ Job::Job(const Place& place, const Settings& settings, int generation)
       *std::min_element(here_.ranks.begin(), here_.ranks.end()));
 }
 
-Job::Job(const Job& former)
+Job::Job(Job& former)
     : place_(former.place_),
       settings_(former.settings_),
       generation_(former.generation_),
@@ -84,31 +84,57 @@ Job::Job(const Job& former)
   const auto gone = [&](int local_rank) {
     return former.Left(local_rank) || former.Dead(local_rank);
   };
-  MeetThoseLeft(former.place_, gone, settings_.give_up_seconds);
+  MeetThoseLeft(former.place_, gone, settings_.give_up_seconds,
+                former.door_.get());
+  if (rank() == 0) door_ = std::move(former.door_);
+}
+
+Job::Job(const Job& alone, Later)
+    : place_(alone.place_), settings_(alone.settings_) {
+  do {
+    here_ = Knock(place_.job);
+    generation_ = here_.generation;
+    meeting_ = here_.meeting;
+  } while (!OpenAnew());
 }
 
 void Job::MeetThoseLeft(const Place& before,
-                        const std::function<bool(int)>& gone, double seconds) {
-  for (bool formed = false; !formed;) {
+                        const std::function<bool(int)>& gone, double seconds,
+                        Door* door) {
+  do {
     here_ = MeetAgain(before, generation_, meeting_,
-                      kAreaStride * (1 + kMostAreas), seconds, gone);
-    place_.size = place_.local_size = static_cast<int>(here_.former.size());
+                      kAreaStride * (1 + kMostAreas), seconds, gone, door);
+  } while (!OpenAnew());
+}
+
+bool Job::OpenAnew() {
+  place_.size = place_.local_size = static_cast<int>(here_.pids.size());
+  place_.rank = place_.local_rank = here_.me;
+  for (int i = 0; i < place_.size; ++i) here_.ranks[i] = i;
+  try {
+    Open(meeting_ ? "regroup" : "init");
+  } catch (const Failure&) {
+    Close();
     for (int i = 0; i < place_.size; ++i) {
-      here_.ranks[i] = i;
-      if (here_.former[i] == before.rank) place_.rank = place_.local_rank = i;
+      if (Dead(i)) return false;
     }
-    try {
-      Open(meeting_ ? "regroup" : "init");
-      formed = true;
-    } catch (const Failure&) {
-      Close();
-      bool death = false;
-      for (int i = 0; i < place_.size; ++i) death = death || Dead(i);
-      if (!death) throw;
-    }
+    throw;
   }
   hosts_.assign(place_.size, 0);
   left_ = std::vector<std::atomic<bool>>(place_.size);
+  return true;
+}
+
+int Job::AtDoor() {
+  if (rank() != 0 || network_) return 0;
+  if (!door_) {
+    try {
+      door_ = std::make_unique<Door>(place_);
+    } catch (const Failure&) {
+      return 0;  // of a rank 0 that is going just now: tried again
+    }
+  }
+  return door_->Waiting();
 }
 
 void Job::Open(const char* doing) {

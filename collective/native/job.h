@@ -42,8 +42,12 @@ class Job {
   Job(const Place& place, const Settings& settings, int generation);
   // Meets those that are left of a broken job, numbered anew in their old
   // order. All of them come here, or die: whoever dies meanwhile is left out.
-  // Either each of them is in the new job, or none is.
-  explicit Job(const Job& former);
+  // Either each of them is in the new job, or none is. Those who wait at the
+  // door come in, behind the others.
+  explicit Job(Job& former);
+  // Comes later: leaves a job of its own for the one of that name.
+  struct Later {};
+  Job(const Job& alone, Later);
   ~Job();
 
   // Null on one host.
@@ -99,7 +103,10 @@ class Job {
   // Whether it is broken because ranks died or left, and a new one can be made
   // of the others.
   bool lost() const;
-  // By rank: what number it had in the job before.
+  // On rank 0: how many processes wait to come in. Opens the door to them.
+  int AtDoor();
+  int generation() const { return generation_; }
+  // By rank: what number it had in the job before; -1: it was not there.
   const std::vector<int>& former() const {
     return former_.empty() ? here_.former : former_;
   }
@@ -134,9 +141,12 @@ class Job {
   // Maps the memory, and returns when all ranks of this host have.
   void Open(const char* doing);
   void Close();
-  // Those of one host that are not gone, which is told by number.
+  // Those of one host that are not gone, which is told by number, and those at
+  // the door of the one that listens.
   void MeetThoseLeft(const Place& before, const std::function<bool(int)>& gone,
-                     double seconds);
+                     double seconds, Door* door);
+  // Opens for those met anew. False where one of them has died meanwhile.
+  bool OpenAnew();
   // Those that are left of a job on several hosts (job_across.cc).
   void MeetAcrossHosts(const Job& former);
   void TakePlaces(const Job& former);
@@ -158,6 +168,7 @@ class Job {
   Settings settings_;
   int generation_;
   int meeting_ = 0;  // how many jobs there were before
+  std::unique_ptr<Door> door_;
   std::unique_ptr<Network> network_;
   std::vector<int> former_;              // by rank, across hosts
   Gathering here_;                       // the ranks of this host

@@ -1,5 +1,6 @@
 #include "rendezvous.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -24,7 +25,7 @@ namespace collective {
 namespace {
 
 constexpr uint32_t kMagic = 0xC011EC71;
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 using Clock = std::chrono::steady_clock;
 // By local rank; empty at the first meeting, to which everyone has to come.
 using GoneFunction = std::function<bool(int)>;
@@ -40,10 +41,13 @@ struct Welcome {
   uint32_t magic = kMagic;
   int32_t size;  // ranks on this host
   int32_t pids[128], ranks[128], former[128];
+  int32_t you, generation, meeting;
   int32_t processes;       // pidfds that follow the memory's descriptor
   char refusal[512] = {};  // empty: welcome
 };
 constexpr int kMostRanks = 128;
+constexpr int kNewcomer = -1;     // the number of one that has none yet
+constexpr double kForEver = 1e6;  // seconds
 
 std::string Here(const Place& place) {
   return "rank " + std::to_string(place.rank) + " of " +
@@ -164,7 +168,8 @@ Descriptor OpenListener(const Place& place, const std::string& meeting) {
 }
 
 Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
-                 Clock::time_point deadline, const GoneFunction& gone) {
+                 Clock::time_point deadline, const GoneFunction& gone,
+                 Welcome welcome = {}, Door* door = nullptr) {
   Descriptor listener;  // who is alone on its host waits for nobody
   if (place.local_size > 1) listener = OpenListener(place, meeting);
   const int me = place.local_rank;
@@ -267,6 +272,18 @@ Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
     all.pids.erase(all.pids.begin() + i);
     all.ranks.erase(all.ranks.begin() + i);
   }
+  if (door) {
+    for (Descriptor& newcomer : door->Take()) {
+      if (all.pids.size() == kMostRanks) break;
+      const size_t i = all.pids.size();
+      all.processes.emplace_back();
+      all.pids.push_back(0);
+      all.ranks.push_back(kNewcomer);
+      all.former.push_back(kNewcomer);
+      open_process(static_cast<int>(i), Peer(newcomer.get()).pid);
+      callers.push_back(std::move(newcomer));
+    }
+  }
 
   all.memory = Descriptor(
       static_cast<int>(syscall(SYS_memfd_create, "collective", MFD_CLOEXEC)));
@@ -274,7 +291,6 @@ Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
   if (ftruncate(all.memory.get(), static_cast<off_t>(bytes)) != 0) {
     ThrowSystem(place, "ftruncate");
   }
-  Welcome welcome;
   std::vector<int> files = {all.memory.get()};
   bool complete = true;
   for (const Descriptor& process : all.processes) {
@@ -288,9 +304,19 @@ Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
     if (complete) files.push_back(all.processes[i].get());
   }
   welcome.processes = complete ? welcome.size : 0;
-  for (const Descriptor& caller : callers) {
-    if (caller.valid()) Send(caller.get(), welcome, files);
+  int newcomers = 0;
+  for (int i = 0; i < welcome.size; ++i) {
+    const bool known = all.former[i] != kNewcomer;
+    const int caller = known ? all.former[i] : place.local_size + newcomers++;
+    if (caller == me) {
+      all.me = i;
+      continue;
+    }
+    welcome.you = i;
+    Send(callers[caller].get(), welcome, files);
   }
+  all.generation = welcome.generation;
+  all.meeting = welcome.meeting;
   return all;
 }
 
@@ -380,6 +406,9 @@ bool Join(const Place& place, int listener, const std::string& meeting,
     all.former.push_back(welcome.former[i]);
     if (welcome.processes) all.processes[i] = Descriptor(files[1 + i]);
   }
+  all.me = welcome.you;
+  all.generation = welcome.generation;
+  all.meeting = welcome.meeting;
   *gathering = std::move(all);
   return true;
 }
@@ -389,7 +418,65 @@ Clock::time_point DeadlineIn(double seconds) {
                             std::chrono::duration<double>(seconds));
 }
 
+// Of the job, however many ranks it has.
+Place PlaceOfDoor(const std::string& job) {
+  Place place;
+  place.rank = place.local_rank = kNewcomer;
+  place.size = place.local_size = 0;
+  place.job = job;
+  return place;
+}
+
 }  // namespace
+
+Door::Door(const Place& place)
+    : listener_(OpenListener(PlaceOfDoor(place.job), "door")) {
+  const int flags = fcntl(listener_.get(), F_GETFL);
+  fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK);
+}
+
+int Door::Waiting() {
+  for (;;) {
+    Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!caller.valid()) break;
+    if (Peer(caller.get()).uid != getuid()) continue;
+    callers_.push_back({std::move(caller)});
+  }
+  int waiting = 0;
+  for (size_t i = callers_.size(); i-- > 0;) {
+    Caller& caller = callers_[i];
+    pollfd one = {caller.connection.get(), POLLIN, 0};
+    if (poll(&one, 1, 0) > 0) {
+      // From one that has knocked nothing is due: it hung up.
+      Hello hello = {};
+      const ssize_t got =
+          recv(caller.connection.get(), &hello, sizeof(hello), MSG_DONTWAIT);
+      if (caller.knocked || got != sizeof(hello) || hello.magic != kMagic ||
+          hello.version != kVersion) {
+        callers_.erase(callers_.begin() + i);
+        continue;
+      }
+      caller.knocked = true;
+    }
+    waiting += caller.knocked;
+  }
+  return waiting;
+}
+
+std::vector<Descriptor> Door::Take() {
+  Waiting();
+  std::vector<Descriptor> taken;
+  std::vector<Caller> others;
+  for (Caller& caller : callers_) {
+    if (caller.knocked) {
+      taken.push_back(std::move(caller.connection));
+    } else {
+      others.push_back(std::move(caller));
+    }
+  }
+  callers_ = std::move(others);
+  return taken;
+}
 
 bool Gathering::Dead(int local_rank) const {
   const Descriptor& process = processes[local_rank];
@@ -424,7 +511,10 @@ Gathering MeetOnce(const Place& place, const std::string& name, size_t bytes,
 
 Gathering MeetAgain(const Place& place, int generation, int meeting,
                     size_t bytes, double seconds,
-                    const std::function<bool(int)>& gone) {
+                    const std::function<bool(int)>& gone, Door* door) {
+  Welcome welcome = {};
+  welcome.generation = generation;
+  welcome.meeting = meeting;
   const auto deadline = DeadlineIn(seconds);
   const int me = place.local_rank;
   for (Gathering all;;) {
@@ -433,9 +523,20 @@ Gathering MeetAgain(const Place& place, int generation, int meeting,
     const std::string name = std::to_string(generation) + "." +
                              std::to_string(meeting) + "." +
                              std::to_string(listener);
-    if (listener == me) return Listen(place, name, bytes, deadline, gone);
+    if (listener == me) {
+      return Listen(place, name, bytes, deadline, gone, welcome, door);
+    }
     if (Join(place, listener, name, deadline, gone, &all)) return all;
   }
+}
+
+Gathering Knock(const std::string& job) {
+  const auto never = [](int) { return false; };
+  const auto deadline = DeadlineIn(kForEver);
+  Gathering all;
+  while (!Join(PlaceOfDoor(job), kNewcomer, "door", deadline, never, &all)) {
+  }
+  return all;
 }
 
 }  // namespace collective

@@ -10,7 +10,8 @@
 //
 // When ranks have died, those that are left meet again in the same way, and the
 // lowest of them listens. Who is lowest they see alike, sooner or later: the
-// dead stay dead.
+// dead stay dead. Processes that come later knock at the door that local rank 0
+// keeps, and are taken in when it meets the others the next time.
 #ifndef COLLECTIVE_NATIVE_RENDEZVOUS_H_
 #define COLLECTIVE_NATIVE_RENDEZVOUS_H_
 
@@ -32,7 +33,29 @@ struct Gathering {
   std::vector<int> ranks;             // by local rank
 
   bool Dead(int local_rank) const;
-  std::vector<int> former;  // by local rank: the local rank it was
+  std::vector<int>
+      former;  // by local rank: the local rank it was, -1: it is new
+  int me = 0;  // which of them this process is
+  int generation = 0, meeting = 0;  // of a meeting again: which
+};
+
+// Where processes wait that come later. Throws where another process has it:
+// the one that kept it before may not be gone yet.
+class Door {
+ public:
+  explicit Door(const Place& place);
+  // How many wait now. Never blocks.
+  int Waiting();
+  // Those who wait: a connection to each.
+  std::vector<Descriptor> Take();
+
+ private:
+  struct Caller {
+    Descriptor connection;
+    bool knocked = false;  // has said who it is
+  };
+  Descriptor listener_;
+  std::vector<Caller> callers_;
 };
 
 // Meets the other ranks of this host. `generation` counts the meetings of this
@@ -48,10 +71,14 @@ Gathering MeetOnce(const Place& place, const std::string& name, size_t bytes,
 
 // Meets again those that are left of a job in which this rank had this place,
 // and `gone` tells, by local rank, who is not. `meeting` is the number of jobs
-// that there were before. Who dies meanwhile may be among those met.
+// that there were before. Who dies meanwhile may be among those met. Where this
+// rank listens, those at its door, if it keeps one, come behind the others.
 Gathering MeetAgain(const Place& place, int generation, int meeting,
                     size_t bytes, double seconds,
-                    const std::function<bool(int)>& gone);
+                    const std::function<bool(int)>& gone, Door* door);
+
+// Knocks at the door of a job, and waits until it is taken in.
+Gathering Knock(const std::string& job);
 
 }  // namespace collective
 

@@ -34,7 +34,7 @@ _opened: tuple[int, Environment, str] | None = None  # process, and whose record
 def start(environment: Environment, job: str) -> None:
     """Opens this rank's recorder; every rank of the host calls it.
 
-    Does nothing in a job of one rank, or where it is open. Where it cannot be opened
+    Does nothing in a job of one rank, for a rank that comes later, or where it is open. Where it cannot be opened
     the job goes on without.
 
     Args:
@@ -43,7 +43,8 @@ def start(environment: Environment, job: str) -> None:
     """
     global _opened
     wanted = (os.getpid(), environment, job)
-    if environment.size == 1 or _opened == wanted or _folder() == "off":
+    alone = environment.size == 1 or environment.joins
+    if alone or _opened == wanted or _folder() == "off":
         return
     from collective.recorder import watch
 

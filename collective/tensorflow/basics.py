@@ -94,22 +94,22 @@ def rank() -> int:
     Raises:
         ValueError: Before ``init()``, as the other places below.
     """
-    return _when_initialized(session.rank)
+    return _when_initialized(lambda: session.called().rank)
 
 
 def size() -> int:
     """Number of processes in the job."""
-    return _when_initialized(session.size)
+    return _when_initialized(lambda: session.called().size)
 
 
 def local_rank() -> int:
     """Number of this process on its host."""
-    return _when_initialized(session.local_rank)
+    return _when_initialized(lambda: session.called().local_rank)
 
 
 def local_size() -> int:
     """Number of the job's processes on this host."""
-    return _when_initialized(session.local_size)
+    return _when_initialized(lambda: session.called().local_size)
 
 
 def cross_rank() -> int:

@@ -1,13 +1,15 @@
 """State that is saved, restored and the same on every rank, and what runs on it.
 
 ``run`` starts a function from the last committed state where workers were lost and the
-launcher was told to go on without them (``collectiverun --min-np``), or when all ranks
-ask for it together, by ``HorovodInternalError`` or ``HostsUpdatedInterrupt``. A job does
-not grow.
+launcher was told to go on without them (``collectiverun --min-np``), and from the present
+one where workers have joined (``--max-np``) or leave because they were told to end
+(SIGTERM): all learn of it in the same ``commit``. Also when all ranks ask for it
+together, by ``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable
@@ -21,9 +23,13 @@ from collective import session
 from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.library import PeerLost
+from collective.operations.allgather import allgather
+from collective.preemption import LEAVES, WAITING, Preemption
 from collective.tensorflow.basics import init, rank, regroup, shutdown, size
 from collective.tensorflow.objects import broadcast_object
 from collective.tensorflow.variables import broadcast_variables, tf_variable
+
+_preemption = Preemption()
 
 
 class HorovodInternalError(RuntimeError):
@@ -68,7 +74,21 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Finds no change: the ranks of a job stay what they were."""
+        """Whether ranks leave, or wait to join; all ranks call it.
+
+        A rank that was told to end ends here, with exit code 0.
+
+        Raises:
+            HostsUpdatedInterrupt: On all others, if so.
+        """
+        if MIN_NP not in os.environ:
+            return
+        told = allgather(np.array([_preemption.news()]), name="host updates")
+        if told[rank()] & LEAVES:
+            session.leave()
+            raise SystemExit(0)
+        if told.any():
+            raise HostsUpdatedInterrupt(skip_sync=not (told & WAITING).any())
 
     def save(self) -> None:
         """Saves the state in memory."""
@@ -231,6 +251,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        if session.joins():
+            session.enter()
+        with _preemption if MIN_NP in os.environ else contextlib.nullcontext():
+            return attempts(state, *args, **kwargs)
+
+    def attempts(state: State, *args: Any, **kwargs: Any) -> Any:
         skip_sync = False
         while True:
             try:
@@ -243,25 +269,33 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
             except (PeerLost, tf.errors.AbortedError) as error:
-                least = os.environ.get(MIN_NP)
-                if least and session.lost():
-                    regroup()
-                if not least or session.lost() or size() < int(least):
-                    raise CollectiveError(
-                        f"rank {rank()}: a worker was lost: {_what_happened(error)}",
-                        hint="start the job again from the last checkpoint; "
-                        "collectiverun --min-np N goes on while N are left",
-                        everywhere=False,
-                    ) from error
+                if MIN_NP not in os.environ or not session.lost():
+                    raise _ended(_what_happened(error)) from error
                 state.restore()
                 skip_sync = False
-                state.on_reset()
-                continue
-            shutdown()
-            init()
+            _meet_anew()
             state.on_reset()
 
     return wrapper
+
+
+def _meet_anew() -> None:
+    if MIN_NP not in os.environ:
+        shutdown()
+        init()
+        return
+    regroup()
+    if size() < int(os.environ[MIN_NP]):
+        raise _ended(f"of the workers {size()} are left")
+
+
+def _ended(why: str) -> CollectiveError:
+    return CollectiveError(
+        f"rank {rank()}: a worker was lost: {why}",
+        hint="start the job again from the last checkpoint; "
+        "collectiverun --min-np N goes on while N are left",
+        everywhere=False,
+    )
 
 
 def _what_happened(error: Exception) -> str:

@@ -25,8 +25,13 @@ class Ranks:
     """Processes of one job, started without a launcher that would end the rest."""
 
     def __init__(self, size, code, **variables):
-        job = f"test {os.getpid()} {time.monotonic_ns()}"
-        self.processes = [
+        self.job = f"test {os.getpid()} {time.monotonic_ns()}"
+        self.processes = []
+        self.add(range(size), size, code, **variables)
+
+    def add(self, ranks, size, code, **variables):
+        """Starts more."""
+        self.processes += [
             subprocess.Popen(
                 [sys.executable, "-c", textwrap.dedent(code)],
                 env={
@@ -36,7 +41,7 @@ class Ranks:
                     "COLLECTIVE_SIZE": str(size),
                     "COLLECTIVE_LOCAL_RANK": str(rank),
                     "COLLECTIVE_LOCAL_SIZE": str(size),
-                    "COLLECTIVE_JOB": job,
+                    "COLLECTIVE_JOB": self.job,
                     "COLLECTIVE_TIMEOUT": "30",
                     **variables,
                 },
@@ -44,7 +49,7 @@ class Ranks:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(size)
+            for rank in ranks
         ]
 
     def finish(self, timeout=40):

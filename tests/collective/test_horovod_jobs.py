@@ -300,8 +300,8 @@ def test_run_tells_what_a_rank_raised():
         collective.run(fails, np=0)
 
 
-SURVIVES = """
-import os, signal, sys
+COMES_AND_GOES = """
+import os, signal, sys, time
 import numpy as np
 import collective.tensorflow as hvd
 
@@ -310,29 +310,35 @@ first = hvd.rank()
 
 @hvd.elastic.run
 def train(state):
-    while state.step < 6:
+    while state.met < 2 or hvd.size() == 2:
         if first == 0 and state.step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        state.total += float(hvd.allreduce(np.ones(2) * (first + 1), op=hvd.Sum)[0])
+        workers = int(hvd.allreduce(np.ones(2), op=hvd.Sum)[0])
         state.step += 1
+        state.total += workers if state.step <= 3 else 0
+        state.met += state.step > 4 and workers == 2
+        if first == 2 and state.met == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
         state.commit()
-    return state.total
+        time.sleep(0.01)
+    return state.total, state.met
 
-state = hvd.elastic.ObjectState(step=0, total=0.0)
-print("total", train(state), hvd.rank(), hvd.size())
+state = hvd.elastic.ObjectState(step=0, total=0, met=0)
+print("ended", train(state), hvd.rank(), hvd.size())
 """
 
 
-def test_an_elastic_function_goes_on_without_a_killed_worker():
+def test_an_elastic_function_goes_on_while_workers_come_and_go():
+    # Rank 0 is killed; rank 2 is started in its place, joins, and leaves again.
     pytest.importorskip("tensorflow")
     command = [sys.executable, "-m", "collective.launch", "-np", "2", "--min-np", "1"]
     ended = subprocess.run(
-        [*command, sys.executable, "-c", SURVIVES],
+        [*command, "--max-np", "2", sys.executable, "-c", COMES_AND_GOES],
         env=environment(),
         capture_output=True,
         text=True,
         timeout=150,
     )
     assert ended.returncode == 0, ended.stderr
-    # Three steps of 1 + 2, three of 2.
-    assert "[1] total 15.0 0 1" in ended.stdout, ended.stdout
+    # Three steps of two workers before, and two after.
+    assert ended.stdout == "[1] ended (6, 2) 0 1\n", ended.stdout

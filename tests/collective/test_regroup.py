@@ -90,6 +90,47 @@ def test_those_that_ended_before_they_came_are_left_out():
     assert code == 0 and "[1] 0 2 2" in printed and "[3] 1 2 2" in printed, printed
 
 
+# Newcomers knock, and die at some moment of coming in; but for the last.
+GROWS = (
+    PRELUDE
+    + """
+    import threading
+    from collective import session
+
+    who, last = int(os.environ["COLLECTIVE_RANK"]), 12
+    if session.joins():
+        if who != last:
+            die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+            threading.Timer(0.0005 * (who - 1), die).start()
+        session.enter()
+    there = []
+    while last not in there:
+        try:
+            told = collective.allgather(np.array([[who, session.waiting()]]))
+            there, waiting = told.T.tolist()
+            if any(waiting):
+                session.regroup()
+        except collective.PeerLost:
+            session.regroup()
+    print(there)
+    """
+)
+
+
+def test_newcomers_that_die_stop_nobody():
+    variables = {"COLLECTIVE_MAX_NP": "16"}
+    ranks = Ranks(2, GROWS, **variables)
+    variables["COLLECTIVE_JOINS"] = "1"
+    for who in range(2, 12, 2):  # two at a time
+        ranks.add((who, who + 1), 16, GROWS, **variables)
+        assert [one.wait(30) for one in ranks.processes[-2:]] == [-signal.SIGKILL] * 2
+    ranks.add([12], 16, GROWS, **variables)
+    ended = ranks.finish()
+    left = [ended[rank] for rank in (0, 1, 12)]
+    assert [out for _, out, _ in left] == ["[0, 1, 12]\n"] * 3, ended
+    assert [code for code, _, _ in left] == [0] * 3, ended
+
+
 def test_a_job_that_is_whole_is_not_lost():
     code = (
         PRELUDE

@@ -41,7 +41,7 @@ class Fault:
         holds: What must be true afterwards, given the job that ended.
         backend: In the table; and by default it says which launcher.
         launcher: What starts the ranks; see ``command``.
-        launcher_options: What it is told beside their number.
+        launcher_options: What it is told beside their number; ``{folder}`` as above.
         ranks: How many.
         variables: Added to the environment.
         shm: Size of ``/dev/shm``, in the words of mount.
@@ -97,7 +97,8 @@ class Fault:
             before = launch.command("native", self.ranks)
         elif self.started_by in launch.LAUNCHERS.values():
             before = launch.command(self.backend, self.ranks)
-        return [*before, *self.launcher_options, *program]
+        options = [word.format(folder=folder) for word in self.launcher_options]
+        return [*before, *options, *program]
 
 
 def training(

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective import session
 from collective.environment import detect
 from tests.faults import clock
 from training.sources.arrays import Arrays
@@ -55,6 +56,13 @@ def _have_tensorflow_ask() -> int:
     return MUCH
 
 
+def _wait_for_newcomer() -> None:
+    """On rank 0: until somebody waits to come in."""
+    deadline = time.monotonic() + WAITS_SECONDS
+    while not session.waiting() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def _raise() -> None:
     raise RuntimeError("made to fail")
 
@@ -71,6 +79,7 @@ DEEDS: dict[str, Callable[[], int | None]] = {
     "leave": lambda: os._exit(0),
     "raise": _raise,
     "sleep": _sleep,
+    "wait-for-newcomer": _wait_for_newcomer,
     "ask-for-memory": _ask_for_memory,
     "grow": _have_tensorflow_ask,
     "jump": lambda: clock.set_ahead(FOLDER, int(os.environ["FAULT_SECONDS"])),

@@ -1,4 +1,4 @@
-"""A long training whose ranks are killed all the time: nothing of it shows.
+"""A long training whose ranks come and go all the time: nothing of it shows.
 
 make soak
 SOAK_STEPS=200 SOAK_SEED=7 python -m pytest tests/faults -m soak
@@ -9,111 +9,117 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import time
-from contextlib import ExitStack
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.faults.fault import Fault, training
-from tests.faults.job import PATIENCE, running
+from tests.faults.job import PATIENCE, Job, running
 from tests.faults.undisturbed import assert_perfect_ledger, assert_same
 
-RANKS = 4
+RANKS, FEWEST = 4, 2
 STEPS = int(os.environ.get("SOAK_STEPS", "1000"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
-KILLED_AFTER = (20, 60)  # steps
+EVERY = (20, 60)  # steps
+# Seconds that a step takes longer: a new rank needs some to get ready.
+PACE = "0.4"
 GROWS_BY = 1.1  # at most: allocators do not keep the same each time
 
 
 class Training:
-    """A training that comes back after each kill.
+    """A training whose host takes as many ranks as a file says.
 
     Args:
-        folder: For all that it writes.
+        job: At work.
+        file: Of the host discovery.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.starts = 0
-        self._running = ExitStack()
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts it, or goes on from the last checkpoint."""
-        self.starts += 1
-        self._lines, self._newest = self._ledger(), self._checkpoint()
-        own = self.folder / f"start-{self.starts}"
-        own.mkdir()
-        options = (
-            *("--checkpoint-dir", f"{self.folder}/runs", "--checkpoint-every", "5"),
-            *("--ledger", f"{self.folder}/ledger", "--json", f"{self.folder}/json"),
-        )
-        program = training(*options, "--resume", steps=STEPS)
-        command = Fault("", program, "", 0, None, ranks=RANKS).command(own, None)
-        # Steps so long that a checkpoint now and then is within its 5 % of the time.
-        pace = {"FAULT_PACE": "0.03"}
-        self.job = self._running.enter_context(running(command, own, pace))
-
-    def comes_back(self) -> None:
-        """After a kill: the one place that knows how a worker comes back.
-
-        The job ends, and all of it is started again from the last checkpoint.
-        """
-        code, _ = self.job.wait()
-        assert code == 128 + signal.SIGKILL, self.job.text
-        self.end()
-        self.begin()
-
-    def end(self) -> None:
-        """Nothing of it is alive, nor left."""
-        assert self.job.left() == [] and self.job.processes() == []
-        self._running.close()
+    def __init__(self, job: Job, file: Path):
+        self.job = job
+        self.file = file
+        self.slots = RANKS
+        self.happened: Counter[str] = Counter()
 
     def makes(self, steps: int) -> bool:
-        """Waits until it has made so many more and kept some; False if it ended."""
+        """Waits until it has made so many more; False if it ended."""
+        wanted = self._last("step") + steps
         deadline = time.monotonic() + PATIENCE
-        # One line is that of the beginning.
-        while (
-            self._ledger() <= self._lines + steps or self._checkpoint() <= self._newest
-        ):
+        while self._last("step") < wanted:
             if self.job.launcher.poll() is not None:
                 return False
             assert time.monotonic() < deadline, self.job.text
-            time.sleep(0.01)
+            time.sleep(0.02)
         return True
 
     def ranks(self) -> list[psutil.Process]:
-        """The processes of its ranks."""
+        """The processes of its ranks, those that are about to join among them."""
         found = map(psutil.Process, self.job.processes())
         return [one for one in found if "COLLECTIVE_RANK" in one.environ()]
 
-    def _ledger(self) -> int:
-        file = self.folder / "ledger"
-        return file.read_bytes().count(b"\n") if file.exists() else 0
+    def happens(self, chance: random.Random) -> None:
+        """A kill -9 of any of them, a slot less, or a slot more."""
+        in_it = self._last("replicas")
+        if self.slots < RANKS and (in_it <= FEWEST or chance.random() < 0.5):
+            self._set(self.slots + 1)
+            self.happened["joins"] += 1
+        elif in_it > FEWEST:
+            deed = chance.choice(["kills", "kills", "leaves"])
+            if deed == "kills":
+                chance.choice(self.ranks()).kill()
+            self._set(self.slots - 1)
+            self.happened[deed] += 1
 
-    def _checkpoint(self) -> int:
-        steps = [int(path.name[5:]) for path in self.folder.glob("runs/step-*")]
-        return max(steps, default=-1)
+    def _set(self, slots: int) -> None:
+        self.slots = slots
+        part = self.file.with_suffix(".part")
+        part.write_text(f"localhost:{slots}\n")
+        part.rename(self.file)
+
+    def _last(self, key: str) -> int:
+        """The newest such number in the ledger."""
+        ledger = self.job.folder / "ledger"
+        lines = ledger.read_text().splitlines() if ledger.exists() else []
+        for line in reversed(lines):
+            if line.endswith("}") and f'"{key}"' in line:
+                return json.loads(line)[key]
+        return 0
 
 
 @pytest.mark.soak
 def test_soak(tmp_path):
     chance = random.Random(SEED)
-    trained = Training(tmp_path)
-    largest = []  # bytes of the largest rank, before each kill
-    while trained.makes(chance.randint(*KILLED_AFTER)):
-        ranks = trained.ranks()
-        largest.append(max(rank.memory_info().rss for rank in ranks))
-        chance.choice(ranks).kill()
-        trained.comes_back()
-    code, _ = trained.job.wait()
-    assert code == 0, trained.job.text
-    trained.end()
+    slots = tmp_path / "slots"
+    slots.write_text(f"localhost:{RANKS}\n")
+    options = ("--min-np", "1", "--max-np", str(RANKS))
+    fault = Fault(
+        "",
+        training(
+            *("--ledger", f"{tmp_path}/ledger", "--json", f"{tmp_path}/json"),
+            steps=STEPS,
+        ),
+        "",
+        0,
+        None,
+        ranks=RANKS,
+        launcher_options=(*options, "--host-discovery-script", f"cat {slots}"),
+    )
+    largest = []  # bytes of the largest rank, before each event
+    pace = {"FAULT_PACE": PACE}
+    with running(fault.command(tmp_path, None), tmp_path, pace) as job:
+        trained = Training(job, slots)
+        while trained.makes(chance.randint(*EVERY)):
+            largest.append(max(rank.memory_info().rss for rank in trained.ranks()))
+            trained.happens(chance)
+        code, _ = job.wait()
+        assert code == 0, job.text
+        assert job.left() == [] and job.processes() == []
     assert_same(json.loads((tmp_path / "json").read_text())["losses"], STEPS)
     account = assert_perfect_ledger(tmp_path / "ledger", STEPS)
-    assert len(account.runs) == trained.starts > STEPS // (2 * KILLED_AFTER[1])
-    assert max(largest) < GROWS_BY * largest[0], largest
-    print(f"{STEPS} steps, {len(largest)} kills, seed {SEED}")
+    changes, told = len(account.runs) - 1, dict(trained.happened)
+    megabytes = [size >> 20 for size in largest]
+    print(f"{STEPS} steps, seed {SEED}: {told}; {changes} changes; MiB: {megabytes}")
+    assert changes >= STEPS // (2 * EVERY[1])
+    assert max(largest) < GROWS_BY * largest[0], megabytes

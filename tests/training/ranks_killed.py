@@ -5,7 +5,8 @@
 WAY is ``killed``: once undisturbed, then again with checkpoints, and rank 0 kills itself
 after step 13, which takes the others along; or ``resumed``: on from there; or
 ``survived``: once undisturbed, then whoever is rank 0 kills itself, twice, and the last
-one goes on.
+one goes on; or ``grown``: once undisturbed, then rank 0 is told to leave, and another one
+joins.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from pathlib import Path
 import keras
 
 import backends
+from collective import session
 from tests.training.small import everything, rows, train
 from training import Checkpoint
 
 KILLED_AT = 13
 SURVIVED_AT = (8, 18)  # the last step of an epoch among them
+TOLD_AT, JOINED_AT = 5, 11  # the second: at the end of an epoch
 
 
 class Dies(keras.callbacks.Callback):
@@ -49,16 +52,28 @@ class Leaves(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class ComesAndGoes(keras.callbacks.Callback):
+    """Tells rank 0 to leave; then holds its successor until another one waits."""
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        done = int(self.model.optimizer.iterations)
+        if done == TOLD_AT:
+            os.kill(os.getpid(), signal.SIGTERM)
+        while done == JOINED_AT and not session.waiting():
+            time.sleep(0.01)
+
+
 def main(name: str, folder: str, steps: str, way: str) -> None:
     keras.config.set_floatx("float64")
-    least = backends.Options(min_np=1 if way == "survived" else None)
+    least = backends.Options(min_np=1 if way in ("survived", "grown") else None)
     backend = backends.get(name, least)
     settings = {"steps": int(steps), "model": everything(), "data": rows()}
     runs = Path(folder, "runs")
-    if way != "resumed":
+    if way != "resumed" and not backend.joins:
         losses = {"whole": train(backend, **settings).losses}
         note(backend, folder, losses)
-        settings["callbacks"] = [Dies(runs) if way == "killed" else Leaves()]
+        disturbs = {"killed": Dies(runs), "survived": Leaves(), "grown": ComesAndGoes()}
+        settings["callbacks"] = [disturbs[way]]
     result = train(
         backend,
         **settings,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests import launch
-from tests.training.ranks_killed import KILLED_AT, SURVIVED_AT
+from tests.training.ranks_killed import JOINED_AT, KILLED_AT, SURVIVED_AT, TOLD_AT
 from tests.training.small import ROWS
 from training.ledger import check
 
@@ -25,6 +25,8 @@ STEPS = 20
 def start(backend: str, ranks: int, folder: Path, way: str, steps: int = STEPS) -> str:
     """Runs the script to its end, or to its death; what it printed."""
     before = launch.command(backend, ranks) if backend != "single" else []
+    if way == "grown":
+        before += ["--min-np", "1", "--max-np", str(ranks)]
     if way == "survived":
         before += ["--with-ft", "ulfm"] if backend == "mpi" else ["--min-np", "1"]
     program = [sys.executable, SCRIPT, backend, str(folder), str(steps), way]
@@ -68,6 +70,24 @@ def assert_survived(backend: str, folder: Path) -> None:
 @pytest.mark.launches
 def test_the_last_of_three_goes_on_alone(tmp_path):
     assert_survived("native", tmp_path)
+
+
+@pytest.mark.launches
+def test_a_rank_leaves_and_another_joins(tmp_path):
+    printed = start("native", 2, tmp_path, "grown")
+    # Both are told to all in the step after, and no step is made again.
+    first, second = TOLD_AT + 1, JOINED_AT + 1
+    assert f"rank 0 of 2 left; 1 rank goes on from step {first} " in printed
+    assert f"1 joined; 2 ranks go on from step {second} " in printed
+    np.testing.assert_allclose(
+        losses(tmp_path, "grown"), losses(tmp_path, "whole"), rtol=1e-12
+    )
+    found = check(tmp_path / "ledger")
+    assert found.faults == [] and found.epochs == [ROWS, ROWS, ROWS, 20]
+    assert {(run.start, run.replicas) for run in found.runs} >= {
+        (0, 2), (first, 1), (second, 2)
+    }  # fmt: skip
+    assert list((tmp_path / "runs").glob(f"step-{STEPS:09d}"))
 
 
 @pytest.mark.launches

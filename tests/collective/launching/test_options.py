@@ -139,6 +139,12 @@ def test_bad_configuration_files(tmp_path, text, message):
         ("-np 0 true", "at least 1 rank"),
         ("-np 2 --gloo -H nowhere.invalid:2 true", "this host only"),
         ("-np 5 -H localhost:4 true", "have 4 slots"),
+        ("-np 2 --min-np 3 true", "only 2 ranks"),
+        ("-np 2 --min-np 0 true", "--min-np 0: at least 1"),
+        ("-np 2 --max-np 1 true", "more than that"),
+        ("-np 2 --max-np 3 true", "no more are ever asked for"),
+        ("-np 2 --host-discovery-script x true", "needs --max-np"),
+        ("--max-np 2 --host-discovery-script false true", "ended with 1"),
         ("-H a:x true", "slots=x"),
         ("--hostfile /no/such true", "No such file"),
         ("-np 2 --cycle-time-ms -1 true", "below 0"),
@@ -160,9 +166,7 @@ def test_wrong_use_gives_2_and_a_hint(arguments, message, capsys, monkeypatch):
         "-np two true",
         "--no-such-flag true",
         "-H a:1 --hostfile f true",
-        "--max-np 2 true",
         "--jsrun true",
-        "--host-discovery-script x true",
     ],
 )
 def test_what_cannot_be_parsed_gives_2_and_a_hint(arguments, capsys):

@@ -7,6 +7,7 @@ from tests.faults.catalogue import (
     lacking,
     late,
     launchers,
+    members,
     survived,
     wrong,
 )
@@ -15,6 +16,7 @@ FAULTS = [
     *killed.FAULTS,
     *launchers.FAULTS,
     *survived.FAULTS,
+    *members.FAULTS,
     *late.FAULTS,
     *lacking.FAULTS,
     *wrong.FAULTS,

@@ -1,0 +1,50 @@
+"""What ranks and the launcher of a job whose ranks come and go tell each other.
+
+A byte for each rank that was ever started, in memory of the launcher that ranks open
+through ``/proc``: it has no name of its own, and ends with the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+VARIABLE = "COLLECTIVE_BOARD"
+# As a rank tells it: it is in the job; it has left it, and the others go on.
+JOINED, LEFT = b"j", b"l"
+# As the launcher tells the others (``native/ended.cc``): it has ended.
+ENDED = b"e"
+
+
+class Board:
+    """The launcher's side.
+
+    Args:
+        size: Number of ranks that are started at once.
+
+    Attributes:
+        path: Where ranks find it: the value of ``VARIABLE``.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._file = os.memfd_create("collective board", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, size)
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def told(self, rank: int) -> bytes:
+        """What a rank, by the number it was started with, told last; or ``b""``."""
+        return os.pread(self._file, 1, rank).strip(b"\0")
+
+    def note_end(self, rank: int) -> None:
+        """Tells the other ranks that one has ended."""
+        os.pwrite(self._file, ENDED, rank)
+
+
+def tell(word: bytes) -> None:
+    """As a rank; does nothing where no launcher asks."""
+    path, rank = os.environ.get(VARIABLE), os.environ.get("COLLECTIVE_RANK", "0")
+    if not path:
+        return
+    with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as board:
+        board.seek(int(rank))
+        board.write(word)

@@ -1,0 +1,94 @@
+"""Ranks of this host that come and go with its slots: the launcher and the core alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from collective import library
+from collective.errors import UsageError
+from collective.launch.discovery import Discovery
+from tests.launch import environment
+
+# Rank 0 changes the slots as soon as there are as many ranks as it asked for last.
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+import collective
+from collective import session
+from collective.preemption import LEAVES, Preemption
+
+slots = Path(sys.argv[1])
+collective.init()
+if session.joins():
+    if os.environ["COLLECTIVE_RANK"] == "2":
+        os.kill(os.getpid(), signal.SIGKILL)
+    session.enter()
+sizes, asked = [], [3, 1]
+with Preemption() as told:
+    while True:
+        news = collective.allgather(np.array([told.news()]))
+        if news[collective.rank()] & LEAVES:
+            session.leave()
+            sys.exit(0)
+        if news.any():
+            session.regroup()
+            continue
+        size = collective.size()
+        sizes += [size] * (size not in sizes[-1:])
+        wanted = int(collective.broadcast(np.array([int(slots.read_text()[10:])]))[0])
+        if size == wanted == 1:
+            break
+        if size == wanted and collective.rank() == 0:
+            slots.with_suffix(".part").write_text(f"localhost:{asked.pop(0)}")
+            slots.with_suffix(".part").rename(slots)
+print(sizes[0], max(sizes), sizes[-1], os.environ["COLLECTIVE_RANK"])
+"""
+
+
+@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+def test_ranks_come_and_go_with_the_slots(tmp_path):
+    slots = tmp_path / "slots"
+    slots.write_text("localhost:2")
+    command = [sys.executable, "-m", "collective.launch"]
+    command += ["--min-np", "1", "--max-np", "3"]
+    command += ["--host-discovery-script", f"cat {slots}"]
+    ended = subprocess.run(
+        [*command, sys.executable, "-c", PROGRAM, str(slots)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "[0] 2 3 1 0\n", ended.stderr
+    assert "rank 2 ended by SIGKILL" in ended.stderr  # before it was in
+    assert "rank 3 is started, to join the others" in ended.stderr
+    assert "rank 3 is told to leave: there are 1 slots" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "slots", "wanted"),
+    [
+        ("echo localhost:3", None, 3),
+        ("echo localhost", 4, 4),
+        ("echo localhost:2; echo elsewhere.invalid:8", None, 2),
+        ("true", None, 0),
+    ],
+)
+def test_what_a_script_tells(script, slots, wanted, capsys):
+    discovery = Discovery(script, slots)
+    discovery.wait_for(0)
+    assert discovery.slots == wanted
+    left_out = "elsewhere.invalid is left out" in capsys.readouterr().err
+    assert left_out == ("elsewhere" in script)
+
+
+@pytest.mark.parametrize("script", ["false", "echo localhost:many"])
+def test_a_script_that_fails(script):
+    with pytest.raises(UsageError) as caught:
+        Discovery(script).wait_for(1)
+    assert script.split()[-1].split(":")[-1] in str(caught.value)

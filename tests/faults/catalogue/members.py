@@ -1,0 +1,123 @@
+"""Ranks that leave when they are told to, and others that join: nobody is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.faults.catalogue.killed import KEPT, RESUMED
+from tests.faults.catalogue.survived import TOLD
+from tests.faults.fault import Fault, training
+from tests.faults.job import Job
+from tests.faults.undisturbed import (
+    as_undisturbed,
+    assert_perfect_ledger,
+    goes_on_from_checkpoint,
+)
+
+ALIKE = (
+    "no step is made again, the losses are the undisturbed ones, the ledger is perfect"
+)
+
+
+def _undisturbed(replicas: list[int]) -> Any:
+    def holds(job: Job) -> None:
+        as_undisturbed(job)
+        found = assert_perfect_ledger(job.folder / "ledger")
+        # A new rank 0 notes once more what the last step was.
+        assert sum(run.undone for run in found.runs) <= 1
+        assert found.runs[-1].replicas == replicas[-1]
+        assert [
+            r for r in replicas if r not in {run.replicas for run in found.runs}
+        ] == []
+
+    return holds
+
+
+def left(rank: int) -> Fault:
+    return Fault(
+        f"SIGTERM to rank {rank}, --min-np 2",
+        training(*KEPT, *TOLD),
+        f"it leaves after the step under way, and the others go on; {ALIKE}",
+        code=0,
+        seconds=None,
+        told=(f"rank {rank} of 3 left; 2 ranks go on from step [89] ",),
+        inside=f"terminate forward {rank} 7",
+        holds=_undisturbed([3, 2]),
+        ranks=3,
+        launcher_options=("--min-np", "2"),
+    )
+
+
+def _slots(folder: Path, number: int) -> None:
+    part = folder / "slots.part"
+    part.write_text(f"localhost:{number}\n")
+    part.rename(folder / "slots")
+
+
+def _a_slot_more(job: Job) -> None:
+    job.struck(0)
+    _slots(job.folder, 3)
+
+
+def _kills_rank_1(job: Job) -> None:
+    job.struck(0)
+    for process in job.processes():
+        environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        if b"COLLECTIVE_RANK=1" in environment:
+            os.kill(process, signal.SIGKILL)
+
+
+def _ends_the_launcher(job: Job) -> None:
+    job.struck(0)
+    job.strikes(lambda: os.kill(job.launcher.pid, signal.SIGTERM))
+
+
+FAULTS = [
+    left(0),
+    left(1),
+    Fault(
+        "a slot more, by --host-discovery-script",
+        training(*KEPT, *TOLD),
+        f"a rank is started, and joins; {ALIKE}",
+        code=0,
+        seconds=None,
+        told=("1 joined; 3 ranks go on from step [89] ",),
+        inside="wait-for-newcomer forward 0 7",
+        before=lambda folder, _: _slots(folder, 2),
+        strike=_a_slot_more,
+        holds=_undisturbed([2, 3]),
+        launcher_options=(
+            *("--min-np", "1", "--max-np", "3"),
+            *("--host-discovery-script", "cat {folder}/slots"),
+        ),
+    ),
+    Fault(
+        "kill -9 of a rank, --max-np 2",
+        training(*KEPT, *TOLD),
+        "the other one waits for one in its place, and both go on; the losses are the "
+        "undisturbed ones, and the ledger is perfect",
+        code=0,
+        seconds=None,
+        told=("rank 1 of 2 died, 1 joined; 2 ranks go on from step [78] ",),
+        inside="wait-for-newcomer forward 0 7",
+        strike=_kills_rank_1,
+        holds=_undisturbed([2, 2]),
+        launcher_options=("--min-np", "2", "--max-np", "2"),
+    ),
+    Fault(
+        "SIGTERM to the launcher, --min-np 2",
+        training(*KEPT),
+        f"every rank ends, with a checkpoint of the last step; {RESUMED}",
+        code=128 + signal.SIGTERM,
+        seconds=10,
+        inside="tell forward 0 5",
+        strike=_ends_the_launcher,
+        holds=goes_on_from_checkpoint,
+        ranks=3,
+        variables={"FAULT_PACE": "0.3"},
+        launcher_options=("--min-np", "2"),
+    ),
+]
