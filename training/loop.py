@@ -302,7 +302,8 @@ class Loop:
                 f"--resume goes on from {self.checkpoint.folder}, on fewer ranks, too"
             )
         else:
-            hint = "a smaller --min-np; and --checkpoint-dir, to go on from there"
+            hint = "--checkpoint-dir, to go on from there"
+            hint = f"a smaller --min-np; and {hint}" if left else hint
         raise CollectiveError(
             f"step {self.number}: of {size} ranks {left} "
             f"{'is' if left == 1 else 'are'} left, and --min-np is {least}",

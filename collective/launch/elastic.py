@@ -79,9 +79,10 @@ class ElasticJob(Job):
                     self._reap(pid, status)
             self._adjust()
             time.sleep(LOOK_SECONDS)
-        if self.went_well >= self.least:
-            self.failed = None  # the others went on without it
-            self.exit_code = self.exit_code if self.ending else 0
+        if self.ending:
+            self.failed = None  # it was ended from without
+        elif self.went_well >= self.least:
+            self.failed, self.exit_code = None, 0  # the others went on without it
 
     def _note_joined(self) -> None:
         for rank in [r for r in self.joining if self.board.told(r) == JOINED]:
