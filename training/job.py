@@ -12,7 +12,7 @@ import tensorflow as tf
 import backends
 from backends.quiet import quiet
 from collective.errors import UsageError
-from training import datasets, models
+from training import datasets, models, parted
 from training.checkpoint import Checkpoint
 from training.evaluation import Evaluation
 from training.failure import ends_the_job, explaining_memory
@@ -115,9 +115,9 @@ def run(
             rows = max(job.global_batch_size, 32 * backend.replicas)
             evaluation = Evaluation(model, backend, data.test, rows)
             test = result.afterwards(evaluation)
-        summary = Summary.of(
-            dataclasses.asdict(job), result, test, model.count_params()
-        )
+        parts = parted.of(model)
+        parameters = parts.parameters() if parts else model.count_params()
+        summary = Summary.of(dataclasses.asdict(job), result, test, parameters)
 
         def tell_once() -> None:
             nonlocal tell
