@@ -56,3 +56,9 @@ def tf_variable(variable: keras.Variable) -> tf.Variable:
 def overrides(model: keras.Model, method: str) -> bool:
     """Whether the user's class replaces a method of ``keras.Model``."""
     return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def move(variable: keras.Variable, device: str) -> None:
+    """Puts a variable on another device; who holds it keeps holding it."""
+    with tf.init_scope(), tf.device(device):
+        variable._initialize(tf.identity(variable.value))
