@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ import tensorflow as tf
 from backends.base import Backend
 from collective import recorder
 from collective.errors import CollectiveError, UsageError
-from collective.preemption import WAITING
 from training import keras_compat, parted, random_state, receipts
 from training.callbacks import RankZeroCallbacks, make_alike
 from training.checkpoint import Checkpoint
@@ -30,13 +28,18 @@ from training.report import Averages
 from training.sources import failures
 from training.state import State, broadcast, values_of
 from training.step import Step
-from training.survival import Change, Regroup, T, enter, going_on, newest
+from training.survival import (
+    Change,
+    Regroup,
+    T,
+    check_newcomers,
+    enough,
+    enter,
+    going_on,
+    newest,
+)
 from training.timeline import Timeline
 from training.timing import Timing
-
-# So long a job with too few ranks waits for more, where it may grow; as Horovod.
-PATIENCE_SECONDS = 600.0
-LOOK_SECONDS = 0.2
 
 
 @dataclass
@@ -176,7 +179,7 @@ class Loop:
         hooks.agree()
         root = 0
         if change is not None and change.came:
-            self._check_newcomers()
+            check_newcomers(backend, self.plan.source)
         if change is not None:
             mine = self.start or self.final or self._state()
             self._keep()
@@ -200,17 +203,13 @@ class Loop:
             if gather_few(backend, [lacking]).any():
                 self.timeline = Timeline(timeline, backend)  # now all have begun it
         self._lead(step, root, change)
-        if change is not None:
-            self._tell_or_wait(step, change)
-
-    def _check_newcomers(self) -> None:
-        """A rank that has just come with other data goes again: nobody else ends."""
-        try:
-            check_same_data(self.backend, self.plan.source)
-        except UsageError as error:
-            print(f"rank {self.backend.rank}: error: {error}", file=sys.stderr)
-            self.backend.close()
-            raise SystemExit(error.exit_code) from None
+        if change is None:
+            return
+        if self.timeline is not None:
+            self.timeline.event(f"{backend.size} of {change.size} ranks go on")
+        told, over = step.notices.preemption, self.epoch >= self.epochs
+        if not enough(backend, change, told, self.number, over):
+            self._give_up(backend.size, change.size)
 
     def _lead(self, step: Step, root: int, change: Change | None) -> None:
         """Rank 0 writes the files; it may have become rank 0 just now."""
@@ -238,40 +237,6 @@ class Loop:
             self.ledger.begin(plan, number, replicas, backend.name)
             self.ledger.add(number, receipts.read(noted[2:])[:replicas])
         self.ledger.begin(plan, self.number, backend.replicas, backend.name)
-
-    def _tell_or_wait(self, step: Step, change: Change) -> None:
-        """Tells of the change; where too few ranks are left, waits or gives up."""
-        backend, least = self.backend, self.backend.options.min_np or 1
-        enough = self.epoch >= self.epochs or backend.size >= least
-        grows = backend.options.max_np is not None
-        if self.timeline is not None:
-            self.timeline.event(f"{backend.size} of {change.size} ranks go on")
-        if backend.rank == 0 and (enough or grows):
-            change.tell(self.number)
-        if enough:
-            return
-        if grows and self._others_come(step, least):
-            raise Regroup
-        self._give_up(backend.size, change.size)
-
-    def _others_come(self, step: Step, least: int) -> bool:
-        """Waits until somebody comes, on every rank; False if nobody does in time."""
-        backend, told = self.backend, step.notices.preemption
-        if backend.rank == 0:
-            print(
-                f"collective: too few to go on: {backend.size}, and --min-np is {least}; "
-                f"waiting {PATIENCE_SECONDS:.0f} s for others to join",
-                file=sys.stderr,
-                flush=True,
-            )
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            here = bool(told.news() & WAITING)
-            in_vain = told.noticed or time.monotonic() > deadline
-            come, in_vain = backend.broadcast_array(np.array([here, in_vain]))
-            if come or in_vain:
-                return bool(come)
-            time.sleep(LOOK_SECONDS)
 
     def _part(self, step: Step) -> None:
         """Between two steps: some leave, or are taken in, and all others meet anew."""

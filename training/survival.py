@@ -15,11 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from backends.base import Backend
+from collective.errors import UsageError
+from collective.preemption import WAITING, Preemption
+from training.checks import check_same_data
 from training.exchange import gather_few
+from training.sources import Source
 from training.state import State, broadcast
 
 T = TypeVar("T")
+# So long a job with too few ranks waits for more, where it may grow; as Horovod.
+PATIENCE_SECONDS = 600.0
+LOOK_SECONDS = 0.2
 
 
 class Regroup(Exception):
@@ -119,3 +128,56 @@ def newest(mine: State, backend: Backend) -> tuple[State, int]:
     places = gather_few(backend, [mine.epoch, mine.step])
     root = max(range(backend.size), key=lambda rank: (*places[rank], -rank))
     return broadcast(mine, backend, root), root
+
+
+def check_newcomers(backend: Backend, source: Source) -> None:
+    """A rank that has just come with other data goes again: nobody else ends."""
+    try:
+        check_same_data(backend, source)
+    except UsageError as error:
+        print(f"rank {backend.rank}: error: {error}", file=sys.stderr)
+        backend.close()
+        raise SystemExit(error.exit_code) from None
+
+
+def enough(
+    backend: Backend, change: Change, told: Preemption, step: int, over: bool
+) -> bool:
+    """Tells of a change, and whether enough ranks are left; every rank calls it.
+
+    Args:
+        backend: Whose ranks; where the job may grow, they wait until there are enough.
+        change: What has changed.
+        told: What this process has been told.
+        step: From which the training goes on.
+        over: Whether no step is left.
+
+    Raises:
+        Regroup: Others have come.
+    """
+    least, grows = backend.options.min_np or 1, backend.options.max_np is not None
+    there = over or backend.size >= least
+    if backend.rank == 0 and (there or grows):
+        change.tell(step)
+    if not there and grows and _others_come(backend, told, least):
+        raise Regroup
+    return there
+
+
+def _others_come(backend: Backend, told: Preemption, least: int) -> bool:
+    """Waits until somebody comes, on every rank; False if nobody does in time."""
+    if backend.rank == 0:
+        print(
+            f"collective: too few to go on: {backend.size}, and --min-np is {least}; "
+            f"waiting {PATIENCE_SECONDS:.0f} s for others to join",
+            file=sys.stderr,
+            flush=True,
+        )
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        here = bool(told.news() & WAITING)
+        in_vain = told.noticed or time.monotonic() > deadline
+        come, in_vain = backend.broadcast_array(np.array([here, in_vain]))
+        if come or in_vain:
+            return bool(come)
+        time.sleep(LOOK_SECONDS)
