@@ -115,7 +115,6 @@ class Backend(ABC):
         joins: Whether this process comes to a job that runs, and is not in it yet:
             until ``enter`` it is alone.
         one_replica: Whether there is never more than one replica.
-        regroups_whole: Whether ranks may ``regroup``, and ``leave``, with nobody dead.
         tensor: The ranks that hold one replica together; None: each has its own.
         stages: Devices of this process over which the layers of its replica are placed;
             none: all on the default device.
@@ -129,7 +128,6 @@ class Backend(ABC):
     launcher: ClassVar[str] = ""
     own_options: ClassVar[tuple[str, ...]] = ()
     one_replica: ClassVar[bool] = False
-    regroups_whole: ClassVar[bool] = False
     synchronous: ClassVar[bool] = True
 
     def __init__(self, options: Options, environment: Environment | None = None):
@@ -360,6 +358,11 @@ class Backend(ABC):
             By rank, what number it had before; -1: it was not there.
         """
         raise NotImplementedError
+
+    @property
+    def regroups_whole(self) -> bool:
+        """Whether ranks may ``regroup``, and ``leave``, with nobody dead."""
+        return False
 
     def enter(self) -> list[int]:
         """Comes into the job that runs, where this process ``joins`` one.

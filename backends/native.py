@@ -37,7 +37,6 @@ class NativeBackend(Backend):
         "tensor_parallel",
         "model_parallel",
     )
-    regroups_whole = True
 
     def __init__(self, options: Options, environment: Environment | None = None):
         import collective
@@ -180,6 +179,11 @@ class NativeBackend(Backend):
 
         told = isinstance(error, library.PeerLost | tf.errors.AbortedError)
         return told and self.options.min_np is not None and session.lost()
+
+    @property
+    def regroups_whole(self) -> bool:
+        """On one host: across hosts MPI tells who is left, of those that have died."""
+        return self.size == self.local_size
 
     def regroup(self) -> list[int]:
         """Meets the other ranks anew."""
