@@ -85,7 +85,7 @@ class NativeBackend(Backend):
 
     def _share_replicas(self, parts: int) -> None:
         """Makes groups of ranks that hold a replica together."""
-        if self.options.min_np is not None:
+        if self.options.min_np is not None or self.options.max_np is not None:
             raise UsageError(
                 "with a rank that dies, its part of the layers is lost",
                 hint="drop --min-np and go on from a --checkpoint-dir, or drop "
