@@ -65,6 +65,12 @@ def parser() -> argparse.ArgumentParser:
         help="ranks that hold the variables (tf-parameter-server; default: 1)")  # fmt: skip
     add("--min-np", type=_count, metavar="N",
         help="go on without ranks that die while N are left (native, mpi)")  # fmt: skip
+    add("--tensor-parallel", type=_count, default=1, metavar="T",
+        help="ranks that hold one replica together, its large layers in parts\n"
+        "(native; docs/parallel.md)")  # fmt: skip
+    add("--model-parallel", type=_count, default=1, metavar="D",
+        help="devices of each process over which the layers of a model are placed\n"
+        "(single, native, mpi)")  # fmt: skip
 
     add = g["model and data"].add_argument
     add("--model", default="cnn", metavar="NAME",

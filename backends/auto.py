@@ -101,7 +101,7 @@ def by_rule(environment: Environment, options: Options) -> Choice:
             return Choice("native", started)
         return Choice("mpi", f"{started}; native: {native.reason}")
     devices = options.devices or gpus()
-    if devices > 1:
+    if devices > 1 and options.model_parallel == 1:
         return Choice("tf-mirrored", f"{devices} devices in one process")
     return Choice("single", "one process with one device")
 

@@ -10,13 +10,16 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from collective import recorder
 from collective.environment import Environment, detect
 from collective.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from backends.tensor_group import TensorGroup
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class Options:
             None: what the launcher was told; where it was not, the job ends.
         max_np: How many ranks there may ever be (native). None: what the launcher was
             told; where it was not, none come later.
+        tensor_parallel: Ranks that hold one replica together (native); see
+            ``backends.tensor_group``.
+        model_parallel: Devices of each process over which a model's layers are placed
+            (single, native, mpi); where there are fewer GPUs, logical CPU devices.
     """
 
     devices: int | None = None
@@ -68,6 +75,8 @@ class Options:
     parameter_servers: int | None = None
     min_np: int | None = None
     max_np: int | None = None
+    tensor_parallel: int = 1
+    model_parallel: int = 1
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,9 @@ class Backend(ABC):
             until ``enter`` it is alone.
         one_replica: Whether there is never more than one replica.
         regroups_whole: Whether ranks may ``regroup``, and ``leave``, with nobody dead.
+        tensor: The ranks that hold one replica together; None: each has its own.
+        stages: Devices of this process over which the layers of its replica are placed;
+            none: all on the default device.
         synchronous: Whether all replicas share each batch; if not, each of ``workers``
             trains on batches of its own, and a step sees one replica.
         processes: That the launcher started; ``size`` of them run the training's code.
@@ -130,6 +142,8 @@ class Backend(ABC):
         self.local_size = environment.local_size
         self.processes = self.replicas = self.size
         self.local_replicas = range(self.rank, self.rank + 1)
+        self.tensor: TensorGroup | None = None
+        self.stages: list[str] = []
         self._number: Any = None
         self._most = options.max_np
         self.chosen_because = "asked for"
@@ -151,6 +165,12 @@ class Backend(ABC):
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which model and optimizer must be built."""
+        if self.tensor is not None:
+            return self.tensor.for_layers()
+        if self.stages:  # made in the host's memory, then placed
+            import tensorflow as tf
+
+            return tf.device("/cpu:0")
         return contextlib.nullcontext()
 
     def run(self, step: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -185,7 +205,7 @@ class Backend(ABC):
     def replica(self) -> Any:
         """Inside ``run``: the number of this replica in the job, an int or tensor."""
         if self.options.min_np is None:
-            return self.rank
+            return self.local_replicas[0]
         import tensorflow as tf
 
         if self._number is None:  # what is traced must follow when it changes
@@ -216,6 +236,10 @@ class Backend(ABC):
     @abstractmethod
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         """What ``all_reduce`` does once the call is known to be safe."""
+
+    def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
+        """As ``all_reduce``, over processes: where several hold a replica, over each."""
+        return self.all_reduce(tensors)
 
     def reduce_scatter(self, rows: Any) -> Any:
         """Inside ``run``: this replica's row of the sum over all replicas.

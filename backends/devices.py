@@ -36,7 +36,8 @@ def configure(options: Options, environment: Environment) -> None:
     """Shares out cores and GPUs. Must run before TensorFlow's first operation.
 
     A process among n on a host gets its share of the cores and, where there are
-    GPUs, the one of its local rank; memory is taken as it is needed, not all at once.
+    GPUs, the one of its local rank, or as many as it places its model over; memory is
+    taken as it is needed, not all at once.
     """
     import tensorflow as tf
 
@@ -47,9 +48,10 @@ def configure(options: Options, environment: Environment) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(threads)
         physical = tf.config.list_physical_devices("GPU")
         if physical and environment.size > 1:
-            mine = physical[environment.local_rank % len(physical)]
-            tf.config.set_visible_devices([mine], "GPU")
-            physical = [mine]
+            count = options.model_parallel
+            first = environment.local_rank * count % len(physical)
+            physical = physical[first : first + count]
+            tf.config.set_visible_devices(physical, "GPU")
         for gpu in physical:
             tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
@@ -75,6 +77,11 @@ def _keep_freed_memory() -> None:
     mallopt(-3, most)
 
 
+def stages(options: Options) -> list[str]:
+    """The devices over which a process places its model; none: it does not."""
+    return local_devices(options.model_parallel) if options.model_parallel > 1 else []
+
+
 def local_devices(count: int | None) -> list[str]:
     """The devices an in-process backend uses.
 
@@ -89,7 +96,7 @@ def local_devices(count: int | None) -> list[str]:
     """
     import tensorflow as tf
 
-    physical = tf.config.list_physical_devices("GPU")
+    physical = tf.config.get_visible_devices("GPU")
     if physical and (count is None or count <= len(physical)):
         return [f"/gpu:{i}" for i in range(count or len(physical))]
     count = count or 2

@@ -11,7 +11,7 @@ import numpy as np
 
 from backends import mpi_world
 from backends.base import Availability, Backend, Options
-from backends.devices import configure
+from backends.devices import configure, stages
 from collective import recorder
 from collective.environment import Environment, detect
 from collective.environment.base import place_on
@@ -26,7 +26,7 @@ class MPIBackend(Backend):
     name = "mpi"
     launcher = "mpirun"
     summary = "one replica a process, MPI_Allreduce on one fused buffer (mpi4py)"
-    own_options = ("min_np",)
+    own_options = ("min_np", "model_parallel")
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
@@ -37,6 +37,7 @@ class MPIBackend(Backend):
         if outlives:
             self._raise_errors()
         configure(options, environment)
+        self.stages = stages(options)
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from backends import mpi_world
 from backends.base import Availability, Backend, Collective, Options
+from backends.tensor_group import TensorGroup
 from collective import library, session, timeline
 from collective.environment import Environment, detect
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import algorithm_number, transport_number
 
 ENDED = "ended the job with exit code"
@@ -26,12 +28,20 @@ class NativeBackend(Backend):
     name = "native"
     launcher = "collectiverun"
     summary = "one replica a process, summed by our own core (shared memory, or MPI)"
-    own_options = ("algorithm", "transport_dtype", "bucket_bytes", "min_np", "max_np")
+    own_options = (
+        "algorithm",
+        "transport_dtype",
+        "bucket_bytes",
+        "min_np",
+        "max_np",
+        "tensor_parallel",
+        "model_parallel",
+    )
     regroups_whole = True
 
     def __init__(self, options: Options, environment: Environment | None = None):
         import collective
-        from backends.devices import configure
+        from backends.devices import configure, stages
 
         environment = environment or detect()
         super().__init__(options, environment)
@@ -42,7 +52,10 @@ class NativeBackend(Backend):
         collective.init(environment)
         if session.size() < environment.size:
             self._leave_out(environment.size)
+        if options.tensor_parallel > 1:
+            self._share_replicas(options.tensor_parallel)
         configure(options, environment)
+        self.stages = stages(options)
         self._recording: timeline.Recording | None = None
 
     def _leave_out(self, started: int) -> None:
@@ -71,8 +84,27 @@ class NativeBackend(Backend):
             return _across_hosts(environment)
         return Availability(True, f"{environment.size} processes on one host")
 
+    def _share_replicas(self, parts: int) -> None:
+        """Makes groups of ranks that hold a replica together."""
+        if self.options.min_np is not None or self.options.max_np is not None:
+            raise UsageError(
+                "with a rank that dies, its part of the layers is lost",
+                hint="drop --min-np and go on from a --checkpoint-dir, or drop "
+                "--tensor-parallel",
+            )
+        self.tensor = TensorGroup(self, parts)
+        self.replicas = self.size // parts
+        self.local_replicas = range(self.rank // parts, self.rank // parts + 1)
+
+    def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
+        """Over all ranks, whatever they hold."""
+        from collective import tensorflow_ops
+
+        self.require_all_ranks()
+        return tensorflow_ops.all_reduce(tensors)
+
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
-        if self.size == 1 and self.options.min_np is None:
+        if self.replicas == 1 and self.options.min_np is None:
             return tensors
         narrow = self.options.transport_dtype
         if narrow is None:
@@ -93,6 +125,7 @@ class NativeBackend(Backend):
 
         return tensorflow_ops.all_reduce(
             tensors,
+            process_set=None if self.tensor is None else self.tensor.across,
             algorithm=self.options.algorithm,
             transport_dtype=transport_dtype,
             bucket_bytes=self.options.bucket_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from backends.base import Availability, Backend, Options
-from backends.devices import configure
+from backends.devices import configure, stages
 from collective.environment import Environment
 from collective.errors import UsageError
 
@@ -16,6 +16,7 @@ class SingleBackend(Backend):
     name = "single"
     summary = "one process on one device; the reference"
     one_replica = True
+    own_options = ("model_parallel",)
 
     def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
@@ -26,6 +27,7 @@ class SingleBackend(Backend):
                 hint="choose another --backend, or start one process: python train.py",
             )
         configure(options, Environment())
+        self.stages = stages(options)
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:

@@ -8,6 +8,7 @@ callback would wait for ranks that are elsewhere; it raises instead.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from backends.base import Backend
 from collective import recorder
-from training import sharding
+from training import parted
 
 HOOKS = (
     "on_train_begin",
@@ -102,9 +103,11 @@ class RankZeroCallbacks:
         if self.backend.rank == 0 and self._last.get(hook) != place:
             self._last[hook] = place
             what = f"a callback's {hook}"
+            parts = None if "batch" in hook else parted.of(self.model)
             with (
                 self.backend.only_rank_zero(what),
                 recorder.span(recorder.OTHER, what),
+                parts.unchanged(what) if parts else contextlib.nullcontext(),
             ):
                 for callback in self.callbacks:
                     getattr(callback, hook)(*args)
@@ -115,18 +118,26 @@ class RankZeroCallbacks:
         if "batch" in hook:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
         else:
-            self.backend.broadcast(followed_variables(self.model))
+            make_alike(self.model, self.backend)
 
 
 def followed_variables(model: keras.Model) -> list[keras.Variable]:
     """What makes two ranks the same: weights, layer state, optimizer state.
 
-    Not the optimizer's variables of which each rank has a part.
+    Not the variables of which each rank has a part.
     """
-    shards = sharding.of(model)
+    parts = parted.of(model)
     return [
-        v for v in all_variables(model) if shards is None or shards.shape_of(v) is None
+        v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
     ]
+
+
+def make_alike(model: keras.Model, backend: Backend) -> None:
+    """Gives every rank rank 0's model; every rank calls it."""
+    backend.broadcast(followed_variables(model))
+    parts = parted.of(model)
+    if parts is not None:
+        parts.follow()
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:

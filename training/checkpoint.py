@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from collective.errors import UsageError, printable
-from training import saved, sharding
+from training import parted, saved
 from training.ledger_writer import Ledger
 from training.plan import Plan
 from training.state import State
@@ -179,7 +179,7 @@ class Checkpoint:
             )
 
     def _newest(self, model: keras.Model, plan: Plan) -> State | None:
-        found, shards = saved.saved_in(self.folder), sharding.of(model)
+        found, parts = saved.saved_in(self.folder), parted.of(model)
         if found and not self.resume:
             raise UsageError(
                 f"{self.folder} has checkpoints already, up to {found[0].name}",
@@ -189,7 +189,7 @@ class Checkpoint:
         reason = ""
         for place, path in enumerate(found):
             try:
-                with shards.as_whole() if shards else contextlib.nullcontext():
+                with parts.as_whole() if parts else contextlib.nullcontext():
                     state = saved.read(path, model, plan)
             except saved.Unusable as error:
                 reason = reason or f"{path.name}: {error}"

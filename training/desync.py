@@ -41,7 +41,8 @@ class DesyncAlarm:
     def __init__(self, model: keras.Model, backend: Backend, every: int):
         self.variables = followed_variables(model)
         self.backend = backend
-        self.every = every if backend.most_replicas > 1 else 0
+        copies = max(backend.most_replicas, backend.size)
+        self.every = every if copies > 1 else 0
 
     def due(self, number: int) -> bool:
         """Whether step ``number`` (from 0) compares."""
@@ -55,10 +56,11 @@ class DesyncAlarm:
 
         Returns:
             float32 ``[most_replicas, BYTES]``, zeros but for this replica's row, which
-            is its checksum in a step that is due; ``[0, BYTES]`` without an alarm.
+            is its checksum in a step that is due; ``[most_replicas, 0]`` without an
+            alarm.
         """
         if not self.every:
-            return tf.zeros([0, BYTES])
+            return tf.zeros([self.backend.most_replicas, 0])
         mine = tf.cond(
             number % self.every == 0,
             lambda: tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))[0],
@@ -80,22 +82,25 @@ class DesyncAlarm:
         """Raises, on every rank, when the replicas differ; every rank calls it.
 
         Args:
-            checksums: ``[most_replicas, BYTES]``, the sum of all contributions.
+            checksums: ``[most_replicas, BYTES]``, the sum of all contributions; where
+                several ranks hold a replica, ``[ranks, BYTES]``.
             number: Of the step that they rode in.
 
         Raises:
             CollectiveError: Naming replica, tensor and step.
         """
-        checksums = checksums[: self.backend.replicas]
+        tensor = self.backend.tensor
+        checksums = checksums[: self.backend.size if tensor else self.backend.replicas]
         if np.all(checksums == checksums[0]):
             return
 
         @tf.function(autograph=False)
         def of_all() -> tf.Tensor:
             def reduced() -> tf.Tensor:
-                return self.backend.all_reduce([self._in_own_row(self._of_tensors())])[
-                    0
-                ]
+                mine = tf.reshape(self._of_tensors(), [-1])
+                rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
+                rows = rows if tensor is None else tensor.by_rank(rows)
+                return tf.reshape(rows, [rows.shape[0], -1, BYTES])
 
             return self.backend.run(reduced, ())
 

@@ -22,7 +22,7 @@ def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
 
     @tf.function(autograph=False)
     def summed(array: tf.Tensor) -> tf.Tensor:
-        return backend.run(lambda a: backend.all_reduce([a])[0], (array,))
+        return backend.run(lambda a: backend.sum_over_processes([a])[0], (array,))
 
     def sums(array: np.ndarray) -> np.ndarray:
         array = np.asarray(array, np.float64)

@@ -12,7 +12,7 @@ import tensorflow as tf
 import backends
 from backends.base import Backend
 from collective.errors import UsageError
-from training import keras_compat, sharding
+from training import keras_compat, parted, sharding
 from training.callbacks import RankZeroCallbacks
 from training.checkpoint import Checkpoint
 from training.checks import check_labels, check_model
@@ -21,6 +21,7 @@ from training.failure import ends_the_job, explaining_memory
 from training.inputs import Batch, Input
 from training.loop import Loop, Result
 from training.message import message
+from training.parallel import parts, placement
 from training.step import Step
 
 
@@ -91,7 +92,17 @@ def fit(
         loop = Loop(backend, plan, epochs, steps)
         loop.check(accumulate)
         spec = plan.spec
-        model = _ready(model, backend, spec, shard_optimizer)
+        if backend.stages:
+            placement.check(
+                backend,
+                recompute=recompute,
+                shard_optimizer=shard_optimizer,
+                jit_compile=jit_compile,
+            )
+        model = _ready(model, backend, spec, shard_optimizer, jit_compile)
+        if backend.stages and placement.of(model) is None:
+            rows = -(-global_batch_size // (backend.replicas * accumulate))
+            placement.Placement(model, backend.stages, rows)
         check_labels(model, plan.source)
         loop.begin(model, checkpoint, ledger)
         step = Step(
@@ -125,6 +136,7 @@ def _ready(
     backend: Backend,
     spec: Batch,
     shard_optimizer: bool,
+    jit_compile: bool,
 ) -> keras.Model:
     """Makes the model where a function was given; builds all of its variables."""
     if not isinstance(model, keras.Model):
@@ -133,9 +145,13 @@ def _ready(
     check_model(model, backend)
     if shard_optimizer:
         sharding.check(model, backend)
+    if backend.tensor is not None:
+        parts.check(backend, model, jit_compile)
+    whole = not shard_optimizer and backend.tensor is None
+    with_optimizer = whole and not backend.stages
     with backend.scope():
         try:
-            keras_compat.build(model, spec[:3], optimizer=not shard_optimizer)
+            keras_compat.build(model, spec[:3], optimizer=with_optimizer)
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
             shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
             first = str(error).strip().split("\n")[0]
@@ -145,6 +161,6 @@ def _ready(
                 hint="give the model the input shape and the number of outputs of the "
                 "data, or choose another --data",
             ) from error
-    if shard_optimizer and sharding.of(model) is None:
-        sharding.Sharding(model, backend)
+    if not whole and parted.of(model) is None:
+        (sharding.Sharding if shard_optimizer else parts.TensorParts)(model, backend)
     return model

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from training import keras_compat
 from training.losses import LossSums, loss_sums
+from training.parallel import placement
 from training.recompute import recomputed
 
 
@@ -51,6 +52,7 @@ class Forward:
         self.model = model
         self.seed = seed
         self.recompute = recompute
+        self.placement = placement.of(model)
         self.connected: list[int] = []
         self.changing: list[int] = []
         self.has_planned = True
@@ -87,6 +89,8 @@ class Forward:
         key = self._key(draw)
         state = self._with_seeds(state, key)
         fold = tf.random.experimental.stateless_fold_in
+        if self.placement is not None:
+            trainable = self.placement.beside(trainable, self.model.trainable_variables)
         with (
             keras_compat.global_seeds(lambda call: fold(key, -1 - call)),
             tf.GradientTape(persistent=True) as tape,
@@ -152,13 +156,15 @@ class Forward:
     ) -> tuple[Any, list[tf.Tensor], LossSums]:
         model = self.model
         takes_training = keras_compat.takes_training(model)
-        y_pred, new_state, added = model.stateless_call(
-            trainable,
-            state,
-            x,
-            return_losses=True,
-            **({"training": training} if takes_training else {}),
-        )
+        placed = self.placement.calls() if self.placement else contextlib.nullcontext()
+        with placed:
+            y_pred, new_state, added = model.stateless_call(
+                trainable,
+                state,
+                x,
+                return_losses=True,
+                **({"training": training} if takes_training else {}),
+            )
         rows = tf.shape(tf.nest.flatten(x)[0])[0]
         mapping = [
             *zip(model.trainable_variables, trainable, strict=True),

@@ -13,7 +13,7 @@ import tensorflow as tf
 import backends
 from backends.quiet import quiet
 from collective.errors import UsageError
-from training import datasets, models
+from training import datasets, models, parted
 from training.checkpoint import Checkpoint
 from training.evaluation import Evaluation
 from training.failure import ends_the_job, explaining_memory
@@ -123,11 +123,12 @@ def run(
             rows = max(job.global_batch_size, 32 * backend.most_replicas)
             evaluation = Evaluation(model, backend, data.test, rows)
             test = result.afterwards(evaluation)
+        parts = parted.of(model)
         summary = Summary.of(
             dataclasses.asdict(job),
             result,
             test,
-            model.count_params(),
+            parts.parameters() if parts else model.count_params(),
             len(data.train),
         )
 

@@ -17,8 +17,8 @@ from backends.base import Backend
 from collective import recorder
 from collective.errors import CollectiveError, UsageError
 from collective.preemption import WAITING
-from training import keras_compat, random_state, receipts, sharding
-from training.callbacks import RankZeroCallbacks, followed_variables
+from training import keras_compat, parted, random_state, receipts
+from training.callbacks import RankZeroCallbacks, make_alike
 from training.checkpoint import Checkpoint
 from training.checks import check_same_data
 from training.evaluation import Evaluation
@@ -399,8 +399,8 @@ class Loop:
         self.final = self.final or self._state()
         if self.checkpoint is not None:
             self.checkpoint.end(self.final, self.ledger)
-        if step.shards is not None:
-            step.shards.finish()
+        if step.parted is not None:
+            step.parted.finish()
         else:
             with backend.scope():
                 keras_compat.finish(model)
@@ -450,7 +450,7 @@ class Loop:
         elif backend.options.min_np is not None:  # all of it or nothing, if one dies
             broadcast(fresh, backend).put(model)
         else:  # one variable at a time, so that not all are there twice
-            backend.broadcast(followed_variables(model))
+            make_alike(model, backend)
 
     def _save(self) -> None:
         """Writes a checkpoint where one is due, on rank 0; every rank calls it."""
@@ -464,8 +464,8 @@ class Loop:
 
     def _gathered(self) -> dict[int, np.ndarray]:
         """What ranks have parts of, if a checkpoint wants it."""
-        shards = sharding.of(self.result.model)
-        return {} if shards is None or self.due is None else shards.gather()
+        parts = parted.of(self.result.model)
+        return {} if parts is None or self.due is None else parts.gather()
 
     def _keep(self) -> None:
         """Keeps the losses, times and rows of the epoch's steps that were made here."""

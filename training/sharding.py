@@ -4,8 +4,8 @@ Every trainable variable is cut, as a flat vector, into as many parts as there a
 the last one is filled up with zeros. Gradients are reduce-scattered, so that each rank
 has the sums of its own parts. Keras' optimizer, built on variables of these parts, makes
 of them what it would have made of them within the whole: it treats each element alone.
-What it does not (the norms to clip by, loss scaling's look for overflow) is summed over
-the ranks here. Then the weights are all-gathered.
+The norms that it clips by are those of the whole (``training.parted``). Then the weights
+are all-gathered.
 
 Source: S. Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models, 2020.
@@ -13,9 +13,8 @@ Parameter Models, 2020.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -24,22 +23,16 @@ import tensorflow as tf
 
 from backends.base import Backend, Options
 from collective.errors import UsageError
-from training import keras_compat
+from training import keras_compat, parted
+from training.parted import Parted
 
 LARGE = 1 << 16  # elements
-# Those that treat each element alone. Not: Adafactor, Lamb and Muon.
-BY_ELEMENT = {
-    getattr(keras.optimizers, name)
-    for name in (
-        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax"),
-        *("Nadam", "Ftrl", "Lion"),
-    )
-}
 
 
 def of(model: keras.Model) -> Sharding | None:
     """How a model's optimizer is sharded; None if it is not."""
-    return getattr(model.optimizer, "_sharding", None)
+    found = parted.of(model)
+    return found if isinstance(found, Sharding) else None
 
 
 def check(model: keras.Model, backend: Backend) -> None:
@@ -48,7 +41,6 @@ def check(model: keras.Model, backend: Backend) -> None:
     Raises:
         UsageError: For the backend, the optimizer, or one that is built already.
     """
-    optimizer = keras_compat.core_optimizer(model.optimizer)
     if len(backend.local_replicas) != 1:
         raise UsageError(
             f"backend {backend.name!r} has all replicas in one process, which shards no "
@@ -74,21 +66,15 @@ def check(model: keras.Model, backend: Backend) -> None:
             hint="drop --min-np and go on from a --checkpoint-dir, or drop "
             "--shard-optimizer",
         )
-    if type(optimizer) not in BY_ELEMENT:
-        names = sorted(kind.__name__ for kind in BY_ELEMENT)
+    if backend.tensor is not None:
         raise UsageError(
-            f"optimizer {type(optimizer).__name__} is not known to treat each element "
-            "of a variable alone, so it cannot be sharded",
-            hint=f"drop --shard-optimizer, or take one of {', '.join(names)}",
+            "--shard-optimizer cuts variables that --tensor-parallel has cut already",
+            hint="drop one of them",
         )
-    if optimizer.built and of(model) is None:
-        raise UsageError(
-            "the optimizer has been built, whole, already",
-            hint="compile the model with a new optimizer before training.fit",
-        )
+    parted.check_optimizer(model, "--shard-optimizer")
 
 
-class Sharding:
+class Sharding(Parted):
     """A model's optimizer, of which this rank has its part.
 
     Args:
@@ -97,7 +83,7 @@ class Sharding:
     """
 
     def __init__(self, model: keras.Model, backend: Backend):
-        self.optimizer, self.backend = model.optimizer, backend
+        super().__init__(model, backend)
         self.variables = list(model.trainable_variables)
         self.lengths = [
             -(-math.prod(v.shape) // backend.replicas) for v in self.variables
@@ -107,12 +93,9 @@ class Sharding:
                 model.optimizer, self.variables, self.lengths
             )
         self._slots = {id(v): self.variables[i] for v, i in slots}
-        self._clip = keras_compat.replace_clipping(self.optimizer, self._clipped)
-        self._norms = tf.zeros([0], tf.float64)
         self._gathered = tf.function(
             lambda part: backend.run(backend.all_gather, (part,)), autograph=False
         )
-        model.optimizer._sharding = self
 
     def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
         """The whole shape of an optimizer's variable; None if it is not sharded."""
@@ -131,17 +114,8 @@ class Sharding:
         return sums
 
     def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
-        """Inside ``run``: updates this rank's parts, then all weights.
-
-        Args:
-            gradients: Parts, divided by the global weight.
-            connected: The number of each one's variable.
-        """
-        skipped = self._look_at_all(gradients)
-        if skipped is not None:  # all ranks skip the update where one of them would
-            gradients = [
-                tf.where(skipped, tf.constant(math.nan, g.dtype), g) for g in gradients
-            ]
+        """Inside ``run``: updates this rank's parts, then all weights."""
+        gradients, skipped = self._look_at_all(gradients, connected)
         rank = self.backend.replica()
         self.backend.assign(
             [keras_compat.tf_variable(part) for part in self.parts],
@@ -180,13 +154,6 @@ class Sharding:
         if self.shape_of(variable) is None:
             return value
         return self._part(tf.convert_to_tensor(value), self.backend.rank)
-
-    @contextlib.contextmanager
-    def as_whole(self) -> Iterator[None]:
-        """Inside, the optimizer's variables have whole shapes, to be read from a file."""
-        shapes = [(v, self.shape_of(v)) for v in self.optimizer.variables]
-        with keras_compat.shaped([(v, s) for v, s in shapes if s is not None]):
-            yield
 
     def _part(self, value: tf.Tensor, rank: Any) -> tf.Tensor:
         """A row of ``_rows``, without making the others."""
@@ -231,42 +198,8 @@ class Sharding:
                 [keras_compat.tf_variable(self.variables[i]) for i in places], done
             )
 
-    def _look_at_all(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor | None:
-        """Inside ``run``: sums what the ranks must know of each other's parts.
-
-        Keeps the norms to clip by; returns whether a LossScaleOptimizer has to skip the
-        update, None where there is none.
-        """
-        core = keras_compat.core_optimizer(self.optimizer)
-        scaled = keras_compat.expects_overflow(self.optimizer)
-        clips = core.clipnorm or core.global_clipnorm
-        if not scaled and not clips:
-            return None
-        told = [2 * tf.nn.l2_loss(g) if clips else tf.zeros([]) for g in gradients]
-        if scaled:
-            fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
-            told.append(tf.cast(tf.logical_not(tf.reduce_all(fine)), tf.float64))
-        (total,) = self.backend.all_reduce(
-            [tf.stack([tf.cast(t, tf.float64) for t in told])]
-        )
-        scale = tf.cast(keras_compat.loss_scale(self.optimizer), tf.float64)
-        self._norms = tf.sqrt(total[: len(gradients)]) / scale
-        return total[-1] > 0 if scaled else None
-
-    def _clipped(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Keras' clipping, by norms of whole gradients."""
-        core = keras_compat.core_optimizer(self.optimizer)
-        if core.clipnorm:
-            norms = tf.unstack(self._norms)
-        elif core.global_clipnorm:
-            norms = [tf.norm(self._norms)] * len(gradients)
-        else:
-            return self._clip(gradients)
-        limit = core.clipnorm or core.global_clipnorm
-        return [
-            g * tf.cast(limit / tf.maximum(norm, limit), g.dtype)
-            for g, norm in zip(gradients, norms, strict=True)
-        ]
+    def _total(self, told: tf.Tensor) -> tf.Tensor:
+        return self.backend.all_reduce([told])[0]
 
 
 def _whole(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:

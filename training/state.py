@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from backends.base import Backend
-from training import random_state, sharding
+from training import parted, random_state
 from training.callbacks import all_variables
 
 
@@ -60,10 +60,10 @@ class State:
         Args:
             model: With variables of the same shapes, in the same order.
         """
-        shards = sharding.of(model)
+        parts = parted.of(model)
         for variable, value in zip(all_variables(model), self.variables, strict=True):
-            if shards is not None:
-                value = shards.part_of(variable, value)
+            if parts is not None:
+                value = parts.part_of(variable, value)
             variable.assign(value)
         random_state.put(self.random)
         model.stop_training = self.stopped
@@ -84,7 +84,7 @@ def values_of(
     Args:
         model: Built, with its optimizer.
         buffers: Arrays to copy the values into, from an earlier call.
-        gathered: Where the optimizer is sharded, what ``Sharding.gather`` returned.
+        gathered: Where each rank has parts, what ``Parted.gather`` returned.
 
     Returns:
         The buffers; or arrays that must not be written to.

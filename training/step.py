@@ -11,6 +11,7 @@ last five are Keras' own optimizer, untouched, given gradients that are already 
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -19,13 +20,14 @@ import tensorflow as tf
 
 from backends.base import Backend
 from collective.errors import CollectiveError
-from training import keras_compat, receipts, sharding
+from training import keras_compat, parted, receipts, sharding
 from training.accumulation import accumulate, cut
 from training.desync import DesyncAlarm
 from training.forward import Forward, Sums
 from training.inputs import Batch
 from training.message import SMALL
 from training.notices import Notices
+from training.parallel import placement
 from training.plan import share
 from training.report import Layout
 
@@ -73,7 +75,7 @@ class Step:
         self.maybe_empty = maybe_empty
         self.forward = Forward(model, seed, recompute)
         self.layout = Layout(model)
-        self.shards = sharding.of(model)
+        self.parted, self.shards = parted.of(model), sharding.of(model)
         self.alarm = DesyncAlarm(model, backend, check_every)
         self.notices = Notices(backend)
         keras_compat.switch_off_gradient_sum(self.optimizer)
@@ -87,8 +89,9 @@ class Step:
         )
         scalar = tf.TensorSpec([], tf.int64)
         data = (*without_none(spec)[:3], scalar, tf.TensorSpec([], tf.float32))
+        following = functools.partial(placement.following, model)
         self._micro = tf.function(
-            self.forward.train,
+            following(self.forward.train),
             input_signature=(*variables, *data, tf.TensorSpec([3], tf.int64)),
             jit_compile=jit_compile,
             autograph=False,
@@ -97,13 +100,15 @@ class Step:
         # return must be known before the loop over micro-batches.
         self._shapes = self._micro.get_concrete_function().structured_outputs[0]
         self._local = tf.function(
-            self._local_sums,
+            following(self._local_sums),
             input_signature=(*variables, *data, scalar, scalar, scalar),
             autograph=False,
         )
         self._local.get_concrete_function()
         self._run = tf.function(
-            lambda batch, number: backend.run(self._replica, (batch, number)),
+            lambda batch, number: backend.run(
+                following(self._replica), (batch, number)
+            ),
             input_signature=(without_none(spec), tf.TensorSpec([], tf.int64)),
             autograph=False,
         )
@@ -129,6 +134,15 @@ class Step:
             self.alarm.compare(more[0].numpy(), number)
         return report
 
+    def _beside(self, sums: Sums) -> Sums:
+        """Where the model is on several devices: gradients beside their variables."""
+        placed = self.forward.placement
+        if placed is None:
+            return sums
+        variables = [self.model.trainable_variables[i] for i in self.forward.connected]
+        gradients = [placed.beside(of, variables) for of in sums.gradients]
+        return sums._replace(gradients=gradients)
+
     def _replica(self, batch: Batch, number: tf.Tensor) -> Any:
         """One replica's update: the report; and all checksums, and notices, if any."""
         trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]
@@ -145,6 +159,7 @@ class Step:
             number,
             replica,
         )
+        sums = self._beside(sums)
         changing = self.forward.changing
         share_of_rows = tf.cast(rows, self.dtype) / tf.cast(
             batch.global_rows, self.dtype
@@ -179,6 +194,10 @@ class Step:
         if self.shards is not None:
             flat = self.shards.reduce_scatter(tf.nest.flatten(whole))
             sums = sums._replace(gradients=tf.nest.pack_sequence_as(whole, flat))
+        if self.backend.tensor is not None:  # all ranks of a replica must know, too
+            told = tf.concat([tf.cast(trouble, checksums.dtype)[:, None], checksums], 1)
+            told = self.backend.tensor.by_rank(told)
+            trouble, checksums = told[:, 0], told[:, 1:]
         # All writing waits for the check: weight decay, the optimizer's counter and
         # the state do not depend on the gradients, and must not move without them.
         # And for every sum: where a rank dies, a step is made as a whole or not.
@@ -222,7 +241,8 @@ class Step:
             for i, value in zip(changing, changed, strict=True):
                 current[i] = value
             draw = tf.stack([number, replica, tf.cast(part, tf.int64)])
-            return self._micro(trainable, current, *data, global_rows, scale, draw)
+            sums, new = self._micro(trainable, current, *data, global_rows, scale, draw)
+            return self._beside(sums), new
 
         return accumulate(
             compute,
@@ -241,6 +261,7 @@ class Step:
 
         0 where all is well, and one more than there are variables where only the loss
         is not finite. A vector of ``most_replicas``; each fills in its own place.
+        (Where several ranks hold a replica, the step makes it one of ranks.)
         """
         bad = [
             tf.logical_not(tf.math.is_finite(tf.add_n([tf.reduce_sum(g) for g in of])))
@@ -278,7 +299,7 @@ class Step:
         fine = tf.debugging.Assert(
             tf.reduce_all(trouble == 0),
             [NOT_FINITE, number, tf.cast(trouble, tf.int32)],
-            summarize=self.backend.most_replicas,
+            summarize=max(self.backend.most_replicas, self.backend.size),
         )
         return [] if fine is None else [fine]
 
@@ -299,8 +320,8 @@ class Step:
                 for i, (g, d) in enumerate(zip(of, divisors, strict=True))
             ]
             gradients.append(tf.cast(tf.add_n(terms), variable.dtype))
-        if self.shards is not None:
-            self.shards.apply(gradients, connected)
+        if self.parted is not None:
+            self.parted.apply(gradients, connected)
         else:
             keras_compat.apply(
                 self.optimizer, gradients, variables, self.backend.assign

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from training import keras_compat, sharding
 from training.inputs import Batch, share
+from training.parallel import parts, placement
 from training.report import Averages
 from training.step import Step
 
@@ -380,12 +381,17 @@ def built(
     make: Callable[[], Any], backend: Any, spec: Batch, shard: bool = False
 ) -> keras.Model:
     """A model with all its variables, the same on every rank."""
+    whole = not shard and backend.tensor is None and not backend.stages
     with backend.scope():
         keras.utils.set_random_seed(0)
         model = make()
-        keras_compat.build(model, tuple(spec)[:3], optimizer=not shard)
+        keras_compat.build(model, tuple(spec)[:3], optimizer=whole)
     if shard:
         sharding.Sharding(model, backend)
+    elif backend.tensor is not None:
+        parts.TensorParts(model, backend)
+    elif backend.stages:
+        placement.Placement(model, backend.stages, rows=4)
     return model
 
 
@@ -408,8 +414,8 @@ def train(
         options: More of the step's.
 
     Returns:
-        Losses, logs, and every variable of model and optimizer; but of a sharded
-        optimizer, on rank 0 alone.
+        Losses, logs, and every variable of model and optimizer; those of which each
+        rank has a part on rank 0 alone.
     """
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(precision)
@@ -432,14 +438,14 @@ def train(
             averages.add(report)
     for name, value in averages.logs().items():
         result[f"log {name}"] = np.array(value)
-    whole = step.shards.gather() if shard else {}
+    whole = step.parted.gather() if step.parted else {}
     for kind, variables in (
         ("trainable", model.trainable_variables),
         ("state", model.non_trainable_variables),
         ("optimizer", model.optimizer.variables),
     ):
         for i, variable in enumerate(variables):
-            if shard and kind == "optimizer" and backend.rank:
+            if backend.rank and step.parted and step.parted.shape_of(variable):
                 continue
             value = whole.get(id(variable), variable)
             result[f"{kind} {i} {variable.path}"] = np.array(value)

@@ -10,7 +10,14 @@ no longer have. Each is a few lines against Keras' own source; each has a test i
 
 # ruff: noqa: F401 - what the files below offer is used under this package's name
 from training.keras_compat.building import build, overrides, takes_training, tf_variable
-from training.keras_compat.layers import InnerScope, Node, calls_replaced
+from training.keras_compat.layers import (
+    InnerScope,
+    Node,
+    calls_replaced,
+    copied,
+    layers_in_order,
+    move,
+)
 from training.keras_compat.losses import (
     Reduce,
     compiled_loss,
@@ -21,6 +28,7 @@ from training.keras_compat.losses import (
 from training.keras_compat.optimizers import (
     apply,
     build_in_parts,
+    build_optimizer,
     core_optimizer,
     count_atomically,
     expects_overflow,
@@ -30,6 +38,7 @@ from training.keras_compat.optimizers import (
     replace_clipping,
     shaped,
     switch_off_gradient_sum,
+    update_beside,
 )
 from training.keras_compat.seeds import (
     SEED_STATE,

@@ -21,6 +21,7 @@ class Node:
     """An operation in a functional model. Tensors are known by a number.
 
     Attributes:
+        operation: The layer.
         name: Of the layer.
         is_model: Whether it is a model of layers itself.
         inputs: What it needs.
@@ -28,6 +29,7 @@ class Node:
         compute: Given the values of its inputs, adds those of its outputs.
     """
 
+    operation: Any
     name: str
     is_model: bool
     inputs: frozenset[int]
@@ -89,17 +91,57 @@ def _node(node: Any, needed: frozenset[int], operation_fn: Any) -> Node:
             zip(map(id, node.outputs), keras.tree.flatten(made), strict=False)
         )
 
-    def size(tensor: keras.KerasTensor) -> int:
-        rows = math.prod(d or 1 for d in tensor.shape)
-        return rows * tf.as_dtype(tensor.dtype).size
-
     return Node(
+        node.operation,
         node.operation.name,
         isinstance(node.operation, keras.Model),
         needed,
-        {id(x): size(x) for x in node.outputs},
+        {id(x): _row_bytes(x) for x in node.outputs},
         compute,
     )
+
+
+def _row_bytes(tensor: keras.KerasTensor) -> int:
+    numbers = math.prod(d or 1 for d in tensor.shape)
+    return numbers * tf.as_dtype(tensor.dtype).size
+
+
+def layers_in_order(model: keras.Model) -> list[tuple[keras.Layer, int]] | None:
+    """The layers of a Sequential or functional model, those of models in it included.
+
+    Returns:
+        In the order of their first call, each with the bytes that it makes of a row;
+        None for a model that calls its layers in Python.
+    """
+    inner = getattr(model, "_functional", None) or model
+    if not isinstance(inner, Functional) or type(inner).call is not Functional.call:
+        return None
+    found: dict[int, tuple[keras.Layer, int]] = {}
+    for depth in sorted(inner._nodes_by_depth, reverse=True):
+        for node in inner._nodes_by_depth[depth]:
+            operation = node.operation
+            if operation is None or node.is_input:
+                continue
+            below = isinstance(operation, keras.Model) and layers_in_order(operation)
+            made = sum(_row_bytes(x) for x in node.outputs)
+            for layer, size in below or [(operation, made)]:
+                before = found.get(id(layer), (layer, 0))[1]
+                found[id(layer)] = layer, before + size
+    return list(found.values())
+
+
+def copied(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor again, on the current device, with its mask."""
+    copy, mask = tf.identity(tensor), masking.get_keras_mask(tensor)
+    if mask is not None:
+        masking.set_keras_mask(copy, tf.identity(mask))
+    return copy
+
+
+def move(variable: keras.Variable, device: str) -> None:
+    """Puts a variable on another device; who holds it keeps holding it."""
+    with tf.init_scope(), tf.device(device):
+        variable._initialize(tf.identity(variable.value))
 
 
 def _called_by_hand(model: keras.Model) -> Iterator[keras.Layer]:

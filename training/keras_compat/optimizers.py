@@ -138,7 +138,7 @@ def build_in_parts(
     """
     core = core_optimizer(optimizer)
     excluded: set[int] = getattr(core, "_exclude_from_weight_decay", set())
-    parts, slots = [], []
+    parts = []
     for variable, length in zip(variables, lengths, strict=True):
         part = keras.Variable(
             "zeros", shape=(length,), dtype=variable.dtype, name=variable.name
@@ -148,16 +148,39 @@ def build_in_parts(
             excluded.add(core._var_key(part))
         parts.append(part)
     numbers = {id(part): i for i, part in enumerate(parts)}
+    made = build_optimizer(optimizer, parts)
+    return parts, [(slot, numbers[id(part)]) for slot, part in made]
+
+
+def build_optimizer(
+    optimizer: keras.Optimizer,
+    variables: Sequence[keras.Variable],
+    beside: bool = False,
+) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Builds an optimizer that is not built.
+
+    Args:
+        optimizer: The optimizer.
+        variables: Of the model.
+        beside: Whether to put what is kept for a variable on the variable's device.
+
+    Returns:
+        Its variables that are shaped as one of the model's, each with that one.
+    """
+    core = core_optimizer(optimizer)
+    slots: list[tuple[keras.Variable, keras.Variable]] = []
     make = core.add_variable_from_reference
 
     def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
-        made = make(reference_variable, *args, **kwargs)
-        slots.append((made, numbers[id(reference_variable)]))
+        device = tf.device(reference_variable.value.device) if beside else None
+        with device or contextlib.nullcontext():
+            made = make(reference_variable, *args, **kwargs)
+        slots.append((made, reference_variable))
         return made
 
     with mock.patch.object(core, "add_variable_from_reference", noted):
-        optimizer.build(parts)
-    return parts, slots
+        optimizer.build(variables)
+    return slots
 
 
 def replace_clipping(
@@ -193,3 +216,15 @@ def finish(model: keras.Model) -> None:
     """What Keras does at the end of ``fit``: an average of weights replaces them."""
     core = core_optimizer(model.optimizer)
     core.finalize_variable_values(parts(model.trainable_variables))
+
+
+def update_beside(optimizer: keras.Optimizer) -> None:
+    """Makes the optimizer update each variable on the variable's device."""
+    core = core_optimizer(optimizer)
+    update = core.update_step
+
+    def beside(gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        with tf.device(variable.device):
+            return update(gradient, variable, learning_rate)
+
+    core.update_step = beside

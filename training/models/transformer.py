@@ -6,6 +6,7 @@ import keras
 from keras import layers, ops
 
 from training.models.mlp import logits_dtype
+from training.parallel import ColumnParallelDense, RowParallelDense, ShardedEmbedding
 
 
 class Positions(layers.Layer):
@@ -34,6 +35,8 @@ def transformer(
 ) -> keras.Model:
     """Pre-norm encoder blocks, averaged over positions.
 
+    With ``--tensor-parallel``, embedding and feed-forward layers lie in parts over ranks.
+
     Args:
         input_shape: ``(length,)`` of integer tokens below ``vocabulary``;
             ``(length, features)`` of floats; or ``(height, width, channels)``: each
@@ -50,7 +53,7 @@ def transformer(
     """
     if len(input_shape) == 1:
         inputs = keras.Input(input_shape, dtype="int32")
-        x = layers.Embedding(vocabulary, width)(inputs)
+        x = ShardedEmbedding(vocabulary, width)(inputs)
     else:
         inputs = keras.Input(input_shape)
         x = layers.Reshape((input_shape[0], -1))(inputs)
@@ -61,8 +64,8 @@ def transformer(
         y = layers.MultiHeadAttention(heads, width // heads, dropout=dropout)(y, y)
         x = layers.add([x, layers.Dropout(dropout)(y)])
         y = layers.LayerNormalization()(x)
-        y = layers.Dense(4 * width, activation="gelu")(y)
-        y = layers.Dense(width)(y)
+        y = ColumnParallelDense(4 * width, activation="gelu", gather_output=False)(y)
+        y = RowParallelDense(width, input_is_parallel=True)(y)
         x = layers.add([x, layers.Dropout(dropout)(y)])
     x = layers.LayerNormalization()(x)
     x = layers.GlobalAveragePooling1D()(x)

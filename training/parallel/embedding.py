@@ -1,0 +1,88 @@
+"""An embedding whose rows lie over the ranks of a tensor group.
+
+All ranks of the group have the same ids. Each asks for a share of them, by one all-to-all
+of row numbers and one of the rows; then all get what each has found. Backward, each rank
+has the gradient of all that was looked up, and adds up what belongs to its own rows, those
+that were looked up several times among it: nothing is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from backends.tensor_group import TensorGroup
+from training.parallel.layer import Parallel
+from training.plan import share
+
+
+@keras.saving.register_keras_serializable("collective")
+class ShardedEmbedding(Parallel, keras.layers.Embedding):
+    """``keras.layers.Embedding``, of which each rank of a tensor group has some rows.
+
+    Args:
+        arguments: As of ``Embedding``. The group need not divide the rows.
+
+    Raises:
+        UsageError: In ``build``: what was asked for needs all rows.
+    """
+
+    cut = {"embeddings": 0}  # noqa: RUF012
+
+    def call(self, inputs: Any) -> Any:
+        """Ids ``[...]`` to vectors ``[..., output_dim]``."""
+        if self.group is None:
+            return super().call(inputs)
+        ids = tf.cast(inputs, tf.int64)
+        ids = tf.where(ids < 0, ids + self.input_dim, ids)  # as Keras counts
+        table = tf.convert_to_tensor(self.embeddings)
+        rows = _lookup(table, tf.reshape(ids, [-1]), self.input_dim, self.group)
+        shape = tf.concat([tf.shape(ids), [self.output_dim]], axis=0)
+        found = tf.reshape(rows, shape)
+        found.set_shape([*ids.shape, self.output_dim])
+        return tf.cast(found, self.compute_dtype)
+
+
+def _lookup(
+    table: tf.Tensor, ids: tf.Tensor, rows: int, group: TensorGroup
+) -> tf.Tensor:
+    """Rows of a table that lies in parts.
+
+    Args:
+        table: ``[own rows, n]``.
+        ids: int64 ``[k]``, the same on every rank of the group.
+        rows: Of all ranks together.
+        group: The ranks.
+
+    Returns:
+        ``[k, n]``, the same on every rank.
+    """
+    starts = [share(rows, part, group.parts)[0] for part in range(group.parts)]
+    first = starts[group.part]
+
+    @tf.custom_gradient
+    def found(table: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
+            own = tf.where((ids >= first) & (ids < first + table.shape[0]))[:, 0]
+            return tf.IndexedSlices(
+                tf.gather(upstream, own),
+                tf.gather(ids, own) - first,
+                tf.shape(table, tf.int64),
+            )
+
+        count = tf.shape(ids, tf.int64)[0]
+        start, stop = share(count, group.part, group.parts)
+        mine = ids[start:stop]
+        # An id that no row has goes to a rank that then says so.
+        owners = tf.searchsorted(tf.constant(starts[1:], tf.int64), mine, side="right")
+        order = tf.argsort(owners, stable=True)
+        asked, numbers = group.all_to_all(
+            tf.gather(mine, order), tf.math.bincount(owners, minlength=group.parts)
+        )
+        answered, _ = group.all_to_all(tf.gather(table, asked - first), numbers)
+        in_order = tf.gather(answered, tf.math.invert_permutation(order))
+        return group.all_gather(in_order), gradient
+
+    return found(table)
