@@ -19,24 +19,24 @@ bool HasAvx512() {
 }
 #endif
 
-const Kernels* Choose() {
+const Kernels& Choose() {
   const char* wish = std::getenv("COLLECTIVE_SIMD");
   const std::string most = wish ? wish : "avx512";
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (most == "avx512" && KernelsAvx512() && HasAvx512()) {
-    return KernelsAvx512();
+  if (kKernelsAvx512.name && most == "avx512" && HasAvx512()) {
+    return kKernelsAvx512;
   }
-  if (most != "baseline" && KernelsAvx2() && HasAvx2()) return KernelsAvx2();
+  if (kKernelsAvx2.name && most != "baseline" && HasAvx2()) return kKernelsAvx2;
 #endif
-  return KernelsBaseline();
+  return kKernelsBaseline;
 }
 
 }  // namespace
 
 const Kernels& BestKernels() {
-  static const Kernels* const best = Choose();
-  return *best;
+  static const Kernels& best = Choose();
+  return best;
 }
 
 }  // namespace collective

@@ -52,9 +52,11 @@ struct Kernels {
 // asks for lesser ones (for tests).
 const Kernels& BestKernels();
 
-const Kernels* KernelsBaseline();
-const Kernels* KernelsAvx2();  // null where not compiled in
-const Kernels* KernelsAvx512();
+// Made by the compiler, for a function that returned one would itself be
+// compiled for what the processor may lack. Without a name: not compiled in.
+extern const Kernels kKernelsBaseline;
+extern const Kernels kKernelsAvx2;
+extern const Kernels kKernelsAvx512;
 
 }  // namespace collective
 

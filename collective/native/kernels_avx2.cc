@@ -3,13 +3,10 @@
 
 namespace collective {
 
-const Kernels* KernelsAvx2() {
 #if defined(__AVX2__) && defined(__F16C__)
-  static const Kernels kernels = MakeKernels("avx2");
-  return &kernels;
+constexpr Kernels kKernelsAvx2 = MakeKernels("avx2");
 #else
-  return nullptr;
+constexpr Kernels kKernelsAvx2 = {};
 #endif
-}
 
 }  // namespace collective

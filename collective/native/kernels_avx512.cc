@@ -4,13 +4,10 @@
 
 namespace collective {
 
-const Kernels* KernelsAvx512() {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-  static const Kernels kernels = MakeKernels("avx512");
-  return &kernels;
+constexpr Kernels kKernelsAvx512 = MakeKernels("avx512");
 #else
-  return nullptr;
+constexpr Kernels kKernelsAvx512 = {};
 #endif
-}
 
 }  // namespace collective

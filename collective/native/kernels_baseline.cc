@@ -3,9 +3,6 @@
 
 namespace collective {
 
-const Kernels* KernelsBaseline() {
-  static const Kernels kernels = MakeKernels("baseline");
-  return &kernels;
-}
+constexpr Kernels kKernelsBaseline = MakeKernels("baseline");
 
 }  // namespace collective

@@ -254,7 +254,7 @@ void WidenAll(void* target, const void* source, size_t count, bool stream) {
 }
 
 template <class T, class W>
-void FillFloats(ReduceKernel* row) {
+constexpr void FillFloats(ReduceKernel* row) {
   row[static_cast<int>(Op::kSum)] = Reduce<T, W, Add, false>;
   row[static_cast<int>(Op::kAverage)] = Reduce<T, W, Add, true>;
   row[static_cast<int>(Op::kMin)] = Reduce<T, W, Least, false>;
@@ -263,12 +263,12 @@ void FillFloats(ReduceKernel* row) {
 }
 
 template <class T>
-void FillIntegers(ReduceKernel* row) {
+constexpr void FillIntegers(ReduceKernel* row) {
   FillFloats<T, T>(row);
   row[static_cast<int>(Op::kAverage)] = AverageIntegers<T>;
 }
 
-[[maybe_unused]] Kernels MakeKernels(const char* name) {
+[[maybe_unused]] constexpr Kernels MakeKernels(const char* name) {
   Kernels kernels = {};
   kernels.name = name;
   kernels.copy = Copy;
