@@ -72,6 +72,8 @@ def get(
     if most and options.max_np is None:
         options = dataclasses.replace(options, max_np=int(most))
     environment = detect()
+    if options.min_np is not None and session.is_initialized():
+        environment = session.called()  # ranks may have come and gone since the start
     because, predicted = "asked for", {}
     if name == "auto":
         from backends import auto  # which starts backends by their names here
