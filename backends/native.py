@@ -182,8 +182,8 @@ class NativeBackend(Backend):
 
     @property
     def regroups_whole(self) -> bool:
-        """On one host: across hosts MPI tells who is left, of those that have died."""
-        return self.size == self.local_size
+        """Where the core can."""
+        return session.regroups_whole()
 
     def regroup(self) -> list[int]:
         """Meets the other ranks anew."""

@@ -104,6 +104,14 @@ def waiting() -> int:
     return library.load().collective_waiting()
 
 
+def regroups_whole() -> bool:
+    """Whether ranks may ``regroup``, and ``leave``, with nobody dead.
+
+    On one host: across hosts MPI tells who is left, of those that have died.
+    """
+    return place().size == place().local_size
+
+
 def joins() -> bool:
     """Whether this process has come to a job that runs, and is not in it yet."""
     return _called is not None

@@ -253,7 +253,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         if session.joins():
             session.enter()
-        with _preemption if MIN_NP in os.environ else contextlib.nullcontext():
+        heeds = MIN_NP in os.environ and session.regroups_whole()
+        with _preemption if heeds else contextlib.nullcontext():
             return attempts(state, *args, **kwargs)
 
     def attempts(state: State, *args: Any, **kwargs: Any) -> Any:
