@@ -110,8 +110,7 @@ class TensorGroup:
         """Of what each rank knows of all replicas: ``[replicas, n]`` to ``[ranks, n]``."""
         import tensorflow as tf
 
-        of_parts = self.all_gather(rows[None])
-        by_rank = tf.reshape(tf.transpose(of_parts, [1, 0, 2]), [-1, rows.shape[1]])
+        by_rank = tf.reshape(self._side_by_side(rows), [-1, rows.shape[1]])
         return tf.ensure_shape(by_rank, [rows.shape[0] * self.parts, rows.shape[1]])
 
     def gathered(self, array: np.ndarray, axis: int) -> np.ndarray:
@@ -179,12 +178,17 @@ class TensorGroup:
         length = tensor.shape[-1] // self.parts
         return tensor[..., self.part * length : (self.part + 1) * length]
 
+    def _side_by_side(self, rows: Any) -> Any:
+        """``[k, n]`` of each: ``[k, parts, n]``."""
+        import tensorflow as tf
+
+        return tf.transpose(self.all_gather(rows[None]), [1, 0, 2])
+
     def _joined(self, tensor: Any) -> Any:
         import tensorflow as tf
 
         length = tensor.shape[-1]
-        of_parts = self.all_gather(tf.reshape(tensor, [1, -1, length]))
-        rows = tf.reshape(tf.transpose(of_parts, [1, 0, 2]), [-1, length * self.parts])
+        rows = self._side_by_side(tf.reshape(tensor, [-1, length]))
         shape = tf.concat([tf.shape(tensor)[:-1], [length * self.parts]], axis=0)
         whole = tf.reshape(rows, shape)
         whole.set_shape([*tensor.shape[:-1], length * self.parts])
