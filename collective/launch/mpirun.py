@@ -45,7 +45,7 @@ class Mpirun(Job):
         member = Member(0, words, takes_input=True)
         super().__init__([member], len(ranks), Style(prefix=False), verbose)
         self.relay = Relay(self._rank_failed, verbose)
-        self.least_ranks = least
+        self.least = least
         self.ranks = ranks
         self.cut_off = cut_off
         self.seconds = min(seconds, _CALL_BACK_SECONDS) if cut_off else seconds
@@ -77,7 +77,7 @@ class Mpirun(Job):
         return "mpirun"
 
     def _rank_failed(self, early: bool) -> None:
-        if self.least_ranks is None or early:
+        if self.least is None or early:
             _timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
@@ -90,8 +90,8 @@ class Mpirun(Job):
             return super()._report()
         if self.late and (self.cut_off or self.exit_code == LATE):
             return self._report_late()
-        if self.least_ranks is not None:
-            if self.relay.well >= self.least_ranks:
+        if self.least is not None:
+            if self.relay.well >= self.least:
                 self.exit_code = 0  # the others went on without it
                 return None
             failed = self.relay.gave_up or failed

@@ -36,9 +36,8 @@ class WatchedRank(Job):
         return f"rank {rank} on {socket.gethostname()}"
 
     announces = False
-    met: board.Board | None = (
-        None  # where ranks may be lost: whether this one has met them
-    )
+    # Where ranks may be lost: whether this one has met the others.
+    met: board.Board | None = None
 
     def _rest(self) -> str:
         return EARLY if self.met is not None and not self.met.told(0) else ""

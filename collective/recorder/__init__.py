@@ -34,8 +34,8 @@ _opened: tuple[int, Environment, str] | None = None  # process, and whose record
 def start(environment: Environment, job: str) -> None:
     """Opens this rank's recorder; every rank of the host calls it.
 
-    Does nothing in a job of one rank, for a rank that comes later, or where it is open. Where it cannot be opened
-    the job goes on without.
+    Does nothing in a job of one rank, for a rank that comes later, or where it is open.
+    Where it cannot be opened the job goes on without.
 
     Args:
         environment: This process' place in the job.
