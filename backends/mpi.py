@@ -26,7 +26,7 @@ class MPIBackend(Backend):
     name = "mpi"
     launcher = "mpirun"
     summary = "one replica a process, MPI_Allreduce on one fused buffer (mpi4py)"
-    own_options = ("min_np", "model_parallel")
+    own_options = ("min_np", "max_np", "model_parallel")
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import IO
 
 VARIABLE = "COLLECTIVE_BOARD"
 # As a rank tells it: it is in the job; it has left it, and the others go on.
 JOINED, LEFT = b"j", b"l"
 # As the launcher tells the others (``native/ended.cc``): it has ended.
 ENDED = b"e"
+# As the launcher tells a rank: all are to end, and to be started anew on other hosts
+# (``collective.rounds``).
+RENEW = b"r"
 
 
 class Board:
@@ -35,6 +39,10 @@ class Board:
         """What a rank, by the number it was started with, told last; or ``b""``."""
         return os.pread(self._file, 1, rank).strip(b"\0")
 
+    def ask_to_renew(self, rank: int) -> None:
+        """Asks a rank, which has told something, for a new round."""
+        os.pwrite(self._file, RENEW, rank)
+
     def note_end(self, rank: int) -> None:
         """Tells the other ranks that one has ended."""
         os.pwrite(self._file, ENDED, rank)
@@ -42,9 +50,20 @@ class Board:
 
 def tell(word: bytes) -> None:
     """As a rank; does nothing where no launcher asks."""
-    path, rank = os.environ.get(VARIABLE), os.environ.get("COLLECTIVE_RANK", "0")
-    if not path:
-        return
-    with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as board:
-        board.seek(int(rank))
-        board.write(word)
+    with contextlib.suppress(OSError), _opened() as board:
+        os.pwrite(board.fileno(), word, _number())
+
+
+def told() -> bytes:
+    """What this rank was told, or has told itself; or ``b""``."""
+    with contextlib.suppress(OSError), _opened() as board:
+        return os.pread(board.fileno(), 1, _number()).strip(b"\0")
+    return b""
+
+
+def _opened() -> IO[bytes]:
+    return open(os.environ.get(VARIABLE, ""), "r+b", buffering=0)
+
+
+def _number() -> int:
+    return int(os.environ.get("COLLECTIVE_RANK", "0"))

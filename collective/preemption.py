@@ -10,10 +10,11 @@ import signal
 import threading
 from types import FrameType
 
-from collective import session
+from collective import rounds, session
 
-# What a rank tells: it leaves; somebody waits to come in.
-LEAVES, WAITING = 1, 2
+# What a rank tells: it leaves; somebody waits to come in; all are to end for the job's
+# next round.
+LEAVES, WAITING, RENEWS = 1, 2, 4
 
 
 class Preemption:
@@ -27,8 +28,12 @@ class Preemption:
         self.noticed = False
 
     def news(self) -> int:
-        """What this rank has to tell the others now: ``LEAVES`` and ``WAITING``, added."""
-        return LEAVES * self.noticed + WAITING * (session.waiting() > 0)
+        """What this rank has to tell the others now: the above, added."""
+        return (
+            LEAVES * self.noticed
+            + WAITING * (session.waiting() > 0)
+            + RENEWS * rounds.asked()
+        )
 
     def __enter__(self) -> Preemption:
         self._heard = threading.current_thread() is threading.main_thread()

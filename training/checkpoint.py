@@ -76,14 +76,22 @@ class Checkpoint:
         self._left_out = 0
         self._thread: threading.Thread | None = None
 
-    def begin(self, model: keras.Model, plan: Plan) -> State | None:
+    def begin(
+        self, model: keras.Model, plan: Plan, again: bool = False
+    ) -> State | None:
         """The state to go on with, None for a new training. Rank 0 calls it.
+
+        Args:
+            model: Whose state it is.
+            plan: Of the batches.
+            again: Resumes, whatever was asked: this job has begun before.
 
         Raises:
             UsageError: If the folder cannot be used as was asked.
         """
         self.take_over(model, plan)
         self._known = []
+        self.resume = self.resume or again
         return self._newest(model, plan)
 
     def take_over(self, model: keras.Model, plan: Plan) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from backends.base import Backend
-from collective import recorder
+from collective import recorder, rounds
 from collective.errors import CollectiveError, UsageError
 from training import keras_compat, parted, random_state, receipts
 from training.callbacks import RankZeroCallbacks, make_alike
@@ -21,6 +21,7 @@ from training.checkpoint import Checkpoint
 from training.checks import check_same_data
 from training.evaluation import Evaluation
 from training.exchange import gather_few
+from training.handover import Handover
 from training.inputs import Batch, Input
 from training.ledger_writer import Ledger
 from training.progress import Progress
@@ -126,6 +127,8 @@ class Loop:
         else:
             self.batches = self.plan.moving()
         self.result = Result(model, self.backend)
+        self.handover = Handover(self.backend)
+        self.start = self.handover.find(model, self.plan.plan)
         if checkpoint is None:
             return
         self.due = checkpoint.due
@@ -136,8 +139,13 @@ class Loop:
                 f"{checkpoint.folder}"
             )
         if self.backend.rank == 0 and not self.backend.joins:
-            self.start = checkpoint.begin(model, self.plan.plan)
             self.checkpoint = checkpoint
+            if self.start is not None:
+                checkpoint.take_over(model, self.plan.plan)
+            else:
+                self.start = checkpoint.begin(
+                    model, self.plan.plan, again=rounds.number() > 0
+                )
 
     def run(
         self,
@@ -158,7 +166,7 @@ class Loop:
             if self.backend.options.min_np is not None:
                 self.result._again = attempt
             change = enter(self.backend) if self.backend.joins else None
-            if step.notices.told:
+            if step.notices.told and self.backend.regroups_whole:
                 stack.enter_context(step.notices.preemption)
             stack.callback(self._close_timeline)
             return going_on(self.backend, attempt, change)
@@ -187,6 +195,8 @@ class Loop:
         elif backend.size > 1:
             self._begin_alike()
         self.final = self.averages = None
+        if change is None:
+            self.handover.taken(None if self.start is None else self.start.step)
         if self.start is not None:
             start = self.start
             self.epoch, self.number, self.losses = start.epoch, start.step, start.losses
@@ -208,7 +218,7 @@ class Loop:
         if self.timeline is not None:
             self.timeline.event(f"{backend.size} of {change.size} ranks go on")
         told, over = step.notices.preemption, self.epoch >= self.epochs
-        if not enough(backend, change, told, self.number, over):
+        if not enough(backend, change, told, self.number, over, self._renew):
             self._give_up(backend.size, change.size)
 
     def _lead(self, step: Step, root: int, change: Change | None) -> None:
@@ -241,6 +251,8 @@ class Loop:
     def _part(self, step: Step) -> None:
         """Between two steps: some leave, or are taken in, and all others meet anew."""
         backend, news = self.backend, step.notices.news
+        if news.renews:
+            self._renew()
         if not (news.leaving or news.waiting):
             return
         stay = backend.size - len(news.leaving)
@@ -249,12 +261,27 @@ class Loop:
             self._give_up(stay, backend.size)
         if backend.rank not in news.leaving:
             raise Regroup(news.leaving)
+        self._close_files()
+        backend.leave()
+        raise SystemExit(0)
+
+    def _renew(self) -> None:
+        """Ends for the job's next round, with the state kept; every rank calls it."""
+        if not self.handover.possible:
+            return
+        backend, state = self.backend, self.start or self.final or self._state()
+        kept = self.handover.keep(state, self.result.model, self.plan.plan)
+        if not gather_few(backend, [kept]).any():
+            self.handover.possible = False  # goes on as it is
+            return
+        self._close_files()
+        raise SystemExit(rounds.EXIT_CODE)
+
+    def _close_files(self) -> None:
         if self.checkpoint is not None:
             self.checkpoint.wait()
         if self.ledger is not None:
             self.ledger.close()
-        backend.leave()
-        raise SystemExit(0)
 
     def _give_up(self, left: int, size: int) -> None:
         """Ends the job, with a checkpoint where there may be one."""
@@ -407,12 +434,12 @@ class Loop:
         )
 
     def _begin_alike(self) -> None:
-        """Every rank gets rank 0's state to start from, or its new model."""
+        """Every rank gets the newest state to start from, or rank 0's new model."""
         backend, model = self.backend, self.result.model
         # Nothing of the global generators: a new training leaves them alone.
         fresh = State(0, 0, values_of(model))
-        if gather_few(backend, [self.start is not None])[0].any():
-            self.start = broadcast(self.start or fresh, backend)
+        if gather_few(backend, [self.start is not None]).any():
+            self.start, _ = newest(self.start or fresh, backend)
         elif backend.options.min_np is not None:  # all of it or nothing, if one dies
             broadcast(fresh, backend).put(model)
         else:  # one variable at a time, so that not all are there twice

@@ -1,5 +1,7 @@
 """What ranks tell each other between steps: one leaves, somebody waits to come in.
 
+Or the launcher has asked one of them for the job's next round.
+
 A number for each replica rides in the step's all-reduce, in places of its own, so all
 ranks know it at the end of the same step, and no message is added.
 """
@@ -13,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from backends.base import Backend
-from collective.preemption import LEAVES, WAITING, Preemption
+from collective import rounds
+from collective.preemption import LEAVES, RENEWS, WAITING, Preemption
 
 
 @dataclass(frozen=True)
@@ -23,18 +26,20 @@ class News:
     Attributes:
         leaving: Ranks that leave at its end.
         waiting: Whether somebody waits to come in.
+        renews: Whether all end for the next round.
     """
 
     leaving: Sequence[int]
     waiting: bool
+    renews: bool
 
 
 class Notices:
     """What this rank tells, and hears.
 
     Args:
-        backend: Where its ranks cannot meet anew at will, or were not asked to, nothing
-            is told.
+        backend: Where its ranks cannot meet anew at will, and the job has no rounds, or
+            nobody asked for that, nothing is told.
 
     Attributes:
         told: Whether anything is ever told.
@@ -43,7 +48,8 @@ class Notices:
 
     def __init__(self, backend: Backend):
         self.backend = backend
-        self.told = backend.regroups_whole and backend.options.min_np is not None
+        may = backend.regroups_whole or rounds.there()
+        self.told = may and backend.options.min_np is not None
         self.preemption = Preemption()
         self._heard = np.zeros(0, np.int64)
         if self.told:
@@ -53,7 +59,12 @@ class Notices:
 
     def prepare(self) -> None:
         """Before a step: what this rank will tell in it."""
-        if self.told and self._now != (now := self.preemption.news()):
+        if not self.told:
+            return
+        now = self.preemption.news()
+        if not self.backend.regroups_whole:
+            now &= RENEWS
+        if now != self._now:
             self._now = now
             self._mine.assign(now)
 
@@ -76,4 +87,5 @@ class Notices:
     def news(self) -> News:
         """What was heard in the last step."""
         leaving = np.flatnonzero(self._heard & LEAVES).tolist()
-        return News(leaving, bool((self._heard & WAITING).any()))
+        waiting, renews = (bool((self._heard & n).any()) for n in (WAITING, RENEWS))
+        return News(leaving, waiting, renews)

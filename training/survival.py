@@ -19,7 +19,7 @@ import numpy as np
 
 from backends.base import Backend
 from collective.errors import UsageError
-from collective.preemption import WAITING, Preemption
+from collective.preemption import RENEWS, WAITING, Preemption
 from training.checks import check_same_data
 from training.exchange import gather_few
 from training.sources import Source
@@ -141,7 +141,12 @@ def check_newcomers(backend: Backend, source: Source) -> None:
 
 
 def enough(
-    backend: Backend, change: Change, told: Preemption, step: int, over: bool
+    backend: Backend,
+    change: Change,
+    told: Preemption,
+    step: int,
+    over: bool,
+    renew: Callable[[], None],
 ) -> bool:
     """Tells of a change, and whether enough ranks are left; every rank calls it.
 
@@ -151,6 +156,7 @@ def enough(
         told: What this process has been told.
         step: From which the training goes on.
         over: Whether no step is left.
+        renew: Ends for the job's next round, where it is asked for.
 
     Raises:
         Regroup: Others have come.
@@ -159,13 +165,15 @@ def enough(
     there = over or backend.size >= least
     if backend.rank == 0 and (there or grows):
         change.tell(step)
-    if not there and grows and _others_come(backend, told, least):
-        raise Regroup
+    while not there and grows and (come := _others_come(backend, told, least)):
+        if not come & RENEWS:
+            raise Regroup
+        renew()
     return there
 
 
-def _others_come(backend: Backend, told: Preemption, least: int) -> bool:
-    """Waits until somebody comes, on every rank; False if nobody does in time."""
+def _others_come(backend: Backend, told: Preemption, least: int) -> int:
+    """Waits for others, on every rank: the news of them; 0 if there is none in time."""
     if backend.rank == 0:
         print(
             f"collective: too few to go on: {backend.size}, and --min-np is {least}; "
@@ -175,9 +183,9 @@ def _others_come(backend: Backend, told: Preemption, least: int) -> bool:
         )
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        here = bool(told.news() & WAITING)
+        here = told.news() & (WAITING | RENEWS)
         in_vain = told.noticed or time.monotonic() > deadline
         come, in_vain = backend.broadcast_array(np.array([here, in_vain]))
         if come or in_vain:
-            return bool(come)
+            return int(come)
         time.sleep(LOOK_SECONDS)

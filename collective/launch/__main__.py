@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from collective import environment, hosts
+from collective import environment, hosts, rounds
 from collective.errors import CollectiveError, UsageError
 from collective.launch import here, options, tuning
 from collective.launch.discovery import Discovery
@@ -36,27 +36,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(given: argparse.Namespace) -> int:
-    discovery = None
-    if given.host_discovery_script:
-        discovery = Discovery(given.host_discovery_script, given.slots_per_host)
-        discovery.wait_for(given.num_proc or given.min_np)
-        given.num_proc = min(discovery.slots, given.max_np)
-    found = _hosts(given)
-    ranks = hosts.place(found, given.num_proc)
+    for name in (rounds.JOB, rounds.NUMBER):
+        os.environ.pop(name, None)  # of a job within which this one is started
     directory = Path(given.output_filename) if given.output_filename else None
     style = Style(not given.no_prefix, given.prefix_output_with_timestamp, directory)
     variables = {**tuning.variables(given), "PYTHONUNBUFFERED": "1"}
+    if given.host_discovery_script:
+        from collective.launch.rounds import Rounds
+
+        discovery = Discovery(given.host_discovery_script, given.slots_per_host)
+        discovery.wait_for(given.num_proc or given.min_np)
+        with discovery:
+            return Rounds(
+                lambda: discovery.hosts, discovery.wait_for, given, style, variables
+            ).run()
+    found = _hosts(given)
+    ranks = hosts.place(found, given.num_proc)
     if given.min_np is not None and given.min_np > len(ranks):
         raise UsageError(
             f"--min-np {given.min_np}, but only {len(ranks)} ranks are started",
             hint=f"--min-np {len(ranks)} or less",
         )
     local = all(here.is_here(host) for host in {rank.host for rank in ranks})
-    if local and not given.use_mpi:
-        if discovery is None:
-            return here.run(ranks, given, style, variables)
-        with discovery:
-            return here.run(ranks, given, style, variables, lambda: discovery.slots)
+    local &= not given.use_mpi
+    if given.max_np is not None and not local:
+        from collective.launch.rounds import Rounds
+
+        again = Rounds(lambda: found, lambda least: None, given, style, variables)
+        return again.run(ranks)
+    if local:
+        return here.run(ranks, given, style, variables)
     if given.use_gloo:
         names = ", ".join(dict.fromkeys(rank.host.name for rank in ranks))
         raise UsageError(

@@ -9,10 +9,10 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from collective.environment.base import MIN_NP, TABLE
+from collective.environment.base import MAX_NP, MIN_NP, TABLE
 from collective.hosts import Rank, slurm
 from collective.launch import mpi, reachable
 from collective.launch.mpirun import Mpirun
@@ -26,8 +26,19 @@ def run(
     options: argparse.Namespace,
     style: Style,
     variables: Mapping[str, str],
+    begun: Callable[[Mpirun], None] | None = None,
 ) -> int:
     """Runs the ranks by mpirun, or with ``--dry-run`` only prints its line.
+
+    Args:
+        ranks: Those to start.
+        options: The command line.
+        style: How output is shown.
+        variables: Added to the ranks' environment.
+        begun: Called with the job.
+
+    Returns:
+        The exit code of the job.
 
     Raises:
         UsageError: If there is no mpirun, or it cannot do what is wanted.
@@ -45,6 +56,8 @@ def run(
     variables = {**variables, TABLE: slurm.tasks(slots)}
     if options.min_np is not None:
         variables[MIN_NP] = str(options.min_np)
+    if options.max_np is not None:
+        variables[MAX_NP] = str(options.max_np)
     wanted = mpi.Wanted(
         hosts,
         [*_watched(options, style), *_found(options.command)],
@@ -72,9 +85,10 @@ def run(
                 file.write_text(word)
         words = [str(file) if isinstance(w, mpi.Hostfile) else w for w in words]
         seconds = options.start_timeout or START_SECONDS
-        return Mpirun(
-            words, ranks, seconds, cut_off, options.verbose, options.min_np
-        ).run()
+        job = Mpirun(words, ranks, seconds, cut_off, options.verbose, options.min_np)
+        if begun is not None:
+            begun(job)
+        return job.run()
 
 
 def _found(command: Sequence[str]) -> list[str]:

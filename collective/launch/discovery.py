@@ -1,8 +1,9 @@
-"""``--host-discovery-script``: how many ranks this host takes now, as a script tells."""
+"""``--host-discovery-script``: which hosts there are now, as a script tells."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,12 +12,11 @@ import time
 
 from collective import hosts
 from collective.errors import UsageError
-from collective.launch import here
 from collective.launch.output import tell
 
 EVERY_SECONDS = 1.0  # as horovodrun asks
 _MOST_SECONDS = 60.0
-_PATIENCE_SECONDS = 600.0  # as horovodrun waits for enough slots
+PATIENCE_SECONDS = 600.0  # as horovodrun waits for enough slots
 
 
 class Discovery:
@@ -27,34 +27,35 @@ class Discovery:
         slots: Of a host whose line names none.
 
     Attributes:
-        slots: How many ranks this host takes now.
+        hosts: Those that there are now, each with its slots.
     """
 
     def __init__(self, script: str, slots: int | None = None):
         self.script = script
-        self.slots = 0
+        self.hosts: list[hosts.Host] = []
         self._of_host = slots
         self._running: subprocess.Popen[str] | None = None
         self._told = ""
 
     def wait_for(self, least: int) -> None:
-        """Returns when the host takes so many ranks.
+        """Returns when the hosts take so many ranks.
 
         Raises:
             UsageError: If the script fails, or not so many are there in time.
         """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            self.slots = self._ask()
-            if self.slots >= least:
+            self.hosts = self._ask()
+            slots = sum(host.slots or 0 for host in self.hosts)
+            if slots >= least:
                 return
             if time.monotonic() > deadline:
                 raise UsageError(
-                    f"{self.script} told of {self.slots} slots within "
-                    f"{_PATIENCE_SECONDS:.0f} s, and {least} ranks are asked for",
+                    f"{self.script} told of {slots} slots within "
+                    f"{PATIENCE_SECONDS:.0f} s, and {least} ranks are asked for",
                     hint="a smaller -np or --min-np",
                 )
-            self._tell(f"{self.slots} slots; waiting for {least}")
+            self._tell(f"{slots} slots; waiting for {least}")
             time.sleep(EVERY_SECONDS)
 
     def __enter__(self) -> Discovery:
@@ -73,12 +74,12 @@ class Discovery:
         while self.script:
             time.sleep(EVERY_SECONDS)
             try:
-                self.slots = self._ask()
+                self.hosts = self._ask()
             except UsageError as error:  # what it said before holds
                 if self.script:
                     self._tell(str(error))
 
-    def _ask(self) -> int:
+    def _ask(self) -> list[hosts.Host]:
         self._running = process = subprocess.Popen(
             self.script,
             shell=True,
@@ -98,13 +99,11 @@ class Discovery:
                 f"{process.returncode}",
                 hint="a command that prints a line like 'localhost:4' for each host",
             )
-        slots = 0
-        for host in hosts.parse(printed, self.script) if printed.strip() else []:
-            if here.is_here(host):
-                slots += host.slots or self._of_host or 1
-            else:
-                self._tell(f"{host.name} is left out: ranks come on this host only")
-        return slots
+        found = hosts.parse(printed, self.script) if printed.strip() else []
+        return [
+            dataclasses.replace(host, slots=host.slots or self._of_host or 1)
+            for host in found
+        ]
 
     def _tell(self, what: str) -> None:
         """Tells it, but not again and again."""

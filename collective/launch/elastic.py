@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from collective import rounds
 from collective.board import JOINED, LEFT, Board
 from collective.launch.job import Job, Member
 from collective.launch.output import Style, tell
@@ -68,6 +69,11 @@ class ElasticJob(Job):
         self.joining: set[int] = set()
         self.dismissed: set[int] = set()
         self.not_before, self.pause = 0.0, PAUSE_SECONDS
+        self.renewing = self.renewed = False
+
+    def renew(self) -> None:
+        """Has the ranks end for the next round, from whatever thread."""
+        self.renewing = True
 
     def _wait(self) -> None:
         while self.processes:
@@ -81,6 +87,8 @@ class ElasticJob(Job):
             time.sleep(LOOK_SECONDS)
         if self.ending:
             self.failed = None  # it was ended from without
+        elif self.renewed:
+            self.failed, self.exit_code = None, rounds.EXIT_CODE
         elif self.went_well >= self.least:
             self.failed, self.exit_code = None, 0  # the others went on without it
 
@@ -94,7 +102,8 @@ class ElasticJob(Job):
         del self.slots[rank]
         if self.verbose:
             tell(f"{self._who(rank)} ended with {code}")
-        if self.ending or rank in self.joining & self.dismissed:
+        self.renewed |= code == rounds.EXIT_CODE
+        if self.ending or self.renewed or rank in self.joining & self.dismissed:
             self.joining.discard(rank)
             return
         left = self.board.told(rank) == LEFT
@@ -114,6 +123,8 @@ class ElasticJob(Job):
         """Starts who is missing, and has go who is too many."""
         if self.ending:
             return
+        if self.renewing:
+            self._ask_to_renew()
         if not set(self.slots) - self.joining:
             for rank in self.joining - self.dismissed:
                 self._dismiss(rank)  # there is nobody whom it could join
@@ -127,6 +138,14 @@ class ElasticJob(Job):
         while len(self.slots) < wanted and time.monotonic() >= self.not_before:
             taken = self.slots.values()
             self._begin(next(n for n in range(wanted) if n not in taken))
+
+    def _ask_to_renew(self) -> None:
+        self.growth = None
+        for rank in self.joining - self.dismissed:
+            self._dismiss(rank)
+        for rank in set(self.slots) - self.joining:
+            if self.board.told(rank) == JOINED:
+                self.board.ask_to_renew(rank)
 
     def _begin(self, slot: int) -> None:
         assert self.growth is not None

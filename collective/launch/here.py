@@ -25,6 +25,7 @@ def run(
     style: Style,
     variables: Mapping[str, str],
     slots: Callable[[], int] | None = None,
+    begun: Callable[[ElasticJob], None] | None = None,
 ) -> int:
     """Starts the ranks and waits for them; returns the exit code of the job.
 
@@ -34,6 +35,7 @@ def run(
         style: How output is shown.
         variables: Added to the ranks' environment.
         slots: Tells how many ranks there shall be later; as many as now by default.
+        begun: Called with the job, if ranks may come and go in it.
 
     Raises:
         UsageError: If --max-np does not fit.
@@ -100,9 +102,10 @@ def run(
     if told is None:
         return Job(members, size, style, options.verbose).run()
     growth = None if most is None else Growth(slots or (lambda: size), most, later)
-    return ElasticJob(
-        members, size, style, options.verbose, least or 1, told, growth
-    ).run()
+    job = ElasticJob(members, size, style, options.verbose, least or 1, told, growth)
+    if begun is not None:
+        begun(job)
+    return job.run()
 
 
 def is_here(host: Host) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
+from collective import rounds
 from collective.hosts import Rank
 from collective.launch.job import Job, Member
 from collective.launch.output import Output, Style, report, tell
@@ -56,6 +59,18 @@ class Mpirun(Job):
         super()._wait()
         patience.cancel()
 
+    def renew(self) -> None:
+        """Has the ranks end for the next round, from whatever thread.
+
+        To be called again until they have: a rank that has not met the others yet
+        takes no notice.
+        """
+        if self.late or self.ending:
+            return
+        for pid in list(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+
     @property
     def late(self) -> list[Rank]:
         """Ranks that have not started."""
@@ -90,6 +105,9 @@ class Mpirun(Job):
             return super()._report()
         if self.late and (self.cut_off or self.exit_code == LATE):
             return self._report_late()
+        if self.relay.renewed:
+            self.exit_code = rounds.EXIT_CODE
+            return None
         if self.least is not None:
             if self.relay.well >= self.least:
                 self.exit_code = 0  # the others went on without it

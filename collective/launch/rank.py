@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from collective import board
+from collective import board, rounds
 from collective.environment import Environment, detect
 from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
@@ -101,12 +101,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job = WatchedRank([member], place.size, style, options.verbose, inherit=True)
     job.announces = options.announce
     job.met = met if MIN_NP in os.environ else None
+    if rounds.there():
+        signal.signal(signal.SIGUSR1, lambda *_: _ask_to_renew(met))
     code = job.run()
+    if code == rounds.EXIT_CODE:
+        return 0
     if code and job.met is not None:
         # mpirun ends all ranks where one ends with another code than 0, but lets
         # them go on where one was killed.
         os.kill(os.getpid(), signal.SIGKILL)
     return code
+
+
+def _ask_to_renew(met: board.Board) -> None:
+    """What mpirun passes on; again and again, so a rank may not be there yet."""
+    if met.told(0):
+        met.ask_to_renew(0)
 
 
 def _cores(place: Environment) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
+from collective import rounds
 from collective.launch.output import KEPT_LINES, Output, Style, lines
 
 # What collective.launch.rank tells of the rank that it watches.
@@ -32,6 +33,11 @@ class End:
     rank: int
     host: str
     how: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether it neither ended well nor for the job's next round."""
+        return self.code not in (0, rounds.EXIT_CODE)
 
     @property
     def code(self) -> int:
@@ -63,7 +69,7 @@ class Relay(Output):
     @property
     def failed(self) -> End | None:
         """The rank to blame: the first that was killed, else the first that failed."""
-        ends = [end for end in self.ended.values() if end.code]
+        ends = [end for end in self.ended.values() if end.failed]
         killed = [end for end in ends if end.how.endswith(_KILLED)]
         return next(iter([*killed, *ends]), None)
 
@@ -76,7 +82,12 @@ class Relay(Output):
     def gave_up(self) -> End | None:
         """The first rank that ended by itself, with an error."""
         ends = self.ended.values()
-        return next((e for e in ends if e.code and e.how.startswith("with")), None)
+        return next((e for e in ends if e.failed and e.how.startswith("with")), None)
+
+    @property
+    def renewed(self) -> bool:
+        """Whether ranks have ended for the job's next round."""
+        return any(end.code == rounds.EXIT_CODE for end in self.ended.values())
 
     @property
     def unfinished(self) -> list[int]:
@@ -113,6 +124,6 @@ class Relay(Output):
             return False
         first = self.failed is None
         end = self.ended[rank] = End(rank, host, what.removeprefix("ended "))
-        if end.code and (first or early):
+        if end.failed and (first or early):
             self._on_failure(early)
-        return bool(end.code) or self._verbose
+        return end.failed or self._verbose

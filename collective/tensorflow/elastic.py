@@ -3,7 +3,8 @@
 ``run`` starts a function from the last committed state where workers were lost and the
 launcher was told to go on without them (``collectiverun --min-np``), and from the present
 one where workers have joined (``--max-np``) or leave because they were told to end
-(SIGTERM): all learn of it in the same ``commit``. Also when all ranks ask for it
+(SIGTERM): all learn of it in the same ``commit``. Where the launcher begins the job anew
+on other hosts (``collective.rounds``), the next round starts from there, too. Also when all ranks ask for it
 together, by ``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,17 +21,25 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective import session
+from collective import private, rounds, session
 from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.library import PeerLost
 from collective.operations.allgather import allgather
-from collective.preemption import LEAVES, WAITING, Preemption
-from collective.tensorflow.basics import init, rank, regroup, shutdown, size
+from collective.preemption import LEAVES, RENEWS, WAITING, Preemption
+from collective.tensorflow.basics import (
+    init,
+    local_rank,
+    rank,
+    regroup,
+    shutdown,
+    size,
+)
 from collective.tensorflow.objects import broadcast_object
 from collective.tensorflow.variables import broadcast_variables, tf_variable
 
 _preemption = Preemption()
+_FILE = "state"
 
 
 class HorovodInternalError(RuntimeError):
@@ -76,7 +86,8 @@ class State:
     def check_host_updates(self) -> None:
         """Whether ranks leave, or wait to join; all ranks call it.
 
-        A rank that was told to end ends here, with exit code 0.
+        A rank that was told to end ends here, with exit code 0; and all of them where
+        the job's next round is to begin.
 
         Raises:
             HostsUpdatedInterrupt: On all others, if so.
@@ -84,6 +95,9 @@ class State:
         if MIN_NP not in os.environ:
             return
         told = allgather(np.array([_preemption.news()]), name="host updates")
+        if (told & RENEWS).any():
+            self._renew()
+        told &= LEAVES | WAITING
         if told[rank()] & LEAVES:
             session.leave()
             raise SystemExit(0)
@@ -104,6 +118,37 @@ class State:
 
     def reset(self) -> None:
         """For subclasses: before the state is synchronized anew."""
+
+    def _renew(self) -> None:
+        """Ends for the next round, with the state kept on each host."""
+        self.save()
+        kept = False
+        if local_rank() == 0:
+            with contextlib.suppress(OSError, NotImplementedError):
+                private.write(rounds.keep() / _FILE, pickle.dumps(self._packed()))
+                kept = True
+        if allgather(np.array([kept]), name="kept").any():
+            raise SystemExit(rounds.EXIT_CODE)
+
+    def _go_on(self) -> None:
+        """Takes what a host has kept in the round before; all ranks call it."""
+        if not rounds.number():
+            return
+        folder = rounds.kept() if local_rank() == 0 else None
+        has = folder is not None and (folder / _FILE).is_file()
+        found = allgather(np.array([has]), name="kept")
+        if found.any():
+            mine = pickle.loads(private.read(folder / _FILE)) if folder and has else 0
+            self._unpack(broadcast_object(mine, int(found.argmax()), name="kept state"))
+        if local_rank() == 0:
+            rounds.drop()
+
+    def _packed(self) -> Any:
+        """What was saved, for ``_unpack`` of another process."""
+        raise NotImplementedError
+
+    def _unpack(self, packed: Any) -> None:
+        raise NotImplementedError
 
 
 class ObjectState(State):
@@ -133,6 +178,13 @@ class ObjectState(State):
         if self._saved:
             self._saved = broadcast_object(self._saved, name="elastic state")
             self._set()
+
+    def _packed(self) -> Any:
+        return self._saved
+
+    def _unpack(self, packed: Any) -> None:
+        self._saved = packed
+        self._set()
 
     def _set(self) -> None:
         for name, value in self._saved.items():
@@ -184,6 +236,14 @@ class TensorFlowState(ObjectState):
         broadcast_variables(self._shared(), 0)
         self._keep()
         super().sync()
+
+    def _packed(self) -> Any:
+        return self._values, super()._packed()
+
+    def _unpack(self, packed: Any) -> None:
+        self._values, saved = packed
+        super()._unpack(saved)
+        self.restore()
 
     def _tracked(self) -> list[Any]:
         return self.variables
@@ -253,6 +313,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         if session.joins():
             session.enter()
+        state._go_on()
         heeds = MIN_NP in os.environ and session.regroups_whole()
         with _preemption if heeds else contextlib.nullcontext():
             return attempts(state, *args, **kwargs)

@@ -1,0 +1,82 @@
+"""Jobs that are begun anew: by mpirun, on this host alone, and without TensorFlow."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from collective import library, rounds
+from tests import launch
+
+PLUGIN = library.path().with_name("libcollective_openmpi.so")
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+import collective
+from collective import rounds, session
+
+slots, give_up = Path(sys.argv[1]), time.monotonic() + 30
+collective.init()
+if rounds.number() == 0:
+    slots.with_suffix(".part").write_text("localhost:2")
+    slots.with_suffix(".part").rename(slots)
+    while not rounds.asked() and time.monotonic() < give_up:
+        time.sleep(0.01)
+    (rounds.keep() / "kept").write_text("state")
+    sys.exit(rounds.EXIT_CODE)
+kept = collective.allgather(np.array([rounds.kept() is not None]))
+collective.barrier()
+if collective.rank() == 0:
+    print(rounds.number(), collective.size(), (rounds.kept() / "kept").read_text())
+    rounds.drop()
+collective.barrier()
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.skipif(not PLUGIN.exists(), reason="built without Open MPI")
+def test_a_job_is_begun_anew(tmp_path):
+    slots = tmp_path / "slots"
+    slots.write_text("localhost:1\nelsewhere.invalid:8")
+    command = [sys.executable, "-m", "collective.launch", "--mpi"]
+    command += ["--min-np", "1", "--max-np", "3"]
+    command += ["--host-discovery-script", f"cat {slots}"]
+    env = launch.environment(TMPDIR=str(tmp_path))
+    code, printed = launch.run(
+        [*command, sys.executable, "-c", PROGRAM, str(slots)], env, 60
+    )
+    assert code == 0 and "[0] 1 2 state\n" in printed, printed
+    assert printed.count("elsewhere.invalid is left out: cannot reach") == 1
+    assert "round 1: 2 ranks, on localhost:2\n" in printed
+    assert not list(tmp_path.glob("collective-*"))
+
+
+@pytest.fixture
+def job(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(rounds.JOB, "name")
+    monkeypatch.setenv(rounds.NUMBER, "1")
+
+
+def test_only_what_the_user_has_kept_is_found(job, tmp_path):
+    assert rounds.kept() is None
+    folder = rounds.keep()
+    assert rounds.kept() == folder and folder.stat().st_mode & 0o777 == 0o700
+    shutil.move(folder, tmp_path / "elsewhere")
+    Path(folder).symlink_to(tmp_path / "elsewhere")
+    assert rounds.kept() is None
+    folder.unlink()
+    rounds.keep()
+    rounds.drop()
+    assert not folder.exists()
+
+
+def test_nothing_is_kept_where_somebody_was_before(job, tmp_path):
+    rounds.name_of("name").symlink_to(tmp_path)
+    with pytest.raises(FileExistsError):
+        rounds.keep()

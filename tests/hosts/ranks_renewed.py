@@ -1,0 +1,73 @@
+"""A training whose hosts change in its middle; run by ``test_growing``.
+
+    ranks_renewed.py BACKEND FOLDER HOSTS...
+
+Each of HOSTS, as ``node1:1,node2:1``, is what rank 0 has the discovery script tell in one
+of the rounds, after so many steps. ``kill``: rank 0 kills itself, and the other one
+waits until there is one in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import keras
+
+import backends
+from collective import rounds
+from tests.training.small import everything, rows, train
+from training import Checkpoint
+
+CHANGES_AT = (5, 12)  # the second: at the end of an epoch
+KILLED_AT, STEPS = 5, 20
+
+
+def tell(folder: Path, hosts: str) -> None:
+    part = folder / "hosts.part"
+    part.write_text(hosts.replace(",", "\n"))
+    part.rename(folder / "hosts")
+
+
+class Changes(keras.callbacks.Callback):
+    def __init__(self, backend: backends.Backend, folder: Path, hosts: list[str]):
+        super().__init__()
+        self.backend, self.folder, self.hosts = backend, folder, hosts
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        done, number = int(self.model.optimizer.iterations), rounds.number()
+        if self.hosts == ["kill"]:
+            if done == KILLED_AT and self.backend.size > 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            waits = done == KILLED_AT + 2 and self.backend.size == 1
+        else:
+            waits = number < len(CHANGES_AT) and done == CHANGES_AT[number]
+            if waits:
+                tell(self.folder, self.hosts[number])
+        while waits and not rounds.asked():
+            time.sleep(0.01)
+
+
+def main(name: str, folder: str, *hosts: str) -> None:
+    keras.config.set_floatx("float64")
+    backend = backends.get(name, backends.Options(min_np=1))
+    settings = {"steps": STEPS, "model": everything(), "data": rows()}
+    result = train(
+        backend,
+        **settings,
+        callbacks=[Changes(backend, Path(folder), list(hosts))],
+        checkpoint=Checkpoint(Path(folder, "runs")),
+        ledger=Path(folder, "ledger"),
+    )
+    if backend.rank == 0:
+        told = {"losses": result.losses, "size": backend.size}
+        Path(folder, "result.json").write_text(json.dumps(told))
+    backend.barrier()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,110 @@
+"""Hosts that come and go in a training: its next round goes on with the same trace."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import backends
+from tests import launch
+from tests.hosts.lab import NETWORK
+from tests.hosts.ranks_renewed import STEPS, tell
+from tests.training.small import everything, rows, train
+from training.ledger import check
+
+SCRIPT = str(Path(__file__).with_name("ranks_renewed.py"))
+ONE, TWO, THREE = (f"{NETWORK}.{n}:1" for n in (1, 2, 3))
+
+
+def start(hosts, folder: Path, first: str, *command: str) -> str:
+    """What the job printed; it ends well, and leaves nothing where hosts keep a state."""
+    before = set(Path("/tmp").glob("collective-*-lab?"))
+    tell(folder, first)
+    words = ["--min-np", "1", "--max-np", "3"]
+    words += ["--host-discovery-script", f"cat {folder / 'hosts'}"]
+    whole = hosts.ours("collective.launch", *words, sys.executable, *command)
+    code, printed = launch.run(whole, launch.environment(), 150)
+    assert code == 0, printed
+    assert set(Path("/tmp").glob("collective-*-lab?")) == before
+    return printed
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    keras.config.set_floatx("float64")
+    try:
+        single = backends.get("single")
+        return train(single, steps=STEPS, model=everything(), data=rows()).losses
+    finally:
+        keras.config.set_floatx("float32")
+
+
+@pytest.mark.parametrize(
+    ("backend", "first", "then", "replicas"),
+    [
+        # A host comes, another one goes.
+        ("native", f"{ONE},{TWO}", [f"{ONE},{TWO},{THREE}", f"{ONE},{THREE}"], [2, 3, 2]),
+        # From this host alone to two, and the one that has begun goes.
+        ("native", f"{ONE}", [f"{ONE},{TWO}", TWO], [1, 2, 1]),
+        # Rank 0 dies; another one is started in its place.
+        ("mpi", f"{ONE},{TWO}", ["kill"], [2, 1, 2]),
+    ],
+    ids=["comes and goes", "all others", "killed"],
+)  # fmt: skip
+def test_hosts_come_and_go(
+    backend, first, then, replicas, hosts, undisturbed, tmp_path
+):
+    printed = start(hosts, tmp_path, first, SCRIPT, backend, str(tmp_path), *then)
+    told = json.loads((tmp_path / "result.json").read_text())
+    np.testing.assert_allclose(told["losses"], undisturbed, rtol=1e-12)
+    assert told["size"] == replicas[-1], printed
+    found = check(tmp_path / "ledger")
+    assert found.faults == []
+    had = [run.replicas for run in found.runs]
+    assert [n for i, n in enumerate(had) if had[i - 1 : i] != [n]] == replicas, printed
+    assert f"collective: round {len(then)}: {replicas[-1]} rank" in printed
+    assert list((tmp_path / "runs").glob(f"step-{STEPS:09d}"))
+
+
+ELASTIC = """
+import sys, time
+from pathlib import Path
+import tensorflow as tf
+import collective.tensorflow as hvd
+from collective import rounds
+from tests.hosts.ranks_renewed import tell
+
+hvd.init()
+state = hvd.elastic.TensorFlowState([tf.Variable(0.0)], batch=0, sizes=[])
+
+@hvd.elastic.run
+def train(state):
+    while state.batch < 8:
+        state.variables[0].assign_add(hvd.allreduce(state.batch + 1.0))
+        state.sizes = state.sizes + [hvd.size()]
+        state.batch += 1
+        if state.batch == 3:
+            if hvd.rank() == 0:
+                tell(Path(sys.argv[1]), sys.argv[2])
+            while not rounds.asked() and hvd.rank() == 0:
+                time.sleep(0.01)
+        state.commit()
+    return float(state.variables[0])
+
+print(train(state), state.sizes, hvd.rank())
+"""
+
+
+def test_an_elastic_function_goes_on_in_the_next_round(hosts, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(ELASTIC))
+    words = [str(program), str(tmp_path), f"{ONE},{TWO},{THREE}"]
+    printed = start(hosts, tmp_path, f"{ONE},{TWO}", *words)
+    for rank in range(3):
+        assert f"36.0 {[2, 2, 2, 3, 3, 3, 3, 3]} {rank}" in printed, printed
