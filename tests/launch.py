@@ -98,6 +98,8 @@ def environment(**more: str) -> dict[str, str]:
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
     if "COLLECTIVE_LIBRARY" in os.environ:  # another core than the installed one
         env["COLLECTIVE_LIBRARY"] = os.environ["COLLECTIVE_LIBRARY"]
+    # Two tests share the cores: who waits in MPI leaves them to the other.
+    env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     # As where the environment is activated: horovodrun looks for mpirun there.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     if os.geteuid() == 0:

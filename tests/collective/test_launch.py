@@ -39,7 +39,13 @@ def python(code):
 
 @pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
 @pytest.mark.parametrize(
-    ("size", "simd"), [(2, ""), (3, "avx2"), (4, ""), (2, "baseline")]
+    ("size", "simd"),
+    [
+        (2, ""),
+        (3, "avx2"),
+        pytest.param(4, "", marks=pytest.mark.matrix),
+        (2, "baseline"),
+    ],
 )
 def test_the_other_tests_on_several_ranks(size, simd):
     files = sorted(Path(__file__).parent.glob("test_*.py"))

@@ -278,9 +278,16 @@ BRIEFLY = (
 @pytest.mark.parametrize(
     ("name", "ranks", "files", "chosen"),
     [
-        ("mpi", 2, LOOP, []),
-        pytest.param("mpi", 3, LOOP + KEEPING, [], marks=pytest.mark.matrix),
-        ("tf-multiworker", 2, LOOP + KEEPING, ["-k", BRIEFLY]),
+        ("native", 2, LOOP, []),
+        ("mpi", 2, LOOP + KEEPING, ["-k", BRIEFLY]),
+        *(
+            pytest.param(*case, marks=pytest.mark.matrix)
+            for case in (
+                ("mpi", 2, LOOP, []),
+                ("mpi", 3, LOOP + KEEPING, []),
+                ("tf-multiworker", 2, LOOP + KEEPING, ["-k", BRIEFLY]),
+            )
+        ),
     ],
 )
 def test_on_ranks(name, ranks, files, chosen, tmp_path):
