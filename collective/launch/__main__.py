@@ -12,7 +12,7 @@ from collective import environment, hosts
 from collective.errors import CollectiveError, UsageError
 from collective.launch import here, options, tuning
 from collective.launch.discovery import Discovery
-from collective.launch.output import Style, tell
+from collective.launch.output import Style, open_streams, tell
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 if every rank returned 0; 2 for bad arguments; else what the first rank
         that failed returned, or 128 + the signal that ended it.
     """
+    open_streams()
     try:
         given = options.parse(arguments)
         if given.check_build:

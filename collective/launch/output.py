@@ -6,6 +6,7 @@ import codecs
 import collections
 import contextlib
 import datetime
+import io
 import os
 import sys
 import threading
@@ -65,7 +66,7 @@ class Output:
             folder = style.directory / f"rank.{rank:0{width}}"
             folder.mkdir(parents=True, exist_ok=True)
             for name in ("stdout", "stderr"):
-                self._files.append((folder / name).open("w"))
+                self._files.append((folder / name).open("w", encoding="utf-8"))
 
     def attach(self, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
         """Takes the pipes of the rank's process; ``start`` begins to read them."""
@@ -106,6 +107,20 @@ class Output:
             return ""
         now = datetime.datetime.now().astimezone()
         return now.isoformat(" ", "milliseconds") + " "
+
+
+def open_streams() -> None:
+    """Opens what a daemon has started us without; any text can be shown afterwards.
+
+    Else a pipe of ours would get the number of a stream that is closed.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does
 
 
 def lines(pipe: IO[bytes]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.launch import cores
 from collective.launch.job import Job, Member
-from collective.launch.output import Style, last_words, tell
+from collective.launch.output import Style, last_words, open_streams, tell
 from collective.launch.relay import EARLY
 
 _LOOK_SECONDS = 0.5
@@ -75,6 +75,7 @@ class WatchedRank(Job):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rank; returns its exit code."""
+    open_streams()
     parser = argparse.ArgumentParser("python -m collective.launch.rank")
     parser.add_argument("--no-prefix", action="store_true")
     parser.add_argument("--timestamp", action="store_true")
