@@ -18,6 +18,7 @@ from typing import NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from collective.errors import exit_code
+from collective.streams import open_streams, outlive_readers
 from comparison.perturbations import PERTURBATIONS
 from train import count
 
@@ -74,6 +75,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    open_streams()
+    outlive_readers()
     arguments = sys.argv[1:] if argv is None else argv
     args, rest = parser().parse_known_args(arguments)
     from comparison import command

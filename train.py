@@ -19,6 +19,7 @@ from backends.quiet import quiet
 from collective.environment import detect
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import ALGORITHMS, TRANSPORTS
+from collective.streams import open_streams, outlive_readers
 
 if TYPE_CHECKING:
     from training import Checkpoint
@@ -157,6 +158,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    open_streams()
+    outlive_readers()
     try:
         place = detect()
         rank = 0 if place.joins else place.rank  # who comes later has nobody to speak

@@ -12,7 +12,8 @@ from collective import environment, hosts
 from collective.errors import CollectiveError, UsageError
 from collective.launch import here, options, tuning
 from collective.launch.discovery import Discovery
-from collective.launch.output import Style, open_streams, tell
+from collective.launch.output import Style, tell
+from collective.streams import open_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

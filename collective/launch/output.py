@@ -6,7 +6,6 @@ import codecs
 import collections
 import contextlib
 import datetime
-import io
 import os
 import sys
 import threading
@@ -107,20 +106,6 @@ class Output:
             return ""
         now = datetime.datetime.now().astimezone()
         return now.isoformat(" ", "milliseconds") + " "
-
-
-def open_streams() -> None:
-    """Opens what a daemon has started us without; any text can be shown afterwards.
-
-    Else a pipe of ours would get the number of a stream that is closed.
-    """
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            stream = open(os.devnull, "r" if name == "stdin" else "w")  # noqa: SIM115
-            os.set_inheritable(stream.fileno(), True)
-            setattr(sys, name, stream)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does
 
 
 def lines(pipe: IO[bytes]) -> Iterator[str]:

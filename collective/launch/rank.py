@@ -23,8 +23,9 @@ from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.launch import cores
 from collective.launch.job import Job, Member
-from collective.launch.output import Style, last_words, open_streams, tell
+from collective.launch.output import Style, last_words, tell
 from collective.launch.relay import EARLY
+from collective.streams import open_streams
 
 _LOOK_SECONDS = 0.5
 
