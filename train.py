@@ -185,6 +185,14 @@ def main(argv: list[str] | None = None) -> int:
         if rank == 0 or not error.everywhere:
             print(f"{where}error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        if rank == 0:
+            again = "--resume goes on from the last checkpoint"
+            hint = (
+                again if args.checkpoint_dir else f"--checkpoint-dir DIR; then {again}"
+            )
+            print(f"\ninterrupted\nHINT: {hint}", file=sys.stderr, flush=True)
+        return 130
 
 
 def _let_rank_zero_speak(rank: int) -> None:
