@@ -19,7 +19,9 @@ assert (collective.broadcast(ones, 1) == 2).all()
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="qemu-user is not installed")
+@pytest.mark.skipif(
+    not shutil.which("qemu-x86_64"), reason="qemu-user is not installed"
+)
 @pytest.mark.parametrize("processor", ["Nehalem", "Haswell"])  # no AVX; no AVX-512
 def test_runs_on_older_processors(processor):
     emulated = ["qemu-x86_64", "-cpu", processor, sys.executable, "-c", CODE]
