@@ -84,11 +84,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     if old and old["options"]["command"] != command:
         console.print(printable(f"\nThen it was: {old['options']['command']}"))
     worse = _changes(old, results, console) if old else False
-    failed = any(proof.failures for proof in results.equal.values()) or any(
-        one.failure for timed in results.fast.values() for one in timed.values()
-    )
-    failed |= any(learned.failure for learned in results.learned.values())
-    return int(not results.all_equal or worse or failed)
+    return int(not results.all_equal or worse or results.failed)
 
 
 def _plain(args: argparse.Namespace) -> dict:
