@@ -240,7 +240,7 @@ def _run(args: argparse.Namespace, rank: int) -> int:
     if checkpoint is not None and checkpoint.failed:
         raise CollectiveError(
             f"the last checkpoint was not written: {checkpoint.failed}",
-            hint="free some space, then --resume",
+            hint="see the warning above; then --resume",
             everywhere=False,
         )
     return 0
