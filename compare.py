@@ -9,6 +9,7 @@ python compare.py -np 2 --perturb mpi:dropped-rank
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -17,7 +18,9 @@ from typing import NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from collective.errors import exit_code
+from collective.streams import open_streams, outlive_readers
 from comparison.perturbations import PERTURBATIONS
+from train import count
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("-np", type=_counts, default=(2,), metavar="N[,N...]",
         help="replicas; the proof is at the most, the timing at each (default: 2)")  # fmt: skip
     add("--backends", default="", metavar="A,B", help="(default: all usable here)")
-    add("--rounds", type=int, default=3, help="of the timed runs (default: 3)")
+    add("--rounds", type=count, default=3, help="of the timed runs (default: 3)")
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
     add("--perturb", metavar="BACKEND:WHAT",
         help=f"{' | '.join(PERTURBATIONS)}: is it caught?")  # fmt: skip
@@ -37,9 +40,11 @@ def parser() -> argparse.ArgumentParser:
         help="of report.html, results.json and pictures (default: %(default)s)")  # fmt: skip
     add("--against", type=Path, metavar="FILE", help="an earlier results.json: what "
         "changed beyond noise? Exit code 1 if for the worse")  # fmt: skip
-    add("--deadline", type=float, default=600, metavar="SECONDS", help="of one run")
-    add("--precision", help="of the timed runs; float64 or float32: of the proof, too")
-    add("--global-batch-size", type=int, default=64, metavar="ROWS")
+    add("--deadline", type=_seconds, default=600, metavar="SECONDS", help="of one run")
+    add("--precision", metavar="NAME",
+        choices=("float32", "float64", "mixed_bfloat16", "mixed_float16"),
+        help="of the timed runs; float64 or float32: of the proof, too")  # fmt: skip
+    add("--global-batch-size", type=count, default=64, metavar="ROWS")
     return p
 
 
@@ -53,6 +58,16 @@ def _counts(text: str) -> tuple[int, ...]:
     return counts
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}\nHINT: python compare.py --help\n")
@@ -60,6 +75,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    open_streams()
+    outlive_readers()
     arguments = sys.argv[1:] if argv is None else argv
     args, rest = parser().parse_known_args(arguments)
     from comparison import command

@@ -19,6 +19,7 @@ from backends.quiet import quiet
 from collective.environment import detect
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import ALGORITHMS, TRANSPORTS
+from collective.streams import open_streams, outlive_readers
 
 if TYPE_CHECKING:
     from training import Checkpoint
@@ -49,9 +50,9 @@ def parser() -> argparse.ArgumentParser:
     add = g["backend"].add_argument
     add("--backend", default="auto", help="who sums the gradients (default: auto)")
     add("--list-backends", action="store_true", help="which can be used here, and why")
-    add("--devices", type=_count, metavar="N",
+    add("--devices", type=count, metavar="N",
         help="local devices (tf-mirrored, tf-central-storage)")  # fmt: skip
-    add("--threads", type=_count, metavar="N", help="threads of this process")
+    add("--threads", type=count, metavar="N", help="threads of this process")
     add("--cross-device-ops", default="auto", metavar="OPS",
         help="auto | nccl | hierarchical-copy | reduction-to-one-device")  # fmt: skip
     add("--communication", default="auto", help="auto | ring | nccl (tf-multiworker)")
@@ -59,16 +60,16 @@ def parser() -> argparse.ArgumentParser:
         help=f"{' | '.join(ALGORITHMS)} (native)")  # fmt: skip
     add("--transport-dtype", choices=TRANSPORTS, metavar="DTYPE",
         help=f"{' | '.join(TRANSPORTS)}: gradients on their way (native)")  # fmt: skip
-    add("--bucket-bytes", type=_count, metavar="N",
+    add("--bucket-bytes", type=count, metavar="N",
         help="sum the gradients in buckets of about N bytes (native)")  # fmt: skip
-    add("--parameter-servers", type=_count, metavar="N",
+    add("--parameter-servers", type=count, metavar="N",
         help="ranks that hold the variables (tf-parameter-server; default: 1)")  # fmt: skip
-    add("--min-np", type=_count, metavar="N",
+    add("--min-np", type=count, metavar="N",
         help="go on without ranks that die while N are left (native, mpi)")  # fmt: skip
-    add("--tensor-parallel", type=_count, default=1, metavar="T",
+    add("--tensor-parallel", type=count, default=1, metavar="T",
         help="ranks that hold one replica together, its large layers in parts\n"
         "(native; docs/parallel.md)")  # fmt: skip
-    add("--model-parallel", type=_count, default=1, metavar="D",
+    add("--model-parallel", type=count, default=1, metavar="D",
         help="devices of each process over which the layers of a model are placed\n"
         "(single, native, mpi)")  # fmt: skip
 
@@ -80,12 +81,12 @@ def parser() -> argparse.ArgumentParser:
         "file.npz | folder of images | module:function")  # fmt: skip
 
     add = g["training"].add_argument
-    add("--global-batch-size", type=_count, default=64, metavar="N",
+    add("--global-batch-size", type=count, default=64, metavar="N",
         help="rows of one update, over all replicas (default: 64)")  # fmt: skip
-    add("--accumulate", type=_count, default=1, metavar="K",
+    add("--accumulate", type=count, default=1, metavar="K",
         help="cut each update into K micro-batches, to save memory")  # fmt: skip
-    add("--epochs", type=_count, default=12, help="passes over the data (default: 12)")
-    add("--steps", type=_count, metavar="N", help="updates in all, instead of epochs")
+    add("--epochs", type=count, default=12, help="passes over the data (default: 12)")
+    add("--steps", type=count, metavar="N", help="updates in all, instead of epochs")
     add("--recompute", action="store_true",
         help="compute activations again instead of keeping them, to save memory")  # fmt: skip
     add("--shard-optimizer", action="store_true",
@@ -103,9 +104,9 @@ def parser() -> argparse.ArgumentParser:
 
     add = g["keeping"].add_argument
     add("--checkpoint-dir", metavar="DIR", help="keep the state of the training there")
-    add("--checkpoint-every", type=_count, metavar="N",
+    add("--checkpoint-every", type=count, metavar="N",
         help="every N steps (default: at the end of each epoch)")  # fmt: skip
-    add("--checkpoint-keep", type=_count, metavar="K",
+    add("--checkpoint-keep", type=count, metavar="K",
         help="keep the last K checkpoints (default: 3)")  # fmt: skip
     add("--resume", action="store_true", help="go on from the last good checkpoint")
     add("--ledger", metavar="FILE", help="note which rows each step has used")
@@ -129,18 +130,23 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+def count(text: str) -> int:
+    """Reads an option that counts something.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is no whole number from 1 up.
+    """
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
 
 
 def _count_or_zero(text: str) -> int:
-    return 0 if text == "0" else _count(text)
+    return 0 if text == "0" else count(text)
 
 
 def _seed(text: str) -> int:
-    if not text.isdigit() or int(text) >= 2**32:
+    if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2**32")
     return int(text)
 
@@ -152,6 +158,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    open_streams()
+    outlive_readers()
     try:
         place = detect()
         rank = 0 if place.joins else place.rank  # who comes later has nobody to speak
@@ -177,6 +185,14 @@ def main(argv: list[str] | None = None) -> int:
         if rank == 0 or not error.everywhere:
             print(f"{where}error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        if rank == 0:
+            again = "--resume goes on from the last checkpoint"
+            hint = (
+                again if args.checkpoint_dir else f"--checkpoint-dir DIR; then {again}"
+            )
+            print(f"\ninterrupted\nHINT: {hint}", file=sys.stderr, flush=True)
+        return 130
 
 
 def _let_rank_zero_speak(rank: int) -> None:
@@ -224,7 +240,7 @@ def _run(args: argparse.Namespace, rank: int) -> int:
     if checkpoint is not None and checkpoint.failed:
         raise CollectiveError(
             f"the last checkpoint was not written: {checkpoint.failed}",
-            hint="free some space, then --resume",
+            hint="see the warning above; then --resume",
             everywhere=False,
         )
     return 0

@@ -50,7 +50,7 @@ class Options:
             ``reduction-to-one-device`` (tf-mirrored).
         communication: ``auto``, ``ring`` or ``nccl`` (tf-multiworker).
         algorithm: Of the all-reduce, as for ``collective.allreduce`` (native).
-        transport_dtype: ``float16`` or ``bfloat16``: what float32 tensors of 1024
+        transport_dtype: ``float16`` or ``bfloat16``: what float32 gradients of 1024
             elements or more are on the way (native). None: what they are.
         bucket_bytes: Sums the gradients in buckets of about so many bytes (native).
             None: all in one.
@@ -216,11 +216,16 @@ class Backend(ABC):
         """How many replicas there may be: places for what each one tells."""
         return self._most or self.replicas
 
-    def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
+    def all_reduce(
+        self, tensors: Sequence[Any], rounded: Sequence[int] = ()
+    ) -> list[Any]:
         """Inside ``run``: the sum of each tensor over all replicas.
 
         Args:
             tensors: Dense tensors of equal shapes and dtypes on every replica.
+            rounded: Places of those that ``Options.transport_dtype`` is for: the
+                gradients. All others are counts, or end as such, and are summed as
+                they are.
 
         Returns:
             The sums, in order, the same bits on every replica.

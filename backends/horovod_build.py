@@ -70,10 +70,16 @@ def build(wanted: Target) -> Path:
                 hint="apt install g++ make",
             )
     keep = horovod_wheel.cache()
-    private.folder(cache_folder())
-    keep.mkdir(parents=True, exist_ok=True)
     log = keep / f"{wanted.version}.log"
-    log.unlink(missing_ok=True)
+    try:
+        private.folder(cache_folder())
+        keep.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"Horovod cannot be built: {keep} cannot be written to: {error.strerror}",
+            hint="export XDG_CACHE_HOME=FOLDER, one that is yours",
+        ) from None
     print(f"Building {wanted}: this takes minutes. Its log:\n{log}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         environment = _environment(Path(name, "tools"))

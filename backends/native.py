@@ -102,22 +102,36 @@ class NativeBackend(Backend):
         self.require_all_ranks()
         return tensorflow_ops.all_reduce(tensors)
 
-    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
-        if self.replicas == 1 and self.options.min_np is None:
-            return tensors
+    def all_reduce(
+        self, tensors: Sequence[Any], rounded: Sequence[int] = ()
+    ) -> list[Any]:
+        """Inside ``run``: the sums; some may travel in 16 bits."""
         narrow = self.options.transport_dtype
-        if narrow is None:
-            return self._reduced(tensors, None)
         # Losses, weights and counts stay as they are: of 257 rows, bfloat16 would
         # make 256; and few bytes are not worth the rounding.
-        large = [(t.shape.num_elements() or 0) >= NARROWED_FROM for t in tensors]
+        large = [
+            place
+            for place in rounded
+            if (tensors[place].shape.num_elements() or 0) >= NARROWED_FROM
+        ]
+        if narrow is None or self._alone or not large:
+            return super().all_reduce(tensors)
+        self.require_all_ranks()
+        rest = sorted(set(range(len(tensors))) - set(large))
         results = list(tensors)
-        for kind, transport_dtype in ((True, narrow), (False, None)):
-            places = [place for place, is_large in enumerate(large) if is_large == kind]
-            sums = self._reduced([tensors[i] for i in places], transport_dtype)
+        for places, dtype in ((large, narrow), (rest, None)):
+            sums = self._reduced([tensors[i] for i in places], dtype)
             for place, total in zip(places, sums, strict=True):
                 results[place] = total
         return results
+
+    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+        return tensors if self._alone else self._reduced(tensors, None)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether there is one replica, and never another."""
+        return self.replicas == 1 and self.options.min_np is None
 
     def _reduced(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
         from collective import tensorflow_ops

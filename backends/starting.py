@@ -55,7 +55,8 @@ def availability(backend: str, processes: int) -> Availability:
     if not kind.launcher:
         return kind.availability(Environment())
     if kind.launcher != "collectiverun" and not programs.find(kind.launcher):
-        return Availability(False, f"there is no {kind.launcher}", "make train")
+        made_by = "make horovod" if kind.launcher == "horovodrun" else "make train"
+        return Availability(False, f"there is no {kind.launcher}", made_by)
     ranks = kind.ranks(processes)
     return kind.availability(Environment(kind.launcher, 0, ranks, 0, ranks))
 

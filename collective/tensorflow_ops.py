@@ -20,7 +20,13 @@ import tensorflow as tf
 
 from collective import library, session
 from collective.errors import CollectiveError
-from collective.operations.kinds import Average, Op, algorithm_number, transport_number
+from collective.operations.kinds import (
+    Average,
+    Op,
+    algorithm_number,
+    op_number,
+    transport_number,
+)
 from collective.operations.kinds import Sum as Sum
 from collective.process_set import ProcessSet, members
 
@@ -108,7 +114,7 @@ def all_reduce(
     for number, places in enumerate(buckets):
         reduced = _ops().collective_all_reduce(
             [tensors[place] for place in places],
-            reduction=int(op),
+            reduction=op_number(op),
             algorithm=algorithm_number(algorithm),
             transport=transport_number(transport_dtype),
             **_attributes(
@@ -197,7 +203,7 @@ def reducescatter(
     tensor = tf.convert_to_tensor(tensor)
     result = _ops().collective_reduce_scatter(
         tensor,
-        reduction=int(op),
+        reduction=op_number(op),
         **_attributes(_name("reducescatter", name), _group(process_set)),
     )
     return _with_rows(result, tensor)

@@ -33,11 +33,16 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         old = json.loads(path.read_text())
-        if old["schema"] == SCHEMA:
+        lacking = [k for k in ("schema", "options", "equal", "fast") if k not in old]
+        if not lacking and old["schema"] == SCHEMA:
             return old
-        why = f"its schema is {old['schema']}, not {SCHEMA}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = str(error) or type(error).__name__
+        why = f"it has no {lacking[0]!r}"
+        if not lacking:
+            why = f"its schema is {old['schema']}, not {SCHEMA}"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except (ValueError, TypeError) as error:
+        why = str(error)
     raise UsageError(
         f"{path} is no earlier result: {why}",
         hint="--against FOLDER/results.json of an earlier compare.py",

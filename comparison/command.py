@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from rich.progress import (
 from rich.table import Table as RichTable
 
 import train
+from backends.registry import BACKENDS
 from collective.errors import UsageError, printable
 from comparison import against, told
 from comparison.equality import TOLERANCE
@@ -26,8 +29,9 @@ from comparison.perturbations import PERTURBATIONS
 from comparison.results import Results
 from comparison.runs import Comparison, Plan
 
-OURS = ("--backend", "--checkpoint-dir", "--devices", "--json", "--ledger",
-        "--list-backends", "--timeline", "--verbose")  # fmt: skip
+OURS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
+        "--devices", "--json", "--ledger", "--list-backends", "--resume", "--sweep",
+        "--timeline", "--verbose")  # fmt: skip
 STYLES = {"good": "green", "bad": "bold red", "": ""}
 
 
@@ -71,17 +75,16 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     )
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
+    _make(args.output)
     signalled = _run(comparison, console)
     _show(results, console)
     _write(results, args.output, console)
     if signalled:
         return 128 + signalled
+    if old and old["options"]["command"] != command:
+        console.print(printable(f"\nThen it was: {old['options']['command']}"))
     worse = _changes(old, results, console) if old else False
-    failed = any(proof.failures for proof in results.equal.values()) or any(
-        one.failure for timed in results.fast.values() for one in timed.values()
-    )
-    failed |= any(learned.failure for learned in results.learned.values())
-    return int(not results.all_equal or worse or failed)
+    return int(not results.all_equal or worse or results.failed)
 
 
 def _plain(args: argparse.Namespace) -> dict:
@@ -97,11 +100,14 @@ def _perturbation(text: str | None) -> tuple[str, str] | None:
     if text is None:
         return None
     backend, _, what = text.partition(":")
-    if what not in PERTURBATIONS:
-        raise UsageError(
-            f"--perturb {text}: there is no {what!r}",
-            hint=f"--perturb BACKEND:{{{','.join(PERTURBATIONS)}}}",
-        )
+    for name, known in ((backend, BACKENDS), (what, PERTURBATIONS)):
+        if name not in known:
+            raise UsageError(
+                f"--perturb {text}: there is no {name!r}"
+                if name
+                else f"--perturb {text}: not a backend, a colon and what goes wrong",
+                hint=f"--perturb BACKEND:{{{','.join(PERTURBATIONS)}}}",
+            )
     return backend, what
 
 
@@ -157,9 +163,20 @@ def _show(results: Results, console: Console) -> None:
             console.print(f"  {printable(sentence)}", style="dim")
 
 
-def _write(results: Results, folder: Path, console: Console) -> None:
+def _make(folder: Path) -> None:
+    """Makes the folder of the report, before hours of comparing rather than after."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written: {error.strerror}", hint="--output FOLDER"
+        ) from error
+
+
+def _write(results: Results, folder: Path, console: Console) -> None:
+    try:
         results.write(folder / "results.json")
     except OSError as error:
         raise UsageError(

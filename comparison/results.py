@@ -112,6 +112,15 @@ class Results:
             for verdict in proof.verdicts.values()
         )
 
+    @property
+    def failed(self) -> bool:
+        """Whether any run went wrong."""
+        return (
+            any(proof.failures for proof in self.equal.values())
+            or any(one.failure for of in self.fast.values() for one in of.values())
+            or any(learned.failure for learned in self.learned.values())
+        )
+
     def write(self, path: Path) -> None:
         """Writes the file; numbers that are not finite become null."""
         told = {"schema": SCHEMA, **_plain(dataclasses.asdict(self))}

@@ -80,6 +80,11 @@ class Comparison:
             self.backends.insert(0, REFERENCE)
         self.equals = [n for n in self.backends if BACKENDS[n].synchronous]
         others = [n for n in self.backends if not BACKENDS[n].synchronous]
+        if plan.perturb and plan.perturb[0] not in self.equals:
+            raise UsageError(
+                f"backend {plan.perturb[0]!r} shall go wrong, and is not compared",
+                hint=f"--perturb and --backends with one of {', '.join(self.equals)}",
+            )
         learns = bool(others and plan.precisions and not plan.perturb)
         self.learners = [REFERENCE, *others] if learns else []
         proofs = len(plan.precisions) * len(self.equals) + len(self.learners)
@@ -150,10 +155,12 @@ class Comparison:
             else:
                 proof.failures[name] = [ended.failure or "wrote nothing", ended.tail]
                 if ended.code == 2 and name == REFERENCE:
+                    told, _, hint = ended.tail.rpartition("error: ")[2].partition(
+                        "\nHINT: "
+                    )
                     raise UsageError(
-                        "this training cannot be done at all:\n"
-                        + ended.tail[ended.tail.rfind("error: ") :],
-                        hint="python train.py with the same options",
+                        f"this training cannot be done at all: {told}",
+                        hint=hint.strip() or "python train.py with the same options",
                     )
 
         for backend in self.equals:

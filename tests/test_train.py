@@ -263,6 +263,16 @@ def test_on_ranks(command):
     assert all(outcomes == ended.outcomes[0] for outcomes in ended.outcomes)
 
 
+def test_an_interrupt_is_told_once_with_what_goes_on(command, monkeypatch):
+    def interrupted(args, rank):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_run", interrupted)
+    codes, printed = command("--checkpoint-dir", "{tmp}/runs")
+    assert codes == {130} and "Traceback" not in printed
+    assert printed.count("interrupted\nHINT: --resume goes on from the last") == 1
+
+
 # --- programs of their own --------------------------------------------------------
 
 

@@ -158,13 +158,15 @@ class Checkpoint:
         except Exception as error:
             self.failed = str(error).strip().split("\n")[0]
             last = f"{self._known[-1].name} is the last" if self._known else "none is"
-            space = isinstance(error, OSError)
+            hint = "see what model.save_weights says of this model"
+            if isinstance(error, FileNotFoundError):
+                hint = "one --checkpoint-dir for each training that runs at a time"
+            elif isinstance(error, OSError):
+                hint = "free some space on that disk"
             _tell(
                 f"the checkpoint of step {state.step} could not be written to "
                 f"{self.folder}: {self.failed}; {last} there; the training goes on",
-                hint="free some space on that disk"
-                if space
-                else "see what model.save_weights says of this model",
+                hint=hint,
             )
             return
         self.failed = None

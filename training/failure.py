@@ -34,8 +34,12 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         echo = backend.ended_by_another(error)
         if echo is not None:  # that rank has told what happened
             raise SystemExit(echo) from None
-        if not isinstance(error, KeyboardInterrupt):
-            recorder.incident(_told(backend.rank, error))
+        if isinstance(error, KeyboardInterrupt):
+            recorder.close()
+            print(f"rank {backend.rank}: interrupted", file=sys.stderr, flush=True)
+            backend.abort(130)
+            raise
+        recorder.incident(_told(backend.rank, error))
         recorder.close()  # that it ends now is known
         if isinstance(error, CollectiveError):
             print(f"rank {backend.rank}: error: {error}", file=sys.stderr, flush=True)
@@ -46,7 +50,7 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             file=sys.stderr,
         )
         sys.stderr.flush()
-        backend.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+        backend.abort(1)
         raise
 
 

@@ -116,6 +116,8 @@ def _replay(
     steps: Steps = {}
     faults: list[str] = []
     for number, line in _lines(path):
+        if lacking := _lacking(line):
+            raise _no_ledger(path, f"line {number} has no {lacking!r}")
         if "from" in line:
             told, start = Plan(**line["plan"]), line["from"]
             if plan not in (None, told) and start:
@@ -144,12 +146,24 @@ def _replay(
     return plan, runs, steps, faults
 
 
+def _lacking(line: dict[str, Any]) -> str:
+    """What a line of a ledger would have, and this one has not; mostly nothing."""
+    needed = ("replicas", "backend", "plan") if "from" in line else ("read",)
+    lacking = [name for name in needed if name not in line]
+    fields = {field.name for field in dataclasses.fields(Plan)}
+    if not lacking and "from" in line and {*line["plan"]} != fields:
+        return "plan of this version"
+    return lacking[0] if lacking else ""
+
+
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines that are whole; a kill may have torn one at the end of a run."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise _no_ledger(path, error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
         raise _no_ledger(path, str(error)) from None
     torn = 0
     for number, content in enumerate(text, 1):
@@ -197,6 +211,9 @@ def tell(account: Account) -> None:
 
 def main(arguments: list[str]) -> int:
     """``python -m training.ledger FILE``: 0 for a perfect ledger, else 1."""
+    if arguments in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     if len(arguments) != 1:
         print("error: one file is needed\nHINT: python -m training.ledger FILE")
         return 2

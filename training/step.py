@@ -181,11 +181,13 @@ class Step:
             whole = parts[0].gradients
             parts = (parts[0]._replace(gradients=[]), *parts[1:])
         local = tf.nest.flatten(parts)
+        gradients = {id(t) for t in tf.nest.flatten(parts[0].gradients)}
+        rounded = [place for place, t in enumerate(local) if id(t) in gradients]
         with tf.control_dependencies(local):
             start = tf.timestamp()
         with tf.control_dependencies([start]):
             local = [tf.identity(t) for t in local]
-        reduced = self._all_reduce(local)
+        reduced = self._all_reduce(local, rounded)
         with tf.control_dependencies(reduced):
             stop = tf.timestamp()
         sums, moved, trouble, checksums, receipt, notices = tf.nest.pack_sequence_as(
@@ -280,12 +282,22 @@ class Step:
             return []
         return [receipts.write(read, replica, self.backend.most_replicas)]
 
-    def _all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """One call; scalars and vectors of a few numbers ride in one tensor."""
+    def _all_reduce(
+        self, tensors: list[tf.Tensor], rounded: list[int]
+    ) -> list[tf.Tensor]:
+        """One call; scalars and vectors of a few numbers ride in one tensor.
+
+        Args:
+            tensors: The local sums.
+            rounded: Places of the gradients, which may travel in 16 bits.
+        """
         small = [i for i, t in enumerate(tensors) if t.shape.num_elements() <= SMALL]
         large = [i for i in range(len(tensors)) if i not in set(small)]
         flat = tf.concat([tf.reshape(tensors[i], [-1]) for i in small], axis=0)
-        head, *rest = self.backend.all_reduce([flat, *(tensors[i] for i in large)])
+        head, *rest = self.backend.all_reduce(
+            [flat, *(tensors[i] for i in large)],
+            [1 + large.index(i) for i in rounded if i in large],
+        )
         sizes = [tensors[i].shape.num_elements() for i in small]
         out = dict(zip(large, rest, strict=True))
         for i, piece in zip(small, tf.split(head, sizes), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -16,7 +17,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from training.loop import Result
 
 SCHEMA = 1
@@ -97,18 +98,24 @@ class Summary:
         """Writes all of it; floats are exact, and null where they are not finite.
 
         Raises:
-            UsageError: When the file cannot be written.
+            CollectiveError: When the file cannot be written; nothing is left then.
         """
-        part = f"{path}.part"
+        told = _finite_or_none(dataclasses.asdict(self))
+        text = json.dumps(told, indent=1, allow_nan=False)
+        whole = not os.path.exists(path) or os.path.isfile(path)
+        part = f"{path}.part" if whole else path  # a device, a pipe: as it is
         try:
             with open(part, "w", encoding="utf-8") as file:
-                told = _finite_or_none(dataclasses.asdict(self))
-                json.dump(told, file, indent=1, allow_nan=False)
-            os.replace(part, path)
+                file.write(text)
+            if whole:
+                os.replace(part, path)
         except OSError as error:
-            raise UsageError(
+            if whole:
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+            raise CollectiveError(
                 f"the summary cannot be written to {path}: {error.strerror}",
-                hint="--json FILE in a folder that exists and can be written",
+                hint="--json FILE on a disk with some space, that can be written to",
             ) from error
 
     def print(self, console: Console | None = None) -> None:
@@ -119,7 +126,9 @@ class Summary:
         table.add_row("backend", f"{self.backend} ({self.chosen_because})")
         table.add_row("replicas", self._replicas())
         for name, value in self.test.items():
-            text = f"{value:.2%}" if "accuracy" in name else f"{value:.4f}"
+            form = ".2%" if "accuracy" in name else ".4f"
+            # A metric may tell several numbers, as one for each class.
+            text = " ".join(format(v, form) for v in np.ravel(value))
             table.add_row(f"test {name}", text)
         table.add_row("samples per second", f"{self.samples_per_second:,.0f}")
         total = sum(self.seconds_per_step.values())
@@ -151,7 +160,9 @@ def check_writable(option: str, path: str) -> None:
 
 
 def _finite_or_none(value: Any) -> Any:
-    """JSON knows no Inf and no NaN."""
+    """JSON knows no Inf, no NaN and no array."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

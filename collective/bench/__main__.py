@@ -110,16 +110,19 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
 def _sizes(text: str) -> list[int]:
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     try:
-        return [
+        sizes = [
             int(part[:-1]) * units[part[-1].upper()]
             if part[-1].upper() in units
             else int(part)
             for part in text.split(",")
         ]
     except (ValueError, IndexError):
+        sizes = [-1]
+    if min(sizes) < 0:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no list of sizes\nHINT: --sizes 4,64K,16M"
-        ) from None
+        )
+    return sizes
 
 
 def _peer_list(text: str) -> list[str]:
@@ -153,6 +156,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.seconds <= 0:
         parser.error(f"--seconds {options.seconds:g}\nHINT: more than 0, as 0.3")
+    for option, file in (("--json", options.json), ("--plot", options.plot)):
+        folder = os.path.dirname(file or "") or "."
+        if os.path.isdir(file or "") or not os.access(folder, os.W_OK | os.X_OK):
+            parser.error(f"{option}: {file} cannot be written\nHINT: another folder")
     return options
 
 

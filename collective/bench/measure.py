@@ -14,6 +14,7 @@ import collective
 from collective import library
 from collective.bench.limits import probe, state_of
 from collective.bench.peers import Timer
+from collective.errors import CollectiveError
 from collective.operations.call import Call
 from collective.operations.kinds import (
     Kind,
@@ -63,8 +64,18 @@ class Samples:
 
 
 def array(count: int, huge_pages: bool) -> np.ndarray:
-    """A float32 vector on pages of its own, of the size asked for."""
-    memory = mmap.mmap(-1, max(count * 4, 1) + (2 << 20))
+    """A float32 vector on pages of its own, of the size asked for.
+
+    Raises:
+        CollectiveError: If there is not so much memory.
+    """
+    try:
+        memory = mmap.mmap(-1, max(count * 4, 1) + (2 << 20))
+    except (OSError, OverflowError) as error:
+        raise CollectiveError(
+            f"no memory for an array of {4 * count:,} bytes: {error}",
+            hint="smaller --sizes",
+        ) from None
     memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.float32, count)
 

@@ -52,8 +52,8 @@ def backends(found: dict[str, Any] | None) -> str:
         lines.append(f"{name:{width}}{answer}  {best['reason']}")
         # How to start it, or what to install for it.
         hint = alone["hint"] if not alone["usable"] else ""
-        if not usable(backend):
-            hint = launched["hint"] or alone["hint"]
+        if not usable(backend):  # the hint that goes with the reason, if it has one
+            hint = alone["hint"] or launched["hint"]
         if hint:
             lines.append(f"{'':{width}}     HINT: {hint}")
     return "\n".join(lines)

@@ -13,15 +13,18 @@ from collective.errors import CollectiveError, UsageError
 from collective.launch import here, options, tuning
 from collective.launch.discovery import Discovery
 from collective.launch.output import Style, tell
+from collective.streams import open_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Returns:
-        0 if every rank returned 0; 2 for bad arguments; else what the first rank
-        that failed returned, or 128 + the signal that ended it.
+        0 if every rank returned 0; 2 for bad arguments; 130 where it was interrupted;
+        else what the first rank that failed returned, or 128 + the signal that ended
+        it.
     """
+    open_streams()
     try:
         given = options.parse(arguments)
         if given.check_build:
@@ -33,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CollectiveError as error:
         tell(str(error))
         return error.exit_code
+    except KeyboardInterrupt:  # before the ranks were started
+        tell("interrupted")
+        return 130
 
 
 def _launch(given: argparse.Namespace) -> int:

@@ -180,7 +180,7 @@ class Job:
 
     def _blame(self, rank: int, code: int, rest: str) -> None:
         """Notes that a rank has failed, and tells what follows."""
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+        how = f"by {signal_name(-code)}" if code < 0 else f"with {code}"
         # One that ended by itself says more than one that was killed and survived.
         if not self.failed or (code > 0 and self.exit_code > 128):
             self.exit_code = 128 - code if code < 0 else code
@@ -215,6 +215,14 @@ class Job:
     def _signal_all(self, number: signal.Signals) -> None:
         for pid in list(self.processes):
             _signal_group(pid, number)
+
+
+def signal_name(number: int) -> str:
+    """As ``SIGKILL``; a real-time signal is ``SIGRT36``: Python names but two."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRT{number}"
 
 
 def _tie(launcher: int, cores: Sequence[int]) -> None:

@@ -41,6 +41,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         raise UsageError(
             f"-np {options.num_proc}: at least 1 rank is needed", hint=EXAMPLE
         )
+    if options.start_timeout is not None and options.start_timeout < 1:
+        raise UsageError(
+            f"--start-timeout {options.start_timeout}: at least 1 second",
+            hint="--start-timeout 120",
+        )
     _check_elastic(options)
     if not options.command:
         raise UsageError("no command to start", hint=EXAMPLE)

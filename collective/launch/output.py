@@ -65,7 +65,7 @@ class Output:
             folder = style.directory / f"rank.{rank:0{width}}"
             folder.mkdir(parents=True, exist_ok=True)
             for name in ("stdout", "stderr"):
-                self._files.append((folder / name).open("w"))
+                self._files.append((folder / name).open("w", encoding="utf-8"))
 
     def attach(self, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
         """Takes the pipes of the rank's process; ``start`` begins to read them."""

@@ -25,6 +25,7 @@ from collective.launch import cores
 from collective.launch.job import Job, Member
 from collective.launch.output import Style, last_words, tell
 from collective.launch.relay import EARLY
+from collective.streams import open_streams
 
 _LOOK_SECONDS = 0.5
 
@@ -75,6 +76,7 @@ class WatchedRank(Job):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rank; returns its exit code."""
+    open_streams()
     parser = argparse.ArgumentParser("python -m collective.launch.rank")
     parser.add_argument("--no-prefix", action="store_true")
     parser.add_argument("--timestamp", action="store_true")

@@ -43,7 +43,10 @@ class End:
     def code(self) -> int:
         """The exit code it stands for: 128 + the signal where one killed it."""
         what = self.how.split()[1]
-        return int(what) if what.isdigit() else 128 + signal.Signals[what]
+        if what.isdigit():
+            return int(what)
+        real_time = what.removeprefix("SIGRT")
+        return 128 + (int(real_time) if real_time.isdigit() else signal.Signals[what])
 
 
 class Relay(Output):

@@ -13,6 +13,7 @@ from collective.operations.kinds import (
     Kind,
     Op,
     algorithm_number,
+    op_number,
     transport_number,
 )
 from collective.process_set import ProcessSet
@@ -150,7 +151,7 @@ def _prepare(
         list(zip(sources, targets, strict=True)),
         process_set=process_set,
         name=name,
-        op=int(op),
+        op=op_number(op),
         algorithm=algorithm_number(algorithm),
         transport=transport_number(transport_dtype),
     )

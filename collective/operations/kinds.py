@@ -63,6 +63,21 @@ DTYPES = {
 }
 
 
+def op_number(op: Op) -> int:
+    """The C interface's number of an operation.
+
+    Raises:
+        UsageError: If there is none such.
+    """
+    try:
+        return int(Op(op))
+    except ValueError:
+        raise UsageError(
+            f"there is no operation {op!r}",
+            hint=f"choose one of: {', '.join(f'collective.{o.name}' for o in Op)}",
+        ) from None
+
+
 def dtype_number(dtype: np.dtype) -> int:
     """The C interface's number of a NumPy dtype.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from collective.operations.call import Call, Handle, check_splits, contiguous, output
-from collective.operations.kinds import Average, Kind, Op
+from collective.operations.kinds import Average, Kind, Op, op_number
 from collective.process_set import ProcessSet, members
 
 
@@ -77,7 +77,7 @@ def _prepare(
         [(source, target)],
         process_set=process_set,
         name=name,
-        op=int(op),
+        op=op_number(op),
         counts=[count * elements for count in splits],
     )
     return call, target

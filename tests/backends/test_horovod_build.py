@@ -83,6 +83,18 @@ def test_without_a_compiler_it_says_so_and_exits_2(monkeypatch, capsys):
     assert "there is no c++" in told and told.splitlines()[-1].startswith("HINT: apt")
 
 
+def test_without_a_folder_to_keep_it_in_it_says_so_and_exits_2(
+    monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(horovod_wheel, "target", lambda: HERE)
+    monkeypatch.setattr(horovod_installed, "version", lambda: None)
+    monkeypatch.setattr(horovod_build.shutil, "which", lambda name: name)
+    assert horovod_build.main() == 2
+    assert "HINT: export XDG_CACHE_HOME=" in capsys.readouterr().err
+
+
 def test_a_failing_build_exits_1_and_keeps_nothing(monkeypatch, capsys):
     def fails(command, environment, log):
         return int("--wheel-dir" in command)

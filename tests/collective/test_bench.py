@@ -46,7 +46,15 @@ def test_results_as_table_as_json_and_as_a_picture(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--sizes", "4,x"], ["--peers", "nccl"], ["--seconds", "0"]]
+    "arguments",
+    [
+        ["--sizes", "4,x"],
+        ["--sizes=-4"],
+        ["--peers", "nccl"],
+        ["--seconds", "0"],
+        ["--json", "/no/such/folder/file"],
+        ["--plot", "/"],
+    ],
 )
 def test_wrong_use_ends_with_2(arguments):
     with pytest.raises(SystemExit) as ended:

@@ -1,6 +1,7 @@
 """The launcher, and through it the other files of this directory on 2 to 4 ranks."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -73,6 +74,25 @@ def test_tells_each_rank_its_place_and_prefixes_its_lines():
 def test_everything_behind_the_first_word_is_the_command():
     result = launch(1, "echo", "-np", "7", "--verbose")
     assert result.stdout == "[0] -np 7 --verbose\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_starts_where_its_streams_are_closed_as_a_daemon_does(closed, tmp_path):
+    files = "for n in 0 1 2; do test -e /proc/$$/fd/$n || exit 3; done; cat; echo here"
+    line = shlex.join(command(2, "--output-filename", str(tmp_path), "sh", "-c", files))
+    assert subprocess.run(f"{line} {closed}", shell=True, timeout=60).returncode == 0
+    assert [p.read_text() for p in tmp_path.glob("*/stdout")] == ["here\n"] * 2
+
+
+def test_no_line_is_lost_where_the_screen_lacks_its_letters():
+    code = "import sys; sys.stdout.buffer.write('gr\\u00fcn\\n'.encode())"
+    result = launch(1, *python(code), PYTHONIOENCODING="ascii")
+    assert result.stdout == "[0] gr\\xfcn\n"
+
+
+def test_a_real_time_signal_has_a_name():
+    result = launch(1, *python("import os; os.kill(os.getpid(), 36)"))
+    assert result.returncode == 128 + 36 and "by SIGRT36" in result.stderr
 
 
 def test_ends_with_the_code_of_the_first_rank_that_failed():

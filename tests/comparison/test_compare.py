@@ -138,6 +138,15 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     (["--optimiser", "sgd"], "unrecognized arguments"),
     (["--backends", "carrier"], "unknown backend 'carrier'"),
     (["-np", "0"], "is no list of numbers"),
+    (["--rounds", "0"], "'0' is not a whole number from 1 up"),
+    (["--deadline", "-1"], "'-1' is no number of seconds above 0"),
+    (["--global-batch-size", "0"], "'0' is not a whole number from 1 up"),
+    (["--precision", "float16"], "invalid choice: 'float16'"),
+    (["--sweep", "sweep.yaml"], "--sweep is not for compare.py"),
+    (["--resume"], "--resume is not for compare.py"),
+    (["--perturb", "carrier:dropped-rank"], "there is no 'carrier'"),
+    (["--perturb", "native:dropped-rank", "--backends", "mpi"], "is not compared"),
+    (["--output", "train.py"], "train.py cannot be written"),
     (["--model", "tests.own:no_model"], "cannot be done at all"),
 ])  # fmt: skip
 def test_wrong_use_ends_with_2_and_a_hint(options, told, tmp_path):

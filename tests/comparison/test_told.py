@@ -145,6 +145,15 @@ def test_the_page_has_every_picture_twice_and_needs_nothing_else(folder):
     assert "Not every backend trained the same model" in text
 
 
+def test_the_page_praises_no_comparison_in_which_a_run_failed(tmp_path):
+    found = results()
+    found.equal["float64"].failures["mpi"] = ["ended with exit code 7", "the end"]
+    page.write(tmp_path / "report.html", found, told.tables(found), {})
+    text = (tmp_path / "report.html").read_text()
+    assert "Some runs failed." in text and "the end" in text
+    assert "trained the same model." not in text
+
+
 def test_a_browser_shows_the_page(folder, tmp_path):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:

@@ -207,6 +207,8 @@ def test_what_is_no_ledger_is_told(tmp_path, capsys):
         "headless": "".join(lines[1:]),
         "hole": "".join([*lines[:3], "#" * 9 + "\n", *lines[3:]]),
         "list": json.dumps([1, 2]),
+        "foreign": '{"from": 0}\n',
+        "other": '{"from": 0, "replicas": 1, "backend": "mpi", "plan": {"a": 1}}\n',
     }.items():
         path = tmp_path / name
         path.write_text(content)

@@ -83,6 +83,33 @@ def test_one_all_reduce_an_update(model, accumulate):
     assert len(backend.calls) == 5
 
 
+def wide():
+    """Gradients of many sizes, and a metric that counts in a large matrix."""
+    layers = [
+        keras.Input((cases.FEATURES,)),
+        keras.layers.Dense(100),
+        *[keras.layers.Dense(2) for _ in range(3)],
+        keras.layers.Dense(cases.CLASSES),
+    ]
+    counts = keras.metrics.MeanIoU(40, sparse_y_true=True, sparse_y_pred=False)
+    return cases.compiled(keras.Sequential(layers), "sgd", metrics=[counts])
+
+
+def test_nothing_but_large_gradients_may_travel_in_16_bits():
+    class Told(SingleBackend):
+        def all_reduce(self, tensors, rounded=()):
+            self.rounded = [tuple(tensors[i].shape) for i in rounded]
+            self.sizes = [t.shape.num_elements() for t in tensors]
+            return list(tensors)
+
+    backend = Told(Options(), Environment())
+    rows = rows_of(9)
+    _, step = make(wide, backend, rows)
+    step(own_part(rows, backend), 0)
+    assert backend.rounded == [(cases.FEATURES, 100), (100,), (100, 2)]
+    assert 40 * 40 in backend.sizes
+
+
 # --- refusing what is not finite ---------------------------------------------------
 
 

@@ -141,6 +141,7 @@ def test_bad_configuration_files(tmp_path, text, message):
         ("-np 5 -H localhost:4 true", "have 4 slots"),
         ("-np 2 --min-np 3 true", "only 2 ranks"),
         ("-np 2 --min-np 0 true", "--min-np 0: at least 1"),
+        ("-np 2 --start-timeout 0 true", "--start-timeout 0: at least 1"),
         ("-np 2 --max-np 1 true", "more than that"),
         ("-np 2 --max-np 3 true", "no more are ever asked for"),
         ("-np 2 --host-discovery-script x true", "needs --max-np"),

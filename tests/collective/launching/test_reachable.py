@@ -84,6 +84,11 @@ def test_else_the_first_that_failed_is_to_blame():
     assert shown == [False, True, True]
 
 
+def test_a_real_time_signal_is_understood():
+    heard, _ = relay("rank 1 on a ended by SIGRT36", "rank 0 on a ended by SIGRTMIN")
+    assert [heard.ended[r].code for r in (1, 0)] == [128 + 36, 128 + 34]
+
+
 @pytest.mark.launches
 @pytest.mark.parametrize("named", [True, False])
 def test_a_lost_host_is_a_failure_though_mpirun_says_zero(tmp_path, named):

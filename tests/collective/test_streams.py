@@ -1,0 +1,47 @@
+"""Standard streams that are closed, that nobody reads, or that lack some letters."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import os, sys
+from collective.streams import open_streams, outlive_readers
+open_streams(); outlive_readers()
+for word in ("gr\\u00fcn", "rot"):
+    print(word, flush=True)
+os.fstat(0), os.fstat(1), os.fstat(2)
+os.write(int(sys.argv[1]), b"to its end")
+"""
+
+
+def run(redirected, *options):
+    """Runs the program by a shell; its exit code, and what it wrote where it could."""
+    words = [sys.executable, *options, "-c", '"$PROGRAM"', "3"]
+    done = subprocess.run(
+        ["sh", "-c", f"{' '.join(words)} {redirected}"],
+        env={"PROGRAM": PROGRAM, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+def test_closed_streams_are_opened(closed):
+    assert run(f"3>&1 {closed}") == (0, "gr\\xfcn\nrot\nto its end", "")
+
+
+def test_what_is_printed_is_dropped_where_there_is_no_output():
+    assert run("3>&1 >&-")[:2] == (0, "to its end")
+
+
+@pytest.mark.parametrize("options", [[], ["-u"]])
+def test_a_full_disk_is_told_once_and_ends_nothing(options):
+    code, out, err = run("3>&1 >/dev/full", *options)
+    assert (code, out) == (0, "to its end")
+    assert err.count("warning: ") == 1 and "No space left on device" in err
