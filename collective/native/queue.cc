@@ -27,6 +27,16 @@ uint64_t HashOf(const std::string& name) {
 // own could still bring one.
 constexpr double kQuietSeconds = 5;
 
+// A thread inherits the rounding of its creator, and TensorFlow's threads flush
+// denormals to zero: sums must not depend on who asked first.
+void KeepDenormals() {
+#if defined(__x86_64__)
+  _mm_setcsr(0x1f80);
+#elif defined(__aarch64__)
+  asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+#endif
+}
+
 Notice NoticeOf(const Request& request) {
   Notice notice;
   notice.name = HashOf(request.name);
@@ -104,11 +114,7 @@ void Queue::Submit(Request request, Done done) {
 }
 
 void Queue::Work() {
-#if defined(__x86_64__)
-  // A thread inherits the rounding of its creator, and TensorFlow's threads
-  // flush denormals to zero: sums must not depend on who asked first.
-  _mm_setcsr(0x1f80);
-#endif
+  KeepDenormals();
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     change_.wait(lock,
