@@ -1,4 +1,4 @@
-# make train | test | test-hosts | test-faults | soak | test-equivalence | test-horovod | test-compare | horovod | lint | sanitize: .venv is made first.
+# make train | test | test-hosts | test-faults | soak | test-equivalence | test-horovod | test-compare | horovod | lint | sanitize | arm64: .venv is made first.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train horovod test test-hosts test-mpis test-faults soak test-equivalence test-horovod test-compare lint sanitize constraints clean
+.PHONY: help train horovod test test-hosts test-mpis test-faults soak test-equivalence test-horovod test-compare lint sanitize arm64 constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -82,6 +82,11 @@ sanitize: $(VENV)/ready
 	command -v cmake > /dev/null || $(BIN)/python -m pip install --quiet cmake
 	tests/collective/sanitize address,undefined
 	tests/collective/sanitize thread
+
+# The native core for arm64, under emulation.
+arm64: $(VENV)/ready
+	command -v cmake > /dev/null || $(BIN)/python -m pip install --quiet cmake
+	tests/collective/arm64
 
 constraints: $(VENV)/ready
 	mkdir -p constraints

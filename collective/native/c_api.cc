@@ -1,6 +1,7 @@
 #include "c_api.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,9 @@
 
 namespace collective {
 namespace {
+
+// How often who waits for a handle tells so.
+constexpr std::chrono::milliseconds kLook(100);
 
 thread_local std::string error;
 
@@ -109,6 +113,15 @@ void Convert(const collective_request& from, Request* to) {
                    to->kind == Kind::kReduceScatter ||
                    to->kind == Kind::kAllToAll;
   if (one && from.tensors_length != 1) Invalid("takes exactly one tensor");
+}
+
+void TellHeld(bool waits) {
+  std::shared_ptr<Core> now;
+  {
+    std::lock_guard<std::mutex> lock(core_mutex);
+    now = core;
+  }
+  if (now) now->job().Held(waits);
 }
 
 Request& Scratch() {
@@ -244,7 +257,14 @@ int32_t collective_start(const collective_request* request,
 int32_t collective_wait(collective_handle* handle) {
   std::unique_ptr<collective_handle> owned(handle);
   std::unique_lock<std::mutex> lock(owned->mutex);
-  owned->change.wait(lock, [&] { return owned->finished; });
+  const auto finished = [&] { return owned->finished; };
+  bool held = false;
+  while (!owned->change.wait_for(lock, collective::kLook, finished)) {
+    lock.unlock();  // for whoever lets go of the core last ends its handles
+    collective::TellHeld(held = true);
+    lock.lock();
+  }
+  if (held) collective::TellHeld(false);
   const Code code = owned->code;
   if (code != Code::kOk) collective::error = owned->message;
   lock.unlock();

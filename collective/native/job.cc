@@ -221,7 +221,7 @@ char* Job::MapArea(int index, size_t bytes) {
 }
 
 bool Job::broken() const {
-  return header_->broken.load(std::memory_order_relaxed) != 0;
+  return header_->broken.load(std::memory_order_acquire) != 0;  // then `lost`
 }
 
 bool Job::Dead(int local_rank) const {

@@ -96,6 +96,10 @@ class Job {
   // This thread asks for a collective. While only one thread of a process ever
   // does, nothing more comes from it while that one waits.
   void Called();
+  // A queue has (1) or has no more (-1) collectives that were submitted.
+  void Working(int more);
+  // This thread still waits for what was submitted, or no more.
+  void Held(bool waits);
 
   // Throws where the job cannot go on: someone died, left or gave up.
   void Check(int waited_for);
@@ -162,6 +166,8 @@ class Job {
   Waiting* Tell(int rank, int64_t since, const Request& doing);
   // Whether ranks wait for each other in a circle that nothing can open.
   bool InCircle() const;
+  // Whether a rank can do nothing before one comes that it waits for.
+  bool AtRest(int rank, int64_t now, std::vector<int>* waits_for) const;
   [[noreturn]] void ThrowBroken();
 
   Place place_;

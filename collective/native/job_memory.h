@@ -28,6 +28,11 @@ struct alignas(128) Job::RankState {
   cpu_set_t cores;
   std::atomic<bool> several;  // threads asked for collectives
   Waiting waiting[kThreads];
+  std::atomic<int32_t> queues;   // that have what was submitted, or run it
+  std::atomic<int64_t> changed;  // when they became more or fewer
+  // Since when the one thread that asks waits for what it has submitted (0: it
+  // does not), and when it last saw that it must wait on.
+  std::atomic<int64_t> held, held_looked;
 
   bool Waits() const {
     for (const Waiting& one : waiting) {

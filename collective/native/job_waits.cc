@@ -19,6 +19,7 @@ constexpr long kShortNapNanoseconds = 200'000;  // while messages are under way
 // After which ranks that wait for each other are looked at. Longer than needed:
 // a thread of a rank that has not yet asked for anything could still come.
 constexpr double kCircleSeconds = 5;
+constexpr int64_t kStopped = 1'000'000'000;  // ten times as long as it naps
 
 inline void Pause() {
 #if defined(__x86_64__)
@@ -81,8 +82,9 @@ Job::LongWait::~LongWait() {
 void Job::LongWait::Look() {
   const int64_t now = Now();
   if (now - looked_ < kNapNanoseconds * 9 / 10) return;
+  // Stopped since it looked, it has to look again first.
+  if (waiting_ && now - looked_ < kStopped) waiting_->looked = now;
   looked_ = now;
-  if (waiting_) waiting_->looked = now;
   job_->Check(rank_);
   // Who has joined waits in one order while the others call in the other.
   const int64_t since = std::max(start_, job_->served_at_.load());
@@ -138,30 +140,69 @@ void Job::Called() {
   header_->ranks[place_.local_rank].several = true;
 }
 
+void Job::Working(int more) {
+  RankState& state = header_->ranks[place_.local_rank];
+  state.changed = Now();
+  state.queues += more;
+}
+
+void Job::Held(bool waits) {
+  if (std::this_thread::get_id() != caller_.load()) return;
+  RankState& state = header_->ranks[place_.local_rank];
+  const int64_t now = Now();
+  const bool begins = state.held == 0 || now - state.held_looked > kStopped;
+  if (!waits || begins) state.held = waits ? now : 0;
+  state.held_looked = now;
+}
+
+// Each of its threads has looked in vain after all the others had come to rest:
+// what these did before would have been seen. (One that was stopped looks too
+// long ago.) So the first of them that could go on, of all ranks, would need
+// another to have gone on before. A thread that nobody sees would do: hence the
+// queues are counted, and a second thread that calls ends it.
+bool Job::AtRest(int rank, int64_t now, std::vector<int>* waits_for) const {
+  const RankState& state = header_->ranks[rank];
+  const int64_t rest = static_cast<int64_t>(
+      std::min(kCircleSeconds, settings_.stall_seconds) * 1e9);
+  const auto rests = [&](const std::atomic<int64_t>& since,
+                         const std::atomic<int64_t>& looked) {
+    const int64_t last = looked.load();  // first: it is written last
+    return last - since.load() >= rest && now - last <= rest / 2;
+  };
+  int queues = state.queues.load();
+  if (state.several || now - state.changed < rest) return false;
+  int callers = state.held.load() && rests(state.held, state.held_looked);
+  for (const Waiting& one : state.waiting) {
+    const int32_t other = one.rank.load();
+    if (other == 0) continue;
+    one.caller ? ++callers : --queues;
+    if (other < 0 || !rests(one.since, one.looked)) return false;
+    waits_for->push_back(other - 1);
+  }
+  return callers == 1 && queues == 0 && !waits_for->empty();
+}
+
 bool Job::InCircle() const {
   if (network_) return false;  // the ranks of other hosts are not seen here
   const int64_t now = Now();
-  int rank = place_.rank;
-  for (int i = 0; i < size(); ++i) {
-    const RankState& state = header_->ranks[rank];
-    int32_t waited_for = 0;
-    for (const Waiting& one : state.waiting) {
-      const int32_t other = one.rank.load();
-      if (other == 0) continue;
-      if (other < 0 || waited_for || !one.caller) return false;
-      waited_for = other;
-      // Looked in vain after the other one had come to rest: what it did before
-      // would have been seen. (A rank that was stopped looks too long ago.)
-      const int64_t looked = one.looked.load();
-      const int64_t rest = static_cast<int64_t>(
-          std::min(kCircleSeconds, settings_.stall_seconds) * 1e9);
-      if (looked - one.since < rest || now - looked > rest / 2) return false;
-    }
-    if (!waited_for || state.several) return false;
-    rank = waited_for - 1;
-    if (rank == place_.rank) return true;
+  std::vector<std::vector<int>> waits_for(size());
+  std::vector<bool> stuck(size());
+  for (int rank = 0; rank < size(); ++rank) {
+    stuck[rank] = AtRest(rank, now, &waits_for[rank]);
   }
-  return false;
+  // Who waits for one that is not stuck may yet go on, and so may who waits for
+  // that one.
+  for (bool fewer = true; fewer;) {
+    fewer = false;
+    for (int rank = 0; rank < size(); ++rank) {
+      for (int other : waits_for[rank]) {
+        if (!stuck[rank] || stuck[other]) continue;
+        stuck[rank] = false;
+        fewer = true;
+      }
+    }
+  }
+  return stuck[this->rank()];
 }
 
 std::string Job::WhoWaits() const {

@@ -121,27 +121,42 @@ inline Floats WidenBlock(Shorts halves, Brain) {
   return (Floats)((Words)words << 16);
 }
 
-// (AVX-512's own conversion to bfloat16 flushes subnormals to zero.)
-inline Shorts NarrowBlock(Floats values, Brain) {
+// Rounds to what bfloat16 can hold; only the upper halves of the result count.
+// (AVX-512's own conversion flushes subnormals to zero.)
+inline Words RoundToBrain(Floats values) {
   const Words bits = (Words)values;
   const Words rounded = bits + 0x7fff + (bits >> 16 & 1);
+  const Words quiet = bits | 0x400000;
 #if defined(__AVX512F__)
-  const __mmask16 is_nan =
-      _mm512_cmp_ps_mask((__m512)values, (__m512)values, _CMP_UNORD_Q);
-  const __m512i chosen = _mm512_mask_or_epi32(
-      (__m512i)rounded, is_nan, (__m512i)bits, _mm512_set1_epi32(0x400000));
-  return (Shorts)_mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
+  return (Words)_mm512_mask_mov_epi32(
+      (__m512i)rounded,
+      _mm512_cmp_ps_mask((__m512)values, (__m512)values, _CMP_UNORD_Q),
+      (__m512i)quiet);
+#elif defined(__AVX2__)
+  return (Words)_mm256_blendv_ps(
+      (__m256)rounded, (__m256)quiet,
+      _mm256_cmp_ps((__m256)values, (__m256)values, _CMP_UNORD_Q));
 #else
   const Words is_nan = (Words)(values != values);
-  const Words chosen =
-      ((is_nan & (bits | 0x400000)) | (~is_nan & rounded)) >> 16;
-#if defined(__AVX2__)
-  return (Shorts)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)chosen),
-                                  _mm256_extracti128_si256((__m256i)chosen, 1));
+  return (is_nan & quiet) | (~is_nan & rounded);
+#endif
+}
+
+inline Shorts NarrowBlock(Floats values, Brain) {
+  const Words halves = RoundToBrain(values) >> 16;
+#if defined(__AVX512F__)
+  return (Shorts)_mm512_cvtepi32_epi16((__m512i)halves);
+#elif defined(__AVX2__)
+  return (Shorts)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)halves),
+                                  _mm256_extracti128_si256((__m256i)halves, 1));
 #else
-  return __builtin_convertvector(chosen, Shorts);
+  return __builtin_convertvector(halves, Shorts);
 #endif
-#endif
+}
+
+// What WidenBlock makes of what NarrowBlock makes of it.
+inline Floats RoundBlock(Floats values, Brain) {
+  return (Floats)(RoundToBrain(values) & 0xffff0000);
 }
 
 #if defined(__AVX512F__)
@@ -174,6 +189,10 @@ inline Shorts NarrowBlock(Floats values, Half) {
   return result;
 }
 #endif
+
+inline Floats RoundBlock(Floats values, Half) {
+  return WidenBlock(NarrowBlock(values, Half{}), Half{});
+}
 
 // ---- streaming stores ------------------------------------------------------
 

@@ -33,9 +33,11 @@ struct SixteenBits {
   typedef Floats Vector;
   typedef Shorts Packed;
   static constexpr size_t kLanes = kFloats;
-  static Vector Load(const T* from) { return Unpack(LoadAs<Shorts>(from)); }
+  static Vector Load(const T* from) {
+    return WidenBlock(LoadAs<Shorts>(from), T{});
+  }
   static Packed Pack(Vector value) { return NarrowBlock(value, T{}); }
-  static Vector Unpack(Packed packed) { return WidenBlock(packed, T{}); }
+  static Vector Round(Vector value) { return RoundBlock(value, T{}); }
   static Scalar LoadOne(const T* from) { return Widen(*from); }
   static void StoreOne(Scalar value, T* to) { Narrow(value, to); }
 };
@@ -120,19 +122,20 @@ void ReduceLoop(const ReduceJob& job) {
   constexpr size_t kLanes = Ours::kLanes;
   const int n = NS ? NS : job.nsources;
   const void* const* sources = job.sources;
+  const int own = job.own;
   T* out = static_cast<T*>(job.out);
   W* slot = static_cast<W*>(job.slot);
   const bool stream_out = job.stream_out && CanStream(out);
   const bool stream_slot = job.stream_slot && CanStream(slot);
   const Scalar divisor = static_cast<Scalar>(job.divisor);
   const auto load = [&](int q, size_t i) -> V {
-    if (kOneType || q != job.own) {
+    if (kOneType || q != own) {
       return Theirs::Load(static_cast<const W*>(sources[q]) + i);
     }
     return Ours::Load(static_cast<const T*>(sources[q]) + i);
   };
   const auto load_one = [&](int q, size_t i) -> Scalar {
-    if (kOneType || q != job.own) {
+    if (kOneType || q != own) {
       return Theirs::LoadOne(static_cast<const W*>(sources[q]) + i);
     }
     return Ours::LoadOne(static_cast<const T*>(sources[q]) + i);
@@ -155,7 +158,7 @@ void ReduceLoop(const ReduceJob& job) {
         if constexpr (kOneType) {
           Put(out + i + v * kLanes, packed, stream_out);
         } else {
-          Put(out + i + v * kLanes, Theirs::Unpack(packed), stream_out);
+          Put(out + i + v * kLanes, Theirs::Round(sums[v]), stream_out);
         }
       }
     }

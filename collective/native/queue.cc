@@ -26,6 +26,17 @@ uint64_t HashOf(const std::string& name) {
 // new collective here after which no more are thought to come. A thread of its
 // own could still bring one.
 constexpr double kQuietSeconds = 5;
+constexpr std::chrono::milliseconds kLook(100);
+
+// A thread inherits the rounding of its creator, and TensorFlow's threads flush
+// denormals to zero: sums must not depend on who asked first.
+void KeepDenormals() {
+#if defined(__x86_64__)
+  _mm_setcsr(0x1f80);
+#elif defined(__aarch64__)
+  asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+#endif
+}
 
 Notice NoticeOf(const Request& request) {
   Notice notice;
@@ -84,7 +95,13 @@ void Queue::Run(const Request& request) {
   Submit(request, [&](Code code, const char* message) {
     outcome.set_value({code, message});
   });
-  const auto [code, message] = outcome.get_future().get();
+  auto told = outcome.get_future();
+  bool held = false;
+  while (told.wait_for(kLook) == std::future_status::timeout) {
+    ranks_->job().Held(held = true);
+  }
+  if (held) ranks_->job().Held(false);
+  const auto [code, message] = told.get();
   if (code != Code::kOk) throw Failure(code, message);
 }
 
@@ -99,18 +116,16 @@ void Queue::Submit(Request request, Done done) {
     std::lock_guard<std::mutex> lock(mutex_);
     items_.push_back({std::move(request), std::move(done), name});
     if (!worker_.joinable()) worker_ = std::thread([this] { Work(); });
+    Working(true);
   }
   change_.notify_all();
 }
 
 void Queue::Work() {
-#if defined(__x86_64__)
-  // A thread inherits the rounding of its creator, and TensorFlow's threads
-  // flush denormals to zero: sums must not depend on who asked first.
-  _mm_setcsr(0x1f80);
-#endif
+  KeepDenormals();
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
+    Working(!items_.empty());
     change_.wait(lock,
                  [this] { return closing_ || (!items_.empty() && !busy_); });
     if (closing_) return;
@@ -133,6 +148,13 @@ void Queue::Work() {
     lock.lock();
     if (!over) items_.push_back(std::move(item));
   }
+}
+
+void Queue::Working(bool works) {
+  // By name, Await and the rank that it waits for tell what does not come.
+  if (order_ == Order::kByName || works == working_) return;
+  working_ = works;
+  ranks_->job().Working(works ? 1 : -1);
 }
 
 bool Queue::Perform(Item& item) {
@@ -211,7 +233,7 @@ std::deque<Queue::Item>::iterator Queue::Await(
   size_t submitted = items_.size();
   auto last = std::chrono::steady_clock::now();
   while (found == items_.end()) {
-    change_.wait_for(lock, std::chrono::milliseconds(100));
+    change_.wait_for(lock, kLook);
     wait.Look();
     if (closing_) {
       throw Failure(Code::kUnavailable,

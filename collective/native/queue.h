@@ -54,6 +54,8 @@ class Queue {
   // Seconds without a submission after which it is thought not to come.
   double Patience(const Notice& notice) const;
   [[noreturn]] void ThrowNoneOfThatName(const Notice& notice);
+  // Tells the job whether the worker has something to run.
+  void Working(bool works);
   // False where it has to be done again: not all ranks have joined.
   bool Perform(Item& item);
 
@@ -64,6 +66,7 @@ class Queue {
   std::condition_variable change_;
   std::deque<Item> items_;
   bool busy_ = false;
+  bool working_ = false;
   bool closing_ = false;
   uint32_t number_ = 0;  // of announcements
   std::thread worker_;

@@ -105,7 +105,7 @@ void Recorder::Renumber(int rank) {
 Recorder::Entry* Recorder::EntryOf(uint64_t number) {
   Entry* entry = &mine_->entries[number % kEntries];
   // Where so many more were begun since, its place is another's.
-  return entry->number.load(std::memory_order_relaxed) == number ? entry
+  return entry->number.load(std::memory_order_acquire) == number ? entry
                                                                  : nullptr;
 }
 

@@ -238,16 +238,32 @@ def test_a_collective_that_is_long_in_coming_is_waited_for():
         assert exit_code == 0, out + err
 
 
-def test_different_process_sets_are_told_on_every_rank():
+@pytest.mark.parametrize(
+    "call",
+    [
+        "collective.allreduce(np.ones(3), name='weights', process_set=mine)",
+        # Those that meet before are none the worse for it.
+        """(
+            collective.allreduce_async(np.ones(3)).wait(),
+            collective.allreduce_async(np.ones(3), name='weights', process_set=mine).wait(),
+        )""",
+        # The second waits for its turn.
+        """(
+            collective.allreduce_async(np.ones(3), name='weights', process_set=mine),
+            collective.allreduce(np.ones(3), name='biases', process_set=mine),
+        )""",
+    ],
+    ids=["blocking", "handle", "both"],
+)
+def test_different_process_sets_are_told_on_every_rank(call):
     code = (
         PRELUDE
-        + """
+        + f"""
     first, second = collective.ProcessSet([0, 1]), collective.ProcessSet([1, 2])
     third = collective.ProcessSet([0, 2])
+    mine = [first, second, third][rank]
     try:
-        collective.allreduce(
-            np.ones(3), name="weights", process_set=[first, second, third][rank]
-        )
+        {call}
     except collective.Disagreement as error:
         print(error)
     """
@@ -259,6 +275,32 @@ def test_different_process_sets_are_told_on_every_rank():
                 rf"rank {rank} waits .* 'weights' .* among ranks {ranks}", out
             ), out
         assert "HINT" in out
+
+
+def test_handles_that_wait_for_a_slow_rank_are_no_circle():
+    """Rank 0 waits for both others, 1 for 2, which computes; then all meet."""
+    code = (
+        PRELUDE
+        + """
+    sets = [collective.ProcessSet(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
+    def start(number):
+        return collective.allreduce_async(
+            np.ones(3), collective.Sum, process_set=sets[number]
+        )
+    if rank == 0:
+        last, first = start(0), start(2)
+        assert (last.wait() == 2).all() and (first.wait() == 2).all()
+    elif rank == 1:
+        assert (start(1).wait() == 2).all()
+        assert (start(0).wait() == 2).all()
+    else:
+        time.sleep(2)
+        first = start(2)
+        assert (start(1).wait() == 2).all() and (first.wait() == 2).all()
+    """
+    )
+    for exit_code, out, err in Ranks(3, code, COLLECTIVE_STALL_SECONDS="0.3").finish():
+        assert exit_code == 0, out + err
 
 
 def test_a_rank_that_never_starts_is_named():
