@@ -25,7 +25,7 @@ namespace collective {
 namespace {
 
 constexpr uint32_t kMagic = 0xC011EC71;
-constexpr uint32_t kVersion = 4;
+constexpr uint32_t kVersion = 5;
 using Clock = std::chrono::steady_clock;
 // By local rank; empty at the first meeting, to which everyone has to come.
 using GoneFunction = std::function<bool(int)>;
