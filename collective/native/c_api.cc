@@ -344,8 +344,10 @@ int32_t collective_recorder_follow(int32_t called, int32_t joined) {
   });
 }
 
+void collective_recorder_settle(void) { Recorder::Current()->Settle(); }
+
 void collective_recorder_renumber(int32_t rank) {
-  if (Recorder* recorder = Recorder::Current()) recorder->Renumber(rank);
+  Recorder::Current()->Renumber(rank);
 }
 
 uint64_t collective_recorder_begin(int32_t kind, const char* name,

@@ -120,6 +120,8 @@ COLLECTIVE_EXPORT int32_t collective_recorder_open(int32_t rank, int32_t size,
                                                    int32_t local_size,
                                                    const char* job,
                                                    int32_t called);
+/* Before either of the next: waits for the account of those that have died. */
+COLLECTIVE_EXPORT void collective_recorder_settle(void);
 /* After a regroup, or an enter, and closed: goes on among the ranks of the job
  * that this process is in now. */
 COLLECTIVE_EXPORT int32_t collective_recorder_follow(int32_t called,

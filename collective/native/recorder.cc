@@ -141,11 +141,30 @@ void Recorder::TakeAlong(const Recorder& former) {
     entry.ended = Now();
     entry.failed = 1;
   }
+  for (int i = 0; i < place_.local_size; ++i) {
+    for (int was = 0; was < former.place_.local_size; ++was) {
+      if (former.here_.pids[was] == here_.pids[i] && former.ranks_[was].told) {
+        ranks_[i].told = 1;  // it died when all had met
+      }
+    }
+  }
   step_took_ = former.step_took_.load();
   stalled_ = former.stalled_;
   terminated_ = former.terminated_.load();
   RaiseTo(former.header_->accounts.load(), &header_->accounts);
   RaiseTo(former.header_->done.load(), &header_->done);
+}
+
+void Recorder::Settle() const {
+  const int64_t until = Now() + kPatience;
+  const auto unsettled = [&] {
+    bool untold = false;
+    for (int i = 0; i < place_.local_size; ++i) untold = untold || Untold(i);
+    return UnderWay() || (untold && header_->accounts < kMostAccounts);
+  };
+  while (watching_ && !closing_ && unsettled() && Now() < until) {
+    Nap(2 * kMillisecond);
+  }
 }
 
 void Recorder::Renumber(int rank) {
@@ -247,6 +266,12 @@ bool Recorder::Dead(int local_rank) const {
   return local_rank != place_.local_rank && here_.Dead(local_rank);
 }
 
+bool Recorder::Untold(int local_rank) const {
+  const Rank& rank = ranks_[local_rank];
+  return !rank.left && !rank.told && NumberOf(local_rank) >= 0 &&
+         Dead(local_rank);
+}
+
 bool Recorder::UnderWay() const {
   const int64_t claimed = header_->claimed;
   return header_->done < claimed && Now() - claimed < kPatience;
@@ -281,11 +306,10 @@ void Recorder::Incident(const std::string& what) {
 bool Recorder::ClaimDeath() {
   for (int i = 0; i < place_.local_size; ++i) {
     if (gone_[i] || !Dead(i)) continue;
-    Rank& rank = ranks_[i];
-    if (rank.left || rank.told || NumberOf(i) < 0) {
+    if (!Untold(i)) {
       gone_[i] = true;
     } else if (Claim()) {
-      rank.told = 1;
+      ranks_[i].told = 1;
       std::lock_guard<std::mutex> lock(mutex_);
       reason_ = "rank " + std::to_string(NumberOf(i)) + " (process " +
                 std::to_string(here_.pids[i]) + ") died";
@@ -440,9 +464,7 @@ void Recorder::OnTermination(int number) {
   if (recorder) {
     bool busy = recorder->UnderWay() || recorder->WaitsLong();
     for (int i = 0; i < recorder->place_.local_size && !busy; ++i) {
-      const Rank& rank = recorder->ranks_[i];
-      busy = !rank.left && !rank.told && recorder->here_.processes[i].valid() &&
-             recorder->Dead(i);
+      busy = recorder->here_.processes[i].valid() && recorder->Untold(i);
     }
     if (busy && recorder->watching_ && !recorder->closing_ &&
         !recorder->terminated_.exchange(number)) {

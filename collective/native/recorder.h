@@ -73,6 +73,8 @@ class Recorder {
   // begins there. Closed before, so that nobody watches meanwhile.
   static void Follow(const Place& place, Gathering here, size_t at, int called,
                      bool joined, double stall_seconds);
+  // Before numbers change: waits for the account of those that have died.
+  void Settle() const;
   // Where the others are as before, but for those that are gone: this rank's
   // number from now on. Of the others nothing more is told.
   void Renumber(int rank);
@@ -111,6 +113,8 @@ class Recorder {
   int NumberOf(int local_rank) const;
   Entry* EntryOf(uint64_t number);
   bool Dead(int local_rank) const;
+  // Whether it has died, and there is no account of that.
+  bool Untold(int local_rank) const;
   bool UnderWay() const;
   bool Claim();
   bool ClaimDeath();

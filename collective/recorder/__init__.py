@@ -70,6 +70,8 @@ def follow(environment: Environment, called: Environment | None) -> None:
     if _folder() == "off":
         return
     job = "" if _opened is None else _opened[2]
+    if _opened is not None:
+        library.load().collective_recorder_settle()
     close()
     number = environment.rank if called is None else called.rank
     code = library.load().collective_recorder_follow(number, called is not None)
@@ -85,6 +87,7 @@ def renumber(environment: Environment) -> None:
     if _opened is not None:
         from collective.recorder import watch
 
+        library.load().collective_recorder_settle()
         library.load().collective_recorder_renumber(environment.rank)
         watch.place = environment
 
