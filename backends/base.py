@@ -114,6 +114,7 @@ class Backend(ABC):
         own_options: Names of the ``Options`` that other backends refuse.
         joins: Whether this process comes to a job that runs, and is not in it yet:
             until ``enter`` it is alone.
+        called: The number that it was started with; no other process of the job has it.
         one_replica: Whether there is never more than one replica.
         tensor: The ranks that hold one replica together; None: each has its own.
         stages: Devices of this process over which the layers of its replica are placed;
@@ -132,7 +133,7 @@ class Backend(ABC):
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
-        self.joins = environment.joins
+        self.joins, self.called = environment.joins, environment.rank
         environment = environment.now
         self.options = options
         self.rank, self.size = environment.rank, environment.size

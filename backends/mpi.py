@@ -171,7 +171,9 @@ class MPIBackend(Backend):
         group, wider = self.world.Get_group(), before.Get_group()
         former = group.Translate_ranks(range(self.world.size), wider)
         self._hosts = [self._hosts[rank] for rank in former]
-        self._renumber(place_on("mpirun", self.world.rank, self._hosts))
+        place = place_on("mpirun", self.world.rank, self._hosts)
+        self._renumber(place)
+        recorder.renumber(place)
         return list(former)
 
     def abort(self, exit_code: int) -> None:

@@ -38,7 +38,7 @@ def main() -> None:
         from training import datasets, keras_compat, models
         from training.inputs import Input
         from training.step import Step
-        from training.timeline import Timeline
+        from training.timeline import begin as begin_timeline
 
     plan = Input(datasets.load("digits").train, args.batch)
     batches = plan.dataset(0, 22, backend.local_replicas, backend.replicas)
@@ -57,7 +57,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {"plain": [], "alarm": [], "check": []}
     recording: list[float] = []
     backend.barrier()
-    with Timeline(args.timeline, backend) as timeline:
+    with begin_timeline(args.timeline, backend) as timeline:
         for turn in range(args.rounds * STEPS):
             number, batch = turn % STEPS, held[turn % len(held)]
             for name, run in (("plain", plain), ("alarm", alarm)):

@@ -57,7 +57,7 @@ def init(environment: Environment | None = None) -> None:
     _place, _process = place, os.getpid()
     if _called is None:
         board.tell(board.JOINED)
-    recorder.start(place, job_name(place))
+    recorder.start(place, job_name(place), called.rank)
     atexit.register(shutdown)
 
 
@@ -151,6 +151,7 @@ def _meet(how: Callable[..., int]) -> list[int]:
     hosts = (ctypes.c_int32 * size.value)()
     library.check(library.load().collective_hosts(hosts))
     _place = place_on(launcher, rank.value, list(hosts))
+    recorder.follow(_place, _called)
     return list(former[: size.value])
 
 

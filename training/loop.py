@@ -36,10 +36,11 @@ from training.survival import (
     check_newcomers,
     enough,
     enter,
+    go_again,
     going_on,
     newest,
 )
-from training.timeline import Timeline
+from training.timeline import Timeline, together
 from training.timing import Timing
 
 
@@ -103,7 +104,6 @@ class Loop:
         self.checkpoint: Checkpoint | None = None  # on rank 0, as the next
         self.ledger: Ledger | None = None
         self.timeline: Timeline | None = None
-        self.timed = not backend.joins  # who comes later has no row of its own
 
     def check(self, accumulate: int) -> None:
         """Refuses what cannot be trained; every rank calls it."""
@@ -209,14 +209,17 @@ class Loop:
                 hint="more --steps or --epochs, or another --checkpoint-dir",
             )
         if timeline:
-            lacking = self.timed and self.timeline is None
-            if gather_few(backend, [lacking]).any():
-                self.timeline = Timeline(timeline, backend)  # now all have begun it
+            try:
+                self.timeline = together(self.timeline, timeline, backend, self.number)
+            except UsageError as error:
+                if change is None or change.former[backend.rank] >= 0:
+                    raise
+                go_again(backend, error)
         self._lead(step, root, change)
         if change is None:
             return
         if self.timeline is not None:
-            self.timeline.event(f"{backend.size} of {change.size} ranks go on")
+            self.timeline.event(f"goes on as rank {backend.rank} of {backend.size}")
         told, over = step.notices.preemption, self.epoch >= self.epochs
         if not enough(backend, change, told, self.number, over, self._renew):
             self._give_up(backend.size, change.size)
@@ -262,6 +265,8 @@ class Loop:
         if backend.rank not in news.leaving:
             raise Regroup(news.leaving)
         self._close_files()
+        if self.timeline is not None:
+            self.timeline.event("leaves the job")
         backend.leave()
         raise SystemExit(0)
 

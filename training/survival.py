@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
 from backends.base import Backend
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.preemption import RENEWS, WAITING, Preemption
 from training.checks import check_same_data
 from training.exchange import gather_few
@@ -135,9 +135,14 @@ def check_newcomers(backend: Backend, source: Source) -> None:
     try:
         check_same_data(backend, source)
     except UsageError as error:
-        print(f"rank {backend.rank}: error: {error}", file=sys.stderr)
-        backend.close()
-        raise SystemExit(error.exit_code) from None
+        go_again(backend, error)
+
+
+def go_again(backend: Backend, error: CollectiveError) -> NoReturn:
+    """Tells why, and leaves the others."""
+    print(f"rank {backend.rank}: error: {error}", file=sys.stderr)
+    backend.close()
+    raise SystemExit(error.exit_code) from None
 
 
 def enough(

@@ -3,7 +3,8 @@
 One row a rank. In each step: ``input``, ``forward/backward``, ``all-reduce`` (in it,
 the buckets, where the backend can tell) and ``update``. The ranks of rank 0's host
 write ``FILE`` while they train; those of any other host write ``FILE.<host>`` there,
-and at the end these are added to ``FILE``. All times are rank 0's.
+and at the end these are added to ``FILE``. All times are rank 0's. Who joins a job that
+runs gets a row of its own, and a rank whose number changes keeps its row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tensorflow as tf
 
 from backends.base import Backend, Collective
 from training import clocks
-from training.exchange import gather, total
+from training.exchange import gather, gather_few, total
 from training.report import Layout
 from training.trace_file import Event, TraceFile
 
@@ -43,8 +44,8 @@ class _Step(NamedTuple):
     report: tf.Tensor
 
 
-class Timeline:
-    """Records this process' steps.
+def begin(path: str, backend: Backend) -> Timeline:
+    """A new trace; every process calls it.
 
     Args:
         path: The trace, on rank 0's host.
@@ -53,31 +54,91 @@ class Timeline:
     Raises:
         UsageError: If the file cannot be written.
     """
+    hosts = gather(backend, clocks.number_of(_host()))
+    if _first_here(backend, hosts):
+        name = _part(path, home=hosts[backend.rank] == hosts[0])
+        TraceFile(name, 0, create=True).close()
+    offset = clocks.measure(backend)  # also: the file is there now
+    zero = gather(backend, clocks.now())[0]
+    return Timeline(path, backend, hosts, hosts[0], offset, zero)
 
-    def __init__(self, path: str, backend: Backend):
+
+def together(mine: Timeline | None, path: str, backend: Backend, step: int) -> Timeline:
+    """One trace of all ranks: begun, or joined by those who have no row in it.
+
+    Every process calls it, at the start and when ranks have come or gone.
+
+    Args:
+        mine: This process' timeline, if it has one.
+        path, backend: As for ``begin``.
+        step: The one to go on with.
+
+    Raises:
+        UsageError: If the file cannot be written.
+    """
+    known = (False, 0.0, 0.0) if mine is None else (True, mine.zero, mine.home)
+    machine, host = clocks.number_of(clocks.machine()), clocks.number_of(_host())
+    told = gather_few(backend, [*known, machine, host])
+    there, zeros, homes, machines, hosts = told.T
+    if not there[0]:
+        return begin(path, backend)
+    offset = clocks.Offset(0.0, 0.0, clocks.now())
+    if not there.all() and np.any(machines != machines[0]):
+        offset = clocks.measure(backend)
+    if mine is None:
+        return Timeline(path, backend, hosts, homes[0], offset, zeros[0], step)
+    mine.place(hosts)
+    return mine
+
+
+class Timeline:
+    """Records this process' steps.
+
+    Args:
+        path: The trace, which was begun.
+        backend: What the processes talk through.
+        hosts: By rank, a number for its host.
+        home: That of the host where the trace is.
+        offset: This process' clock less rank 0's.
+        zero: When the trace begins, by rank 0's clock.
+        joined_at: The step before which this process has come to a job that ran.
+
+    Raises:
+        UsageError: If the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        backend: Backend,
+        hosts: np.ndarray,
+        home: float,
+        offset: clocks.Offset,
+        zero: float,
+        joined_at: int | None = None,
+    ):
         self.backend = backend
-        self.rank = backend.rank  # its row, also when the rank becomes another
-        host = socket.gethostname()
-        # With the machine: there are clusters whose hosts are all named alike.
-        hosts = gather(backend, clocks.number_of(host + clocks.machine()))
-        here = np.flatnonzero(hosts == hosts[backend.rank])
-        self.first_here = backend.rank == here[0]
-        self.remote = hosts[backend.rank] != hosts[0]
-        self.hosts = len(set(hosts))
-        name = f"{path}.{host}" if self.remote else path
-        limit = LIMIT_BYTES * len(here) // backend.size
-        if self.first_here:
-            self.file = TraceFile(name, limit, create=True)
-        self.offset = clocks.measure(backend)  # also: the file is there now
-        if not self.first_here:
-            self.file = TraceFile(name, limit, create=False)
-        self.origin = gather(backend, clocks.now())[0]
+        # Its row, also when the rank becomes another. One that joins may get the
+        # number of one that is gone, so there it is that which the launcher gave.
+        self.row = backend.rank if joined_at is None else backend.called
+        self.home, self.offset = home, offset
+        self.zero = zero + offset.seconds  # by this process' clock
+        self.place(hosts)
+        here = hosts[backend.rank]
+        limit = LIMIT_BYTES * int(np.count_nonzero(hosts == here)) // backend.size
+        self.file = TraceFile(_part(path, here == home), limit, create=False)
         self.flushed = clocks.now()
         self.ended = False
         self._steps: list[_Step] = []
         self._others: list[Event] = []
         backend.record(True)
-        self.file.add(self._header(host))
+        self.file.add(self._header(joined_at))
+
+    def place(self, hosts: np.ndarray) -> None:
+        """Notes where the ranks are now; ``hosts`` has a number for each one's host."""
+        remote = hosts[self.backend.rank] != hosts[0]
+        self.sends = remote and _first_here(self.backend, hosts)
+        self.hosts = len(set(hosts))
 
     def step(
         self, number: int, begin: float, ready: float, done: float, report: tf.Tensor
@@ -107,7 +168,7 @@ class Timeline:
     def event(self, name: str) -> None:
         """Marks a moment in this process' row."""
         self._others.append(
-            {"name": name, "ph": "i", "s": "p", "pid": self.rank, "tid": 0,
+            {"name": name, "ph": "i", "s": "p", "pid": self.row, "tid": 0,
              "ts": self._microseconds(clocks.now())}
         )  # fmt: skip
 
@@ -152,26 +213,27 @@ class Timeline:
         # Both ends rounded, not the length: what touches must not overlap.
         first, last = self._microseconds(begin), self._microseconds(end)
         event = {"name": name, "ph": "X", "ts": first, "dur": round(last - first, 3)}
-        event |= {"pid": self.rank, "tid": 0}
+        event |= {"pid": self.row, "tid": 0}
         return event | ({"args": more} if more else {})
 
     def _microseconds(self, seconds: float) -> float:
         """A time of this process' clock as the trace has it."""
-        return round(1e6 * (seconds - self.offset.seconds - self.origin), 3)
+        return round(1e6 * (seconds - self.zero), 3)
 
-    def _header(self, host: str) -> list[Event]:
-        backend, rank = self.backend, self.rank
+    def _header(self, joined_at: int | None) -> list[Event]:
+        backend, number = self.backend, self.row
         replicas = len(backend.local_replicas)
-        name = f"rank {rank} on {host}: {backend.name}"
+        name = f"rank {number} on {socket.gethostname()}: {backend.name}"
         name += f", {replicas} replicas" if replicas > 1 else ""
-        row = {"pid": rank, "tid": 0}
+        name += "" if joined_at is None else f", joined at step {joined_at}"
+        row = {"pid": number, "tid": 0}
         clock = {
             "offset_seconds": self.offset.seconds,
             "error_seconds": self.offset.error,
         }
         return [
             {"name": "process_name", "ph": "M", **row, "args": {"name": name}},
-            {"name": "process_sort_index", "ph": "M", **row, "args": {"sort_index": rank}},
+            {"name": "process_sort_index", "ph": "M", **row, "args": {"sort_index": number}},
             {"name": "thread_name", "ph": "M", **row, "args": {"name": "steps"}},
             {"name": "recording begins", "ph": "i", "s": "p", **row, "args": clock,
              "ts": self._microseconds(clocks.now())},
@@ -208,10 +270,10 @@ class Timeline:
         since the beginning, in proportion.
         """
         later = clocks.measure(self.backend)  # also: everyone has written everything
-        sends = self.first_here and self.remote
+        before = self.zero - gather(self.backend, self.zero)[0]
         text = b""
-        if sends:
-            drift = (later.seconds - self.offset.seconds) / (later.at - self.offset.at)
+        if self.sends:
+            drift = (later.seconds - before) / (later.at - self.offset.at)
             events = [_scaled(event, 1 - drift) for event in self.file.read()]
             text = json.dumps(events).encode()
         lengths = gather(self.backend, len(text))
@@ -226,7 +288,7 @@ class Timeline:
                 received += share(words).astype(np.uint32).tobytes()
             if self.backend.rank == 0:
                 self._add(json.loads(received.rstrip(b"\0")))
-        if sends:
+        if self.sends:
             os.remove(self.file.path)
 
     def _add(self, events: Sequence[Event]) -> None:
@@ -235,6 +297,21 @@ class Timeline:
         for first in range(0, len(events), BATCH):
             whole.add(events[first : first + BATCH])
         whole.close()
+
+
+def _part(path: str, home: bool) -> str:
+    """The file of this process' host; ``home``: where the trace is."""
+    return path if home else f"{path}.{socket.gethostname()}"
+
+
+def _first_here(backend: Backend, hosts: np.ndarray) -> bool:
+    """Whether this is the first rank of its host."""
+    return backend.rank == np.flatnonzero(hosts == hosts[backend.rank])[0]
+
+
+def _host() -> str:
+    # With the machine: there are clusters whose hosts are all named alike.
+    return socket.gethostname() + clocks.machine()
 
 
 def _scaled(event: Event, factor: float) -> Event:

@@ -3,7 +3,8 @@
 The form is the array of the Trace Event Format, which Perfetto and chrome://tracing
 read. The file is complete JSON after every addition: one system call, under a lock,
 writes events and the closing bracket over the old bracket. So it opens whatever kills
-the processes. It never grows over a limit.
+the processes; and where the kernel ends one amidst that call, the next one mends it. It
+never grows over a limit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class TraceFile:
     Args:
         path: The file.
         limit_bytes: No event is added that would make it larger.
-        create: Whether to begin it, empty; else it is there.
+        create: Whether to begin it, empty; else what is there stays.
 
     Raises:
         UsageError: On this rank, if the file cannot be written.
@@ -37,7 +38,7 @@ class TraceFile:
     def __init__(self, path: str, limit_bytes: int, create: bool):
         self.path = path
         self.limit = limit_bytes
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC) * create
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_TRUNC * create
         try:
             self._file = os.open(path, flags, 0o666)
         except OSError as error:
@@ -86,7 +87,7 @@ class TraceFile:
 
     def _append(self, events: Sequence[Event], limit: int) -> bool:
         """Whether they fit."""
-        size = os.fstat(self._file).st_size
+        size = self._mended(os.fstat(self._file).st_size)
         text = _ENCODER.encode(list(events))[1:-1]
         whole = (b",\n" if size else b"[\n") + text.encode() + END
         place = max(0, size - len(END))
@@ -98,3 +99,12 @@ class TraceFile:
             os.pwrite(self._file, END[:size], place)
             raise OSError("the disk is full")
         return True
+
+    def _mended(self, size: int) -> int:
+        """The size, without what a process had begun to write when it was killed."""
+        if not size or os.pread(self._file, len(END), size - len(END)) == END:
+            return size
+        text = os.pread(self._file, size, 0)
+        whole = max(0, text.rfind(b",\n"))  # each addition begins so, and has no other
+        os.ftruncate(self._file, whole)
+        return whole + os.pwrite(self._file, END[: whole and len(END)], whole)

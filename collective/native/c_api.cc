@@ -57,7 +57,6 @@ void Succeed(std::shared_ptr<Core> next, int32_t* rank, int32_t* size,
   *rank = job.rank();
   *size = job.size();
   std::copy(job.former().begin(), job.former().end(), former);
-  if (Recorder* recorder = Recorder::Current()) recorder->Renumber(*rank);
   std::lock_guard<std::mutex> lock(core_mutex);
   generation = job.generation() + 1;
   core = std::move(next);
@@ -346,12 +345,29 @@ void collective_abort(const char* message) {
 }
 
 int32_t collective_recorder_open(int32_t rank, int32_t size, int32_t local_rank,
-                                 int32_t local_size, const char* job) {
+                                 int32_t local_size, const char* job,
+                                 int32_t called) {
   return Guard([&] {
     const auto settings = collective::Settings::FromEnvironment();
     Recorder::Open(collective::PlaceOf(rank, size, local_rank, local_size, job),
-                   settings.start_seconds, settings.stall_seconds);
+                   called, settings.start_seconds, settings.stall_seconds);
   });
+}
+
+int32_t collective_recorder_follow(int32_t called, int32_t joined) {
+  return Guard([&] {
+    const auto core = CurrentCore();
+    const collective::Job& job = core->job();
+    Recorder::Follow(job.place(), job.here().Copy(),
+                     collective::Job::kRecorderAt, called, joined != 0,
+                     job.settings().stall_seconds);
+  });
+}
+
+void collective_recorder_settle(void) { Recorder::Current()->Settle(); }
+
+void collective_recorder_renumber(int32_t rank) {
+  Recorder::Current()->Renumber(rank);
 }
 
 uint64_t collective_recorder_begin(int32_t kind, const char* name,
@@ -379,6 +395,10 @@ void collective_recorder_sample(const char* stack) {
 
 void collective_recorder_gather(int32_t milliseconds) {
   Recorder::Current()->Gather(milliseconds);
+}
+
+int32_t collective_recorder_places(void) {
+  return Recorder::Current()->places();
 }
 
 int32_t collective_recorder_read(int32_t local_rank, void* rank) {

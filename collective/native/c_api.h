@@ -118,7 +118,16 @@ COLLECTIVE_EXPORT void collective_timeline_stop(void);
 COLLECTIVE_EXPORT int32_t collective_recorder_open(int32_t rank, int32_t size,
                                                    int32_t local_rank,
                                                    int32_t local_size,
-                                                   const char* job);
+                                                   const char* job,
+                                                   int32_t called);
+/* Before either of the next: waits for the account of those that have died. */
+COLLECTIVE_EXPORT void collective_recorder_settle(void);
+/* After a regroup, or an enter, and closed: goes on among the ranks of the job
+ * that this process is in now. */
+COLLECTIVE_EXPORT int32_t collective_recorder_follow(int32_t called,
+                                                     int32_t joined);
+/* Where the core has no job, and some ranks are gone. */
+COLLECTIVE_EXPORT void collective_recorder_renumber(int32_t rank);
 /* The number of what begins now, for its end; 0 where nothing is recorded. */
 COLLECTIVE_EXPORT uint64_t collective_recorder_begin(int32_t kind,
                                                      const char* name,
@@ -130,6 +139,8 @@ COLLECTIVE_EXPORT void collective_recorder_incident(const char* what);
 COLLECTIVE_EXPORT int32_t collective_recorder_watch(int32_t milliseconds);
 COLLECTIVE_EXPORT void collective_recorder_sample(const char* stack);
 COLLECTIVE_EXPORT void collective_recorder_gather(int32_t milliseconds);
+/* How many ranks of this host there are to be read. */
+COLLECTIVE_EXPORT int32_t collective_recorder_places(void);
 COLLECTIVE_EXPORT int32_t collective_recorder_read(int32_t local_rank,
                                                    void* rank);
 COLLECTIVE_EXPORT const char* collective_recorder_reason(void);

@@ -66,6 +66,10 @@ class Job {
   char* MapArea(int index, size_t bytes);
   static constexpr int kMostAreas = 128;
   static constexpr size_t kAreaStride = size_t{1} << 36;  // virtual: a hole
+  // The ranks of this host; from kRecorderAt on, their memory is the flight
+  // recorder's.
+  const Gathering& here() const { return here_; }
+  static constexpr size_t kRecorderAt = kAreaStride / 2;
 
   // Returns when word >= target. `rank`, on this host, is who is to raise it,
   // `doing` what for.

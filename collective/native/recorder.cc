@@ -32,6 +32,7 @@ constexpr int kLookMilliseconds = 100;
 constexpr int64_t kSlowStep = 10;
 
 std::atomic<Recorder*> current{nullptr};
+constexpr size_t kFirst = 4096;  // the ranks' rings follow
 
 int64_t Now() {
   timespec now;
@@ -42,6 +43,13 @@ int64_t Now() {
 void Nap(int64_t nanoseconds) {
   const timespec nap = {0, static_cast<long>(nanoseconds)};
   nanosleep(&nap, nullptr);
+}
+
+template <class T>
+void RaiseTo(T least, std::atomic<T>* value) {
+  T now = *value;
+  while (now < least && !value->compare_exchange_weak(now, least)) {
+  }
 }
 
 }  // namespace
@@ -55,42 +63,108 @@ Recorder* Recorder::Current() {
   return current.load(std::memory_order_acquire);
 }
 
-void Recorder::Open(const Place& place, double start_seconds,
+void Recorder::Open(const Place& place, int called, double start_seconds,
                     double stall_seconds) {
+  Place ours = place;
+  ours.job += " recorder";
+  const size_t bytes = kFirst + sizeof(Rank) * place.local_size;
+  Gathering here = Meet(ours, 0, bytes, start_seconds);
+  auto* opened = new Recorder(ours, std::move(here), 0, stall_seconds);
+  opened->mine_->called = called;
+  Install(opened);
+}
+
+void Recorder::Follow(const Place& place, Gathering here, size_t at, int called,
+                      bool joined, double stall_seconds) {
+  auto* opened = new Recorder(place, std::move(here), at, stall_seconds);
+  if (const Recorder* former = Current()) {
+    opened->TakeAlong(*former);
+  } else {
+    opened->mine_->called = called;
+    opened->mine_->joined = joined;
+  }
+  Install(opened);
+}
+
+void Recorder::Install(Recorder* opened) {
   static const int forks =
       pthread_atfork(nullptr, nullptr, [] { current = nullptr; });
   (void)forks;
-  // The one before is left where it is: threads may still write into it.
-  Recorder* opened = new Recorder(place, start_seconds, stall_seconds);
-  current.store(opened, std::memory_order_release);
+  // A thread, or a signal, may still be in the one before: it goes with the
+  // next. Its memory goes now; what is written there yet, nobody reads.
+  static Recorder* before = nullptr;
+  delete before;
+  before = current.exchange(opened);
+  if (before) {
+    mmap(before->header_, before->bytes_, PROT_READ | PROT_WRITE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  }
   opened->TakeOverTermination();
 }
 
-Recorder::Recorder(const Place& place, double start_seconds,
+Recorder::Recorder(const Place& place, Gathering here, size_t at,
                    double stall_seconds)
-    : place_([&] {
-        Place ours = place;
-        ours.job += " recorder";
-        return ours;
-      }()),
+    : place_(place),
       stall_(static_cast<int64_t>(stall_seconds * 1e9)),
+      bytes_(kFirst + sizeof(Rank) * place.local_size),
+      here_(std::move(here)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       gone_(place.local_size) {
-  constexpr size_t kFirst = 4096;
-  const size_t bytes = kFirst + sizeof(Rank) * place_.local_size;
-  here_ = Meet(place_, 0, bytes, start_seconds);
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-                      here_.memory.get(), 0);
+  void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED,
+                      here_.memory.get(), static_cast<off_t>(at));
   if (memory == MAP_FAILED || !wake_.valid()) {
     throw Failure(Code::kInternal,
                   std::string("flight recorder: ") + std::strerror(errno),
                   "see ulimit -v and ulimit -n");
   }
+  here_.memory = Descriptor();  // or that of a job would outlive it
   header_ = static_cast<Header*>(memory);
   ranks_ = reinterpret_cast<Rank*>(static_cast<char*>(memory) + kFirst);
   mine_ = &ranks_[place_.local_rank];
   mine_->pid = getpid();
-  Renumber(place_.rank);
+  mine_->rank = place_.rank;
+}
+
+Recorder::~Recorder() { munmap(header_, bytes_); }
+
+void Recorder::TakeAlong(const Recorder& former) {
+  std::memcpy(static_cast<void*>(mine_), former.mine_, sizeof(Rank));
+  mine_->rank = place_.rank;
+  mine_->left = mine_->told = 0;
+  mine_->answered = header_->asked.load();
+  for (Entry& entry : mine_->entries) {
+    if (entry.kind >= kStep) continue;
+    // Of communicators that are no more; the new ones count from 0 again.
+    entry.area = kNotOurs;
+    entry.sequence = 0;
+    if (entry.ended) continue;
+    entry.ended = Now();
+    entry.failed = 1;
+  }
+  for (int i = 0; i < place_.local_size; ++i) {
+    for (int was = 0; was < former.place_.local_size; ++was) {
+      if (former.here_.pids[was] == here_.pids[i] && former.ranks_[was].told) {
+        ranks_[i].told = 1;  // it died when all had met
+      }
+    }
+  }
+  step_took_ = former.step_took_.load();
+  stalled_ = former.stalled_;
+  terminated_ = former.terminated_.load();
+  RaiseTo(former.header_->accounts.load(), &header_->accounts);
+  RaiseTo(former.header_->done.load(), &header_->done);
+}
+
+void Recorder::Settle() const {
+  const int64_t until = Now() + kPatience;
+  const auto unsettled = [&] {
+    bool untold = false;
+    for (int i = 0; i < place_.local_size; ++i) untold = untold || Untold(i);
+    return UnderWay() || (untold && header_->accounts < kMostAccounts);
+  };
+  while (watching_ && !closing_ && unsettled() && Now() < until) {
+    Nap(2 * kMillisecond);
+  }
 }
 
 void Recorder::Renumber(int rank) {
@@ -183,8 +257,19 @@ void TellRecorder(const std::string& what) {
 
 // ---- incidents --------------------------------------------------------------
 
+int Recorder::NumberOf(int local_rank) const {
+  const Rank& rank = ranks_[local_rank];
+  return rank.pid ? rank.rank.load() : here_.ranks[local_rank];
+}
+
 bool Recorder::Dead(int local_rank) const {
   return local_rank != place_.local_rank && here_.Dead(local_rank);
+}
+
+bool Recorder::Untold(int local_rank) const {
+  const Rank& rank = ranks_[local_rank];
+  return !rank.left && !rank.told && NumberOf(local_rank) >= 0 &&
+         Dead(local_rank);
 }
 
 bool Recorder::UnderWay() const {
@@ -221,13 +306,12 @@ void Recorder::Incident(const std::string& what) {
 bool Recorder::ClaimDeath() {
   for (int i = 0; i < place_.local_size; ++i) {
     if (gone_[i] || !Dead(i)) continue;
-    Rank& rank = ranks_[i];
-    if (rank.left || rank.told || rank.rank < 0) {
+    if (!Untold(i)) {
       gone_[i] = true;
     } else if (Claim()) {
-      rank.told = 1;
+      ranks_[i].told = 1;
       std::lock_guard<std::mutex> lock(mutex_);
-      reason_ = "rank " + std::to_string(rank.rank) + " (process " +
+      reason_ = "rank " + std::to_string(NumberOf(i)) + " (process " +
                 std::to_string(here_.pids[i]) + ") died";
       return true;
     } else if (header_->accounts >= kMostAccounts) {
@@ -335,7 +419,7 @@ __attribute__((no_sanitize_thread)) int Recorder::Read(int local_rank,
   auto* to = reinterpret_cast<uint64_t*>(into);
   for (size_t i = 0; i < sizeof(Rank) / sizeof(uint64_t); ++i) to[i] = from[i];
   if (into->pid == 0) {  // it met the others, and came no further
-    into->rank = here_.ranks[local_rank];
+    into->rank = into->called = NumberOf(local_rank);
     into->pid = here_.pids[local_rank];
   }
   if (ranks_[local_rank].left) return 2;
@@ -380,9 +464,7 @@ void Recorder::OnTermination(int number) {
   if (recorder) {
     bool busy = recorder->UnderWay() || recorder->WaitsLong();
     for (int i = 0; i < recorder->place_.local_size && !busy; ++i) {
-      const Rank& rank = recorder->ranks_[i];
-      busy = !rank.left && !rank.told && recorder->here_.processes[i].valid() &&
-             recorder->Dead(i);
+      busy = recorder->here_.processes[i].valid() && recorder->Untold(i);
     }
     if (busy && recorder->watching_ && !recorder->closing_ &&
         !recorder->terminated_.exchange(number)) {

@@ -3,8 +3,10 @@
 //
 // Each rank writes into a ring of its own, in anonymous memory that the ranks
 // of a host share as they share the job's (rendezvous.h): no file, nothing left
-// behind. It is a memory of its own so that it outlives the core's jobs and
-// serves backends that have none.
+// behind. At the start it is a memory of its own, for it serves backends that
+// have no job of the core. When the ranks of such a job meet anew, some gone
+// and others new, each goes on in a part of the new job's memory, which all of
+// them have, and takes its ring along.
 //
 // What is a matter of text is Python's (collective/recorder): a thread of it
 // waits in Watch, tells where the main thread is, and writes the account of an
@@ -47,10 +49,12 @@ class Recorder {
   struct Rank {
     std::atomic<int32_t> rank;  // -1: gone before the others were renumbered
     int32_t pid;
+    int32_t called;             // the number that it was started with
+    int32_t joined;             // whether the job was there before
     std::atomic<int32_t> left;  // said goodbye, or was told to end
     std::atomic<int32_t> told;  // of its death there is an account
     std::atomic<uint32_t> answered;
-    char stack[4092];
+    char stack[4084];
     std::atomic<int64_t> sampled;  // when `stack` was
     std::atomic<uint64_t> last;    // number
     Entry entries[kEntries];
@@ -60,15 +64,22 @@ class Recorder {
 
   // Of this process; null before Open, and in a fork of it.
   static Recorder* Current();
-  // Meets the ranks of this host. Throws as Meet does.
-  static void Open(const Place& place, double start_seconds,
+  ~Recorder();
+  // Meets the ranks of this host. Throws as Meet does. `called` is what the
+  // launcher calls this process.
+  static void Open(const Place& place, int called, double start_seconds,
                    double stall_seconds);
-
-  // `starts`: at once; else Start tells when.
-  // This rank's number from now on. Of ranks that are gone nothing more is
-  // told.
+  // Goes on among those that have met already, from `at` in what they share, or
+  // begins there. Closed before, so that nobody watches meanwhile.
+  static void Follow(const Place& place, Gathering here, size_t at, int called,
+                     bool joined, double stall_seconds);
+  // Before numbers change: waits for the account of those that have died.
+  void Settle() const;
+  // Where the others are as before, but for those that are gone: this rank's
+  // number from now on. Of the others nothing more is told.
   void Renumber(int rank);
 
+  // `starts`: at once; else Start tells when.
   uint64_t Announce(const Request& request, bool starts);
   void Start(uint64_t number, int area, uint32_t sequence);
   void End(uint64_t number, bool failed);
@@ -86,6 +97,8 @@ class Recorder {
   void Sample(const char* stack);
   // Asks the other ranks for a sample, and waits for those that can answer.
   void Gather(int milliseconds);
+  // How many ranks of this host may be read.
+  int places() const { return place_.local_size; }
   // Copies what a rank has written. 0: it runs; 1: it is dead; 2: it has left.
   int Read(int local_rank, Rank* into) const;
   std::string reason();
@@ -94,9 +107,14 @@ class Recorder {
 
  private:
   struct Header;
-  Recorder(const Place& place, double start_seconds, double stall_seconds);
+  Recorder(const Place& place, Gathering here, size_t at, double stall_seconds);
+  static void Install(Recorder* opened);
+  void TakeAlong(const Recorder& former);
+  int NumberOf(int local_rank) const;
   Entry* EntryOf(uint64_t number);
   bool Dead(int local_rank) const;
+  // Whether it has died, and there is no account of that.
+  bool Untold(int local_rank) const;
   bool UnderWay() const;
   bool Claim();
   bool ClaimDeath();
@@ -110,6 +128,7 @@ class Recorder {
 
   const Place place_;
   const int64_t stall_;
+  const size_t bytes_;
   Gathering here_;
   Descriptor wake_;
   Header* header_ = nullptr;

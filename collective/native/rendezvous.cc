@@ -485,6 +485,25 @@ bool Gathering::Dead(int local_rank) const {
   return poll(&one, 1, 0) > 0;
 }
 
+Gathering Gathering::Copy() const {
+  const auto again = [](const Descriptor& file) {
+    return Descriptor(file.valid() ? fcntl(file.get(), F_DUPFD_CLOEXEC, 0)
+                                   : -1);
+  };
+  Gathering copy;
+  copy.memory = again(memory);
+  for (const Descriptor& process : processes) {
+    copy.processes.push_back(again(process));
+  }
+  copy.pids = pids;
+  copy.ranks = ranks;
+  copy.former = former;
+  copy.me = me;
+  copy.generation = generation;
+  copy.meeting = meeting;
+  return copy;
+}
+
 Gathering Meet(const Place& place, int generation, size_t bytes,
                double seconds) {
   if (place.local_size > kMostRanks) {

@@ -33,6 +33,8 @@ struct Gathering {
   std::vector<int> ranks;             // by local rank
 
   bool Dead(int local_rank) const;
+  // With descriptors of its own.
+  Gathering Copy() const;
   std::vector<int>
       former;  // by local rank: the local rank it was, -1: it is new
   int me = 0;  // which of them this process is

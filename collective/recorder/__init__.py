@@ -31,7 +31,7 @@ remedy = ""  # what to type when this job has ended by an incident
 _opened: tuple[int, Environment, str] | None = None  # process, and whose recorder
 
 
-def start(environment: Environment, job: str) -> None:
+def start(environment: Environment, job: str, called: int | None = None) -> None:
     """Opens this rank's recorder; every rank of the host calls it.
 
     Does nothing in a job of one rank, for a rank that comes later, or where it is open.
@@ -40,28 +40,68 @@ def start(environment: Environment, job: str) -> None:
     Args:
         environment: This process' place in the job.
         job: A name that the ranks share, and no other job of the user has.
+        called: What the launcher calls this process; its rank by default.
     """
-    global _opened
-    wanted = (os.getpid(), environment, job)
     alone = environment.size == 1 or environment.joins
-    if alone or _opened == wanted or _folder() == "off":
+    if alone or _opened == (os.getpid(), environment, job) or _folder() == "off":
         return
+    close()
+    place = environment
+    code = library.load().collective_recorder_open(
+        place.rank,
+        place.size,
+        place.local_rank,
+        place.local_size,
+        job.encode(),
+        place.rank if called is None else called,
+    )
+    _begin(environment, job, code)
+
+
+def follow(environment: Environment, called: Environment | None) -> None:
+    """Goes on among the ranks that a job of the core has now; each of them calls it.
+
+    What this rank did before is kept; of those that are gone nothing more is told.
+
+    Args:
+        environment: This process' place among them.
+        called: What the launcher calls this process, where it has just come.
+    """
+    if _folder() == "off":
+        return
+    job = "" if _opened is None else _opened[2]
+    if _opened is not None:
+        library.load().collective_recorder_settle()
+    close()
+    number = environment.rank if called is None else called.rank
+    code = library.load().collective_recorder_follow(number, called is not None)
+    _begin(environment, job, code)
+
+
+def renumber(environment: Environment) -> None:
+    """As ``follow``, where ranks are gone from a job that is not the core's.
+
+    Args:
+        environment: This process' place among those that are left.
+    """
+    if _opened is not None:
+        from collective.recorder import watch
+
+        library.load().collective_recorder_settle()
+        library.load().collective_recorder_renumber(environment.rank)
+        watch.place = environment
+
+
+def _begin(environment: Environment, job: str, code: int) -> None:
+    """Watches what the core has opened, if it has."""
+    global _opened
     from collective.recorder import watch
 
-    close()
     try:
-        library.check(
-            library.load().collective_recorder_open(
-                environment.rank,
-                environment.size,
-                environment.local_rank,
-                environment.local_size,
-                job.encode(),
-            )
-        )
+        library.check(code)
     except CollectiveError:
         return
-    _opened = wanted
+    _opened = os.getpid(), environment, job
     if not faulthandler.is_enabled():
         with contextlib.suppress(ValueError, OSError, RuntimeError):  # no stderr
             faulthandler.enable()  # a crash within C tells its Python line, too

@@ -15,6 +15,7 @@ from collective.recorder.memory import Entry, Rank
 
 _SHOWN = 16  # of each rank's entries, and of ranks on stderr; the file has all
 _MARK = '{"collective flight recorder": 1, '
+_EVERYONE = 2  # communicators before this are of all ranks (native/core.h)
 _ROOT = Path(__file__).parents[2]
 # Not the user's: lines of these are passed over where one is named.
 _LIBRARIES = (
@@ -53,7 +54,7 @@ class Account:
         for rank in shown:
             line = user_line(rank.stack)
             where = f", at {line}{self._age(rank)}" if line else ""
-            lines.append(f"  rank {rank.rank} {self._doing(rank)}{where}")
+            lines.append(f"  {rank.name} {self._doing(rank)}{where}")
         if len(shown) < len(ranks):
             lines.append(f"  and {len(ranks) - len(shown)} more ranks, in the file")
         lines += self._absent()
@@ -73,7 +74,7 @@ class Account:
             "",
         ]
         for rank in self.ranks:
-            lines.append(f"rank {rank.rank} (process {rank.pid} on {rank.host})")
+            lines.append(f"{rank.name}: process {rank.pid} on {rank.host}")
             lines.append(f"  {self._doing(rank)}")
             now = [e for e in rank.entries if e.ended is None and not e.collective]
             lines += [f"  in {e}{_since(e.started)}" for e in now]
@@ -84,7 +85,7 @@ class Account:
         lines += self._absent()
         lines += ["", "What each rank did last, in seconds before the incident", ""]
         for rank in self.ranks:
-            lines.append(f"rank {rank.rank}")
+            lines.append(rank.name)
             lines.append(
                 f"  {'number':>8} {'announced':>11} {'started':>11} {'ended':>11}"
             )
@@ -133,12 +134,12 @@ class Account:
         absent, others = [], []
         for rank in self.ranks:
             same = [e for e in rank.entries if e.area == entry.area]
-            if rank is waiting or not same:
+            if rank is waiting or (not same and entry.area >= _EVERYONE):
                 continue
             theirs = [e for e in same if e.sequence == entry.sequence]
             if theirs and str(theirs[0]) != str(entry):
                 others.append(f"rank {rank.rank} is in {theirs[0]}")
-            elif same[-1].sequence < entry.sequence:
+            elif not same or same[-1].sequence < entry.sequence:
                 absent.append(str(rank.rank))
         told = f"; for rank {','.join(absent)}" if absent else ""
         return told + "".join(f"; {other}" for other in others[:2])

@@ -61,10 +61,12 @@ class _Rank(ctypes.Structure):
     _fields_ = (
         ("rank", ctypes.c_int32),
         ("pid", ctypes.c_int32),
+        ("called", ctypes.c_int32),
+        ("joined", ctypes.c_int32),
         ("left", ctypes.c_int32),
         ("told", ctypes.c_int32),
         ("answered", ctypes.c_uint32),
-        ("stack", ctypes.c_char * 4092),
+        ("stack", ctypes.c_char * 4084),
         ("sampled", ctypes.c_int64),
         ("last", ctypes.c_uint64),
         ("entries", _Entry * ENTRIES),
@@ -83,7 +85,8 @@ class Entry:
         announced, started, ended: Seconds before the incident, negative; None for
             "not yet".
         area, sequence: Which communicator's, and its how manieth; the same for all
-            ranks of it. -1 for what the core did not run.
+            ranks of it. -1 for what the core did not run, or ran before the ranks met
+            anew.
         failed: Whether it ended by an error.
         detail: Element type and operation, where known.
     """
@@ -123,6 +126,8 @@ class Rank:
         stack: Lines of its main thread, the innermost first.
         sampled: When that was: seconds before the incident, negative; None for never.
         entries: The oldest first.
+        called: The number that it was started with, which its output has before it.
+        joined: Whether it came to a job that ran.
     """
 
     rank: int
@@ -132,6 +137,16 @@ class Rank:
     stack: list[str] = field(default_factory=list)
     sampled: float | None = None
     entries: list[Entry] = field(default_factory=list)
+    called: int | None = None
+    joined: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its number; and what it was started as, if that was another."""
+        started = "joined" if self.joined else "started"
+        if self.called not in (None, self.rank):
+            return f"rank {self.rank} ({started} as {self.called})"
+        return f"rank {self.rank}" + " (joined)" * self.joined
 
 
 def read(local_rank: int, host: str, now: int) -> Rank:
@@ -172,6 +187,8 @@ def read(local_rank: int, host: str, now: int) -> Rank:
             for entry in sorted(raw.entries, key=lambda entry: entry.number)
             if entry.number
         ],
+        raw.called,
+        bool(raw.joined),
     )
 
 

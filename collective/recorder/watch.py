@@ -23,6 +23,7 @@ _ANSWER_MILLISECONDS = 500
 _FRAMES = 24
 _CLOSED, _SAMPLE, _INCIDENT = 0, 1, 2  # as in native/recorder.h
 
+place = Environment()  # this process', in the job
 _thread: threading.Thread | None = None
 
 
@@ -33,10 +34,11 @@ def begin(environment: Environment, folder: str) -> None:
         environment: This process' place in the job.
         folder: Where accounts are written.
     """
-    global _thread
+    global place, _thread
+    place = environment
     library.load().collective_recorder_sample(_stack())
     _thread = threading.Thread(
-        target=_watch, args=(environment, folder), name="flight recorder", daemon=True
+        target=_watch, args=(folder,), name="flight recorder", daemon=True
     )
     _thread.start()
 
@@ -47,29 +49,28 @@ def end() -> None:
         _thread.join(5)
 
 
-def _watch(environment: Environment, folder: str) -> None:
+def _watch(folder: str) -> None:
     core = library.load()
     while (event := core.collective_recorder_watch(_SAMPLE_MILLISECONDS)) != _CLOSED:
         core.collective_recorder_sample(_stack())
         if event == _INCIDENT:
             try:
-                _tell(environment, folder)
+                _tell(folder)
             except Exception as error:  # the job's own error must not be lost in ours
                 print(f"collective: flight recorder: {error!r}", file=sys.stderr)
             finally:
                 core.collective_recorder_done()
 
 
-def _tell(environment: Environment, folder: str) -> None:
+def _tell(folder: str) -> None:
     core = library.load()
     now, wall = time.monotonic_ns(), time.time()
     core.collective_recorder_gather(_ANSWER_MILLISECONDS)
     host = socket.gethostname()
-    places = range(environment.local_size)
+    places = range(core.collective_recorder_places())
     ranks = [rank for i in places if (rank := memory.read(i, host, now)).rank >= 0]
     ranks.sort(key=lambda rank: rank.rank)
-    one_host = environment.size == environment.local_size
-    size = len(ranks) if one_host else environment.size
+    size = len(ranks) if place.size == place.local_size else place.size
     for rank in ranks:
         if rank.state == "alive" and _stopped(rank.pid):
             rank.state = "stopped"

@@ -13,6 +13,7 @@ from collective.recorder import __main__ as reader
 from collective.recorder.account import Account, parse, user_line
 from collective.recorder.memory import Entry, Rank
 from tests import launch
+from tests.collective.test_failures import PRELUDE, Ranks
 
 pytestmark = [
     pytest.mark.launches,
@@ -154,6 +155,61 @@ def test_nothing_is_told_of_a_rank_that_leaves_in_good_order(tmp_path):
     _, _, account, files = incident(tmp_path, "leave")
     assert "rank 1 has shut down while others still wait" in account.reason
     assert len(files) == 1
+
+
+# Rank 1 of two dies when a third has come; then that one.
+COMES_AND_GOES = (
+    PRELUDE
+    + """
+    from collective import recorder, session
+
+    who = os.environ["COLLECTIVE_RANK"]
+    if session.joins():
+        session.enter()
+    while collective.size() < 3:
+        if collective.allgather(np.array([session.waiting()])).any():
+            session.regroup()
+
+    def lose(dying, name):
+        collective.allreduce(np.ones(5), name=f"before {name}")
+        if who == dying:
+            with recorder.span(recorder.STEP, "17"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            collective.allreduce(np.ones(5), name=name)
+        except collective.PeerLost:
+            session.regroup()
+
+    lose("1", "the first")
+    lose("7", "the second")
+    """
+)
+
+
+def test_those_who_joined_are_told_of_by_their_number_now(tmp_path):
+    variables = {"COLLECTIVE_MAX_NP": "3", "COLLECTIVE_RECORDER": str(tmp_path)}
+    ranks = Ranks(2, COMES_AND_GOES, **variables)
+    ranks.add([7], 8, COMES_AND_GOES, COLLECTIVE_JOINS="1", **variables)
+    ended = ranks.finish()
+    assert [code for code, _, _ in ended] == [0, -signal.SIGKILL, -signal.SIGKILL]
+    files = sorted(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    first, second = (parse(file.read_text(), file.name) for file in files)
+    assert [rank.name for rank in first.ranks] == [
+        "rank 0", "rank 1", "rank 2 (joined as 7)"
+    ]  # fmt: skip
+    assert [rank.state for rank in first.ranks] == ["alive", "dead", "alive"]
+    assert "rank 2 (joined as 7) waits in all-reduce 'the first'" in first.essence()
+    # Now it has another number, and its ring from before.
+    assert second.reason.startswith("rank 1 (process ")
+    assert [rank.state for rank in second.ranks] == ["alive", "dead"]
+    waits = second.essence().splitlines()[1]
+    assert (
+        "rank 0 waits in all-reduce 'the second'" in waits and "; for rank 1" in waits
+    )
+    assert "rank 1 (joined as 7) is dead; it was in no collective" in second.essence()
+    done = [entry.what for entry in second.ranks[1].entries]
+    assert done[-2:] == ["before the second", "17"] and "before the first" in done
+    assert user_line(second.ranks[1].stack)
 
 
 def made_up(rank, host, at, **entry):

@@ -79,6 +79,7 @@ def main(name: str, folder: str, steps: str, way: str) -> None:
         **settings,
         checkpoint=Checkpoint(runs, every=4, resume=way == "resumed"),
         ledger=Path(folder, "ledger"),
+        timeline=str(Path(folder, "trace.json")) if way == "grown" else None,
     )
     note(backend, folder, {way: result.losses})
     backend.barrier()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -16,6 +17,14 @@ import pytest
 from tests import launch
 from tests.training.ranks_killed import JOINED_AT, KILLED_AT, SURVIVED_AT, TOLD_AT
 from tests.training.small import ROWS
+from tests.training.test_timeline import (
+    WALL_CLOCK,
+    assert_nested,
+    assert_overlap,
+    read,
+    rows_of,
+    steps_of,
+)
 from training.ledger import check
 
 SCRIPT = str(Path(__file__).with_name("ranks_killed.py"))
@@ -59,6 +68,8 @@ def assert_survived(backend: str, folder: Path) -> None:
     first, second = SURVIVED_AT
     assert f"rank 0 of 3 died; 2 ranks go on from step {first} " in printed
     assert f"rank 0 of 2 died; 1 rank goes on from step {second} " in printed
+    assert "rank 0 is dead; " in printed  # as accounts tell: by its number then
+    assert "rank 0 (started as 1) is dead; " in printed
     np.testing.assert_allclose(
         losses(folder, "survived"), losses(folder, "whole"), rtol=1e-12
     )
@@ -89,6 +100,33 @@ def test_a_rank_leaves_and_another_joins(tmp_path):
         (0, 2), (first, 1), (second, 2)
     }  # fmt: skip
     assert list((tmp_path / "runs").glob(f"step-{STEPS:09d}"))
+    assert_rows(read(tmp_path / "trace.json"), first, second)
+
+
+def assert_rows(events: list[dict], first: int, second: int) -> None:
+    """Each process has a row of its own, whatever number it has then."""
+    rows = rows_of(events)
+    for spans in rows.values():
+        assert_nested(spans)
+    assert {row: set(steps_of(spans)) for row, spans in rows.items()} == {
+        0: set(range(first)),
+        1: set(range(STEPS)),
+        2: set(range(second, STEPS)),
+    }
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    host = socket.gethostname()
+    assert sorted(names) == [
+        f"rank 0 on {host}: native",
+        f"rank 1 on {host}: native",
+        f"rank 2 on {host}: native, joined at step {second}",
+    ]
+    told = [(e["pid"], e["name"]) for e in events if e["ph"] == "i"]
+    assert [told for row, told in told if row == 0][-1] == "leaves the job"
+    assert (1, "goes on as rank 0 of 1") in told
+    assert (2, "goes on as rank 1 of 2") in told
+    # One clock: what they did together, they did at the same time.
+    together = {row: rows[row] for row in (1, 2)}
+    assert assert_overlap(together, "all-reduce", error=WALL_CLOCK) == STEPS - second
 
 
 @pytest.mark.launches

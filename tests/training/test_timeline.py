@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import shutil
 import socket
@@ -22,7 +23,7 @@ from collective.environment import Environment
 from tests import launch
 from tests.training.small import PER_EPOCH, train
 from training import timeline
-from training.trace_file import TraceFile
+from training.trace_file import END, TraceFile
 
 PARTS = {"step", "input", "forward/backward", "all-reduce", "update"}
 # Of a microsecond: times are rounded to thousandths, and floats are binary.
@@ -105,6 +106,23 @@ def test_a_file_ends_with_a_note_within_its_bound(tmp_path):
     assert 3000 < path.stat().st_size <= 4000
     assert {e["pid"] for e in read(path)[-3:]} == {0, 1, 2}
     assert {e["name"] for e in read(path)[-3:]} == {"the trace is full"}
+
+
+def test_what_a_process_had_begun_to_write_when_it_was_killed_is_taken_out(tmp_path):
+    path = tmp_path / "trace.json"
+    file = TraceFile(str(path), 1 << 20, create=True)
+    event = {"name": "span,\n", "ts": 1}
+    wanted = []
+    for torn in (b"", b",\n", b',\n{"name":"spa', b',\n{"name":"a"},{"na'):
+        file.add([event, event])
+        wanted += [event, event]
+        assert read(path) == wanted
+        with path.open("r+b") as written:
+            written.seek(-len(END) if torn else 0, os.SEEK_END)
+            written.write(torn)
+    path.write_bytes(b"[\n{")  # before anything was whole
+    file.add([event])
+    assert read(path) == [event]
 
 
 # --- one process ------------------------------------------------------------------
