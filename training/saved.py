@@ -38,6 +38,7 @@ FORMAT, VERSION = "collective.checkpoint", 1
 WEIGHTS, ARRAYS, MANIFEST = "model.weights.h5", "training.npz", "checkpoint.json"
 NAME = re.compile(r"step-(\d+)")
 PART = ".part-"
+REPLACED = f"{PART}replaced-"
 
 
 class Unusable(Exception):
@@ -53,7 +54,11 @@ def saved_in(folder: Path) -> list[Path]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Removes what a killed process has left half written."""
+    """Removes what a killed process has left half written, or half replaced."""
+    for aside in folder.glob(f"{REPLACED}*"):
+        target = folder / aside.name.removeprefix(REPLACED)
+        if not target.exists():
+            aside.rename(target)  # killed before the new one had its name
     for part in folder.glob(f"{PART}*"):
         shutil.rmtree(part, ignore_errors=True)
 
@@ -103,7 +108,7 @@ def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
         _put(part / MANIFEST, json.dumps(body, indent=1).encode())
         _to_disk(part)
         if target.exists():  # a torn one that was passed over, or the same again
-            aside = folder / f"{PART}replaced"
+            aside = folder / f"{REPLACED}{target.name}"
             shutil.rmtree(aside, ignore_errors=True)
             target.rename(aside)
         part.rename(target)

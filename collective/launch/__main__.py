@@ -53,9 +53,7 @@ def _launch(given: argparse.Namespace) -> int:
         discovery = Discovery(given.host_discovery_script, given.slots_per_host)
         discovery.wait_for(given.num_proc or given.min_np)
         with discovery:
-            return Rounds(
-                lambda: discovery.hosts, discovery.wait_for, given, style, variables
-            ).run()
+            return Rounds(lambda: discovery.hosts, given, style, variables).run()
     found = _hosts(given)
     ranks = hosts.place(found, given.num_proc)
     if given.min_np is not None and given.min_np > len(ranks):
@@ -63,14 +61,16 @@ def _launch(given: argparse.Namespace) -> int:
             f"--min-np {given.min_np}, but only {len(ranks)} ranks are started",
             hint=f"--min-np {len(ranks)} or less",
         )
+    if given.max_np is not None and given.max_np != (size := len(ranks)):
+        more = given.max_np > size
+        raise UsageError(
+            f"--max-np {given.max_np}, and {size} ranks are started: "
+            + ("no more are ever asked for" if more else "more than that"),
+            hint=f"--max-np {size}: lost ranks are replaced; with "
+            "--host-discovery-script more can come",
+        )
     local = all(here.is_here(host) for host in {rank.host for rank in ranks})
-    local &= not given.use_mpi
-    if given.max_np is not None and not local:
-        from collective.launch.rounds import Rounds
-
-        again = Rounds(lambda: found, lambda least: None, given, style, variables)
-        return again.run(ranks)
-    if local:
+    if local and not given.use_mpi:
         return here.run(ranks, given, style, variables)
     if given.use_gloo:
         names = ", ".join(dict.fromkeys(rank.host.name for rank in ranks))
@@ -78,6 +78,10 @@ def _launch(given: argparse.Namespace) -> int:
             f"--gloo starts ranks on this host only, not on {names}",
             hint="leave --gloo out: mpirun reaches other hosts",
         )
+    if given.max_np is not None:
+        from collective.launch.rounds import Rounds
+
+        return Rounds(lambda: found, given, style, variables).run(ranks)
     from collective.launch import across  # only then: half of what is to be imported
 
     return across.run(ranks, given, style, variables)

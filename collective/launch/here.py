@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from collective import board
 from collective.environment.base import MAX_NP, MIN_NP
 from collective.environment.collectiverun import JOINS
-from collective.errors import UsageError
 from collective.hosts import Host, Rank
 from collective.launch import cores
 from collective.launch.elastic import ElasticJob, Growth
@@ -36,18 +35,8 @@ def run(
         variables: Added to the ranks' environment.
         slots: Tells how many ranks there shall be later; as many as now by default.
         begun: Called with the job, if ranks may come and go in it.
-
-    Raises:
-        UsageError: If --max-np does not fit.
     """
     size, least, most = len(ranks), options.min_np, options.max_np
-    if most is not None and (most < size or (slots is None and most > size)):
-        raise UsageError(
-            f"--max-np {most}, and {size} ranks are started: "
-            + ("more than that" if most < size else "no more are ever asked for"),
-            hint=f"--max-np {size}: lost ranks are replaced; with "
-            "--host-discovery-script more can come",
-        )
     for name in (MIN_NP, MAX_NP, JOINS, board.VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
     # Told as several names of this host or as one, it is one host.

@@ -35,7 +35,6 @@ class Rounds:
 
     Args:
         there: Tells which hosts there are now, each with its slots.
-        wait: Returns when the hosts take so many ranks.
         given: The command line, with ``min_np`` and ``max_np``.
         style: How output is shown.
         variables: Added to the ranks' environment.
@@ -44,13 +43,11 @@ class Rounds:
     def __init__(
         self,
         there: Callable[[], Sequence[Host]],
-        wait: Callable[[int], None],
         given: argparse.Namespace,
         style: Style,
         variables: Mapping[str, str],
     ):
         self.there = there
-        self.wait = wait
         self.given = given
         self.style = style
         self.variables = {**variables, rounds.JOB: os.urandom(16).hex()}
@@ -92,7 +89,7 @@ class Rounds:
             if code != rounds.EXIT_CODE:
                 return code
             for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(each, signal.SIG_DFL)
+                signal.signal(each, _end)  # no more those of the round
             ranks = self._enough(self.given.min_np)
         raise AssertionError("there is always one more number")
 
@@ -100,7 +97,6 @@ class Rounds:
         """Where a round is to be, as soon as there are hosts for so many ranks."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            self.wait(least)
             if len(wanted := self._wanted()) >= least:
                 return wanted
             time.sleep(LOOK_SECONDS)
@@ -196,6 +192,10 @@ class Rounds:
 
     def _slots_here(self) -> int:
         return sum(host.slots or 0 for host in self.there() if here.is_here(host))
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _counts(ranks: Sequence[Rank]) -> dict[str, int]:

@@ -445,6 +445,20 @@ def test_a_write_that_fails_is_told_and_leaves_nothing(alone, tmp_path, capsys):
 
 
 @PLAIN
+@pytest.mark.parametrize("renamed", [False, True])
+def test_killed_while_one_is_replaced_there_is_one(renamed, tmp_path):
+    folder = tmp_path / "step-000000010"
+    aside = tmp_path / f"{saved.REPLACED}{folder.name}"
+    aside.mkdir()
+    (aside / "old").touch()
+    if renamed:
+        folder.mkdir()
+    saved.remove_parts(tmp_path)
+    assert names(tmp_path) == [folder.name]
+    assert names(folder) == ([] if renamed else ["old"])
+
+
+@PLAIN
 def test_one_that_comes_too_early_is_left_out_and_counted(alone, tmp_path, monkeypatch):
     import threading
 
