@@ -52,7 +52,7 @@ class Mpirun(Job):
         self.ranks = ranks
         self.cut_off = cut_off
         self.seconds = min(seconds, _CALL_BACK_SECONDS) if cut_off else seconds
-        self.interrupted = False
+        self.interrupted = self.lost_host = False
 
     def _wait(self) -> None:
         patience = _timer(self.seconds, self._look_who_started)
@@ -141,7 +141,7 @@ class Mpirun(Job):
 
     def _report_lost(self, ranks: Sequence[int]) -> None:
         """Open MPI 5 ends with 0 when it has lost a host."""
-        self.exit_code = 1
+        self.exit_code, self.lost_host = 1, True
         hosts = self.relay.lost_hosts  # by their own names, or as they were given
         given = {rank.rank: rank.host.name for rank in self.ranks}
         calls_itself = self.relay.started

@@ -86,6 +86,10 @@ class Rounds:
                 tell(str(error))  # a host may have gone since it was asked
                 time.sleep(LOOK_SECONDS)
                 code = rounds.EXIT_CODE
+            if isinstance(self.job, Mpirun) and self.job.lost_host:
+                tell("the job is begun anew on the others, from its last checkpoint")
+                self.ranks = ()  # which hosts answer is asked anew
+                code = rounds.EXIT_CODE
             if code != rounds.EXIT_CODE:
                 return code
             for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -182,8 +186,10 @@ class Rounds:
         why = self.only_here
         if not why:
             try:
-                reachable.check([host], self.given, mpi.find(self.given.mpirun).program)
-                return True
+                mpirun = mpi.find(self.given.mpirun).program
+                why = "".join(reachable.check([host], self.given, mpirun).values())
+                if not why:
+                    return True
             except CollectiveError as error:
                 why = str(error)
         self.left_alone[host.login] = now + (1e9 if self.only_here else REFUSED_SECONDS)

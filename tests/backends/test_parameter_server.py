@@ -32,6 +32,7 @@ def test_servers_without_workers_are_refused(size, servers):
     assert f"mpirun -np {(servers or 1) + 2} " in caught.value.hint
 
 
+@pytest.mark.matrix
 @pytest.mark.launches
 def test_counts_goes_on_without_a_worker_and_ends_without_a_server():
     pytest.importorskip("mpi4py")

@@ -130,6 +130,7 @@ except NotImplementedError as error:
 """
 
 
+@pytest.mark.matrix
 def test_under_mpirun():
     pytest.importorskip("tensorflow")
     mpirun = Path(sys.executable).with_name("mpirun")

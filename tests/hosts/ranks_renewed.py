@@ -4,7 +4,7 @@
 
 Each of HOSTS, as ``node1:1,node2:1``, is what rank 0 has the discovery script tell in one
 of the rounds, after so many steps. ``kill``: rank 0 kills itself, and the other one
-waits until there is one in its place.
+waits until there is one in its place. ``cut``: it waits for the test to cut off a host.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class Changes(keras.callbacks.Callback):
             if done == KILLED_AT and self.backend.size > 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             waits = done == KILLED_AT + 2 and self.backend.size == 1
+        elif self.hosts == ["cut"]:
+            if number == 0 and done == KILLED_AT:
+                (self.folder / "cut").touch()
+                time.sleep(60)
+            waits = False
         else:
             waits = number < len(CHANGES_AT) and done == CHANGES_AT[number]
             if waits:
@@ -60,7 +65,7 @@ def main(name: str, folder: str, *hosts: str) -> None:
         backend,
         **settings,
         callbacks=[Changes(backend, Path(folder), list(hosts))],
-        checkpoint=Checkpoint(Path(folder, "runs")),
+        checkpoint=Checkpoint(Path(folder, "runs"), every=2),
         ledger=Path(folder, "ledger"),
     )
     if backend.rank == 0:

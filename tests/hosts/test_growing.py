@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import keras
@@ -33,6 +36,26 @@ def start(hosts, folder: Path, first: str, *command: str) -> str:
     assert code == 0, printed
     assert set(Path("/tmp").glob("collective-*-lab?")) == before
     return printed
+
+
+def test_a_host_falls_silent(hosts, undisturbed, tmp_path):
+    """mpirun ends the ranks; the job is begun anew without it, from a checkpoint."""
+    words = ["-H", f"{ONE},{TWO}", "--min-np", "1", "--max-np", "2"]
+    program = [sys.executable, SCRIPT, "native", str(tmp_path), "cut"]
+    command = hosts.ours("collective.launch", *words, *program)
+    with ThreadPoolExecutor() as pool, ExitStack() as stack:
+        ended = pool.submit(launch.run, command, launch.environment(), 150)
+        while not (tmp_path / "cut").exists() and not ended.done():
+            time.sleep(0.05)
+        stack.enter_context(hosts.cut(2))
+        code, printed = ended.result()
+    hosts.end_all()
+    assert code == 0, printed
+    assert f"{NETWORK}.2 is left out: " in printed
+    assert "resumed from " in printed
+    told = json.loads((tmp_path / "result.json").read_text())
+    np.testing.assert_allclose(told["losses"], undisturbed, rtol=1e-12)
+    assert told["size"] == 1 and check(tmp_path / "ledger").faults == []
 
 
 @pytest.fixture(scope="module")

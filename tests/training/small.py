@@ -95,7 +95,13 @@ def train(
 
 def gather(backend: Any, value: Any) -> list[Any]:
     """Every rank's value, in the order of ranks, on every rank."""
-    return backend.world.allgather(value) if backend.size > 1 else [value]
+    if backend.size == 1:
+        return [value]
+    if backend.name == "native":
+        from collective.tensorflow.objects import allgather_object
+
+        return allgather_object(value)
+    return backend.world.allgather(value)
 
 
 def state(trained: keras.Model) -> list[np.ndarray]:

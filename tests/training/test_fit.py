@@ -279,7 +279,6 @@ BRIEFLY = (
     ("name", "ranks", "files", "chosen"),
     [
         ("native", 2, LOOP, []),
-        ("mpi", 2, LOOP + KEEPING, ["-k", BRIEFLY]),
         *(
             pytest.param(*case, marks=pytest.mark.matrix)
             for case in (

@@ -84,6 +84,7 @@ def test_the_last_of_three_goes_on_alone(tmp_path):
     assert_survived("native", tmp_path)
 
 
+@pytest.mark.matrix
 @pytest.mark.launches
 def test_a_rank_leaves_and_another_joins(tmp_path):
     printed = start("native", 2, tmp_path, "grown")

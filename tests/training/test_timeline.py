@@ -221,6 +221,7 @@ def namespaces() -> bool:
     return subprocess.run(trial, capture_output=True, timeout=20).returncode == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.launches
 @pytest.mark.skipif(not namespaces(), reason="time namespaces are not permitted")
 def test_hosts_with_clocks_of_their_own_come_together(tmp_path):
