@@ -57,7 +57,7 @@ class Options:
         parameter_servers: Ranks that hold variables (tf-parameter-server). None: one.
         min_np: Goes on without ranks that die while so many are left (native, mpi).
             None: what the launcher was told; where it was not, the job ends.
-        max_np: How many ranks there may ever be (native). None: what the launcher was
+        max_np: How many ranks there may ever be (native, mpi). None: what the launcher was
             told; where it was not, none come later.
         tensor_parallel: Ranks that hold one replica together (native); see
             ``backends.tensor_group``.
