@@ -59,6 +59,7 @@ class Handover:
             saved.write(state, model, plan, rounds.keep())
         except Exception as error:
             _tell(f"step {state.step} could not be kept for the next round: {error}")
+            rounds.drop()
             return False
         return True
 

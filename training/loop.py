@@ -275,6 +275,8 @@ class Loop:
         if not self.handover.possible:
             return
         backend, state = self.backend, self.start or self.final or self._state()
+        if self.checkpoint is not None:
+            self.checkpoint.wait()  # Keras writes one file of a model at a time
         kept = self.handover.keep(state, self.result.model, self.plan.plan)
         if not gather_few(backend, [kept]).any():
             self.handover.possible = False  # goes on as it is
