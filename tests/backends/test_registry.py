@@ -151,6 +151,7 @@ def test_where_there_is_no_tpu_it_is_told_at_once(monkeypatch):
     assert tf_tpu.TPUBackend.availability(ALONE).reason == "libtpu is not installed"
 
 
+@pytest.mark.matrix  # it waits for one
 def test_a_tpu_that_cannot_be_reached_is_one_error():
     """As far as the strategy's own code goes without a TPU."""
     code, printed = python(

@@ -108,7 +108,13 @@ def test_on_ranks(name, ranks, reference):
     assert all(set(outcomes.values()) == {"passed"} for outcomes in ended.outcomes)
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, id=c.name, marks=[pytest.mark.matrix] if c in ALSO else [])
+        for c in CHOSEN
+    ],
+)
 def test_trains_the_same_model(case, backends_by_name, monkeypatch):
     monkeypatch.setattr(cases, "STEPS", 8)
     backend = backends_by_name("tf-mirrored:2" if case.replicas_matter else "single")
