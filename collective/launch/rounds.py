@@ -53,8 +53,7 @@ class Rounds:
         self.variables = {**variables, rounds.JOB: os.urandom(16).hex()}
         self.only_here = _why_only_here(given)
         self.ranks: Sequence[Rank] = []
-        self.before: Sequence[Rank] = []  # those of the round before
-        self.were: set[Host] = set()  # hosts that are in the job no more
+        self.hosts: set[Host] = set()  # all that have had ranks
         self.job: ElasticJob | Mpirun | None = None
         self.left_alone: dict[str, float] = {}  # hosts that do not answer: until when
         self.lost = 0
@@ -112,16 +111,14 @@ class Rounds:
     def _clean(self) -> None:
         """Has hosts forget what they have kept for rounds without them."""
         rounds.forget(job := self.variables[rounds.JOB])
-        for host in self.were:
+        for host in self.hosts - {rank.host for rank in self.ranks}:
             ask(reachable.on(host, self.given, "collective.rounds"), 5, job + "\n")
 
     def _round(self, number: int) -> int:
         if number:
             where = ", ".join(f"{h}:{n}" for h, n in _counts(self.ranks).items())
             tell(f"round {number}: {len(self.ranks)} ranks, on {where}")
-            gone = {r.host for r in self.before} - {r.host for r in self.ranks}
-            self.were |= {host for host in gone if not here.is_here(host)}
-        self.before = self.ranks
+        self.hosts |= {rank.host for rank in self.ranks}
         variables = {**self.variables, rounds.NUMBER: str(number)}
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(ended,), daemon=True)

@@ -4,8 +4,8 @@
 launcher was told to go on without them (``collectiverun --min-np``), and from the present
 one where workers have joined (``--max-np``) or leave because they were told to end
 (SIGTERM): all learn of it in the same ``commit``. Where the launcher begins the job anew
-on other hosts (``collective.rounds``), the next round starts from there, too. Also when all ranks ask for it
-together, by ``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
+on other hosts (``collective.rounds``), the next round starts from there, too. Also when
+all ranks ask for it together, by ``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
 """
 
 from __future__ import annotations
