@@ -6,12 +6,10 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -20,88 +18,17 @@
 #include <thread>
 
 #include "failure.h"
+#include "local_socket.h"
 
 namespace collective {
 namespace {
 
-constexpr uint32_t kMagic = 0xC011EC71;
-constexpr uint32_t kVersion = 5;
 using Clock = std::chrono::steady_clock;
 // By local rank; empty at the first meeting, to which everyone has to come.
 using GoneFunction = std::function<bool(int)>;
 constexpr int kLookMilliseconds = 10;  // whether one of them has gone
 
-// What a rank says when it connects, and what it hears when all are there.
-struct Hello {
-  uint32_t magic = kMagic;
-  uint32_t version = kVersion;
-  int32_t rank, size, local_rank, local_size;
-};
-struct Welcome {
-  uint32_t magic = kMagic;
-  int32_t size;  // ranks on this host
-  int32_t pids[128], ranks[128], former[128];
-  int32_t you, generation, meeting;
-  int32_t processes;       // pidfds that follow the memory's descriptor
-  char refusal[512] = {};  // empty: welcome
-};
-constexpr int kMostRanks = 128;
-constexpr int kNewcomer = -1;     // the number of one that has none yet
 constexpr double kForEver = 1e6;  // seconds
-
-std::string Here(const Place& place) {
-  return "rank " + std::to_string(place.rank) + " of " +
-         std::to_string(place.size);
-}
-
-[[noreturn]] void ThrowSystem(const Place& place, const char* call) {
-  throw Failure(Code::kInternal,
-                Here(place) + ": " + call + ": " + std::strerror(errno),
-                "the system refused what shared memory needs; ulimit -n and "
-                "ulimit -v show common limits");
-}
-
-socklen_t Address(const Place& place, const std::string& meeting,
-                  sockaddr_un* address) {
-  // Hashed, because a name may hold 107 bytes and a job's may be longer.
-  std::string whole = place.job + "/" + std::to_string(place.local_size);
-  if (place.local_size != place.size) {
-    char host[256] = {};
-    gethostname(host, sizeof(host) - 1);
-    whole += std::string("/") + host;
-  }
-  uint64_t hash[2] = {0xcbf29ce484222325u, 0x84222325cbf29ce4u};
-  for (unsigned char letter : whole) {
-    for (uint64_t& part : hash) part = (part ^ letter) * 0x100000001b3u;
-    hash[1] ^= hash[0] >> 29;
-  }
-  *address = {};
-  address->sun_family = AF_UNIX;
-  const int length = std::snprintf(
-      address->sun_path + 1, sizeof(address->sun_path) - 1,
-      "collective/%u/%016llx%016llx/%s", static_cast<unsigned>(getuid()),
-      static_cast<unsigned long long>(hash[0]),
-      static_cast<unsigned long long>(hash[1]), meeting.c_str());
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-}
-
-// Who is at the other end, as the kernel knows it.
-ucred Peer(int socket) {
-  ucred peer = {};
-  socklen_t length = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
-    peer.uid = static_cast<uid_t>(-1);
-  }
-  return peer;
-}
-
-[[noreturn]] void ThrowForeign(const Place& place, uid_t user) {
-  throw Failure(Code::kFailedPrecondition,
-                Here(place) + ": a process of user " + std::to_string(user) +
-                    " holds the name by which the ranks of this job meet",
-                "give the job a name that nobody can guess: export "
-                "COLLECTIVE_JOB=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')");
-}
 
 // For a process that cannot be watched by descriptor: gone, or a zombie.
 bool Gone(int pid) {
@@ -122,49 +49,6 @@ int MillisecondsUntil(Clock::time_point deadline) {
                         deadline - Clock::now())
                         .count();
   return left < 0 ? 0 : static_cast<int>(left) + 1;
-}
-
-void Send(int socket, const Welcome& welcome, const std::vector<int>& files) {
-  iovec part = {const_cast<Welcome*>(&welcome), sizeof(welcome)};
-  alignas(
-      cmsghdr) char control[CMSG_SPACE(sizeof(int) * (1 + kMostRanks))] = {};
-  msghdr message = {};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (!files.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(sizeof(int) * files.size());
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
-    std::memcpy(CMSG_DATA(header), files.data(), sizeof(int) * files.size());
-  }
-  // A receiver that is gone is noticed by whoever waits for it later.
-  (void)!sendmsg(socket, &message, MSG_NOSIGNAL);
-}
-
-Descriptor OpenListener(const Place& place, const std::string& meeting) {
-  Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!listener.valid()) ThrowSystem(place, "socket");
-  sockaddr_un address;
-  const socklen_t length = Address(place, meeting, &address);
-  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) !=
-      0) {
-    if (errno != EADDRINUSE) ThrowSystem(place, "bind");
-    const Descriptor caller(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (connect(caller.get(), reinterpret_cast<sockaddr*>(&address), length) ==
-        0) {
-      const uid_t user = Peer(caller.get()).uid;
-      if (user != getuid()) ThrowForeign(place, user);
-    }
-    throw Failure(Code::kFailedPrecondition,
-                  Here(place) + ": another job of this user calls itself '" +
-                      place.job + "'",
-                  "unset COLLECTIVE_JOB, or give each job a name of its own");
-  }
-  if (listen(listener.get(), kMostRanks) != 0) ThrowSystem(place, "listen");
-  return listener;
 }
 
 Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
@@ -192,7 +76,7 @@ Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
     std::snprintf(no.refusal, sizeof(no.refusal), "%s\nHINT: %s", what.c_str(),
                   hint.c_str());
     for (const Descriptor& caller : callers) {
-      if (caller.valid()) Send(caller.get(), no, {});
+      if (caller.valid()) SendWelcome(caller.get(), no, {});
     }
     throw Failure(code, what, hint);
   };
@@ -255,7 +139,7 @@ Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
       Welcome no;
       std::snprintf(no.refusal, sizeof(no.refusal), "%s\nHINT: %s",
                     what.c_str(), "start every rank by the same launcher");
-      Send(caller.get(), no, {});
+      SendWelcome(caller.get(), no, {});
       refuse(Code::kFailedPrecondition, what,
              "start every rank by the same launcher");
     }
@@ -313,7 +197,7 @@ Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
       continue;
     }
     welcome.you = i;
-    Send(callers[caller].get(), welcome, files);
+    SendWelcome(callers[caller].get(), welcome, files);
   }
   all.generation = welcome.generation;
   all.meeting = welcome.meeting;
@@ -324,18 +208,10 @@ Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
 bool Join(const Place& place, int listener, const std::string& meeting,
           Clock::time_point deadline, const GoneFunction& gone,
           Gathering* gathering) {
-  sockaddr_un address;
-  const socklen_t length = Address(place, meeting, &address);
   Descriptor caller;
   for (int pause_ms = 1;; pause_ms = pause_ms < 20 ? pause_ms * 2 : 20) {
-    caller = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (!caller.valid()) ThrowSystem(place, "socket");
-    if (connect(caller.get(), reinterpret_cast<sockaddr*>(&address), length) ==
-        0) {
-      const uid_t user = Peer(caller.get()).uid;
-      if (user != getuid()) ThrowForeign(place, user);
-      break;
-    }
+    caller = Connect(place, meeting);
+    if (caller.valid()) break;
     if (gone && gone(listener)) return false;
     if (Clock::now() > deadline) {
       throw Failure(Code::kDeadlineExceeded,
@@ -353,14 +229,6 @@ bool Join(const Place& place, int listener, const std::string& meeting,
   hello.local_size = place.local_size;
   (void)!send(caller.get(), &hello, sizeof(hello), MSG_NOSIGNAL);
 
-  Welcome welcome = {};
-  iovec part = {&welcome, sizeof(welcome)};
-  std::vector<char> control(CMSG_SPACE(sizeof(int) * (1 + kMostRanks)));
-  msghdr message = {};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
   for (;;) {
     pollfd one = {caller.get(), POLLIN, 0};
     // A little longer than rank 0 waits: its error is the better one.
@@ -374,8 +242,9 @@ bool Join(const Place& place, int listener, const std::string& meeting,
     }
     break;
   }
-  const ssize_t got = recvmsg(caller.get(), &message, MSG_CMSG_CLOEXEC);
-  if (got != static_cast<ssize_t>(sizeof(welcome)) || welcome.magic != kMagic) {
+  Welcome welcome = {};
+  std::vector<int> files;
+  if (!ReceiveWelcome(caller.get(), &welcome, &files)) {
     if (gone) return false;
     throw Failure(Code::kUnavailable,
                   Here(place) + ": local rank 0 died during init",
@@ -384,13 +253,6 @@ bool Join(const Place& place, int listener, const std::string& meeting,
   if (welcome.refusal[0]) {
     throw Failure(Code::kFailedPrecondition,
                   Here(place) + ": " + welcome.refusal);
-  }
-  std::vector<int> files;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_type != SCM_RIGHTS) continue;
-    files.resize((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-    std::memcpy(files.data(), CMSG_DATA(header), sizeof(int) * files.size());
   }
   if (static_cast<int>(files.size()) != 1 + welcome.processes) {
     for (int file : files) close(file);
@@ -418,65 +280,7 @@ Clock::time_point DeadlineIn(double seconds) {
                             std::chrono::duration<double>(seconds));
 }
 
-// Of the job, however many ranks it has.
-Place PlaceOfDoor(const std::string& job) {
-  Place place;
-  place.rank = place.local_rank = kNewcomer;
-  place.size = place.local_size = 0;
-  place.job = job;
-  return place;
-}
-
 }  // namespace
-
-Door::Door(const Place& place)
-    : listener_(OpenListener(PlaceOfDoor(place.job), "door")) {
-  const int flags = fcntl(listener_.get(), F_GETFL);
-  fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK);
-}
-
-int Door::Waiting() {
-  for (;;) {
-    Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!caller.valid()) break;
-    if (Peer(caller.get()).uid != getuid()) continue;
-    callers_.push_back({std::move(caller)});
-  }
-  int waiting = 0;
-  for (size_t i = callers_.size(); i-- > 0;) {
-    Caller& caller = callers_[i];
-    pollfd one = {caller.connection.get(), POLLIN, 0};
-    if (poll(&one, 1, 0) > 0) {
-      // From one that has knocked nothing is due: it hung up.
-      Hello hello = {};
-      const ssize_t got =
-          recv(caller.connection.get(), &hello, sizeof(hello), MSG_DONTWAIT);
-      if (caller.knocked || got != sizeof(hello) || hello.magic != kMagic ||
-          hello.version != kVersion) {
-        callers_.erase(callers_.begin() + i);
-        continue;
-      }
-      caller.knocked = true;
-    }
-    waiting += caller.knocked;
-  }
-  return waiting;
-}
-
-std::vector<Descriptor> Door::Take() {
-  Waiting();
-  std::vector<Descriptor> taken;
-  std::vector<Caller> others;
-  for (Caller& caller : callers_) {
-    if (caller.knocked) {
-      taken.push_back(std::move(caller.connection));
-    } else {
-      others.push_back(std::move(caller));
-    }
-  }
-  callers_ = std::move(others);
-  return taken;
-}
 
 bool Gathering::Dead(int local_rank) const {
   const Descriptor& process = processes[local_rank];
@@ -553,7 +357,7 @@ Gathering Knock(const std::string& job) {
   const auto never = [](int) { return false; };
   const auto deadline = DeadlineIn(kForEver);
   Gathering all;
-  while (!Join(PlaceOfDoor(job), kNewcomer, "door", deadline, never, &all)) {
+  while (!Join(PlaceOfDoor(job), kNewcomer, kDoor, deadline, never, &all)) {
   }
   return all;
 }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "descriptor.h"
+#include "door.h"
 #include "place.h"
 
 namespace collective {
@@ -39,25 +40,6 @@ struct Gathering {
       former;  // by local rank: the local rank it was, -1: it is new
   int me = 0;  // which of them this process is
   int generation = 0, meeting = 0;  // of a meeting again: which
-};
-
-// Where processes wait that come later. Throws where another process has it:
-// the one that kept it before may not be gone yet.
-class Door {
- public:
-  explicit Door(const Place& place);
-  // How many wait now. Never blocks.
-  int Waiting();
-  // Those who wait: a connection to each.
-  std::vector<Descriptor> Take();
-
- private:
-  struct Caller {
-    Descriptor connection;
-    bool knocked = false;  // has said who it is
-  };
-  Descriptor listener_;
-  std::vector<Caller> callers_;
 };
 
 // Meets the other ranks of this host. `generation` counts the meetings of this
