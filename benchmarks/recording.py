@@ -1,116 +1,94 @@
-"""What the flight recorder costs: whole steps of two jobs, one of them without it.
+"""What the flight recorder costs a training step.
 
-    python benchmarks/recording.py cnn
-    python benchmarks/recording.py tiny
+    collectiverun -np 2 python benchmarks/recording.py cnn
+    collectiverun -np 2 python benchmarks/recording.py tiny
 
-Both jobs are there all the time and take turns, in an order that changes: while one
-makes its steps, the other sleeps. ``cnn`` and ``mlp`` are trained by ``training.fit``
-on ``native``; a step of ``tiny`` is nothing but 100 all-reduces of 1 KB from NumPy. The
-medians are over the turns, and the ratio is taken turn by turn. The first is left out.
+A block of steps with it and a block without take turns, in an order that changes, in
+the same processes: so what the machine does meanwhile meets both alike. The ratio is
+taken block by block; the interval of its median is a bootstrap's. ``cnn`` and ``mlp``
+are steps of ``training`` on ``native``, with the spans that ``training.fit`` records; a
+step of ``tiny`` is nothing but 100 all-reduces of 1 KB from NumPy.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 
-SIZES = {"cnn": 50, "mlp": 200, "tiny": 50}  # steps of a turn
-ROOT = Path(__file__).parents[1]
+import collective
+from collective import recorder, session
+
+SIZES = {"cnn": 20, "mlp": 50, "tiny": 20}  # steps of a block
+WARM = 4  # blocks that do not count
+SETTLE = 3  # steps at the beginning of a block that are not timed
 
 
 def main() -> None:
-    """Starts both jobs, gives them their turns, and prints medians and the ratio."""
+    """Takes part in all blocks; rank 0 prints medians and the ratio."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("what", choices=SIZES, nargs="?", default="cnn")
-    p.add_argument("--ranks", type=int, default=2)
-    p.add_argument("--turns", type=int, default=40)
-    p.add_argument("--rank-of-a-job", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--blocks", type=int, default=600, help="pairs of them")
     args = p.parse_args()
-    if args.rank_of_a_job:
-        rank(args.what, args.turns)
+    step = reduce_only() if args.what == "tiny" else training_step(args.what)
+    seconds: list[list[float]] = [[], []]
+    for block in range(args.blocks):
+        for on in (0, 1) if block % 2 else (1, 0):
+            switch(bool(on), f"{block}")
+            for _ in range(SETTLE):
+                step()
+            collective.barrier()
+            begin = time.perf_counter()
+            for _ in range(SIZES[args.what]):
+                step()
+            collective.barrier()
+            seconds[on].append(time.perf_counter() - begin)
+    if collective.rank():
         return
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = [start(args, recorder) for recorder in ("off", folder)]
-        for job in jobs:
-            job.stdout.readline()  # it is ready
-        seconds: list[list[float]] = [[], []]
-        for turn in range(args.turns):
-            for which in (0, 1) if turn % 2 else (1, 0):
-                seconds[which].append(float(ask(jobs[which])))
-        for job in jobs:
-            job.wait()
-    off, on = (1e3 * np.array(each[1:]) / SIZES[args.what] for each in seconds)
-    low, middle, high = np.percentile(on / off, [25, 50, 75])
-    load = os.getloadavg()[0]
-    print(f"{args.what}, {args.ranks} ranks, {args.turns - 1} turns of "
-          f"{SIZES[args.what]} steps; load {load:.1f}")  # fmt: skip
+    off, on = (1e3 * np.array(each[WARM:]) / SIZES[args.what] for each in seconds)
+    low, high = interval(on / off)
+    print(f"{args.what}, {collective.size()} ranks, {len(on)} pairs of "
+          f"{SIZES[args.what]} steps; load {os.getloadavg()[0]:.1f}")  # fmt: skip
     print(f"  off {np.median(off):8.4f} ms a step (median)")
     print(f"  on  {np.median(on):8.4f} ms a step (median)")
-    print(f"  ratio {middle:.4f} (quartiles {low:.4f} to {high:.4f})")
+    print(f"  ratio {np.median(on / off):.4f} (95 % of {low:.4f} to {high:.4f})")
 
 
-def start(args: argparse.Namespace, recorder: str) -> subprocess.Popen:
-    """A job, with the recorder as ``COLLECTIVE_RECORDER`` says."""
-    command = [sys.executable, "-m", "collective.launch", "-np", str(args.ranks)]
-    command += ["--no-prefix", sys.executable, __file__, args.what]
-    command += ["--turns", str(args.turns), "--rank-of-a-job"]
-    env = {**os.environ, "COLLECTIVE_RECORDER": recorder, "PYTHONPATH": str(ROOT)}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
+def switch(on: bool, name: str) -> None:
+    """Opens the recorder, or closes it; every rank calls it."""
+    recorder.close()
+    if on:
+        place = session.place()
+        recorder.start(place, f"{session.job_name(place)} {name}")
 
 
-def ask(job: subprocess.Popen) -> str:
-    """Gives a job its turn; what rank 0 prints at its end."""
-    job.stdin.write("go\n")
-    job.stdin.flush()
-    return job.stdout.readline()
+def interval(ratios: np.ndarray) -> tuple[float, float]:
+    """In which the median lies, with 95 %."""
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(ratios, (2000, ratios.size))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return low, high
 
 
-def rank(what: str, turns: int) -> None:
-    """A rank of one of the jobs."""
-    if what == "tiny":
-        reduce_only(turns)
-    else:
-        train(what, turns)
-
-
-def wait() -> None:
-    """Until it is this job's turn. Where nobody gives it one any more, ends the job."""
-    if not sys.stdin.readline():
-        os._exit(1)
-
-
-def reduce_only(turns: int) -> None:
-    """Takes part in small all-reduces."""
-    import collective
-
+def reduce_only() -> Callable[[], None]:
+    """A step of small all-reduces."""
     collective.init()
     array = np.ones(256, np.float32)
     names = [f"gradient {number}" for number in range(100)]
-    leads = collective.rank() == 0
-    if leads:
-        print("ready", flush=True)
-    for _ in range(turns):
-        if leads:
-            wait()
-        collective.barrier()
-        begin = time.perf_counter()
-        for _ in range(SIZES["tiny"]):
-            for name in names:
-                collective.allreduce(array, name=name)
-        if leads:
-            print(time.perf_counter() - begin, flush=True)
+
+    def step() -> None:
+        for name in names:
+            collective.allreduce(array, name=name)
+
+    return step
 
 
-def train(what: str, turns: int) -> None:
-    """Takes part in a training of which each epoch is a turn."""
+def training_step(what: str) -> Callable[[], None]:
+    """A step of a training that does not end."""
     import backends
     from backends.quiet import quiet
 
@@ -118,35 +96,34 @@ def train(what: str, turns: int) -> None:
         backend = backends.get("native")
         import keras
 
-        import training
-        from training import models
+        from training import keras_compat, models
+        from training.inputs import Input
+        from training.step import Step
 
-    class Turn(keras.callbacks.Callback):
-        """On rank 0, on which the others wait."""
-
-        def on_train_begin(self, logs: dict | None = None) -> None:
-            print("ready", flush=True)
-
-        def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-            wait()
-            self.began = time.perf_counter()
-
-        def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-            print(time.perf_counter() - self.began, flush=True)
-
-    batch, rows = 64, 64 * SIZES[what]
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(rows, 8, 8, 1)).astype(np.float32)
-    y = rng.integers(0, 10, rows).astype(np.int32)
+    x = rng.normal(size=(4096, 8, 8, 1)).astype(np.float32)
+    y = rng.integers(0, 10, 4096).astype(np.int32)
+    plan = Input((x, y), 64)
     keras.utils.set_random_seed(0)
     with backend.scope():
         model = models.build(what, input_shape=(8, 8, 1), classes=10)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
-    training.fit(
-        model, (x, y), backend=backend, global_batch_size=batch, epochs=turns,
-        callbacks=[Turn()], verbose=0,
-    )  # fmt: skip
+        keras_compat.build(model, plan.spec[:3])
+    make = Step(model, backend, plan.spec)
+
+    ahead = iter(plan.dataset(0, 10**6, backend.local_replicas, backend.replicas))
+    numbers = itertools.count()
+
+    def step() -> None:
+        number = next(numbers)
+        recorder.waits_for_input(number, time.perf_counter())
+        batch = next(ahead)
+        recorder.in_step(number, time.perf_counter())
+        make(batch, number)
+        recorder.in_no_step()
+
+    return step
 
 
 if __name__ == "__main__":

@@ -110,6 +110,7 @@ def load() -> ctypes.CDLL:
         ctypes.c_char_p,
         ctypes.c_int64,
     ]
+    library.collective_recorder_position.restype = ctypes.c_void_p
     library.collective_recorder_end.argtypes = [ctypes.c_uint64, ctypes.c_int32]
     for name in ("collective_wait", "collective_finished"):
         getattr(library, name).argtypes = [ctypes.c_void_p]

@@ -160,7 +160,10 @@ class Loop:
         def attempt(change: Change | None) -> Result:
             self._agree(step, hooks, timeline, change)
             bar = Progress(self.epochs, verbose if self.backend.rank == 0 else 0)
-            return self._train(step, hooks, validate, bar)
+            try:
+                return self._train(step, hooks, validate, bar)
+            finally:
+                recorder.in_no_step()
 
         with contextlib.ExitStack() as stack:
             if self.backend.options.min_np is not None:
@@ -348,11 +351,12 @@ class Loop:
                 number = self.number
                 hooks.call("on_train_batch_begin", number - first, {})
                 begin = time.perf_counter()
-                with recorder.span(recorder.OTHER, f"input of step {number}"):
-                    batch = _next(batches)
+                recorder.waits_for_input(number, begin)
+                batch = _next(batches)
                 ready = time.perf_counter()
-                with recorder.span(recorder.STEP, str(number)):
-                    report = step(batch, number)
+                recorder.in_step(number, ready)
+                report = step(batch, number)
+                recorder.in_no_step()
                 averages.add(report)
                 self.number += 1
                 done = time.perf_counter()

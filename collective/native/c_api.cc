@@ -381,6 +381,11 @@ void collective_recorder_end(uint64_t number, int32_t failed) {
   if (recorder && number) recorder->End(number, failed);
 }
 
+double* collective_recorder_position(void) {
+  Recorder* recorder = Recorder::Current();
+  return recorder ? recorder->position() : nullptr;
+}
+
 void collective_recorder_incident(const char* what) {
   collective::TellRecorder(what);
 }

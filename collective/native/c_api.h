@@ -133,6 +133,9 @@ COLLECTIVE_EXPORT uint64_t collective_recorder_begin(int32_t kind,
                                                      const char* name,
                                                      int64_t bytes);
 COLLECTIVE_EXPORT void collective_recorder_end(uint64_t number, int32_t failed);
+/* Two numbers, at and since, to be stored into until it is closed: see
+ * recorder.h. Null where nothing is recorded. */
+COLLECTIVE_EXPORT double* collective_recorder_position(void);
 COLLECTIVE_EXPORT void collective_recorder_incident(const char* what);
 /* Once opened: an Event; what the caller is to do then is told in recorder.h.
  */

@@ -29,7 +29,7 @@ constexpr int64_t kLongWait = kSecond;
 constexpr uint32_t kMostAccounts = 8;  // of a job, on a host
 constexpr int kLookMilliseconds = 100;
 // A step is stalled that takes so many times as long as the one before it.
-constexpr int64_t kSlowStep = 10;
+constexpr double kSlowStep = 10;
 
 std::atomic<Recorder*> current{nullptr};
 constexpr size_t kFirst = 4096;  // the ranks' rings follow
@@ -133,7 +133,7 @@ void Recorder::TakeAlong(const Recorder& former) {
   mine_->left = mine_->told = 0;
   mine_->answered = header_->asked.load();
   for (Entry& entry : mine_->entries) {
-    if (entry.kind >= kStep) continue;
+    if (entry.kind >= kOther) continue;
     // Of communicators that are no more; the new ones count from 0 again.
     entry.area = kNotOurs;
     entry.sequence = 0;
@@ -148,7 +148,10 @@ void Recorder::TakeAlong(const Recorder& former) {
       }
     }
   }
-  step_took_ = former.step_took_.load();
+  seen_at_ = former.seen_at_;
+  seen_since_ = former.seen_since_;
+  step_took_ = former.step_took_;
+  slow_at_ = former.slow_at_;
   stalled_ = former.stalled_;
   terminated_ = former.terminated_.load();
   RaiseTo(former.header_->accounts.load(), &header_->accounts);
@@ -196,6 +199,7 @@ uint64_t Recorder::Begin(int kind, const char* name, int64_t bytes) {
   entry.area = kNotOurs;
   entry.sequence = 0;
   entry.failed = 0;
+  entry.at = mine_->at;
   const size_t length = strnlen(name, sizeof(entry.name) - 1);
   std::memcpy(entry.name, name, length);
   entry.name[length] = 0;
@@ -233,7 +237,6 @@ void Recorder::End(uint64_t number, bool failed) {
   if (!entry) return;
   entry->failed = failed;
   entry->ended = Now();
-  if (entry->kind == kStep) step_took_ = entry->ended - entry->started;
 }
 
 RecordedRun::RecordedRun(const Request& request, int area, uint32_t sequence)
@@ -326,16 +329,9 @@ __attribute__((no_sanitize_thread)) bool Recorder::ClaimStall() {
   const uint64_t last = mine_->last;
   for (uint64_t number = last; number && number + 8 > last; --number) {
     const Entry* entry = EntryOf(number);
-    if (!entry || entry->area != kNotOurs) continue;
+    if (!entry || entry->area != kNotOurs || entry->kind >= kOther) continue;
     if (!entry->started || entry->ended) continue;
-    int64_t most = stall_;
-    if (entry->kind == kStep) {
-      if (step_took_ == 0) continue;  // the first one compiles
-      most = std::max(most, kSlowStep * step_took_);
-    } else if (entry->kind > kStep) {
-      continue;
-    }
-    if (number <= stalled_ || Now() - entry->started < most) continue;
+    if (number <= stalled_ || Now() - entry->started < stall_) continue;
     stalled_ = number;
     if (!Claim()) return false;
     std::lock_guard<std::mutex> lock(mutex_);
@@ -344,12 +340,38 @@ __attribute__((no_sanitize_thread)) bool Recorder::ClaimStall() {
               entry->name + " of rank " + std::to_string(mine_->rank);
     return true;
   }
-  return false;
+  return ClaimSlowStep();
+}
+
+__attribute__((no_sanitize_thread)) bool Recorder::ClaimSlowStep() {
+  const volatile double& now_at = mine_->at;
+  const volatile double& now_since = mine_->since;
+  const double at = now_at, since = now_since;
+  const auto step = static_cast<int64_t>(at) / 2 - 1;
+  const bool within = at >= 2 && static_cast<int64_t>(at) % 2 == 0;
+  if (!within || at != now_at) return false;
+  if (at != seen_at_) {
+    const double steps = (at - seen_at_) / 2;
+    step_took_ = seen_at_ && steps > 0 ? (since - seen_since_) / steps : 0;
+    seen_at_ = at;
+    seen_since_ = since;
+  }
+  if (step_took_ == 0 || at == slow_at_)
+    return false;  // the first one compiles
+  const double took = Now() / 1e9 - since;
+  if (took < std::max(stall_ / 1e9, kSlowStep * step_took_)) return false;
+  slow_at_ = at;
+  if (!Claim()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  reason_ = "no progress for " + std::to_string(static_cast<int64_t>(took)) +
+            " s in step " + std::to_string(step) + " of rank " +
+            std::to_string(mine_->rank);
+  return true;
 }
 
 __attribute__((no_sanitize_thread)) bool Recorder::WaitsLong() const {
   const Entry& last = mine_->entries[mine_->last % kEntries];
-  return last.number && last.kind < kStep && last.started && !last.ended &&
+  return last.number && last.kind < kOther && last.started && !last.ended &&
          Now() - last.started > kLongWait;
 }
 

@@ -31,7 +31,7 @@ namespace collective {
 class Recorder {
  public:
   static constexpr int kEntries = 512;
-  static constexpr int kStep = 7;      // a training step; Kind ends before
+  static constexpr int kOther = 7;     // no collective; Kind ends before
   static constexpr int kNotOurs = -1;  // area of what the core does not run
 
   // Both mirrored by collective/recorder/memory.py. Times are nanoseconds of
@@ -44,7 +44,8 @@ class Recorder {
     int32_t area;       // of the communicator's memory, which names it
     uint32_t sequence;  // of the collectives of that communicator
     int32_t failed;
-    char name[124];
+    char name[116];
+    double at;  // as in Rank
   };
   struct Rank {
     std::atomic<int32_t> rank;  // -1: gone before the others were renumbered
@@ -56,7 +57,11 @@ class Recorder {
     std::atomic<uint32_t> answered;
     char stack[4084];
     std::atomic<int64_t> sampled;  // when `stack` was
-    std::atomic<uint64_t> last;    // number
+    // Where a training loop is: 1 + 2 * step when it waits for the input, one
+    // more within the step, else 0; and since when, in seconds. Python stores
+    // it, for a call would cost as much as all the rest (docs/recorder.md).
+    double at, since;
+    std::atomic<uint64_t> last;  // number
     Entry entries[kEntries];
   };
 
@@ -85,6 +90,8 @@ class Recorder {
   void End(uint64_t number, bool failed);
   // Something else than a collective of the core, begun now.
   uint64_t Begin(int kind, const char* name, int64_t bytes);
+  // Rank::at and Rank::since, to be stored there; `since` first.
+  double* position() { return &mine_->at; }
 
   // Has an account written, and waits for it. Does nothing where there was one
   // just now: that one told of the cause.
@@ -119,6 +126,7 @@ class Recorder {
   bool Claim();
   bool ClaimDeath();
   bool ClaimStall();
+  bool ClaimSlowStep();
   bool ClaimEnd();
   bool WaitsLong() const;
   void Wake();
@@ -137,10 +145,12 @@ class Recorder {
   std::mutex mutex_;
   std::string reason_;
   std::atomic<bool> watching_{false}, closing_{false}, pending_{false};
-  std::atomic<int> terminated_{0};     // the signal
-  std::atomic<int64_t> step_took_{0};  // the last one, nanoseconds
-  uint64_t stalled_ = 0;               // the last entry told of
-  std::vector<bool> gone_;             // by local rank
+  std::atomic<int> terminated_{0};  // the signal
+  // Of the thread that watches: a step and its beginning, as seen last; how
+  // long one took before that; the one that an account has told of.
+  double seen_at_ = 0, seen_since_ = 0, step_took_ = 0, slow_at_ = 0;
+  uint64_t stalled_ = 0;    // the last entry told of
+  std::vector<bool> gone_;  // by local rank
 };
 
 // Records one collective of the core while it runs.

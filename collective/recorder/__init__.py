@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import os
 from types import TracebackType
@@ -24,11 +25,14 @@ from collective.errors import CollectiveError
 
 VARIABLE = "COLLECTIVE_RECORDER"
 # What a rank is at besides the core's own collectives: numbers of the core's ring.
-ALL_REDUCE, BROADCAST, BARRIER, STEP, OTHER = 0, 1, 5, 7, 8
+ALL_REDUCE, BROADCAST, BARRIER, OTHER = 0, 1, 5, 7
 
 remedy = ""  # what to type when this job has ended by an incident
 
 _opened: tuple[int, Environment, str] | None = None  # process, and whose recorder
+# Where the training loop is, and since when: ``at`` and ``since`` of native/recorder.h.
+_nowhere = memoryview(bytearray(16)).cast("d")
+_position = _nowhere
 
 
 def start(environment: Environment, job: str, called: int | None = None) -> None:
@@ -94,7 +98,7 @@ def renumber(environment: Environment) -> None:
 
 def _begin(environment: Environment, job: str, code: int) -> None:
     """Watches what the core has opened, if it has."""
-    global _opened
+    global _opened, _position
     from collective.recorder import watch
 
     try:
@@ -102,6 +106,9 @@ def _begin(environment: Environment, job: str, code: int) -> None:
     except CollectiveError:
         return
     _opened = os.getpid(), environment, job
+    place = library.load().collective_recorder_position()
+    shared = (ctypes.c_double * 2).from_address(place)
+    _position = memoryview(shared).cast("B").cast("d")
     if not faulthandler.is_enabled():
         with contextlib.suppress(ValueError, OSError, RuntimeError):  # no stderr
             faulthandler.enable()  # a crash within C tells its Python line, too
@@ -111,12 +118,12 @@ def _begin(environment: Environment, job: str, code: int) -> None:
 
 def close() -> None:
     """Says goodbye: that this process then ends is no incident."""
-    global _opened
+    global _opened, _position
     if _opened is None or _opened[0] != os.getpid():
         return
     from collective.recorder import watch
 
-    _opened = None
+    _opened, _position = None, _nowhere
     atexit.unregister(close)
     library.load().collective_recorder_close()
     watch.end()
@@ -138,11 +145,42 @@ def advise(what: str) -> None:
     remedy = what
 
 
+def waits_for_input(step: int, since: float) -> None:
+    """The training loop waits for a step's input.
+
+    Args:
+        step: Its number.
+        since: In seconds of ``time.perf_counter``.
+    """
+    _position[1] = since
+    _position[0] = 1 + 2 * step
+
+
+def in_step(step: int, since: float) -> None:
+    """The training loop is within a step; as ``waits_for_input``."""
+    _position[1] = since
+    _position[0] = 2 + 2 * step
+
+
+def in_no_step() -> None:
+    """The training loop is neither."""
+    _position[0] = 0
+
+
+def _forked() -> None:
+    """What the training loop of a child does is not told."""
+    global _position
+    _position = _nowhere
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class span(contextlib.AbstractContextManager[None]):
     """Records what this rank is at, from entering to leaving.
 
     Args:
-        kind: ``STEP``, ``OTHER``, or a collective that the core does not run.
+        kind: A collective that the core does not run, or ``OTHER``.
         name: What it is.
         size: Bytes that it moves.
     """

@@ -76,8 +76,7 @@ class Account:
         for rank in self.ranks:
             lines.append(f"{rank.name}: process {rank.pid} on {rank.host}")
             lines.append(f"  {self._doing(rank)}")
-            now = [e for e in rank.entries if e.ended is None and not e.collective]
-            lines += [f"  in {e}{_since(e.started)}" for e in now]
+            lines += [f"  in {what}" for what in _within(rank)]
             if rank.stack:
                 lines.append(f"  main thread{self._age(rank)}:")
                 lines += [f"    {line}" for line in rank.stack]
@@ -87,7 +86,8 @@ class Account:
         for rank in self.ranks:
             lines.append(rank.name)
             lines.append(
-                f"  {'number':>8} {'announced':>11} {'started':>11} {'ended':>11}"
+                f"  {'number':>8} {'announced':>11} {'started':>11} {'ended':>11} "
+                f"{'step':>8}"
             )
             lines += [_row(entry) for entry in rank.entries[-_SHOWN:]]
             lines.append("")
@@ -122,9 +122,9 @@ class Account:
             )
         elif not rank.entries:
             told += "; it has done none"
-        phase = [e for e in rank.entries if not e.collective and e.ended is None]
-        if phase and not running:
-            told += f"; in {phase[-1]}{_since(phase[-1].started)}"
+        within = _within(rank)
+        if within and not running:
+            told += f"; in {within[-1]}"
         return state + told
 
     def _missing(self, waiting: Rank, entry: Entry) -> str:
@@ -215,7 +215,19 @@ def _moved(rank: Rank, seconds: float) -> Rank:
         )
         for entry in rank.entries
     ]
-    return dataclasses.replace(rank, sampled=later(rank.sampled), entries=entries)
+    return dataclasses.replace(
+        rank,
+        sampled=later(rank.sampled),
+        entries=entries,
+        since=rank.since + seconds,
+    )
+
+
+def _within(rank: Rank) -> list[str]:
+    """In what it is, since when; the innermost last."""
+    opened = [e for e in rank.entries if e.ended is None and not e.collective]
+    told = [f"{entry}{_since(entry.started)}" for entry in opened]
+    return [f"{rank.at}{_since(rank.since)}", *told] if rank.at else told
 
 
 def _since(moment: float | None) -> str:
@@ -227,7 +239,8 @@ def _row(entry: Entry) -> str:
     cells = " ".join(f"{'-' if t is None else format(t, '.6f'):>11}" for t in times)
     place = f" (number {entry.sequence} of communicator {entry.area})"
     return (
-        f"  {entry.number:>8} {cells}  {entry}"
+        f"  {entry.number:>8} {cells} {'-' if entry.step is None else entry.step:>8}  "
+        f"{entry}"
         + (place if entry.area >= 0 else "")
         + (" FAILED" if entry.failed else "")
     )

@@ -20,7 +20,6 @@ KINDS = (
     "all-to-all",
     "barrier",
     "join",
-    "step",
     "",
 )
 _COLLECTIVES = 7  # kinds before this are
@@ -53,7 +52,8 @@ class _Entry(ctypes.Structure):
         ("area", ctypes.c_int32),
         ("sequence", ctypes.c_uint32),
         ("failed", ctypes.c_int32),
-        ("name", ctypes.c_char * 124),
+        ("name", ctypes.c_char * 116),
+        ("at", ctypes.c_double),
     )
 
 
@@ -68,6 +68,8 @@ class _Rank(ctypes.Structure):
         ("answered", ctypes.c_uint32),
         ("stack", ctypes.c_char * 4084),
         ("sampled", ctypes.c_int64),
+        ("at", ctypes.c_double),
+        ("since", ctypes.c_double),
         ("last", ctypes.c_uint64),
         ("entries", _Entry * ENTRIES),
     )
@@ -79,7 +81,7 @@ class Entry:
 
     Attributes:
         number: Of all that it did, from 1.
-        kind: As ``all-reduce``, ``step``, or empty.
+        kind: As ``all-reduce``, or empty.
         what: Its name, as the user knows it.
         bytes: Of the tensors.
         announced, started, ended: Seconds before the incident, negative; None for
@@ -89,6 +91,7 @@ class Entry:
             anew.
         failed: Whether it ended by an error.
         detail: Element type and operation, where known.
+        step: Of the training, in which it began; None outside of one.
     """
 
     number: int
@@ -102,6 +105,7 @@ class Entry:
     sequence: int
     failed: bool = False
     detail: str = ""
+    step: int | None = None
 
     @property
     def collective(self) -> bool:
@@ -128,6 +132,9 @@ class Rank:
         entries: The oldest first.
         called: The number that it was started with, which its output has before it.
         joined: Whether it came to a job that ran.
+        at: Where its training loop was: ``step 17``, or ``input of step 17``; empty
+            outside.
+        since: Since when: seconds before the incident, negative.
     """
 
     rank: int
@@ -139,6 +146,8 @@ class Rank:
     entries: list[Entry] = field(default_factory=list)
     called: int | None = None
     joined: bool = False
+    at: str = ""
+    since: float = 0.0
 
     @property
     def name(self) -> str:
@@ -183,13 +192,24 @@ def read(local_rank: int, host: str, now: int) -> Rank:
                 entry.sequence,
                 bool(entry.failed),
                 _detail(entry),
+                _step(entry.at),
             )
             for entry in sorted(raw.entries, key=lambda entry: entry.number)
             if entry.number
         ],
         raw.called,
         bool(raw.joined),
+        _place(raw.at),
+        round(raw.since - now / 1e9, 6) if raw.at else 0.0,
     )
+
+
+def _step(at: float) -> int | None:
+    return int(at - 1) // 2 if at else None
+
+
+def _place(at: float) -> str:
+    return f"{'input of ' * (at % 2 == 1)}step {_step(at)}" if at else ""
 
 
 def _detail(entry: _Entry) -> str:

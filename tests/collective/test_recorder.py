@@ -50,15 +50,15 @@ def misbehave(how):
     time.sleep(1.2)  # seen at its line at least once
     if how == "leave":
         sys.exit(0)
-    with recorder.span(recorder.STEP, "17"):
-        if how == "end":  # as a user does who is tired of waiting, or a batch system
-            time.sleep(1)
-            os.kill(os.getppid(), signal.SIGTERM)
-            time.sleep(60)
-        if how == "stop" and rank == 2:
-            os.kill(wait_for_the_account().ranks[1].pid, signal.SIGCONT)
-            sys.exit(3)
-        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+    recorder.in_step(17, time.perf_counter())
+    if how == "end":  # as a user does who is tired of waiting, or a batch system
+        time.sleep(1)
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+    if how == "stop" and rank == 2:
+        os.kill(wait_for_the_account().ranks[1].pid, signal.SIGCONT)
+        sys.exit(3)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
 
 if sys.argv[1] == "differ":
     try:
@@ -102,8 +102,9 @@ def test_a_killed_rank_is_told_of_by_those_it_leaves(tmp_path):
         assert user_line(rank.stack).endswith("in <module>")
     assert "waits in all-reduce 'the last'" in text and "; for rank 1" in text
     # What the dead one did: its ring, and the line where it was last seen.
-    step, before = dead.entries[-1], dead.entries[-2]
-    assert (step.kind, step.what, step.ended) == ("step", "17", None)
+    assert dead.at == "step 17" and -2 < dead.since < 0
+    assert "in step 17 since " in done.stderr
+    before = dead.entries[-1]
     assert before.what == "gradient 599" and before.ended is not None
     assert len(dead.entries) == 512
     assert user_line(dead.stack).endswith("in misbehave")
@@ -173,8 +174,8 @@ COMES_AND_GOES = (
     def lose(dying, name):
         collective.allreduce(np.ones(5), name=f"before {name}")
         if who == dying:
-            with recorder.span(recorder.STEP, "17"):
-                os.kill(os.getpid(), signal.SIGKILL)
+            recorder.in_step(17, time.perf_counter())
+            os.kill(os.getpid(), signal.SIGKILL)
         try:
             collective.allreduce(np.ones(5), name=name)
         except collective.PeerLost:
@@ -208,7 +209,8 @@ def test_those_who_joined_are_told_of_by_their_number_now(tmp_path):
     )
     assert "rank 1 (joined as 7) is dead; it was in no collective" in second.essence()
     done = [entry.what for entry in second.ranks[1].entries]
-    assert done[-2:] == ["before the second", "17"] and "before the first" in done
+    assert done[-1] == "before the second" and "before the first" in done
+    assert second.ranks[1].at == "step 17"
     assert user_line(second.ranks[1].stack)
 
 
