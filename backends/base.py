@@ -365,11 +365,6 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
-    @property
-    def regroups_whole(self) -> bool:
-        """Whether ranks may ``regroup``, and ``leave``, with nobody dead."""
-        return False
-
     def enter(self) -> list[int]:
         """Comes into the job that runs, where this process ``joins`` one.
 

@@ -12,7 +12,7 @@ import numpy as np
 from backends import mpi_world
 from backends.base import Availability, Backend, Options
 from backends.devices import configure, stages
-from collective import recorder
+from collective import board, recorder
 from collective.environment import Environment, detect
 from collective.environment.base import place_on
 
@@ -159,13 +159,15 @@ class MPIBackend(Backend):
         return self._lost
 
     def regroup(self) -> list[int]:
-        """``MPI_Comm_revoke``, so that all notice, and ``MPI_Comm_shrink``."""
+        """``MPI_Comm_split`` where all live, else ``MPI_Comm_shrink``."""
         from mpi4py import MPI
 
         # Open MPI's waits for ever where all ranks of a host are dead.
         atexit.unregister(MPI.Finalize)
-        self.world.Revoke()
-        before, self.world = self.world, self.world.Shrink()
+        before, parted = self.world, self._part(stays=True)
+        if parted is None:
+            before.Revoke()  # so that all notice
+        self.world = parted or before.Shrink()
         self.world.Set_errhandler(MPI.ERRORS_RETURN)
         self._lost = False
         group, wider = self.world.Get_group(), before.Get_group()
@@ -175,6 +177,36 @@ class MPIBackend(Backend):
         self._renumber(place)
         recorder.renumber(place)
         return list(former)
+
+    def leave(self) -> None:
+        """The others ``regroup``, and do not wait for this process to end."""
+        from mpi4py import MPI
+
+        board.tell(board.LEFT)
+        self._part(stays=False)
+        atexit.unregister(MPI.Finalize)
+
+    def _part(self, stays: bool) -> Any:
+        """A communicator of those that stay, where all call this; None if one died."""
+        from mpi4py import MPI
+
+        if not self._agree(not self._lost):
+            return None
+        try:
+            color = 0 if stays else MPI.UNDEFINED
+            left = self.world.Split(color, self.world.rank)
+        except MPI.Exception:
+            left = None
+        return left if self._agree(left is not None) else None
+
+    def _agree(self, yes: bool) -> bool:
+        """Whether all ranks say yes, and none has died: the same on all of them."""
+        from mpi4py import MPI
+
+        try:
+            return bool(self.world.Agree(int(yes)))
+        except MPI.Exception:
+            return False
 
     def abort(self, exit_code: int) -> None:
         """``MPI_Abort``: ends every rank."""

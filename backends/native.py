@@ -194,11 +194,6 @@ class NativeBackend(Backend):
         told = isinstance(error, library.PeerLost | tf.errors.AbortedError)
         return told and self.options.min_np is not None and session.lost()
 
-    @property
-    def regroups_whole(self) -> bool:
-        """Where the core can."""
-        return session.regroups_whole()
-
     def regroup(self) -> list[int]:
         """Meets the other ranks anew."""
         former = session.regroup()

@@ -84,9 +84,9 @@ def lost() -> bool:
 def regroup() -> list[int]:
     """Goes on with those ranks that are left, numbered anew in their old order.
 
-    All of them call it, where ``lost()``, or, on one host, where they have agreed to;
-    or die, or shut down. Those who wait to come in follow behind. Process sets end with
-    the old job.
+    All of them call it, where ``lost()``, or where they have agreed to; or die, or
+    ``leave``. Those who wait to come in follow behind. Process sets end with the old
+    job.
 
     Returns:
         By rank, what number it had before; -1: it was not there.
@@ -102,14 +102,6 @@ def waiting() -> int:
     if MAX_NP not in os.environ or _place is None:
         return 0
     return library.load().collective_waiting()
-
-
-def regroups_whole() -> bool:
-    """Whether ranks may ``regroup``, and ``leave``, with nobody dead.
-
-    On one host: across hosts MPI tells who is left, of those that have died.
-    """
-    return place().size == place().local_size
 
 
 def joins() -> bool:
@@ -137,8 +129,10 @@ def enter() -> list[int]:
 
 
 def leave() -> None:
-    """Leaves a job that goes on without this rank."""
+    """Leaves a job that goes on without this rank: the others ``regroup``."""
     board.tell(board.LEFT)
+    if place().size > place().local_size:
+        library.check(library.load().collective_part())
     shutdown()
 
 

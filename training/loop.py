@@ -169,7 +169,7 @@ class Loop:
             if self.backend.options.min_np is not None:
                 self.result._again = attempt
             change = enter(self.backend) if self.backend.joins else None
-            if step.notices.told and self.backend.regroups_whole:
+            if step.notices.told:
                 stack.enter_context(step.notices.preemption)
             stack.callback(self._close_timeline)
             return going_on(self.backend, attempt, change)

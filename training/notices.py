@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from backends.base import Backend
-from collective import rounds
 from collective.preemption import LEAVES, RENEWS, WAITING, Preemption
 
 
@@ -38,8 +37,7 @@ class Notices:
     """What this rank tells, and hears.
 
     Args:
-        backend: Where its ranks cannot meet anew at will, and the job has no rounds, or
-            nobody asked for that, nothing is told.
+        backend: Where its ranks may not come and go, nothing is told.
 
     Attributes:
         told: Whether anything is ever told.
@@ -48,8 +46,7 @@ class Notices:
 
     def __init__(self, backend: Backend):
         self.backend = backend
-        may = backend.regroups_whole or rounds.there()
-        self.told = may and backend.options.min_np is not None
+        self.told = backend.options.min_np is not None
         self.preemption = Preemption()
         self._heard = np.zeros(0, np.int64)
         if self.told:
@@ -62,8 +59,6 @@ class Notices:
         if not self.told:
             return
         now = self.preemption.news()
-        if not self.backend.regroups_whole:
-            now &= RENEWS
         if now != self._now:
             self._now = now
             self._mine.assign(now)

@@ -63,7 +63,11 @@ class WatchedRank(Job):
 
     def _ended(self, rank: int, code: int) -> None:
         super()._ended(rank, code)
-        if self.announces and code == 0 and not self.verbose:
+        if not self.announces or code:
+            return
+        if self.met is not None and self.met.told(0) == board.LEFT:
+            tell(f"{self._who(rank)} left")
+        elif not self.verbose:
             tell(f"{self._who(rank)} ended with 0")  # else told already
 
     def _report(self) -> None:

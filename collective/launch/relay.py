@@ -16,7 +16,7 @@ from collective.launch.output import KEPT_LINES, Output, Style, lines
 EARLY = ", before it had met the others"  # then MPI cannot go on without it
 _TOLD = re.compile(
     r"collective\.launch: rank (\d+) on (\S+) "
-    rf"(started|ended (?:with|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
+    rf"(started|left|ended (?:with|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
 _LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own word for a host that does not answer any more.
@@ -65,6 +65,7 @@ class Relay(Output):
         self.of_rank: dict[int, list[str]] = {}
         self.started: dict[int, str] = {}  # rank: host
         self.ended: dict[int, End] = {}
+        self.left: set[int] = set()  # told to end, and the others go on
         self.lost_hosts: list[str] = []
         self._on_failure = on_failure
         self._verbose = verbose
@@ -93,9 +94,14 @@ class Relay(Output):
         return any(end.code == rounds.EXIT_CODE for end in self.ended.values())
 
     @property
+    def gone(self) -> set[int]:
+        """Ranks without which the others go on, where they may."""
+        return {rank for rank, end in self.ended.items() if end.failed} | self.left
+
+    @property
     def unfinished(self) -> list[int]:
         """Ranks that have started, and of whose end nobody told."""
-        return sorted(set(self.started) - set(self.ended))
+        return sorted(set(self.started) - set(self.ended) - self.left)
 
     def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
         for line in lines(pipe):
@@ -125,6 +131,10 @@ class Relay(Output):
         if what == "started":
             self.started[rank] = host
             return False
+        if what == "left":
+            self.ended.pop(rank, None)
+            self.left.add(rank)
+            return self._verbose
         first = self.failed is None
         end = self.ended[rank] = End(rank, host, what.removeprefix("ended "))
         if end.failed and (first or early):

@@ -153,18 +153,17 @@ class Rounds:
         ends = self.job.relay.ended
         if any(not end.failed for end in ends.values()) or self.job.relay.gave_up:
             return False  # it is over; or it would fail again
-        if len(ends) > self.lost:
-            self.lost = len(ends)
+        if len(self.job.relay.gone) > self.lost:
+            self.lost = len(self.job.relay.gone)
             self.not_before = time.monotonic() + self.pause
             self.pause = min(2 * self.pause, LONGEST_PAUSE_SECONDS)
         elsewhere = _counts(wanted) != self._running()
         return elsewhere and time.monotonic() >= self.not_before
 
     def _running(self) -> dict[str, int]:
-        """How many ranks each host has, of those that were not lost."""
-        ends = self.job.relay.ended if isinstance(self.job, Mpirun) else {}
-        lost = [rank for rank, end in ends.items() if end.failed]
-        return _counts([rank for rank in self.ranks if rank.rank not in lost])
+        """How many ranks each host has, of those that are not gone."""
+        gone = self.job.relay.gone if isinstance(self.job, Mpirun) else set()
+        return _counts([rank for rank in self.ranks if rank.rank not in gone])
 
     def _wanted(self) -> list[Rank]:
         """Where the ranks should be: where they are, first."""

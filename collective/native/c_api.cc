@@ -306,6 +306,10 @@ int32_t collective_regroup(int32_t* rank, int32_t* size, int32_t* former) {
   });
 }
 
+int32_t collective_part(void) {
+  return Guard([] { CurrentCore()->job().Part(); });
+}
+
 int32_t collective_waiting(void) {
   int32_t waiting = 0;
   Guard([&] { waiting = CurrentCore()->job().AtDoor(); });

@@ -91,6 +91,9 @@ COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,
 COLLECTIVE_EXPORT int32_t collective_lost(void);
 COLLECTIVE_EXPORT int32_t collective_regroup(int32_t* rank, int32_t* size,
                                              int32_t* former);
+/* On several hosts, before collective_shutdown: while the others call
+ * collective_regroup, who go on without this process. */
+COLLECTIVE_EXPORT int32_t collective_part(void);
 
 /* This process' number in the job, and the number of ranks: of those that came,
  * where others had ended before. */

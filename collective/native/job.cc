@@ -242,6 +242,11 @@ void Job::Leave() {
   if (!broken()) TellOtherHosts(Code::kOk, "");
 }
 
+void Job::Part() {
+  Retire();
+  if (network_) network_->Leave(settings_.give_up_seconds);
+}
+
 void Job::TellOtherHosts(Code code, const char* message) {
   if (!network_) return;
   News news;

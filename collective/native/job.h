@@ -120,6 +120,9 @@ class Job {
   }
   // This rank waits no more in this job, but does not leave the others.
   void Retire() { leaving_ = true; }
+  // Nor shall the others wait for it, who meet anew meanwhile: on several
+  // hosts.
+  void Part();
 
   // Says that this rank makes no more calls; its own waits end.
   void Leave();

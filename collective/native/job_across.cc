@@ -1,6 +1,6 @@
 // The ranks that are left of a job on several hosts meet again.
 //
-// MPI's shrink says who is left, and all of these hear the same. They take new
+// MPI says who is left, and all of these hear the same. They take new
 // places; those of a host meet as ever. One may die meanwhile, and then some
 // have met and others have not: so all agree, by MPI, whether everyone has met.
 // Where not, all begin again, from what was agreed last.
@@ -21,8 +21,10 @@ void Job::MeetAcrossHosts(const Job& former) {
   former_.resize(former.size());
   std::iota(former_.begin(), former_.end(), 0);
   const Network* before = former.network_.get();
-  for (bool met = false; !met;) {
-    auto next = std::make_unique<Network>(*before, settings_.give_up_seconds);
+  bool whole = !former.broken();
+  for (bool met = false; !met; whole = false) {
+    auto next =
+        std::make_unique<Network>(*before, whole, settings_.give_up_seconds);
     const bool fewer = next->former().size() < former_.size();
     std::vector<int> left;
     for (int number : next->former()) left.push_back(former_[number]);

@@ -170,10 +170,8 @@ void* Agree(collective_world* world, int yes) {
   return transfer;
 }
 
-collective_world* Shrink(collective_world* world, int* rank, int* size,
-                         int* former) {
-  MPI_Comm left;
-  if (MPIX_Comm_shrink(world->comm, &left) != MPI_SUCCESS) return nullptr;
+collective_world* OfThoseLeft(collective_world* world, MPI_Comm left, int* rank,
+                              int* size, int* former) {
   collective_world* next = NewWorld(left, rank, size);
   given_up = true;
   std::vector<int> ranks(*size);
@@ -187,6 +185,26 @@ collective_world* Shrink(collective_world* world, int* rank, int* size,
   return next;
 }
 
+collective_world* Shrink(collective_world* world, int* rank, int* size,
+                         int* former) {
+  MPI_Comm left;
+  if (MPIX_Comm_shrink(world->comm, &left) != MPI_SUCCESS) return nullptr;
+  return OfThoseLeft(world, left, rank, size, former);
+}
+
+int Split(collective_world* world, int stays, collective_world** left,
+          int* rank, int* size, int* former) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  int me = 0;
+  MPI_Comm_rank(world->comm, &me);
+  const int code =
+      MPI_Comm_split(world->comm, stays ? 0 : MPI_UNDEFINED, me, &comm);
+  if (code == MPI_SUCCESS && stays) {
+    *left = OfThoseLeft(world, comm, rank, size, former);
+  }
+  return code;
+}
+
 #else
 
 int Survives() { return 0; }
@@ -197,12 +215,15 @@ void* Agree(collective_world*, int) { return nullptr; }
 collective_world* Shrink(collective_world*, int*, int*, int*) {
   return nullptr;
 }
+int Split(collective_world*, int, collective_world**, int*, int*, int*) {
+  return MPI_ERR_OTHER;
+}
 
 #endif
 
 constexpr collective_mpi kPlugin = {Start,   Gather, Send,   Receive,  Done,
                                     Error,   Poll,   GiveUp, Survives, Dead,
-                                    Revoked, Revoke, Agree,  Shrink};
+                                    Revoked, Revoke, Agree,  Shrink,   Split};
 
 }  // namespace
 

@@ -52,6 +52,11 @@ typedef struct {
    * for ever where all ranks of a host are dead. */
   collective_world* (*shrink)(collective_world* world, int* rank, int* size,
                               int* former);
+  /* The same, of those that stay, where all live and all call it. `left` is
+   * null for the others. 0 for success; where a rank dies meanwhile, maybe not
+   * for all of them. */
+  int (*split)(collective_world* world, int stays, collective_world** left,
+               int* rank, int* size, int* former);
 } collective_mpi;
 
 typedef const collective_mpi* (*collective_mpi_plugin_function)(void);

@@ -107,12 +107,22 @@ Network::Network(const Place& place, double seconds) {
   survives_ = mpi_->survives();
 }
 
-Network::Network(const Network& former, double seconds)
+Network::Network(const Network& former, bool whole, double seconds)
     : mpi_(former.mpi_), survives_(true), former_(former.size_) {
   // Nobody waits without a deadline in what MPI does next.
-  former.Agree(true, seconds);
+  bool parted = former.Agree(whole, seconds);
+  if (parted) {
+    std::unique_lock<std::mutex> lock(mpi_mutex);
+    const int code = mpi_->split(former.world_, true, &world_, &rank_, &size_,
+                                 former_.data());
+    lock.unlock();
+    parted = former.Agree(code == 0, seconds);
+  }
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  world_ = mpi_->shrink(former.world_, &rank_, &size_, former_.data());
+  if (!parted) {
+    mpi_->revoke(former.world_);
+    world_ = mpi_->shrink(former.world_, &rank_, &size_, former_.data());
+  }
   if (!world_) {
     throw Failure(Code::kInternal, "MPIX_Comm_shrink failed",
                   "see what MPI said above");
@@ -184,6 +194,18 @@ void Network::Tell(const std::vector<int>& ranks, const News& news) {
     }
   }
   if (sends.empty()) delete copy;
+}
+
+void Network::Leave(double seconds) {
+  if (Agree(true, seconds)) {
+    std::unique_lock<std::mutex> lock(mpi_mutex);
+    collective_world* left = nullptr;
+    const int code =
+        mpi_->split(world_, false, &left, nullptr, nullptr, nullptr);
+    lock.unlock();
+    Agree(code == 0, seconds);
+  }
+  GiveUp();
 }
 
 void Network::GiveUp() {

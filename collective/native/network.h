@@ -36,10 +36,10 @@ class Network {
   // MPI sees another job. Ends the process where a rank has not come in time.
   Network(const Place& place, double seconds);
 
-  // Of those that are left of a broken job, numbered anew in their old order.
-  // All of them come here, or die. Throws kDeadlineExceeded where one that
-  // lives does not.
-  Network(const Network& former, double seconds);
+  // Of those that are left of a job, numbered anew in their old order. All of
+  // them come here, or to Leave, or die. `whole`: nobody has died, as far as
+  // this rank knows. Throws kDeadlineExceeded where one that lives does not.
+  Network(const Network& former, bool whole, double seconds);
   // Then, by rank: what number it had.
   const std::vector<int>& former() const { return former_; }
   int rank() const { return rank_; }
@@ -64,6 +64,9 @@ class Network {
   void Tell(const std::vector<int>& ranks, const News& news);
   // Whether there was news.
   bool Hear(News* news);
+  // The others go on without this rank, at once where nobody dies meanwhile,
+  // else when its process has ended.
+  void Leave(double seconds);
   // This process ends without waiting for the others.
   void GiveUp();
 

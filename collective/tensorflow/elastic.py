@@ -314,8 +314,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         if session.joins():
             session.enter()
         state._go_on()
-        heeds = MIN_NP in os.environ and session.regroups_whole()
-        with _preemption if heeds else contextlib.nullcontext():
+        with _preemption if MIN_NP in os.environ else contextlib.nullcontext():
             return attempts(state, *args, **kwargs)
 
     def attempts(state: State, *args: Any, **kwargs: Any) -> Any:

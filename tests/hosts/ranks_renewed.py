@@ -4,7 +4,7 @@
 
 Each of HOSTS, as ``node1:1,node2:1``, is what rank 0 has the discovery script tell in one
 of the rounds, after so many steps. ``kill``: rank 0 kills itself, and the other one
-waits until there is one in its place. ``cut``: it waits for the test to cut off a host.
+waits until there is one in its place; ``leave``: likewise by SIGTERM. ``cut``: it waits for the test to cut off a host.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Changes(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         done, number = int(self.model.optimizer.iterations), rounds.number()
-        if self.hosts == ["kill"]:
-            if done == KILLED_AT and self.backend.size > 1:
-                os.kill(os.getpid(), signal.SIGKILL)
+        if self.hosts in (["kill"], ["leave"]):
+            if done == KILLED_AT and self.backend.size > 1 and not number:
+                kills = self.hosts == ["kill"]
+                os.kill(os.getpid(), signal.SIGKILL if kills else signal.SIGTERM)
             waits = done == KILLED_AT + 2 and self.backend.size == 1
         elif self.hosts == ["cut"]:
             if number == 0 and done == KILLED_AT:

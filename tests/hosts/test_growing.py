@@ -77,8 +77,10 @@ def undisturbed():
         ("native", f"{ONE}", [f"{ONE},{TWO}", TWO], [1, 2, 1]),
         # Rank 0 dies; another one is started in its place.
         ("mpi", f"{ONE},{TWO}", ["kill"], [2, 1, 2]),
+        # It leaves when it is told to.
+        ("native", f"{ONE},{TWO}", ["leave"], [2, 1, 2]),
     ],
-    ids=["comes and goes", "all others", "killed"],
+    ids=["comes and goes", "all others", "killed", "left"],
 )  # fmt: skip
 def test_hosts_come_and_go(
     backend, first, then, replicas, hosts, undisturbed, tmp_path

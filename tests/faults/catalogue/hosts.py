@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.catalogue.killed import KEPT
+from tests.faults.catalogue.members import ALIKE, no_step_again
 from tests.faults.catalogue.survived import TOLD, undisturbed
 from tests.faults.catalogue.wrong import program
 from tests.faults.fault import OPEN_MPIS, Fault, training
@@ -98,7 +99,28 @@ def survived(who: str, victims: str, backend: str) -> Fault:
     )
 
 
+def left(who: str, leavers: str, backend: str) -> Fault:
+    words = [*TWO, "--min-np", "2", "--mpi-args=-x FAULT -x FAULT_FOLDER"]
+    stay = 4 - len(leavers.split(","))
+    return on_hosts(
+        f"SIGTERM to {who}, --min-np 2",
+        [*words, *training(*KEPT, *TOLD, backend=backend)],
+        f"it leaves after the step under way, and the others go on; {ALIKE}",
+        code=0,
+        seconds=None,
+        # Ranks that have no row in a short batch are told a step later.
+        told=(rf"ranks? .* left; {stay} ranks go on from step (8|9|10) ",),
+        inside=f"terminate forward {leavers} 7",
+        holds=no_step_again([4, stay]),
+        backend=backend,
+        leaves=OPEN_MPIS,
+    )
+
+
 FAULTS = [
+    left("rank 0", "0", "native"),
+    left("all ranks of a host", "2,3", "native"),
+    left("all ranks of a host", "0,1", "mpi"),
     survived("rank 0", "0", "native"),
     survived("all ranks of a host", "0,1", "native"),
     survived("all ranks of a host", "2,3", "mpi"),

@@ -22,7 +22,7 @@ ALIKE = (
 )
 
 
-def _undisturbed(replicas: list[int]) -> Any:
+def no_step_again(replicas: list[int]) -> Any:
     def holds(job: Job) -> None:
         as_undisturbed(job)
         found = assert_perfect_ledger(job.folder / "ledger")
@@ -36,18 +36,21 @@ def _undisturbed(replicas: list[int]) -> Any:
     return holds
 
 
-def left(rank: int) -> Fault:
+def left(rank: int, backend: str = "native") -> Fault:
+    words = ["--min-np", "2"]
+    by_mpi = backend == "mpi"
     return Fault(
         f"SIGTERM to rank {rank}, --min-np 2",
-        training(*KEPT, *TOLD),
+        training(*KEPT, *TOLD, *words * by_mpi, backend=backend),
         f"it leaves after the step under way, and the others go on; {ALIKE}",
         code=0,
         seconds=None,
         told=(f"rank {rank} of 3 left; 2 ranks go on from step [89] ",),
         inside=f"terminate forward {rank} 7",
-        holds=_undisturbed([3, 2]),
+        holds=no_step_again([3, 2]),
         ranks=3,
-        launcher_options=("--min-np", "2"),
+        backend=backend,
+        launcher_options=("--with-ft", "ulfm") if by_mpi else words,
     )
 
 
@@ -78,6 +81,7 @@ def _ends_the_launcher(job: Job) -> None:
 FAULTS = [
     left(0),
     left(1),
+    left(0, "mpi"),
     Fault(
         "a slot more, by --host-discovery-script",
         training(*KEPT, *TOLD),
@@ -88,7 +92,7 @@ FAULTS = [
         inside="wait-for-newcomer forward 0 7",
         before=lambda folder, _: _slots(folder, 2),
         strike=_a_slot_more,
-        holds=_undisturbed([2, 3]),
+        holds=no_step_again([2, 3]),
         launcher_options=(
             *("--min-np", "1", "--max-np", "3"),
             *("--host-discovery-script", "cat {folder}/slots"),
@@ -104,7 +108,7 @@ FAULTS = [
         told=("rank 1 of 2 died, 1 joined; 2 ranks go on from step [78] ",),
         inside="wait-for-newcomer forward 0 7",
         strike=_kills_rank_1,
-        holds=_undisturbed([2, 2]),
+        holds=no_step_again([2, 2]),
         launcher_options=("--min-np", "2", "--max-np", "2"),
     ),
     Fault(
