@@ -7,8 +7,8 @@ through ``/proc``: it has no name of its own, and ends with the launcher.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from typing import IO
 
 VARIABLE = "COLLECTIVE_BOARD"
 # As a rank tells it: it is in the job; it has left it, and the others go on.
@@ -50,19 +50,21 @@ class Board:
 
 def tell(word: bytes) -> None:
     """As a rank; does nothing where no launcher asks."""
-    with contextlib.suppress(OSError), _opened() as board:
-        os.pwrite(board.fileno(), word, _number())
+    with contextlib.suppress(OSError):
+        os.pwrite(_opened(os.environ.get(VARIABLE, "")), word, _number())
 
 
 def told() -> bytes:
     """What this rank was told, or has told itself; or ``b""``."""
-    with contextlib.suppress(OSError), _opened() as board:
-        return os.pread(board.fileno(), 1, _number()).strip(b"\0")
+    with contextlib.suppress(OSError):
+        board = _opened(os.environ.get(VARIABLE, ""))
+        return os.pread(board, 1, _number()).strip(b"\0")
     return b""
 
 
-def _opened() -> IO[bytes]:
-    return open(os.environ.get(VARIABLE, ""), "r+b", buffering=0)
+@functools.cache  # a training asks before each step
+def _opened(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def _number() -> int:
