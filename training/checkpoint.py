@@ -9,6 +9,7 @@ checkpoint that comes before that is a twentieth of the time gone by is left out
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import sys
@@ -28,6 +29,9 @@ from training.state import State
 
 # At most so much of a training's time goes into its checkpoints.
 PART_OF_TIME = 0.05
+LOCK = ".lock"
+# So long a training before may take to end.
+PATIENCE_SECONDS = 5.0
 
 Take = Callable[[Sequence[np.ndarray] | None], State]
 """Makes a state; puts the values of variables into these arrays, if there are any."""
@@ -75,6 +79,7 @@ class Checkpoint:
         self._not_before = 0.0
         self._left_out = 0
         self._thread: threading.Thread | None = None
+        self._lock: int | None = None
 
     def begin(
         self, model: keras.Model, plan: Plan, again: bool = False
@@ -98,10 +103,11 @@ class Checkpoint:
         """Makes ready to write; in the middle of a training, after another rank.
 
         Raises:
-            UsageError: If the folder cannot be written to.
+            UsageError: If the folder cannot be written to, or another training that
+                runs writes to it.
         """
         self._write = lambda state: saved.write(state, model, plan, self.folder)
-        self._prepare()
+        self._take_folder()
         self._known = saved.saved_in(self.folder)[: self.keep][::-1]
 
     def due(self, step: int, epoch_ended: bool) -> bool:
@@ -139,6 +145,13 @@ class Checkpoint:
         if self._thread is not None:
             self._thread.join()
 
+    def close(self) -> None:
+        """Waits as ``wait``, and leaves the folder to others."""
+        self.wait()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def end(self, state: State, ledger: Ledger | None = None) -> None:
         """Writes the last state, and waits for all that is being written."""
         self.wait()
@@ -159,9 +172,7 @@ class Checkpoint:
             self.failed = str(error).strip().split("\n")[0]
             last = f"{self._known[-1].name} is the last" if self._known else "none is"
             hint = "see what model.save_weights says of this model"
-            if isinstance(error, FileNotFoundError):
-                hint = "one --checkpoint-dir for each training that runs at a time"
-            elif isinstance(error, OSError):
+            if isinstance(error, OSError):
                 hint = "free some space on that disk"
             _tell(
                 f"the checkpoint of step {state.step} could not be written to "
@@ -174,9 +185,10 @@ class Checkpoint:
         while len(self._known) > self.keep:
             shutil.rmtree(self._known.pop(0), ignore_errors=True)
 
-    def _prepare(self) -> None:
+    def _take_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._keep_others_out()
             saved.remove_parts(self.folder)
             usable = os.access(self.folder, os.W_OK | os.X_OK)
         except OSError:
@@ -187,6 +199,30 @@ class Checkpoint:
                 hint="--checkpoint-dir DIR that can be made and written to",
                 everywhere=False,
             )
+
+    def _keep_others_out(self) -> None:
+        """As long as this process lives, or until ``close``."""
+        if self._lock is not None:
+            return
+        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    continue
+                os.close(lock)
+                raise UsageError(
+                    f"another training writes its checkpoints to {self.folder}",
+                    hint="one --checkpoint-dir for each training that runs at a time",
+                    everywhere=False,
+                ) from None
+            except OSError:
+                pass  # this disk has no locks
+            self._lock = lock
+            return
 
     def _newest(self, model: keras.Model, plan: Plan) -> State | None:
         found, parts = saved.saved_in(self.folder), parted.of(model)

@@ -171,12 +171,14 @@ class Loop:
             change = enter(self.backend) if self.backend.joins else None
             if step.notices.told:
                 stack.enter_context(step.notices.preemption)
-            stack.callback(self._close_timeline)
+            stack.callback(self._close)
             return going_on(self.backend, attempt, change)
 
-    def _close_timeline(self) -> None:
+    def _close(self) -> None:
         if self.timeline is not None:
             self.timeline.close()
+        if self.checkpoint is not None:
+            self.checkpoint.close()
 
     def _agree(
         self,
@@ -289,7 +291,7 @@ class Loop:
 
     def _close_files(self) -> None:
         if self.checkpoint is not None:
-            self.checkpoint.wait()
+            self.checkpoint.close()
         if self.ledger is not None:
             self.ledger.close()
 

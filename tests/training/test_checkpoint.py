@@ -13,6 +13,7 @@ import random
 import resource
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import keras
@@ -227,6 +228,27 @@ def test_global_generators_go_on_where_they_were(alone, tmp_path):
     np.random.seed(99)
     train(alone, [Draws()], steps=8, checkpoint=Checkpoint(tmp_path, resume=True))
     assert drawn == wanted
+
+
+HOLDS = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@PLAIN
+def test_a_folder_is_one_trainings_at_a_time(tmp_path, alone, monkeypatch):
+    monkeypatch.setattr(checkpoint, "PATIENCE_SECONDS", 0.2)
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / checkpoint.LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        with pytest.raises(UsageError, match="another training writes"):
+            train(alone, steps=1, checkpoint=Checkpoint(tmp_path))
+        other.kill()
+    train(alone, steps=1, checkpoint=Checkpoint(tmp_path))
 
 
 # --- bad ones -----------------------------------------------------------------------
