@@ -1,6 +1,7 @@
 """Kills ranks of a training at random moments, and proves that it made no difference.
 
     python benchmarks/survive.py --ranks 4 --runs 10
+    python benchmarks/survive.py --ranks 4 --hosts 2    # of tests/hosts/lab.py
 
 Each run trains in float64 under ``collective.launch --min-np 1``, some ranks are killed
 (``kill -9``), and then: the loss of every step is that of one process, to 1e-12; the
@@ -12,6 +13,7 @@ end of the first step that they make.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import re
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +39,14 @@ def main() -> None:
     """All runs, a line each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--hosts", type=int, default=1, help="that share the ranks")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        launcher(args.hosts, args.ranks) as start,
+    ):
         alone = Path(name, "alone.json")
         options = ["--backend", "single", "--json", str(alone)]
         subprocess.run([*TRAIN, *options], check=True, capture_output=True)
@@ -47,16 +54,47 @@ def main() -> None:
         for seed in range(args.seed, args.seed + args.runs):
             folder = Path(name, str(seed))
             folder.mkdir()
-            print(run(args.ranks, random.Random(seed), folder, wanted), flush=True)
+            rng = random.Random(seed)
+            print(run(start, args.ranks, rng, folder, wanted), flush=True)
 
 
-def run(ranks: int, rng: random.Random, folder: Path, wanted: list[float]) -> str:
+@contextlib.contextmanager
+def launcher(hosts: int, ranks: int) -> Iterator[list[str]]:
+    """The words that start the ranks."""
+    if hosts == 1:
+        yield [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
+        return
+    sys.path.insert(0, str(ROOT))
+    from tests.hosts import lab
+
+    with lab.hosts(hosts) as made:
+        places = [f"{lab.NETWORK}.{1 + n}:{ranks // hosts}" for n in range(hosts)]
+        yield made.ours("collective.launch", "-H", ",".join(places))
+
+
+def rank_of(process: psutil.Process) -> str:
+    """The number of the rank that a process is; empty where it is none."""
+    with contextlib.suppress(psutil.Error):
+        if process.status() != psutil.STATUS_ZOMBIE and TRAIN[1] in process.cmdline():
+            environment = process.environ()
+            by_mpi = environment.get("OMPI_COMM_WORLD_RANK", "")
+            watches = "collective.launch.rank" in process.cmdline()
+            return "" if watches else environment.get("COLLECTIVE_RANK", by_mpi)
+    return ""
+
+
+def run(
+    start: Sequence[str],
+    ranks: int,
+    rng: random.Random,
+    folder: Path,
+    wanted: list[float],
+) -> str:
     """One training; what was done to it, and how it went on."""
     files = {name: folder / name for name in ("json", "ledger", "timeline")}
     options = [word for name, file in files.items() for word in (f"--{name}", file)]
-    start = [sys.executable, "-m", "collective.launch", "--min-np", "1"]
-    start += ["-np", str(ranks), *TRAIN, "--backend", "native"]
-    job = psutil.Popen([*start, *map(str, options)], cwd=ROOT, stdout=subprocess.PIPE,
+    command = [*start, "--min-np", "1", *TRAIN, "--backend", "native"]
+    job = psutil.Popen([*command, *map(str, options)], cwd=ROOT, stdout=subprocess.PIPE,
                        stderr=subprocess.STDOUT, text=True)  # fmt: skip
     victims = rng.sample(range(ranks), rng.randint(1, ranks - 1))
     moments = sorted(rng.randrange(1, STEPS - 1) for _ in victims)
@@ -64,8 +102,8 @@ def run(ranks: int, rng: random.Random, folder: Path, wanted: list[float]) -> st
         while job.poll() is None and steps_in(files["ledger"]) < step:
             time.sleep(0.0005)
         time.sleep(rng.random() * 0.02)  # anywhere in a step
-        for process in job.children():
-            if process.environ().get("COLLECTIVE_RANK") == str(victim):
+        for process in psutil.process_iter():
+            if rank_of(process) == str(victim):
                 process.kill()
     printed = job.communicate()[0]
     assert job.returncode == 0, printed
@@ -85,7 +123,7 @@ def times(timeline: Path) -> str:
     """How long ranks took to agree, and then to the end of a step: the longest."""
     events, told = json.loads(timeline.read_text()), []
     for event in events:
-        if not re.fullmatch(r"\d+ of \d+ ranks go on", event["name"]):
+        if not re.fullmatch(r"goes on as rank \d+ of \d+", event["name"]):
             continue
         mine = [e for e in events if e["name"] == "step" and e["pid"] == event["pid"]]
         ends = [e["ts"] + e["dur"] for e in mine]
