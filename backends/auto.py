@@ -142,10 +142,13 @@ def _choosing(
         missing = [name for name in names if name not in found]
         for number, name in enumerate(missing, 1):
             print(f"auto: timing {name} on {environment.size} ranks, {number} of "
-                  f"{len(missing)}; kept for next time", flush=True)  # fmt: skip
+                  f"{len(missing)}", flush=True)  # fmt: skip
             found[name] = time(name, environment, cores)
-            cache.write(found)
+            kept = cache.write(found)
             yield None
+        if missing:
+            how = "kept" if kept else f"cannot be kept in {cache.path.parent}"
+            print(f"auto: {how} for next time", flush=True)
         found = {name: found[name] for name in names}
         choice = fastest(found, sizes)
         if choice is None:

@@ -80,8 +80,8 @@ class ProbeCache:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
-    def write(self, found: Mapping[str, Found]) -> None:
-        """Keeps it, whole or not at all; where that cannot be, it is not kept."""
+    def write(self, found: Mapping[str, Found]) -> bool:
+        """Keeps it, whole or not at all; whether that could be."""
         plain = {
             name: one if isinstance(one, str) else [dataclasses.asdict(p) for p in one]
             for name, one in found.items()
@@ -92,6 +92,8 @@ class ProbeCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part.write_text(json.dumps({"job": self.of, "found": plain}, indent=1))
             part.replace(self.path)
+            return True
+        return False
 
 
 def _point(kept: Mapping[str, Any]) -> Point:

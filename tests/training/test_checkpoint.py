@@ -73,7 +73,8 @@ def callbacks() -> list[keras.callbacks.Callback]:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*"))
+    """What is there, beside the lock."""
+    return sorted({path.name for path in folder.glob("*")} - {checkpoint.LOCK})
 
 
 def assert_equal(result, wanted) -> None:
