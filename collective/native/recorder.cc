@@ -356,8 +356,8 @@ __attribute__((no_sanitize_thread)) bool Recorder::ClaimSlowStep() {
     seen_at_ = at;
     seen_since_ = since;
   }
-  if (step_took_ == 0 || at == slow_at_)
-    return false;  // the first one compiles
+  // The first one compiles.
+  if (step_took_ == 0 || at == slow_at_) return false;
   const double took = Now() / 1e9 - since;
   if (took < std::max(stall_ / 1e9, kSlowStep * step_took_)) return false;
   slow_at_ = at;
