@@ -104,8 +104,11 @@ class Reference:
     def __init__(self, folder: Path, backend: Callable):
         self.folder = folder
         self.backend = backend
+        self.cases: dict = {}
 
     def __call__(self, case, precision: str, replicas: int = 1) -> dict:
+        known = self.cases.setdefault(case.name, case)
+        assert known == case, f"two cases are named {case.name}"
         replicas = replicas if case.replicas_matter else 1
         file = self.folder / f"{case.name}-{precision}-{replicas}.npz"
         if not file.exists():

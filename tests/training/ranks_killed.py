@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import keras
+import numpy as np
 
 import backends
 from collective import session
@@ -30,6 +31,11 @@ SURVIVED_AT = (8, 18)  # the last step of an epoch among them
 TOLD_AT, JOINED_AT = 5, 11  # the second: at the end of an epoch
 
 
+def steps_done(model: keras.Model) -> int:
+    """Also where tf.distribute keeps them, which ``int`` cannot read."""
+    return int(np.array(model.optimizer.iterations))
+
+
 class Dies(keras.callbacks.Callback):
     """Kills rank 0 in the middle of an epoch, as soon as there is a checkpoint."""
 
@@ -38,7 +44,7 @@ class Dies(keras.callbacks.Callback):
         self.folder = folder
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        if int(self.model.optimizer.iterations) == KILLED_AT:
+        if steps_done(self.model) == KILLED_AT:
             while not list(self.folder.glob("step-*")):
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -48,7 +54,7 @@ class Leaves(keras.callbacks.Callback):
     """Kills rank 0, and the next one."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        if int(self.model.optimizer.iterations) in SURVIVED_AT:
+        if steps_done(self.model) in SURVIVED_AT:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -56,7 +62,7 @@ class ComesAndGoes(keras.callbacks.Callback):
     """Tells rank 0 to leave; then holds its successor until another one waits."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        done = int(self.model.optimizer.iterations)
+        done = steps_done(self.model)
         if done == TOLD_AT:
             os.kill(os.getpid(), signal.SIGTERM)
         while done == JOINED_AT and not session.waiting():

@@ -147,6 +147,7 @@ def test_every_backend_is_resumed_by_itself_and_by_others(name, tmp_path):
     folder = tmp_path / "killed"
     folder.mkdir()
     start(name, 2, folder, "killed")
+    assert list((folder / "runs").glob("step-*"))
     other = copied(folder, "other")
     start(name, 2, folder, "resumed")
     assert losses(folder, "resumed") == losses(folder, "whole")

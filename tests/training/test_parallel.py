@@ -64,7 +64,7 @@ def scaled():
     return cases.compiled(keras.Sequential(layers), optimizer)
 
 
-def masked():
+def embedded():
     """Weighed losses, so that gradients are taken twice; and masks drawn alike."""
     layers = [
         keras.Input((cases.LENGTH,), dtype="int32"),
@@ -81,7 +81,7 @@ def masked():
 CASES = [
     cases.Case("clipped", clipped, cases.repeated, rows=(10, 7, 1), accumulate=2),
     cases.Case("scaled", scaled, cases.overflowing, rows=(10,)),
-    cases.Case("masked", masked, cases.sentences, (10, 7, 3), replicas_matter=True),
+    cases.Case("embedded", embedded, cases.sentences, (10, 7, 3), replicas_matter=True),
 ]
 # All on four ranks, by make test-equivalence.
 CHOSEN = CASES if RANKS > 2 else CASES[:1]
