@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +15,15 @@ import tensorflow as tf
 from backends.base import Backend
 from collective import recorder, rounds
 from collective.errors import CollectiveError, UsageError
-from training import keras_compat, parted, random_state, receipts
+from training import keras_compat, random_state
 from training.callbacks import RankZeroCallbacks, make_alike
 from training.checkpoint import Checkpoint
 from training.checks import check_same_data
 from training.evaluation import Evaluation
 from training.exchange import gather_few
+from training.files import Files, Gathered
 from training.handover import Handover
 from training.inputs import Batch, Input
-from training.ledger_writer import Ledger
 from training.progress import Progress
 from training.report import Averages
 from training.sources import failures
@@ -98,11 +98,6 @@ class Loop:
         self.averages: Averages | None = None  # of the epoch under way
         self.ended: list[float] = []  # its steps, by the clock of the report
         self.losses = np.zeros(0)  # of the epochs before it
-        self.last_report: tuple[int, int, tf.Tensor] | None = None  # step, replicas
-        self.written = -1  # the step that rank 0 has put into the ledger last
-        self.due: Callable[[int, bool], bool] | None = None
-        self.checkpoint: Checkpoint | None = None  # on rank 0, as the next
-        self.ledger: Ledger | None = None
         self.timeline: Timeline | None = None
 
     def check(self, accumulate: int) -> None:
@@ -121,31 +116,15 @@ class Loop:
         self, model: keras.Model, checkpoint: Checkpoint | None, ledger: Any
     ) -> None:
         """Finds the state to start from, on rank 0."""
-        self.asked = checkpoint, ledger
         if self.backend.options.min_np is None:
             self.batches = lambda *place: iter(self.plan.dataset(*place))
         else:
             self.batches = self.plan.moving()
         self.result = Result(model, self.backend)
         self.handover = Handover(self.backend)
-        self.start = self.handover.find(model, self.plan.plan)
-        if checkpoint is None:
-            return
-        self.due = checkpoint.due
-        if self.backend.options.min_np is None:
-            again = "again" if checkpoint.resume else "with --resume"
-            recorder.advise(
-                f"should the job end, the same command {again} goes on from "
-                f"{checkpoint.folder}"
-            )
-        if self.backend.rank == 0 and not self.backend.joins:
-            self.checkpoint = checkpoint
-            if self.start is not None:
-                checkpoint.take_over(model, self.plan.plan)
-            else:
-                self.start = checkpoint.begin(
-                    model, self.plan.plan, again=rounds.number() > 0
-                )
+        self.files = Files(self.backend, self.plan.plan, checkpoint, ledger)
+        kept = self.handover.find(model, self.plan.plan)
+        self.start = self.files.begin(model, kept, again=rounds.number() > 0)
 
     def run(
         self,
@@ -177,8 +156,7 @@ class Loop:
     def _close(self) -> None:
         if self.timeline is not None:
             self.timeline.close()
-        if self.checkpoint is not None:
-            self.checkpoint.close()
+        self.files.close()
 
     def _agree(
         self,
@@ -190,7 +168,7 @@ class Loop:
         """All ranks come to the same state, at the start and after a change."""
         backend, result = self.backend, self.result
         hooks.agree()
-        root = 0
+        root = None
         if change is not None and change.came:
             check_newcomers(backend, self.plan.source)
         if change is not None:
@@ -220,7 +198,7 @@ class Loop:
                 if change is None or change.former[backend.rank] >= 0:
                     raise
                 go_again(backend, error)
-        self._lead(step, root, change)
+        self.files.lead(result.model, self.number, step.layout, root)
         if change is None:
             return
         if self.timeline is not None:
@@ -228,33 +206,6 @@ class Loop:
         told, over = step.notices.preemption, self.epoch >= self.epochs
         if not enough(backend, change, told, self.number, over, self._renew):
             self._give_up(backend.size, change.size)
-
-    def _lead(self, step: Step, root: int, change: Change | None) -> None:
-        """Rank 0 writes the files; it may have become rank 0 just now."""
-        backend, plan = self.backend, self.plan.plan
-        checkpoint, ledger = self.asked
-        if change is not None and ledger is not None:
-            noted = np.zeros(2 + receipts.SIZE * backend.most_replicas)
-            if self.last_report is not None:
-                number, replicas, report = self.last_report
-                noted[:2] = number, replicas
-                noted[2:] = report.numpy()[step.layout.size :]
-            noted = backend.broadcast_array(noted, root)
-        if backend.rank:
-            return
-        if self.checkpoint is None and checkpoint is not None:
-            self.checkpoint = checkpoint
-            checkpoint.take_over(self.result.model, plan)
-        if ledger is None:
-            return
-        if self.ledger is None:
-            self.ledger = Ledger(ledger)
-        if change is not None and noted.any() and noted[0] != self.written:
-            # Who should have written it may have died before.
-            number, replicas = int(noted[0]), int(noted[1])
-            self.ledger.begin(plan, number, replicas, backend.name)
-            self.ledger.add(number, receipts.read(noted[2:])[:replicas])
-        self.ledger.begin(plan, self.number, backend.replicas, backend.name)
 
     def _part(self, step: Step) -> None:
         """Between two steps: some leave, or are taken in, and all others meet anew."""
@@ -269,7 +220,7 @@ class Loop:
             self._give_up(stay, backend.size)
         if backend.rank not in news.leaving:
             raise Regroup(news.leaving)
-        self._close_files()
+        self.files.close()
         if self.timeline is not None:
             self.timeline.event("leaves the job")
         backend.leave()
@@ -280,31 +231,22 @@ class Loop:
         if not self.handover.possible:
             return
         backend, state = self.backend, self.start or self.final or self._state()
-        if self.checkpoint is not None:
-            self.checkpoint.wait()  # Keras writes one file of a model at a time
+        self.files.wait()  # Keras writes one file of a model at a time
         kept = self.handover.keep(state, self.result.model, self.plan.plan)
         if not gather_few(backend, [kept]).any():
             self.handover.possible = False  # goes on as it is
             return
-        self._close_files()
+        self.files.close()
         raise SystemExit(rounds.EXIT_CODE)
-
-    def _close_files(self) -> None:
-        if self.checkpoint is not None:
-            self.checkpoint.close()
-        if self.ledger is not None:
-            self.ledger.close()
 
     def _give_up(self, left: int, size: int) -> None:
         """Ends the job, with a checkpoint where there may be one."""
         backend, least = self.backend, self.backend.options.min_np or 1
         if backend.rank:
             backend.barrier()  # rank 0 ends the job
-        if self.checkpoint is not None:
-            self.checkpoint.end(self.start or self._state(), self.ledger)
-            hint = (
-                f"--resume goes on from {self.checkpoint.folder}, on fewer ranks, too"
-            )
+        self.files.save_last(lambda: self.start or self._state())
+        if self.files.folder is not None:
+            hint = f"--resume goes on from {self.files.folder}, on fewer ranks, too"
         else:
             hint = "--checkpoint-dir, to go on from there"
             hint = f"a smaller --min-np; and {hint}" if left else hint
@@ -367,17 +309,13 @@ class Loop:
                     timeline.step(number, begin, ready, done, report)
                 result.timing.input.append(ready - begin)
                 result.timing.step.append(done - ready)
-                self.last_report = number, backend.replicas, report
-                if self.ledger is not None:
-                    read = step.layout.receipts(report)
-                    self.ledger.add(number, read[: backend.replicas])
-                    self.written = number
+                self.files.note(number, report, step.layout)
                 if every_batch:
                     now = averages.logs() if backend.rank == 0 else {}
                     hooks.call("on_train_batch_end", number - first, now)
                 bar.update(self.number - first, averages.logs)
                 if self.number < last and not model.stop_training:
-                    self._save()
+                    self.files.save(model, self.number, False, self._state)
                 if self.number < self.last and not model.stop_training:
                     self._part(step)
             if self.number == last < first + per_epoch and not model.stop_training:
@@ -401,10 +339,9 @@ class Loop:
             self.averages, self.losses = None, np.array(result.losses)
             self.epoch += 1
             if self.epoch < self.epochs and not model.stop_training:
-                self._save()
-        self.final = self.final or self._state()
-        if self.checkpoint is not None:
-            self.checkpoint.end(self.final, self.ledger)
+                self.files.save(model, self.number, True, self._state)
+        final = self.final = self.final or self._state()
+        self.files.save_last(lambda: final)
         if step.parted is not None:
             step.parted.finish()
         else:
@@ -412,9 +349,7 @@ class Loop:
                 keras_compat.finish(model)
         result.timing.tell_waiting(backend)
         hooks.call("on_train_end", {})
-        if self.ledger is not None:
-            self.ledger.close()
-            self.ledger = None
+        self.files.end_ledger()
         if timeline is not None:
             timeline.end()
         return result
@@ -422,14 +357,14 @@ class Loop:
     def _state(
         self,
         buffers: Sequence[np.ndarray] | None = None,
-        gathered: Mapping[int, np.ndarray] | None = None,
+        gathered: Gathered | None = None,
     ) -> State:
         """The state of the training now.
 
         Where it was not gathered already, every rank calls it.
         """
         if gathered is None:
-            gathered = self._gathered()
+            gathered = self.files.gathered(self.result.model)
         losses, sums, averages = self.losses, np.zeros(0), self.averages
         if averages is not None:
             sums = averages.sums().copy()
@@ -457,21 +392,6 @@ class Loop:
             broadcast(fresh, backend).put(model)
         else:  # one variable at a time, so that not all are there twice
             make_alike(model, backend)
-
-    def _save(self) -> None:
-        """Writes a checkpoint where one is due, on rank 0; every rank calls it."""
-        if self.due is None or not self.due(self.number, not self.averages):
-            return
-        whole = self._gathered()
-        if self.checkpoint is not None:
-            self.checkpoint.save(
-                lambda buffers: self._state(buffers, whole), self.ledger
-            )
-
-    def _gathered(self) -> dict[int, np.ndarray]:
-        """What ranks have parts of, if a checkpoint wants it."""
-        parts = parted.of(self.result.model)
-        return {} if parts is None or self.due is None else parts.gather()
 
     def _keep(self) -> None:
         """Keeps the losses, times and rows of the epoch's steps that were made here."""
