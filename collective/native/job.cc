@@ -37,9 +37,21 @@ double SecondsFrom(const char* variable, double otherwise) {
   return seconds;
 }
 
+void CheckSimd() {
+  const char* wish = std::getenv("COLLECTIVE_SIMD");
+  if (!wish || !*wish) return;
+  for (const char* known : {"baseline", "avx2", "avx512"}) {
+    if (std::strcmp(wish, known) == 0) return;
+  }
+  throw Failure(Code::kInvalidArgument,
+                std::string("COLLECTIVE_SIMD=") + wish + " names no kernels",
+                "baseline, avx2 or avx512; or leave it out");
+}
+
 }  // namespace
 
 Settings Settings::FromEnvironment() {
+  CheckSimd();
   Settings settings;
   settings.start_seconds =
       SecondsFrom("COLLECTIVE_START_TIMEOUT", settings.start_seconds);

@@ -21,7 +21,7 @@ bool HasAvx512() {
 
 const Kernels& Choose() {
   const char* wish = std::getenv("COLLECTIVE_SIMD");
-  const std::string most = wish ? wish : "avx512";
+  const std::string most = wish && *wish ? wish : "avx512";
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (kKernelsAvx512.name && most == "avx512" && HasAvx512()) {

@@ -176,6 +176,18 @@ def test_a_rank_that_does_not_come_ends_the_wait():
     assert results[0][0] == 3  # and the late one hears of it too
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("COLLECTIVE_TIMEOUT", "soon", "COLLECTIVE_TIMEOUT=soon is no time"),
+        ("COLLECTIVE_SIMD", "avx", "COLLECTIVE_SIMD=avx names no kernels"),
+    ],
+)
+def test_refuses_settings_that_it_does_not_know(variable, value, told):
+    [(code, _, err)] = Ranks(1, PRELUDE, **{variable: value}).finish()
+    assert code == 1 and told in err and "HINT: " in err
+
+
 BY_NAME = (
     PRELUDE
     + """
