@@ -93,6 +93,8 @@ class Job {
     const Request& doing_;
     const int64_t start_;
     int64_t looked_;
+    int64_t quiet_since_;
+    uint32_t submitted_;
     Waiting* waiting_;
     bool told_ = false;
   };
@@ -100,6 +102,8 @@ class Job {
   // This thread asks for a collective. While only one thread of a process ever
   // does, nothing more comes from it while that one waits.
   void Called();
+  // One more was submitted.
+  void Submitted() { submitted_.fetch_add(1, std::memory_order_relaxed); }
   // A queue has (1) or has no more (-1) collectives that were submitted.
   void Working(int more);
   // This thread still waits for what was submitted, or no more.
@@ -170,9 +174,13 @@ class Job {
   void TellOtherHosts(Code code, const char* message);
   // False where another rank was first.
   bool SetBroken(Code code, const char* message);
+  static std::string DoingOf(const Waiting& one);
   Waiting* Tell(int rank, int64_t since, const Request& doing);
   // Whether ranks wait for each other in a circle that nothing can open.
   bool InCircle() const;
+  // Who waits for this rank in a process set in which the function that this
+  // one runs, traced as `mine`, does not have that collective; or nothing.
+  std::string WaitsInVain(const Plan& mine) const;
   // Whether a rank can do nothing before one comes that it waits for.
   bool AtRest(int rank, int64_t now, std::vector<int>* waits_for) const;
   [[noreturn]] void ThrowBroken();
@@ -192,6 +200,7 @@ class Job {
   size_t area_bytes_[kMostAreas] = {};
   int spins_ = 0;
   std::atomic<bool> leaving_{false};
+  std::atomic<uint32_t> submitted_{0};
   std::atomic<int64_t> served_{0}, served_at_{0};  // a number, and when
   std::atomic<std::thread::id> caller_{};          // the first
   mutable std::mutex waiting_mutex_;

@@ -19,6 +19,9 @@ struct Job::Waiting {
   std::atomic<int64_t> since;   // nanoseconds
   std::atomic<int64_t> looked;  // when it last saw that it must wait on
   std::atomic<bool> caller;     // whether it asked for the collective itself
+  // Of the collective, if a traced function has it (plan.h); else 0.
+  std::atomic<uint64_t> function, name;
+  std::atomic<int32_t> group;
   char doing[256];
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 
 #include "job.h"
 #include "job_memory.h"
@@ -18,8 +19,13 @@ constexpr long kNapNanoseconds = 100'000'000;
 constexpr long kShortNapNanoseconds = 200'000;  // while messages are under way
 // After which ranks that wait for each other are looked at. Longer than needed:
 // a thread of a rank that has not yet asked for anything could still come.
-constexpr double kCircleSeconds = 5;
+constexpr double kPatienceSeconds = 5;
 constexpr int64_t kStopped = 1'000'000'000;  // ten times as long as it naps
+
+int64_t Patience(const Settings& settings) {
+  return static_cast<int64_t>(
+      std::min(kPatienceSeconds, settings.stall_seconds) * 1e9);
+}
 
 inline void Pause() {
 #if defined(__x86_64__)
@@ -73,6 +79,8 @@ Job::LongWait::LongWait(Job* job, int rank, const Request& doing)
       doing_(doing),
       start_(Now()),
       looked_(start_),
+      quiet_since_(start_),
+      submitted_(job->submitted_),
       waiting_(job->Tell(rank, start_, doing)) {}
 
 Job::LongWait::~LongWait() {
@@ -106,6 +114,22 @@ void Job::LongWait::Look() {
                     job_->WhoWaits(),
                 "make the same calls, in the same order and with the same "
                 "process set, on every rank");
+  }
+  if (const uint32_t submitted = job_->submitted_; submitted != submitted_) {
+    submitted_ = submitted;
+    quiet_since_ = now;
+  }
+  if (now - quiet_since_ > Patience(settings)) {
+    const std::string who = job_->WaitsInVain(doing_.plan);
+    if (!who.empty()) {
+      job_->Break(Code::kFailedPrecondition,
+                  "ranks do not agree on a collective: " + who + "rank " +
+                      std::to_string(me) + " has traced the same function, " +
+                      "with no such collective in that process set, and is " +
+                      "in " + doing_.Describe() + "\n" + job_->WhoWaits(),
+                  "make the same calls, with the same process set, on every "
+                  "rank, also within a tf.function");
+    }
   }
   if (!told_ && waited > settings.stall_seconds) {
     told_ = true;
@@ -162,8 +186,7 @@ void Job::Held(bool waits) {
 // queues are counted, and a second thread that calls ends it.
 bool Job::AtRest(int rank, int64_t now, std::vector<int>* waits_for) const {
   const RankState& state = header_->ranks[rank];
-  const int64_t rest = static_cast<int64_t>(
-      std::min(kCircleSeconds, settings_.stall_seconds) * 1e9);
+  const int64_t rest = Patience(settings_);
   const auto rests = [&](const std::atomic<int64_t>& since,
                          const std::atomic<int64_t>& looked) {
     const int64_t last = looked.load();  // first: it is written last
@@ -205,6 +228,30 @@ bool Job::InCircle() const {
   return stuck[this->rank()];
 }
 
+// A function blocks the thread that calls it. So what it has not brought for so
+// long does not come, unless another thread runs a function of the same name.
+std::string Job::WaitsInVain(const Plan& mine) const {
+  if (mine.function == 0) return "";
+  const int64_t now = Now();
+  for (int i = 0; i < place_.local_size; ++i) {
+    for (const Waiting& one : header_->ranks[i].waiting) {
+      if (one.rank.load() != rank() + 1 || one.function != mine.function ||
+          now - one.since < Patience(settings_) ||
+          now - one.looked > kStopped || one.group == mine.group ||
+          PlanHas(mine.number, one.group, one.name)) {
+        continue;
+      }
+      return "rank " + std::to_string(here_.ranks[i]) + " waits for rank " +
+             std::to_string(rank()) + " in " + DoingOf(one) + "; ";
+    }
+  }
+  return "";
+}
+
+std::string Job::DoingOf(const Waiting& one) {
+  return std::string(one.doing, strnlen(one.doing, sizeof(one.doing)));
+}
+
 std::string Job::WhoWaits() const {
   // Other ranks write theirs meanwhile: a line may be torn, no more.
   std::lock_guard<std::mutex> lock(waiting_mutex_);
@@ -220,7 +267,7 @@ std::string Job::WhoWaits() const {
       table +=
           who + " waits for rank " + std::to_string(other - 1) + " since " +
           std::to_string((now - one.since) / 1'000'000'000) + " s in " +
-          std::string(one.doing, strnlen(one.doing, sizeof(one.doing))) + "\n";
+          DoingOf(one) + "\n";
     }
     if (!waits) table += who + " is not in a collective\n";
   }
@@ -234,6 +281,9 @@ Job::Waiting* Job::Tell(int rank, int64_t since, const Request& doing) {
     one.rank = -1;
     one.since = since;
     one.looked = since;
+    one.function = doing.plan.function;
+    one.name = std::hash<std::string>()(doing.name);
+    one.group = doing.plan.group;
     one.caller = std::this_thread::get_id() == caller_.load();
     std::snprintf(one.doing, sizeof(one.doing), "%s", doing.Describe().c_str());
     one.rank = rank + 1;

@@ -17,6 +17,8 @@ namespace collective {
 struct Plan {
   uint64_t function = 0;  // of its name
   uint64_t names = 0;     // of its collectives in one group, in any order
+  int number = 0;         // this rank's, of the trace
+  int group = 0;
 };
 
 // The collective that the first rank of a group takes next.
@@ -34,6 +36,8 @@ void AddToPlan(int number, int group, const std::string& function,
 
 // When it runs. Without a number, or with one that nobody knows: no plan.
 Plan PlanOf(int number, int group);
+// Whether it has a collective of that name, given as a hash, in another group.
+bool PlanHas(int number, int group, uint64_t name);
 
 }  // namespace collective
 

@@ -107,6 +107,7 @@ void Queue::Run(const Request& request) {
 
 void Queue::Submit(Request request, Done done) {
   ranks_->job().Called();
+  ranks_->job().Submitted();
   const uint64_t name = HashOf(request.name);
   Recorder* recorder = Recorder::Current();
   if (recorder && request.kind != Kind::kJoin) {

@@ -195,14 +195,18 @@ BY_NAME = (
     from collective.operations.call import Call
     from collective.operations.kinds import Kind
 
-    def plan(function, *names):
-        for name in names:
-            library.load().collective_plan(7, 0, function.encode(), name.encode())
+    from collective.process_set import members
 
-    def start(name):
+    def plan(function, *names, process_set=None):
+        group = members(process_set)[0]
+        for name in names:
+            library.load().collective_plan(7, group, function.encode(), name.encode())
+
+    def start(name, process_set=None):
         out = np.empty(3)
         arrays = [(np.full(3, float(rank)), out)]
-        return Call(Kind.ALL_REDUCE, arrays, name=name, order=1, plan=7).start(out)
+        made = {"name": name, "process_set": process_set, "order": 1, "plan": 7}
+        return Call(Kind.ALL_REDUCE, arrays, **made).start(out)
     """
 )
 
@@ -232,6 +236,38 @@ def test_names_that_never_meet_are_told_on_every_rank(plans, stall_seconds):
         assert exit_code == 0, out + err
         assert "has all-reduce 'weights' sum float64[3]" in out, out
         assert "rank 0 has begun 'biases'" in out and "HINT" in out, out
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_process_set_that_a_function_lacks_is_told_on_every_rank(wrong):
+    """One rank takes another one; its peers go on until they need it."""
+    code = (
+        BY_NAME
+        + f"""
+    pairs = [collective.ProcessSet(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
+    right, mistaken = pairs[({wrong} + 1) % 3], pairs[{wrong}]
+    mine = mistaken if rank == {wrong} else right
+    assert mine.included()
+    plan("step", "weights", process_set=mine)
+    plan("step", "biases")
+    try:
+        while True:
+            handles = [start("weights", mine), start("biases")]
+            for handle in handles:
+                handle.wait()
+    except collective.Disagreement as error:
+        print(error)
+    """
+    )
+    peer = (wrong + 1) % 3
+    members = ",".join(map(str, sorted((wrong, peer))))
+    for exit_code, out, err in Ranks(3, code).finish():
+        assert exit_code == 0, out + err
+        assert re.search(
+            rf"rank {wrong} waits for rank {peer} in all-reduce 'weights' sum "
+            rf"float64.3. among ranks {members}; rank {peer} has traced the same",
+            out,
+        ), out
 
 
 def test_a_collective_that_is_long_in_coming_is_waited_for():
