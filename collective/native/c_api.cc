@@ -218,8 +218,8 @@ int32_t collective_run(const collective_request* request) {
   });
 }
 
-int32_t collective_submit(const collective_request* request,
-                          collective_done done, void* argument) {
+static int32_t Submit(const collective_request* request, collective_done done,
+                      void* argument, bool blocks) {
   return Guard([&] {
     collective::Request converted;
     collective::Convert(*request, &converted);
@@ -227,17 +227,25 @@ int32_t collective_submit(const collective_request* request,
     collective::Queue& queue =
         core->queue(request->group, static_cast<Order>(request->order));
     converted.among = queue.among();
-    queue.Submit(std::move(converted),
-                 [done, argument](Code code, const char* message) {
-                   done(argument, static_cast<int32_t>(code), message);
-                 });
+    queue.Submit(
+        std::move(converted),
+        [done, argument](Code code, const char* message) {
+          done(argument, static_cast<int32_t>(code), message);
+        },
+        blocks);
   });
+}
+
+int32_t collective_submit(const collective_request* request,
+                          collective_done done, void* argument) {
+  const auto order = static_cast<Order>(request->order);
+  return Submit(request, done, argument, order == Order::kProgramOrder);
 }
 
 int32_t collective_start(const collective_request* request,
                          collective_handle** handle) {
   auto made = std::make_unique<collective_handle>();
-  const int32_t code = collective_submit(
+  const int32_t code = Submit(
       request,
       [](void* argument, int32_t code, const char* message) {
         auto* handle = static_cast<collective_handle*>(argument);
@@ -248,7 +256,7 @@ int32_t collective_start(const collective_request* request,
         handle->finished = true;
         handle->change.notify_all();
       },
-      made.get());
+      made.get(), false);
   if (code == 0) *handle = made.release();
   return code;
 }

@@ -108,6 +108,10 @@ class Job {
   void Working(int more);
   // This thread still waits for what was submitted, or no more.
   void Held(bool waits);
+  // Whether this is the one thread that has asked so far, or the first of them.
+  bool CalledHere() const { return std::this_thread::get_id() == caller_; }
+  // That thread is blocked where it cannot look itself, or no more.
+  void Blocked(bool blocked);
 
   // Throws where the job cannot go on: someone died, left or gave up.
   void Check(int waited_for);
@@ -176,6 +180,7 @@ class Job {
   bool SetBroken(Code code, const char* message);
   static std::string DoingOf(const Waiting& one);
   Waiting* Tell(int rank, int64_t since, const Request& doing);
+  void Hold(bool waits);
   // Whether ranks wait for each other in a circle that nothing can open.
   bool InCircle() const;
   // Who waits for this rank in a process set in which the function that this
@@ -201,6 +206,7 @@ class Job {
   int spins_ = 0;
   std::atomic<bool> leaving_{false};
   std::atomic<uint32_t> submitted_{0};
+  std::atomic<bool> blocked_{false};
   std::atomic<int64_t> served_{0}, served_at_{0};  // a number, and when
   std::atomic<std::thread::id> caller_{};          // the first
   mutable std::mutex waiting_mutex_;

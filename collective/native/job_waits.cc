@@ -93,6 +93,7 @@ void Job::LongWait::Look() {
   // Stopped since it looked, it has to look again first.
   if (waiting_ && now - looked_ < kStopped) waiting_->looked = now;
   looked_ = now;
+  if (job_->blocked_) job_->Hold(true);
   job_->Check(rank_);
   // Who has joined waits in one order while the others call in the other.
   const int64_t since = std::max(start_, job_->served_at_.load());
@@ -171,7 +172,15 @@ void Job::Working(int more) {
 }
 
 void Job::Held(bool waits) {
-  if (std::this_thread::get_id() != caller_.load()) return;
+  if (CalledHere()) Hold(waits);
+}
+
+void Job::Blocked(bool blocked) {
+  blocked_ = blocked;
+  Hold(blocked);
+}
+
+void Job::Hold(bool waits) {
   RankState& state = header_->ranks[place_.local_rank];
   const int64_t now = Now();
   const bool begins = state.held == 0 || now - state.held_looked > kStopped;
@@ -264,10 +273,9 @@ std::string Job::WhoWaits() const {
       const int other = one.rank.load();
       if (other <= 0) continue;
       waits = true;
-      table +=
-          who + " waits for rank " + std::to_string(other - 1) + " since " +
-          std::to_string((now - one.since) / 1'000'000'000) + " s in " +
-          DoingOf(one) + "\n";
+      table += who + " waits for rank " + std::to_string(other - 1) +
+               " since " + std::to_string((now - one.since) / 1'000'000'000) +
+               " s in " + DoingOf(one) + "\n";
     }
     if (!waits) table += who + " is not in a collective\n";
   }

@@ -28,6 +28,9 @@ uint64_t HashOf(const std::string& name) {
 constexpr double kQuietSeconds = 5;
 constexpr std::chrono::milliseconds kLook(100);
 
+// Whether this thread is a queue's.
+thread_local bool works = false;
+
 // A thread inherits the rounding of its creator, and TensorFlow's threads flush
 // denormals to zero: sums must not depend on who asked first.
 void KeepDenormals() {
@@ -105,9 +108,12 @@ void Queue::Run(const Request& request) {
   if (code != Code::kOk) throw Failure(code, message);
 }
 
-void Queue::Submit(Request request, Done done) {
-  ranks_->job().Called();
+void Queue::Submit(Request request, Done done, bool blocks) {
+  // What follows from a collective's end is asked for by whoever asked for
+  // that.
+  if (!works) ranks_->job().Called();
   ranks_->job().Submitted();
+  blocks = blocks && (works || ranks_->job().CalledHere());
   const uint64_t name = HashOf(request.name);
   Recorder* recorder = Recorder::Current();
   if (recorder && request.kind != Kind::kJoin) {
@@ -115,7 +121,8 @@ void Queue::Submit(Request request, Done done) {
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    items_.push_back({std::move(request), std::move(done), name});
+    if (blocks) ranks_->job().Blocked(true);
+    items_.push_back({std::move(request), std::move(done), name, blocks});
     if (!worker_.joinable()) worker_ = std::thread([this] { Work(); });
     Working(true);
   }
@@ -123,6 +130,7 @@ void Queue::Submit(Request request, Done done) {
 }
 
 void Queue::Work() {
+  works = true;
   KeepDenormals();
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
@@ -180,6 +188,7 @@ bool Queue::Perform(Item& item) {
     std::lock_guard<std::mutex> lock(mutex_);
     busy_ = false;
   }
+  if (over && item.blocks) ranks_->job().Blocked(false);
   if (over) item.done(code, message.c_str());
   return over;
 }

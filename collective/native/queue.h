@@ -34,7 +34,9 @@ class Queue {
   Queue(const Queue&) = delete;
 
   void Run(const Request& request);  // throws Failure
-  void Submit(Request request, Done done);
+  // `blocks`: the caller is blocked until `done`, as in TensorFlow's eager
+  // mode.
+  void Submit(Request request, Done done, bool blocks = false);
   Communicator& ranks() { return *ranks_; }
   // " among ranks 0,2", or nothing where these are all.
   const char* among() const { return among_.c_str(); }
@@ -44,6 +46,7 @@ class Queue {
     Request request;
     Done done;
     uint64_t name;
+    bool blocks;
   };
   void Work();
   Item Next(std::unique_lock<std::mutex>& lock);

@@ -270,6 +270,36 @@ def test_a_process_set_that_a_function_lacks_is_told_on_every_rank(wrong):
         ), out
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("decorator", ["", "@tf.function"], ids=["eager", "function"])
+def test_tensorflow_tells_of_different_process_sets(decorator):
+    code = f"""
+    import tensorflow as tf
+    import collective.tensorflow as hvd
+
+    pair, other = hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])
+    hvd.init(process_sets=[pair, other])
+    mine = other if hvd.rank() else pair
+
+    {decorator}
+    def step(x):
+        rows = hvd.allgather(x, name="rows")
+        hvd.allreduce(x, name="weights", process_set=mine)
+        return rows + hvd.allreduce(x, name="biases")[0]
+
+    try:
+        for _ in range(2):
+            step(tf.ones(3))
+    except tf.errors.FailedPreconditionError as error:
+        print(error)
+    """
+    for exit_code, out, err in Ranks(3, code).finish(timeout=100):
+        assert exit_code == 0, out + err
+        assert re.search(
+            r"rank 0 waits for rank 1 since 5 s in all-reduce 'weights' .*ranks 0,1", out
+        ), out
+
+
 def test_a_collective_that_is_long_in_coming_is_waited_for():
     """As when it is still computed: both ranks' functions have the same names."""
     code = (
