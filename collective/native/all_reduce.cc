@@ -6,9 +6,10 @@ namespace collective {
 namespace {
 
 // Up to here one look at everyone's post is faster than two stages, with near
-// and with far cores (near ones would gain up to 64 KB, where far ones lose
-// half).
-constexpr size_t kOneShotBytes = size_t{16} << 10;
+// and with far cores; and where ranks share cores, which have to change hands
+// for each stage.
+constexpr size_t kOneShotBytes = size_t{2} << 10;
+constexpr size_t kOneShotBytesOnSharedCores = size_t{16} << 10;
 
 // Between hosts, up to here few messages matter more than few bytes.
 constexpr size_t kFewMessagesBytes = size_t{64} << 10;
@@ -45,11 +46,13 @@ bool SeveralOnAHost(const Communicator& ranks) {
 }
 
 // On one host: of messages there are only those that are asked for.
-Algorithm OnOneHost(Algorithm algorithm, size_t bytes, bool narrowed) {
+Algorithm OnOneHost(const Communicator& ranks, Algorithm algorithm,
+                    size_t bytes, bool narrowed) {
   if (algorithm == Algorithm::kHierarchical) return Algorithm::kDirect;
   if (algorithm != Algorithm::kAuto) return algorithm;
-  return bytes <= kOneShotBytes && !narrowed ? Algorithm::kOneShot
-                                             : Algorithm::kDirect;
+  const size_t most =
+      ranks.job().shared_cores() ? kOneShotBytesOnSharedCores : kOneShotBytes;
+  return bytes <= most && !narrowed ? Algorithm::kOneShot : Algorithm::kDirect;
 }
 
 // Between hosts there are no slots: kDirect stands for AllReduceExchange.
@@ -79,7 +82,7 @@ void AllReduce(Communicator& ranks, const Request& request) {
   const Algorithm algorithm =
       ranks.remote()
           ? BetweenHosts(ranks, request.algorithm, bytes)
-          : OnOneHost(request.algorithm, bytes, request.has_transport);
+          : OnOneHost(ranks, request.algorithm, bytes, request.has_transport);
   if (algorithm == Algorithm::kOneShot && !request.has_transport &&
       FitsOneShot(request)) {
     return AllReduceOneShot(ranks, request);

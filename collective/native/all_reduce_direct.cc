@@ -8,7 +8,8 @@
 // written where they are.
 //
 // Three chunks are under way at a time, so that waits overlap with work. Slots
-// are written with non-temporal stores (see kernels.h for why).
+// are written around the caches or through them, whichever is faster
+// (slot_stores.h).
 #include "all_reduce.h"
 #include "wire.h"
 
@@ -22,6 +23,7 @@ class Direct {
  public:
   Direct(Communicator& ranks, const Reduction& reduction)
       : ranks_(ranks),
+        stores_(ranks.stores()),
         r_(reduction),
         wire_(reduction),
         stream_out_(!r_.in_place &&
@@ -64,18 +66,30 @@ class Direct {
         [&](const Tensor& tensor, size_t offset, size_t position,
             size_t count) { visit(tensor, offset, position - begin, count); });
   }
+  size_t PlaceOf(uint32_t turn) const {
+    return Communicator::PlaceOf(first_ + turn, Length(turn) * wire_.bytes());
+  }
+  char* SlotOf(uint32_t turn, int member) const {
+    return ranks_.Slot(first_ + turn, member) + PlaceOf(turn);
+  }
+  char* ResultOf(uint32_t turn) const {
+    return ranks_.Result(first_ + turn) + PlaceOf(turn);
+  }
   int Other(int i) const { return (ranks_.me() + i) % ranks_.size(); }
 
   void CopyIn(uint32_t turn) {
     const uint32_t chunk = first_ + turn;
     ranks_.AwaitFree(Communicator::kRead, chunk, r_.request);
-    char* slot = ranks_.Slot(chunk, ranks_.me());
+    stores_.Next(r_.span.length() * wire_.bytes(),
+                 Length(turn) * wire_.bytes());
+    SlotStores::Work work(stores_);
+    char* slot = SlotOf(turn, ranks_.me());
     for (int i = 1; i < ranks_.size(); ++i) {
       ForPart(turn, Other(i),
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
                 wire_.CopyIn(slot + position * wire_.bytes(), tensor, offset,
-                             count);
+                             count, stores_.stream());
               });
     }
   }
@@ -84,6 +98,7 @@ class Direct {
     const uint32_t chunk = first_ + turn;
     ranks_.AwaitFree(Communicator::kDone, chunk, r_.request);
     ranks_.AwaitAll(Communicator::kFilled, chunk, r_.request);
+    SlotStores::Work work(stores_);
     const void* sources[128];
     ReduceJob job = {};
     job.sources = sources;
@@ -91,17 +106,17 @@ class Direct {
     job.own = ranks_.me();
     job.divisor = r_.divisor;
     job.stream_out = stream_out_;
-    job.stream_slot = true;
+    job.stream_slot = stores_.stream();
     ForPart(turn, ranks_.me(),
             [&](const Tensor& tensor, size_t offset, size_t position,
                 size_t count) {
               for (int member = 0; member < ranks_.size(); ++member) {
                 sources[member] =
-                    ranks_.Slot(chunk, member) + position * wire_.bytes();
+                    SlotOf(turn, member) + position * wire_.bytes();
               }
               sources[ranks_.me()] = wire_.Input(tensor, offset);
               job.out = wire_.Output(tensor, offset);
-              job.slot = ranks_.Result(chunk) + position * wire_.bytes();
+              job.slot = ResultOf(turn) + position * wire_.bytes();
               job.count = count;
               r_.kernel(job);
             });
@@ -113,18 +128,20 @@ class Direct {
     for (int i = 1; i < ranks_.size(); ++i) {
       const int member = Other(i);
       ranks_.AwaitStage(Communicator::kRead, chunk, member, r_.request);
+      SlotStores::Work work(stores_);
       ForPart(turn, member,
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
                 wire_.CopyOut(tensor, offset,
-                              ranks_.Result(chunk) + position * wire_.bytes(),
-                              count, stream_out_);
+                              ResultOf(turn) + position * wire_.bytes(), count,
+                              stream_out_);
               });
     }
     ranks_.Pass(Communicator::kDone, chunk);
   }
 
   Communicator& ranks_;
+  SlotStores& stores_;
   const Reduction& r_;
   const Wire wire_;
   const bool stream_out_;

@@ -141,7 +141,8 @@ class Hierarchical {
       ForLane(turn, lane,
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
-                path_.CopyIn(slot + position * wire_, tensor, offset, count);
+                path_.CopyIn(slot + position * wire_, tensor, offset, count,
+                             true);
               });
     }
     here_.Pass(Communicator::kFilled, chunk);

@@ -82,6 +82,7 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
   const size_t notices = take(kNotices * sizeof(NoticeBox));
   const size_t flags = take(3 * n * sizeof(Flag));
   const size_t mail_flags = take(2 * n * n * sizeof(Flag));
+  const size_t told = take(sizeof(SlotStores::Told));
   bytes = RoundUp(bytes, size_t{2} << 20);
   const size_t slots = take(kDepth * (n + 1) * kChunkBytes);
   const size_t mail = take(n * n * kMailDepth * kMailBytes);
@@ -98,6 +99,7 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
   mail_flags_ = reinterpret_cast<Flag*>(base + mail_flags);
   slots_ = base + slots;
   mail_ = base + mail;
+  stores_.Open(reinterpret_cast<SlotStores::Told*>(base + told), me_ == 0);
   for (Stage stage : {kFilled, kRead, kDone}) {
     FlagOf(stage, me_).Raise(chunk_);
   }

@@ -29,6 +29,7 @@
 #include "job.h"
 #include "kernels.h"
 #include "remote.h"
+#include "slot_stores.h"
 
 namespace collective {
 
@@ -49,7 +50,7 @@ class Communicator {
   int size() const { return size_; }
   int me() const { return me_; }
   int rank_of(int member) const { return members_[member]; }
-  Job& job() { return *job_; }
+  Job& job() const { return *job_; }
   const Kernels& kernels() const { return kernels_; }
   // Its number among the job's, and that of its next collective.
   int area() const { return area_; }
@@ -89,6 +90,15 @@ class Communicator {
     return slots_ + ((chunk % kDepth) * (size_ + 1) + member) * kChunkBytes;
   }
   char* Result(uint32_t chunk) { return Slot(chunk, size_); }
+  // Where in its slot a chunk of so many bytes goes. Small ones go round, too:
+  // a line that has left the cache of the core that read it is faster to write.
+  static size_t PlaceOf(uint32_t chunk, size_t bytes) {
+    constexpr size_t kPage = 4096;
+    const size_t pages = (bytes + kPage - 1) / kPage;
+    if (pages == 0) return 0;
+    return chunk / kDepth % (kChunkBytes / kPage / pages) * pages * kPage;
+  }
+  SlotStores& stores() { return stores_; }
   // This rank has passed a stage for all chunks up to and including this one.
   void Pass(Stage stage, uint32_t chunk) {
     FlagOf(stage, me_).Raise(chunk + 1);
@@ -167,6 +177,7 @@ class Communicator {
   Flag* mail_flags_;
   char* slots_;
   char* mail_;
+  SlotStores stores_;
 };
 
 template <class Receive>

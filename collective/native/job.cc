@@ -37,21 +37,24 @@ double SecondsFrom(const char* variable, double otherwise) {
   return seconds;
 }
 
-void CheckSimd() {
-  const char* wish = std::getenv("COLLECTIVE_SIMD");
+void CheckWish(const char* variable, std::initializer_list<const char*> known) {
+  const char* wish = std::getenv(variable);
   if (!wish || !*wish) return;
-  for (const char* known : {"baseline", "avx2", "avx512"}) {
-    if (std::strcmp(wish, known) == 0) return;
+  std::string all;
+  for (const char* one : known) {
+    if (std::strcmp(wish, one) == 0) return;
+    all += (all.empty() ? "" : " or ") + std::string(one);
   }
   throw Failure(Code::kInvalidArgument,
-                std::string("COLLECTIVE_SIMD=") + wish + " names no kernels",
-                "baseline, avx2 or avx512; or leave it out");
+                std::string(variable) + "=" + wish + " is not known",
+                all + "; or leave it out");
 }
 
 }  // namespace
 
 Settings Settings::FromEnvironment() {
-  CheckSimd();
+  CheckWish("COLLECTIVE_SIMD", {"baseline", "avx2", "avx512"});
+  CheckWish("COLLECTIVE_STORES", {"ordinary", "streaming"});
   Settings settings;
   settings.start_seconds =
       SecondsFrom("COLLECTIVE_START_TIMEOUT", settings.start_seconds);

@@ -150,8 +150,8 @@ class Job {
   // call it at about the same time; the others return at once.
   void PingPong(double* nanoseconds);
 
-  // Spins before yielding; 0 where ranks share cores.
-  int spins() const { return spins_; }
+  // Whether there are fewer cores than ranks; the same on all of a host.
+  bool shared_cores() const { return spins_ == 0; }
 
  private:
   struct RankState;

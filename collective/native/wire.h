@@ -25,13 +25,13 @@ class Wire {
   char* Output(const Tensor& tensor, size_t offset) const {
     return static_cast<char*>(tensor.output) + offset * size_;
   }
-  // From a tensor's input, around the caches: others read it.
-  void CopyIn(void* to, const Tensor& tensor, size_t offset,
-              size_t count) const {
+  // From a tensor's input; with `stream`, around the caches.
+  void CopyIn(void* to, const Tensor& tensor, size_t offset, size_t count,
+              bool stream) const {
     if (narrow_) {
-      kernels_.narrow[half_](to, Input(tensor, offset), count, true);
+      kernels_.narrow[half_](to, Input(tensor, offset), count, stream);
     } else {
-      kernels_.copy(to, Input(tensor, offset), count * size_, true);
+      kernels_.copy(to, Input(tensor, offset), count * size_, stream);
     }
   }
   // To its output; with `stream`, around the caches.

@@ -35,6 +35,17 @@ def test_sums_float32(rank, size, count, algorithm):
     assert same_bits(collective, result)
 
 
+@pytest.mark.parametrize("count, times", [(16_384, 700), (2_000_003, 4)])
+def test_many_in_a_row(rank, size, count, times):
+    """Often enough for slots to be written both ways, from place to place."""
+    sent = values(rank, count, "float32")
+    wanted = reduced(everyone(size, count, "float32"), Op.Sum)
+    for number in range(times):
+        scale = np.float32(2.0 ** (number % 8))  # exact
+        result = collective.allreduce(sent * scale, collective.Sum)
+        assert_close(result, wanted * scale)
+
+
 def test_an_all_reduce_that_only_multiplies_would_be_found_out(rank, size):
     """With the same data on every rank it would pass for a sum."""
     if size == 1:

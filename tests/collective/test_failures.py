@@ -180,7 +180,8 @@ def test_a_rank_that_does_not_come_ends_the_wait():
     ("variable", "value", "told"),
     [
         ("COLLECTIVE_TIMEOUT", "soon", "COLLECTIVE_TIMEOUT=soon is no time"),
-        ("COLLECTIVE_SIMD", "avx", "COLLECTIVE_SIMD=avx names no kernels"),
+        ("COLLECTIVE_SIMD", "avx", "COLLECTIVE_SIMD=avx is not known"),
+        ("COLLECTIVE_STORES", "fast", "COLLECTIVE_STORES=fast is not known"),
     ],
 )
 def test_refuses_settings_that_it_does_not_know(variable, value, told):

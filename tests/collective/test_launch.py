@@ -40,23 +40,24 @@ def python(code):
 
 @pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
 @pytest.mark.parametrize(
-    ("size", "simd"),
+    ("size", "settings"),
     [
-        (2, ""),
-        (3, "avx2"),
-        pytest.param(4, "", marks=pytest.mark.matrix),
-        (2, "baseline"),
+        (2, {}),
+        (3, {"COLLECTIVE_SIMD": "avx2", "COLLECTIVE_STORES": "ordinary"}),
+        pytest.param(4, {}, marks=pytest.mark.matrix),
+        (2, {"COLLECTIVE_SIMD": "baseline", "COLLECTIVE_STORES": "streaming"}),
     ],
+    ids=["2", "3-avx2-ordinary", "4", "2-baseline-streaming"],
 )
-def test_the_other_tests_on_several_ranks(size, simd):
+def test_the_other_tests_on_several_ranks(size, settings):
     files = sorted(Path(__file__).parent.glob("test_*.py"))
-    if simd:  # other kernels: without TensorFlow, which takes long to start
+    if settings:  # other kernels: without TensorFlow, which takes long to start
         files = [file for file in files if file.name == "test_allreduce.py"]
     result = launch(
         size,
         *[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"],
         *map(str, files),
-        **({"COLLECTIVE_SIMD": simd} if simd else {}),
+        **settings,
     )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     assert result.stdout.count(" passed") == size

@@ -1,0 +1,94 @@
+// How a group writes its slots: with ordinary stores or with non-temporal ones.
+//
+// An ordinary store first fetches the line from the core that had it last.
+// Between far cores that takes ten times as long as a non-temporal one, which
+// goes straight to memory. But where cores share a cache that the slots fit
+// into, lines go from core to core through it, and memory is not touched: there
+// ordinary stores can be twice as fast. Which it is depends on the processor
+// and on where the ranks run, which changes while they do.
+//
+// So it is measured, by the first member, in the collectives themselves: what
+// copying and summing takes, without the waits. Now and then a window of chunks
+// is written the other way; the more that costs, the more seldom, so that it is
+// a hundredth of the time at most. All members write in the way that the first
+// one tells. Sums do not depend on it.
+#ifndef COLLECTIVE_NATIVE_SLOT_STORES_H_
+#define COLLECTIVE_NATIVE_SLOT_STORES_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace collective {
+
+class SlotStores {
+ public:
+  // What is in cache, and what the group works on besides, differs.
+  static constexpr int kClasses = 3;
+  struct alignas(128) Told {
+    std::atomic<uint32_t> ways[kClasses];  // zero at first
+  };
+
+  // `told`: shared by the members. Of these one decides.
+  void Open(Told* told, bool decides);
+
+  // Before a chunk of so many bytes, of a collective of `total` bytes.
+  void Next(size_t total, size_t chunk) {
+    class_ = ClassOf(total);
+    if (decides_) Advance(chunk);
+    way_ =
+        wish_ ? wish_ - 1 : told_->ways[class_].load(std::memory_order_relaxed);
+  }
+  // Whether slots are written around the caches.
+  bool stream() const { return way_ == kStream; }
+
+  // Lives while slots are read or written: not while it waits.
+  class Work {
+   public:
+    explicit Work(SlotStores& stores)
+        : stores_(stores), start_(stores.measuring_ ? Clock() : 0) {}
+    ~Work() {
+      if (start_) stores_.Add(Clock() - start_);
+    }
+    Work(const Work&) = delete;
+
+   private:
+    SlotStores& stores_;
+    const int64_t start_;
+  };
+
+ private:
+  static constexpr uint32_t kStream = 0, kOrdinary = 1;
+  static constexpr int kParts = 4;  // of the measured half of a window
+  struct State {
+    size_t position = 0;     // bytes in this window
+    int64_t window = 0;      // its number
+    int64_t next = 1;        // the next one that is written the other way
+    uint32_t way = kStream;  // in the others
+    double rates[2] = {};    // what either took last, in nanoseconds a byte
+    double nanoseconds[kParts] = {}, bytes[kParts] = {};  // in this window
+  };
+
+  static int ClassOf(size_t total);
+  static int64_t Clock();
+  void Advance(size_t chunk);
+  void EndWindow(State& state);
+  void Add(int64_t nanoseconds);
+  bool Tries(const State& state) const { return state.window == state.next; }
+  bool Measured(const State& state) const;
+
+  Told* told_ = nullptr;
+  bool decides_ = false;
+  bool measuring_ = false;
+  uint32_t wish_ = 0;  // of COLLECTIVE_STORES; plus 1, or nothing
+  uint32_t way_ = kStream;
+  int class_ = 0;
+  int part_ = 0;
+  State states_[kClasses];
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_SLOT_STORES_H_
