@@ -49,13 +49,20 @@ void AllGather(Communicator& ranks, const Request& request) {
   const auto length = [&](int member, size_t begin) {
     return begin < bytes[member] ? std::min(kChunk, bytes[member] - begin) : 0;
   };
+  const auto slot = [&](uint32_t chunk, int member, size_t bytes) {
+    return ranks.Slot(chunk, member) + Communicator::PlaceOf(chunk, bytes);
+  };
+  SlotStores& stores = ranks.stores();
   for (uint32_t turn = 0; turn < chunks + 1; ++turn) {
     if (turn < chunks) {
       const uint32_t chunk = first + turn;
       const size_t begin = turn * kChunk;
+      const size_t more = length(me, begin);
       ranks.AwaitFree(Communicator::kRead, chunk, request);
-      ranks.kernels().copy(ranks.Slot(chunk, me), input + begin,
-                           length(me, begin), true);
+      stores.Next(request.kind, most, std::min(kChunk, most - begin));
+      SlotStores::Work work(stores);
+      ranks.kernels().copy(slot(chunk, me, more), input + begin, more,
+                           stores.stream());
       ranks.Pass(Communicator::kFilled, chunk);
     }
     if (turn == 0) continue;
@@ -65,7 +72,8 @@ void AllGather(Communicator& ranks, const Request& request) {
       const int member = (me + i) % n;
       ranks.AwaitStage(Communicator::kFilled, chunk, member, request);
       if (const size_t more = length(member, begin)) {
-        std::memcpy(output + starts[member] + begin, ranks.Slot(chunk, member),
+        SlotStores::Work work(stores);
+        std::memcpy(output + starts[member] + begin, slot(chunk, member, more),
                     more);
       }
     }

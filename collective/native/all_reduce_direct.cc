@@ -80,7 +80,7 @@ class Direct {
   void CopyIn(uint32_t turn) {
     const uint32_t chunk = first_ + turn;
     ranks_.AwaitFree(Communicator::kRead, chunk, r_.request);
-    stores_.Next(r_.span.length() * wire_.bytes(),
+    stores_.Next(Kind::kAllReduce, r_.span.length() * wire_.bytes(),
                  Length(turn) * wire_.bytes());
     SlotStores::Work work(stores_);
     char* slot = SlotOf(turn, ranks_.me());

@@ -43,16 +43,24 @@ void AllToAll(Communicator& ranks, const Request& request) {
     const size_t all = bytes(from, to);
     return begin < all ? std::min(room, all - begin) : 0;
   };
+  const auto slot = [&](uint32_t chunk, int from, int to, size_t bytes) {
+    return ranks.Slot(chunk, from) + to * room +
+           Communicator::PlaceOf(chunk, bytes, room);
+  };
+  SlotStores& stores = ranks.stores();
   for (uint32_t turn = 0; turn < chunks + 1; ++turn) {
     if (turn < chunks) {
       const uint32_t chunk = first + turn;
       const size_t begin = turn * room;
       ranks.AwaitFree(Communicator::kRead, chunk, request);
+      stores.Next(request.kind, most * n, std::min(room, most - begin) * n);
+      SlotStores::Work work(stores);
       for (int i = 1; i < n; ++i) {
         const int member = (me + i) % n;
-        ranks.kernels().copy(ranks.Slot(chunk, me) + member * room,
-                             input + sends[member] + begin,
-                             length(me, member, begin), true);
+        const size_t more = length(me, member, begin);
+        ranks.kernels().copy(slot(chunk, me, member, more),
+                             input + sends[member] + begin, more,
+                             stores.stream());
       }
       ranks.Pass(Communicator::kFilled, chunk);
     }
@@ -63,8 +71,9 @@ void AllToAll(Communicator& ranks, const Request& request) {
       const int member = (me + i) % n;
       ranks.AwaitStage(Communicator::kFilled, chunk, member, request);
       if (const size_t more = length(member, me, begin)) {
+        SlotStores::Work work(stores);
         std::memcpy(output + receives[member] + begin,
-                    ranks.Slot(chunk, member) + me * room, more);
+                    slot(chunk, member, me, more), more);
       }
     }
     ranks.Pass(Communicator::kRead, chunk);

@@ -90,13 +90,15 @@ class Communicator {
     return slots_ + ((chunk % kDepth) * (size_ + 1) + member) * kChunkBytes;
   }
   char* Result(uint32_t chunk) { return Slot(chunk, size_); }
-  // Where in its slot a chunk of so many bytes goes. Small ones go round, too:
-  // a line that has left the cache of the core that read it is faster to write.
-  static size_t PlaceOf(uint32_t chunk, size_t bytes) {
+  // Where in its slot, or in a room of it, a chunk of so many bytes goes. Small
+  // ones go round, too: a line that has left the cache of the core that read it
+  // is faster to write.
+  static size_t PlaceOf(uint32_t chunk, size_t bytes,
+                        size_t room = kChunkBytes) {
     constexpr size_t kPage = 4096;
     const size_t pages = (bytes + kPage - 1) / kPage;
-    if (pages == 0) return 0;
-    return chunk / kDepth % (kChunkBytes / kPage / pages) * pages * kPage;
+    if (pages == 0 || pages > room / kPage) return 0;
+    return chunk / kDepth % (room / kPage / pages) * pages * kPage;
   }
   SlotStores& stores() { return stores_; }
   // This rank has passed a stage for all chunks up to and including this one.

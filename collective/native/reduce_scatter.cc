@@ -63,15 +63,25 @@ void ReduceScatter(Communicator& ranks, const Request& request) {
     const size_t count = starts[member + 1] - starts[member];
     return begin < count ? std::min(step, count - begin) : 0;
   };
+  const auto slot = [&](uint32_t chunk, int from, int to, size_t count) {
+    return ranks.Slot(chunk, from) + to * room +
+           Communicator::PlaceOf(chunk, count * size, room);
+  };
+  SlotStores& stores = ranks.stores();
   for (uint32_t turn = 0; turn < chunks + 1; ++turn) {
     if (turn < chunks) {
       const uint32_t chunk = first + turn;
+      const size_t begin = turn * step;
       ranks.AwaitFree(Communicator::kRead, chunk, request);
+      stores.Next(request.kind, most * size * n,
+                  std::min(step, most - begin) * size * n);
+      SlotStores::Work work(stores);
       for (int i = 1; i < n; ++i) {
         const int member = (me + i) % n;
-        ranks.kernels().copy(ranks.Slot(chunk, me) + member * room,
-                             input + (starts[member] + turn * step) * size,
-                             length(member, turn * step) * size, true);
+        const size_t count = length(member, begin);
+        ranks.kernels().copy(slot(chunk, me, member, count),
+                             input + (starts[member] + begin) * size,
+                             count * size, stores.stream());
       }
       ranks.Pass(Communicator::kFilled, chunk);
     }
@@ -79,13 +89,16 @@ void ReduceScatter(Communicator& ranks, const Request& request) {
     const uint32_t chunk = first + turn - 1;
     const size_t begin = (turn - 1) * step;
     ranks.AwaitAll(Communicator::kFilled, chunk, request);
+    job.count = length(me, begin);
     for (int member = 0; member < n; ++member) {
-      sources[member] = ranks.Slot(chunk, member) + me * room;
+      sources[member] = slot(chunk, member, me, job.count);
     }
     sources[me] = input + (starts[me] + begin) * size;
     job.out = output + begin * size;
-    job.count = length(me, begin);
-    kernel(job);
+    {
+      SlotStores::Work work(stores);
+      kernel(job);
+    }
     ranks.Pass(Communicator::kRead, chunk);
   }
   ranks.Finish(chunks);

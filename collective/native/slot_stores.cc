@@ -31,7 +31,7 @@ void SlotStores::Open(Told* told, bool decides) {
   decides_ = decides && wish_ == 0;
 }
 
-int SlotStores::ClassOf(size_t total) {
+int SlotStores::SizeClassOf(size_t total) {
   return total < size_t{256} << 10 ? 0 : total < size_t{8} << 20 ? 1 : 2;
 }
 

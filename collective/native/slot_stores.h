@@ -19,14 +19,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels.h"
+#include "types.h"
 
 namespace collective {
 
 class SlotStores {
  public:
-  // What is in cache, and what the group works on besides, differs.
-  static constexpr int kClasses = 3;
+  // By kind, and by what may be in cache.
+  static constexpr int kSizes = 3, kClasses = kSizes * kKinds;
   struct alignas(128) Told {
     std::atomic<uint32_t> ways[kClasses];  // zero at first
   };
@@ -35,8 +35,8 @@ class SlotStores {
   void Open(Told* told, bool decides);
 
   // Before a chunk of so many bytes, of a collective of `total` bytes.
-  void Next(size_t total, size_t chunk) {
-    class_ = ClassOf(total);
+  void Next(Kind kind, size_t total, size_t chunk) {
+    class_ = static_cast<int>(kind) * kSizes + SizeClassOf(total);
     if (decides_) Advance(chunk);
     way_ =
         wish_ ? wish_ - 1 : told_->ways[class_].load(std::memory_order_relaxed);
@@ -71,7 +71,7 @@ class SlotStores {
     double nanoseconds[kParts] = {}, bytes[kParts] = {};  // in this window
   };
 
-  static int ClassOf(size_t total);
+  static int SizeClassOf(size_t total);
   static int64_t Clock();
   void Advance(size_t chunk);
   void EndWindow(State& state);

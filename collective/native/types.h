@@ -45,6 +45,7 @@ enum class Kind : int32_t {
   kBarrier = 5,
   kJoin = 6,  // of a rank that takes part in what the others call (join.h)
 };
+constexpr int kKinds = 7;
 
 enum class Algorithm : int32_t {
   kAuto = 0,
