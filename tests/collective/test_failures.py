@@ -297,7 +297,8 @@ def test_tensorflow_tells_of_different_process_sets(decorator):
     for exit_code, out, err in Ranks(3, code).finish(timeout=100):
         assert exit_code == 0, out + err
         assert re.search(
-            r"rank 0 waits for rank 1 since 5 s in all-reduce 'weights' .*ranks 0,1", out
+            r"rank 0 waits for rank 1 since 5 s in all-reduce 'weights' .*ranks 0,1",
+            out,
         ), out
 
 
