@@ -81,7 +81,7 @@ class Direct {
     const uint32_t chunk = first_ + turn;
     ranks_.AwaitFree(Communicator::kRead, chunk, r_.request);
     stores_.Next(Kind::kAllReduce, r_.span.length() * wire_.bytes(),
-                 Length(turn) * wire_.bytes());
+                 Length(turn) * wire_.bytes(), wire_.narrow());
     SlotStores::Work work(stores_);
     char* slot = SlotOf(turn, ranks_.me());
     for (int i = 1; i < ranks_.size(); ++i) {

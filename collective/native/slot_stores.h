@@ -25,8 +25,9 @@ namespace collective {
 
 class SlotStores {
  public:
-  // By kind, and by what may be in cache.
-  static constexpr int kSizes = 3, kClasses = kSizes * kKinds;
+  // By kind, and by what may be in cache; all-reduce of what is narrowed on its
+  // way is one more kind.
+  static constexpr int kSizes = 3, kClasses = kSizes * (kKinds + 1);
   struct alignas(128) Told {
     std::atomic<uint32_t> ways[kClasses];  // zero at first
   };
@@ -35,8 +36,9 @@ class SlotStores {
   void Open(Told* told, bool decides);
 
   // Before a chunk of so many bytes, of a collective of `total` bytes.
-  void Next(Kind kind, size_t total, size_t chunk) {
-    class_ = static_cast<int>(kind) * kSizes + SizeClassOf(total);
+  void Next(Kind kind, size_t total, size_t chunk, bool narrow = false) {
+    const int row = narrow ? kKinds : static_cast<int>(kind);
+    class_ = row * kSizes + SizeClassOf(total);
     if (decides_) Advance(chunk);
     way_ =
         wish_ ? wish_ - 1 : told_->ways[class_].load(std::memory_order_relaxed);
