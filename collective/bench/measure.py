@@ -181,7 +181,7 @@ def measure(
         wrong += bench.wrong()
         bench.source[...] = 0  # sums in place would overflow
         slowest = _slowest(timer(bench.source, bench.target, 3, 1)).min()
-        inner = int(np.clip(1e-4 / slowest, 1, 50))
+        inner = int(np.clip(3e-4 / slowest, 1, 100))
         repetitions = int(np.clip(seconds / BLOCKS / slowest / inner, 2, 300))
         plan[name] = (repetitions, inner)
     samples: dict[str, Samples] = defaultdict(Samples)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -97,39 +96,9 @@ def test_hosts_come_and_go(
     assert list((tmp_path / "runs").glob(f"step-{STEPS:09d}"))
 
 
-ELASTIC = """
-import sys, time
-from pathlib import Path
-import tensorflow as tf
-import collective.tensorflow as hvd
-from collective import rounds
-from tests.hosts.ranks_renewed import tell
-
-hvd.init()
-state = hvd.elastic.TensorFlowState([tf.Variable(0.0)], batch=0, sizes=[])
-
-@hvd.elastic.run
-def train(state):
-    while state.batch < 8:
-        state.variables[0].assign_add(hvd.allreduce(state.batch + 1.0))
-        state.sizes = state.sizes + [hvd.size()]
-        state.batch += 1
-        if state.batch == 3:
-            if hvd.rank() == 0:
-                tell(Path(sys.argv[1]), sys.argv[2])
-            while not rounds.asked() and hvd.rank() == 0:
-                time.sleep(0.01)
-        state.commit()
-    return float(state.variables[0])
-
-print(train(state), state.sizes, hvd.rank())
-"""
-
-
 def test_an_elastic_function_goes_on_in_the_next_round(hosts, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(ELASTIC))
-    words = [str(program), str(tmp_path), f"{ONE},{TWO},{THREE}"]
+    program = "tests/hosts/ranks_elastic.py"
+    words = [program, "renew", str(tmp_path), f"{ONE},{TWO},{THREE}"]
     printed = start(hosts, tmp_path, f"{ONE},{TWO}", *words)
     for rank in range(3):
         assert f"36.0 {[2, 2, 2, 3, 3, 3, 3, 3]} {rank}" in printed, printed

@@ -35,34 +35,11 @@ def test_those_that_are_left_go_on(slots, deaths, left, hosts):
         assert f"{left} {number} {len(left)} True" in printed, printed
 
 
-ELASTIC = """
-import os, signal
-import tensorflow as tf
-import collective.tensorflow as hvd
-
-hvd.init()
-called = hvd.rank()
-state = hvd.elastic.TensorFlowState([tf.Variable(0.0)], batch=0, sizes=[])
-
-@hvd.elastic.run
-def train(state):
-    while state.batch < 8:
-        state.variables[0].assign_add(hvd.allreduce(state.batch + 1.0))
-        state.sizes = state.sizes + [hvd.size()]
-        state.batch += 1
-        if state.batch == 3 and called in (0, 3):
-            os.kill(os.getpid(), signal.SIGTERM)
-        state.commit()
-    return float(state.variables[0])
-
-print(train(state), state.sizes, hvd.rank(), flush=True)
-"""
-
-
 def test_those_that_are_told_to_end_leave(hosts):
     """Trainings whose ranks leave are in tests/faults, too."""
     words = ["--with-ft", "ulfm", "-x", "COLLECTIVE_MIN_NP"]
-    command = hosts.mpirun([2, 2], [sys.executable, "-c", ELASTIC], *words)
+    program = [sys.executable, "tests/hosts/ranks_elastic.py", "leave", "0", "3"]
+    command = hosts.mpirun([2, 2], program, *words)
     code, printed = launch.run(command, launch.environment(COLLECTIVE_MIN_NP="2"), 60)
     assert code == 0, printed
     for rank in range(2):
