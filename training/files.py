@@ -36,7 +36,6 @@ class Files:
         plan: Of the batches.
         checkpoint: Where the state is kept; None: nowhere.
         ledger: Which rows were used; None: that is not noted.
-
     """
 
     def __init__(
