@@ -11,10 +11,18 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import collective
 from collective.bench import report
-from collective.bench.limits import Limits, calibrate, probe, shared_cores, state_of
+from collective.bench.limits import (
+    Limits,
+    calibrate,
+    memory,
+    probe,
+    shared_cores,
+    state_of,
+)
 from collective.bench.measure import COLLECTIVES, Bench, Subject, measure
 from collective.bench.peers import PEERS, Timer
 from collective.bench.plot import plot
@@ -55,9 +63,13 @@ def _run(options: argparse.Namespace) -> int:
         print(report.heading(first, options.peers), flush=True)
     rows: list[report.Row] = []
     for subject in _subjects(options):
-        bench = Bench(subject)
+        reduces = subject.collective == "allreduce"
+        cached = first.in_cache(subject.bytes, subject.in_place)
         wrong, samples = measure(
-            bench, peers if subject.collective == "allreduce" else {}, options.seconds
+            Bench(subject),
+            peers if reduces else {},
+            options.seconds,
+            partial(memory, cores) if reduces and not cached else None,
         )
         if not set(samples) - {"mixed"} <= set(limits):
             _calibrate_state(limits, cores)

@@ -19,6 +19,7 @@ NEAR_NANOSECONDS = 120
 OUT_OF_CACHE = 64 << 20
 IN_CACHE = 256 << 10
 TRIES = 5
+SLOTS = 2 << 20  # bytes, for each rank and for the result
 
 
 @dataclass
@@ -45,10 +46,15 @@ class Limits:
     cache: int
     kernels: str
 
-    def private(self, size: int) -> float:
-        """Least seconds of an all-reduce of private buffers by way of slots (T1)."""
+    def private(self, size: int, in_place: bool = False) -> float:
+        """Least seconds of an all-reduce of private buffers by way of slots (T1).
+
+        Args:
+            size: Bytes of the message.
+            in_place: Whether each rank has one array for input and output.
+        """
         moved = self.ranks * size
-        if moved <= self.cache:
+        if self.in_cache(size, in_place):
             return max(2 * self.latency_s, moved / self.write)
         return max(
             2 * self.latency_s, 2 * moved / self.read_write, 2 * moved / self.write
@@ -61,6 +67,11 @@ class Limits:
             cores = min(self.ranks, self.cores)
             return max(self.latency_s, moved / (cores * self.core))
         return max(self.latency_s, 2 * moved / self.read_write)
+
+    def in_cache(self, size: int, in_place: bool) -> bool:
+        """Whether the arrays of all ranks fit into the cache, with the slots."""
+        arrays = self.ranks * size * (1 if in_place else 2)
+        return arrays + (self.ranks + 1) * SLOTS <= self.cache
 
     def json(self) -> dict[str, object]:
         """For ``--json``."""
@@ -87,21 +98,10 @@ def calibrate(cores: int) -> Limits:
     Of several tries the one in the middle counts: other programs make one worse, and
     where they hold one core up, the rest seem to have the memory to themselves.
     """
-    working = collective.rank() < cores
 
     def rate(kernel: int, size: int) -> np.ndarray:
-        tries = sorted((attempt(kernel, size) for _ in range(TRIES)), key=np.sum)
+        tries = sorted((_rates(kernel, size, cores) for _ in range(TRIES)), key=np.sum)
         return tries[TRIES // 2]
-
-    def attempt(kernel: int, size: int) -> np.ndarray:
-        mine = ctypes.c_double(0.0)
-        collective.barrier()
-        if working:
-            library.load().collective_bandwidth(
-                kernel, ctypes.c_int64(size), ctypes.byref(mine)
-            )
-        rates = collective.allgather(np.array([mine.value]))
-        return rates[: min(cores, collective.size())]
 
     return Limits(
         ranks=collective.size(),
@@ -113,6 +113,24 @@ def calibrate(cores: int) -> Limits:
         cache=_last_level_cache(),
         kernels=library.load().collective_kernels().decode(),
     )
+
+
+def memory(cores: int) -> tuple[float, float]:
+    """``read_write`` and ``write`` of this moment, in a fifth of a second."""
+    read_write, write = (_rates(kernel, OUT_OF_CACHE, cores).sum() for kernel in (0, 1))
+    return float(read_write), float(write)
+
+
+def _rates(kernel: int, size: int, cores: int) -> np.ndarray:
+    """Bytes/s of each rank that has a core, all of them at work at once."""
+    mine = ctypes.c_double(0.0)
+    collective.barrier()
+    if collective.rank() < cores:
+        library.load().collective_bandwidth(
+            kernel, ctypes.c_int64(size), ctypes.byref(mine)
+        )
+    rates = collective.allgather(np.array([mine.value]))
+    return rates[: min(cores, collective.size())]
 
 
 def _last_level_cache() -> int:

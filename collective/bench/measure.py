@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,10 +57,18 @@ class Subject:
 
 @dataclass
 class Samples:
-    """Seconds of the slowest rank, in one state of the machine."""
+    """What was measured in one state of the machine.
+
+    Attributes:
+        native: Seconds of the slowest rank.
+        peers: The same of each peer.
+        memory: Bytes/s of the memory meanwhile: ``read_write`` and ``write`` of
+            :class:`Limits`.
+    """
 
     native: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    memory: list[tuple[float, float]] = field(default_factory=list)
 
 
 def array(count: int, huge_pages: bool) -> np.ndarray:
@@ -159,7 +167,10 @@ class Bench:
 
 
 def measure(
-    bench: Bench, peers: Mapping[str, Timer], seconds: float
+    bench: Bench,
+    peers: Mapping[str, Timer],
+    seconds: float,
+    memory: Callable[[], tuple[float, float]] | None = None,
 ) -> tuple[int, dict[str, Samples]]:
     """Checks and times; peers take turns with the core, block by block.
 
@@ -167,6 +178,8 @@ def measure(
         bench: What to run.
         peers: Others to run the same all-reduce.
         seconds: About how long the core's share may take.
+        memory: Measures the memory, in turn with them: other machines' use of it
+            changes within seconds.
 
     Returns:
         Wrong elements (the core's and the peers'), and samples for each state of
@@ -192,6 +205,10 @@ def measure(
             bucket = samples[state_of(before, probe())]
             target = bucket.native if name == "native" else bucket.peers[name]
             target.extend(times)
+        if memory:
+            before = probe()
+            rates = memory()
+            samples[state_of(before, probe())].memory.append(rates)
     return wrong, samples
 
 

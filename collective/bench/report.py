@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from collective.bench.limits import Limits
@@ -65,7 +65,8 @@ def rows(
     pure = [state for state in samples if state != "mixed" and samples[state].native]
     result = []
     for state in pure or ["mixed"]:
-        limit = limits.get(state) or next(iter(limits.values()))
+        general = limits.get(state) or next(iter(limits.values()))
+        limit = _limits_of(samples[state], general)
         modelled = subject.collective == "allreduce"
         result.append(
             Row(
@@ -73,7 +74,7 @@ def rows(
                 limit.ranks,
                 state,
                 statistics.median(samples[state].native),
-                limit.private(subject.bytes) if modelled else 0.0,
+                limit.private(subject.bytes, subject.in_place) if modelled else 0.0,
                 limit.shared(subject.bytes) if modelled else 0.0,
                 wrong,
                 {
@@ -83,6 +84,14 @@ def rows(
             )
         )
     return result
+
+
+def _limits_of(samples: Samples, limits: Limits) -> Limits:
+    """Those of the same minute, as far as they were measured."""
+    if not samples.memory:
+        return limits
+    read_write, write = map(statistics.median, zip(*samples.memory, strict=True))
+    return replace(limits, read_write=read_write, write=write)
 
 
 def heading(limits: Limits, peers: Sequence[str]) -> str:
