@@ -124,6 +124,7 @@ char* Communicator::DataOf(uint32_t sequence, int member) {
 }
 
 void Communicator::Post(const Request& request) {
+  job_->Begins(area_);
   if (remote_) {
     signature_ = request.Signature();
     return;
@@ -192,6 +193,7 @@ void Communicator::Announce(uint32_t number, const Notice& notice) {
 }
 
 Notice Communicator::Announced(uint32_t number, const Request& request) {
+  job_->AwaitsNext(area_);
   if (remote_) return remote_->Announced(request);
   NoticeBox& box = notices_[number % kNotices];
   job_->Await(box.number, number, members_[0], request);

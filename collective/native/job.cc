@@ -254,7 +254,7 @@ bool Job::lost() const {
 void Job::Leave() {
   if (leaving_.exchange(true)) return;
   header_->ranks[place_.local_rank].here.Raise(2);
-  if (!broken()) TellOtherHosts(Code::kOk, "");
+  if (!broken()) TellOtherHosts({News::kLeft, rank()}, "");
 }
 
 void Job::Part() {
@@ -262,12 +262,8 @@ void Job::Part() {
   if (network_) network_->Leave(settings_.give_up_seconds);
 }
 
-void Job::TellOtherHosts(Code code, const char* message) {
+void Job::TellOtherHosts(News news, const char* message) {
   if (!network_) return;
-  News news;
-  news.rank = rank();
-  news.code = static_cast<int32_t>(code);
-  news.lost = header_->lost;
   std::snprintf(news.message, sizeof(news.message), "%s", message);
   std::vector<int> others;
   for (int other = 0; other < size(); ++other) {
@@ -301,7 +297,11 @@ void Job::Break(Code code, const std::string& what, const std::string& hint) {
   TellRecorder(what);  // while every rank still is where it waits
   const Failure failure(code, what, hint);
   // Where someone was first, every rank tells that one's story.
-  if (SetBroken(code, failure.what())) TellOtherHosts(code, failure.what());
+  if (SetBroken(code, failure.what())) {
+    TellOtherHosts(
+        {News::kBroken, rank(), static_cast<int32_t>(code), header_->lost},
+        failure.what());
+  }
   ThrowBroken();
 }
 
@@ -327,17 +327,8 @@ void Job::Check(int waited_for) {
 void Job::CheckOtherHosts(int waited_for) {
   // Before listening: what a rank sent before it left is taken first.
   if (left_[waited_for]) BreakForLeft(waited_for);
-  News news;
-  while (network_->Hear(&news)) {
-    if (news.code == 0) {
-      left_[news.rank] = true;
-    } else {
-      TellRecorder(news.message);
-      if (news.lost) header_->lost = true;
-      SetBroken(static_cast<Code>(news.code), news.message);
-      ThrowBroken();
-    }
-  }
+  News news = {};
+  while (network_->Hear(&news)) Heard(news);
   if (!network_->survives()) return;
   const bool revoked = network_->Revoked();
   // Where it is, MPI may not know yet by whose death.
@@ -350,6 +341,23 @@ void Job::CheckOtherHosts(int waited_for) {
     if (revoked) std::this_thread::sleep_for(kListen);
   }
   if (revoked) BreakForDead("a rank");
+}
+
+void Job::Heard(const News& news) {
+  if (news.what == News::kLeft) {
+    left_[news.rank] = true;
+  } else if (news.what == News::kBroken) {
+    TellRecorder(news.message);
+    if (news.lost) header_->lost = true;
+    SetBroken(static_cast<Code>(news.code), news.message);
+    ThrowBroken();
+  } else {
+    std::lock_guard<std::mutex> lock(waiting_mutex_);
+    for (auto one = waits_elsewhere_.begin(); one != waits_elsewhere_.end();) {
+      one = Begun(one->second) ? waits_elsewhere_.erase(one) : std::next(one);
+    }
+    waits_elsewhere_.emplace(std::pair(news.rank, news.since), news);
+  }
 }
 
 void Job::BreakForDead(const std::string& who) {

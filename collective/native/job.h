@@ -11,10 +11,13 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "failure.h"
@@ -88,6 +91,9 @@ class Job {
     void Look();
 
    private:
+    // Of whom the ranks of other hosts wait for.
+    void LookElsewhere(int64_t now);
+
     Job* job_;
     const int rank_;
     const Request& doing_;
@@ -96,12 +102,17 @@ class Job {
     int64_t quiet_since_;
     uint32_t submitted_;
     Waiting* waiting_;
-    bool told_ = false;
+    bool told_ = false, told_elsewhere_ = false;
+    std::set<std::pair<int, int64_t>> passed_on_;  // of Job::waits_elsewhere_
   };
 
   // This thread asks for a collective. While only one thread of a process ever
   // does, nothing more comes from it while that one waits.
   void Called();
+  // It takes part in the next collective of this area of the shared memory; or
+  // waits for that to be announced.
+  void Begins(int area);
+  void AwaitsNext(int area);
   // One more was submitted.
   void Submitted() { submitted_.fetch_add(1, std::memory_order_relaxed); }
   // A queue has (1) or has no more (-1) collectives that were submitted.
@@ -175,12 +186,17 @@ class Job {
   void CheckOtherHosts(int waited_for);
   [[noreturn]] void BreakForDead(const std::string& who);
   [[noreturn]] void BreakForLeft(int rank);
-  void TellOtherHosts(Code code, const char* message);
+  void TellOtherHosts(News news, const char* message);
+  void Heard(const News& news);
   // False where another rank was first.
   bool SetBroken(Code code, const char* message);
   static std::string DoingOf(const Waiting& one);
   Waiting* Tell(int rank, int64_t since, const Request& doing);
   void Hold(bool waits);
+  // Nanoseconds after which a wait may be thought to have no end.
+  int64_t Patience() const;
+  // Whether the collective that is waited for has begun here.
+  bool Begun(const News& wait) const;
   // Whether ranks wait for each other in a circle that nothing can open.
   bool InCircle() const;
   // Who waits for this rank in a process set in which the function that this
@@ -200,6 +216,10 @@ class Job {
   Gathering here_;                       // the ranks of this host
   std::vector<int> hosts_;               // by rank
   std::vector<std::atomic<bool>> left_;  // by rank: those of other hosts
+  // In a job on several hosts, by rank and since when: who waits long for this
+  // rank, or for one that does.
+  std::map<std::pair<int, int64_t>, News> waits_elsewhere_;
+  std::atomic<uint32_t> begun_[kMostAreas] = {};  // collectives, by area
   Header* header_ = nullptr;
   char* areas_[kMostAreas] = {};
   size_t area_bytes_[kMostAreas] = {};

@@ -17,15 +17,6 @@ constexpr int kYields = 1000;  // about 100 us
 constexpr int64_t kYieldNanoseconds = 300'000;
 constexpr long kNapNanoseconds = 100'000'000;
 constexpr long kShortNapNanoseconds = 200'000;  // while messages are under way
-// After which ranks that wait for each other are looked at. Longer than needed:
-// a thread of a rank that has not yet asked for anything could still come.
-constexpr double kPatienceSeconds = 5;
-constexpr int64_t kStopped = 1'000'000'000;  // ten times as long as it naps
-
-int64_t Patience(const Settings& settings) {
-  return static_cast<int64_t>(
-      std::min(kPatienceSeconds, settings.stall_seconds) * 1e9);
-}
 
 inline void Pause() {
 #if defined(__x86_64__)
@@ -120,7 +111,8 @@ void Job::LongWait::Look() {
     submitted_ = submitted;
     quiet_since_ = now;
   }
-  if (now - quiet_since_ > Patience(settings)) {
+  if (job_->network_ && now - start_ > job_->Patience()) LookElsewhere(now);
+  if (now - quiet_since_ > job_->Patience()) {
     const std::string who = job_->WaitsInVain(doing_.plan);
     if (!who.empty()) {
       job_->Break(Code::kFailedPrecondition,
@@ -188,75 +180,6 @@ void Job::Hold(bool waits) {
   state.held_looked = now;
 }
 
-// Each of its threads has looked in vain after all the others had come to rest:
-// what these did before would have been seen. (One that was stopped looks too
-// long ago.) So the first of them that could go on, of all ranks, would need
-// another to have gone on before. A thread that nobody sees would do: hence the
-// queues are counted, and a second thread that calls ends it.
-bool Job::AtRest(int rank, int64_t now, std::vector<int>* waits_for) const {
-  const RankState& state = header_->ranks[rank];
-  const int64_t rest = Patience(settings_);
-  const auto rests = [&](const std::atomic<int64_t>& since,
-                         const std::atomic<int64_t>& looked) {
-    const int64_t last = looked.load();  // first: it is written last
-    return last - since.load() >= rest && now - last <= rest / 2;
-  };
-  int queues = state.queues.load();
-  if (state.several || now - state.changed < rest) return false;
-  int callers = state.held.load() && rests(state.held, state.held_looked);
-  for (const Waiting& one : state.waiting) {
-    const int32_t other = one.rank.load();
-    if (other == 0) continue;
-    one.caller ? ++callers : --queues;
-    if (other < 0 || !rests(one.since, one.looked)) return false;
-    waits_for->push_back(other - 1);
-  }
-  return callers == 1 && queues == 0 && !waits_for->empty();
-}
-
-bool Job::InCircle() const {
-  if (network_) return false;  // the ranks of other hosts are not seen here
-  const int64_t now = Now();
-  std::vector<std::vector<int>> waits_for(size());
-  std::vector<bool> stuck(size());
-  for (int rank = 0; rank < size(); ++rank) {
-    stuck[rank] = AtRest(rank, now, &waits_for[rank]);
-  }
-  // Who waits for one that is not stuck may yet go on, and so may who waits for
-  // that one.
-  for (bool fewer = true; fewer;) {
-    fewer = false;
-    for (int rank = 0; rank < size(); ++rank) {
-      for (int other : waits_for[rank]) {
-        if (!stuck[rank] || stuck[other]) continue;
-        stuck[rank] = false;
-        fewer = true;
-      }
-    }
-  }
-  return stuck[this->rank()];
-}
-
-// A function blocks the thread that calls it. So what it has not brought for so
-// long does not come, unless another thread runs a function of the same name.
-std::string Job::WaitsInVain(const Plan& mine) const {
-  if (mine.function == 0) return "";
-  const int64_t now = Now();
-  for (int i = 0; i < place_.local_size; ++i) {
-    for (const Waiting& one : header_->ranks[i].waiting) {
-      if (one.rank.load() != rank() + 1 || one.function != mine.function ||
-          now - one.since < Patience(settings_) ||
-          now - one.looked > kStopped || one.group == mine.group ||
-          PlanHas(mine.number, one.group, one.name)) {
-        continue;
-      }
-      return "rank " + std::to_string(here_.ranks[i]) + " waits for rank " +
-             std::to_string(rank()) + " in " + DoingOf(one) + "; ";
-    }
-  }
-  return "";
-}
-
 std::string Job::DoingOf(const Waiting& one) {
   return std::string(one.doing, strnlen(one.doing, sizeof(one.doing)));
 }
@@ -278,6 +201,12 @@ std::string Job::WhoWaits() const {
                " s in " + DoingOf(one) + "\n";
     }
     if (!waits) table += who + " is not in a collective\n";
+  }
+  for (const auto& [wait, news] : waits_elsewhere_) {
+    const bool here = host_of(news.rank) == host_of(rank());
+    if (news.passed_on == 0 && !here && !Begun(news)) {
+      table += std::string("  ") + news.message + ", on another host\n";
+    }
   }
   return table;
 }

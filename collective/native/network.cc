@@ -166,7 +166,7 @@ std::string Network::Error() {
 
 void Network::Progress() {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  News news;
+  News news = {};
   if (mpi_->poll(world_, kNewsTag, &news, sizeof(news))) heard_.push_back(news);
 }
 

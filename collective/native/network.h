@@ -18,13 +18,26 @@
 
 namespace collective {
 
-// What a rank tells the ranks of other hosts unasked: that it has left the job
-// (code 0), or why the job cannot go on.
+// What a rank tells ranks of other hosts unasked.
 struct News {
-  int32_t rank = 0;
-  int32_t code = 0;
+  enum What : int32_t {
+    kLeft,    // it has left the job
+    kBroken,  // why the job cannot go on
+    kWaits,   // it waits long (job_in_vain.cc)
+  };
+  What what;
+  int32_t rank;      // whose news it is
+  int32_t code = 0;  // kBroken
   int32_t lost = 0;  // whether because a rank has died
-  char message[2048] = {};
+  // kWaits: since when, by that rank's clock, which tells its waits apart.
+  int64_t since = 0;
+  int32_t passed_on = 0;  // by how many ranks
+  // Which collective is waited for: of which communicator, and its number.
+  int32_t area = 0;
+  uint32_t number = 0;
+  uint64_t function = 0, name = 0;  // and, unless passed on, plan.h's
+  int32_t group = 0;
+  char message[2048] = {};  // why, or who waits for whom in what
 };
 
 // Where the plug-in for the MPI that launched this process is, or would be.

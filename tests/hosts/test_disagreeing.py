@@ -1,0 +1,116 @@
+"""Calls that never meet, between hosts: told on every rank, long before the deadline."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests import launch
+
+NUMPY = """
+import time
+import numpy as np
+import collective
+
+collective.init()
+rank = collective.rank()
+sets = [collective.ProcessSet(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
+"""
+
+CIRCLE = (
+    NUMPY
+    + """
+try:
+    collective.{call}
+except collective.Disagreement as error:
+    print(error, flush=True)
+    time.sleep(2)  # mpirun ends the others where one ends without MPI_Finalize
+"""
+)
+
+TENSORFLOW = """
+import time
+import tensorflow as tf
+import collective.tensorflow as hvd
+
+pair, other = hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 2])
+hvd.init(process_sets=[pair, other])
+mine = other if hvd.rank() else pair
+
+DECORATOR
+def step(x):
+    rows = hvd.allgather(x, name="rows")
+    hvd.allreduce(x, name="weights", process_set=mine)
+    return rows + hvd.allreduce(x, name="biases")[0]
+
+try:
+    for _ in range(2):
+        step(tf.ones(3))
+except tf.errors.FailedPreconditionError as error:
+    print(error, flush=True)
+    time.sleep(2)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "allreduce(np.ones(3), name='weights', process_set=sets[rank])",
+        "allreduce_async(np.ones(3), name='weights', process_set=sets[rank]).wait()",
+    ],
+    ids=["blocking", "handle"],
+)
+def test_a_circle_of_process_sets_is_told_on_every_rank(call, hosts):
+    printed = ended(hosts, CIRCLE.format(call=call))
+    for rank, awaited, ranks in [(0, 1, "0,1"), (1, 2, "1,2"), (2, 0, "0,2")]:
+        told = f"rank {rank} waits for rank {awaited} in all-reduce 'weights' average"
+        assert printed.count(f"{told} float64[3] among ranks {ranks}") == 3, printed
+
+
+@pytest.mark.parametrize("decorator", ["", "@tf.function"], ids=["eager", "function"])
+def test_tensorflow_tells_of_different_process_sets(decorator, hosts):
+    """Rank 0 waits for rank 2, of the other host, which takes another set."""
+    printed = ended(hosts, TENSORFLOW.replace("DECORATOR", decorator))
+    told = "rank 0 waits for rank 2 in all-reduce 'weights' average float32[3]"
+    assert printed.count(f"{told} among ranks 0,2") >= 3, printed
+
+
+SLOW = (
+    NUMPY
+    + """
+def start(number):
+    return collective.allreduce_async(
+        np.ones(3), collective.Sum, process_set=sets[number]
+    )
+
+if rank == 0:
+    last, first = start(0), start(2)
+    assert (last.wait() == 2).all() and (first.wait() == 2).all()
+elif rank == 1:
+    assert (start(1).wait() == 2).all()
+    assert (start(0).wait() == 2).all()
+else:
+    time.sleep(2)
+    first = start(2)
+    assert (start(1).wait() == 2).all() and (first.wait() == 2).all()
+collective.barrier()
+"""
+)
+
+
+def test_ranks_that_wait_for_a_slow_one_are_no_circle(hosts):
+    """Rank 0 waits for both others, 1 for 2, which computes; then all meet."""
+    stall = "COLLECTIVE_STALL_SECONDS"
+    command = hosts.mpirun([2, 1], [sys.executable, "-c", SLOW], "-x", stall)
+    impatient = launch.environment(**{stall: "0.3"})
+    code, printed = launch.run(command, impatient, 60)
+    assert code == 0, printed
+
+
+def ended(lab, script: str) -> str:
+    """What was printed by ranks 0 and 1 of one host and 2 of another."""
+    command = lab.mpirun([2, 1], [sys.executable, "-c", script])
+    code, printed = launch.run(command, launch.environment(), 90)
+    assert code == 1, printed
+    return printed
