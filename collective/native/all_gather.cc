@@ -59,7 +59,7 @@ void AllGather(Communicator& ranks, const Request& request) {
       const size_t begin = turn * kChunk;
       const size_t more = length(me, begin);
       ranks.AwaitFree(Communicator::kRead, chunk, request);
-      stores.Next(request.kind, most, std::min(kChunk, most - begin));
+      stores.Next(request.kind, most, std::min(kChunk, most - begin), me == 0);
       SlotStores::Work work(stores);
       ranks.kernels().copy(slot(chunk, me, more), input + begin, more,
                            stores.stream());

@@ -66,14 +66,9 @@ class Direct {
         [&](const Tensor& tensor, size_t offset, size_t position,
             size_t count) { visit(tensor, offset, position - begin, count); });
   }
+  // Where a chunk lies in its slots.
   size_t PlaceOf(uint32_t turn) const {
     return Communicator::PlaceOf(first_ + turn, Length(turn) * wire_.bytes());
-  }
-  char* SlotOf(uint32_t turn, int member) const {
-    return ranks_.Slot(first_ + turn, member) + PlaceOf(turn);
-  }
-  char* ResultOf(uint32_t turn) const {
-    return ranks_.Result(first_ + turn) + PlaceOf(turn);
   }
   int Other(int i) const { return (ranks_.me() + i) % ranks_.size(); }
 
@@ -81,9 +76,10 @@ class Direct {
     const uint32_t chunk = first_ + turn;
     ranks_.AwaitFree(Communicator::kRead, chunk, r_.request);
     stores_.Next(Kind::kAllReduce, r_.span.length() * wire_.bytes(),
-                 Length(turn) * wire_.bytes(), wire_.narrow());
+                 Length(turn) * wire_.bytes(), ranks_.me() == 0,
+                 wire_.narrow());
     SlotStores::Work work(stores_);
-    char* slot = SlotOf(turn, ranks_.me());
+    char* slot = ranks_.Slot(chunk, ranks_.me()) + PlaceOf(turn);
     for (int i = 1; i < ranks_.size(); ++i) {
       ForPart(turn, Other(i),
               [&](const Tensor& tensor, size_t offset, size_t position,
@@ -99,6 +95,7 @@ class Direct {
     ranks_.AwaitFree(Communicator::kDone, chunk, r_.request);
     ranks_.AwaitAll(Communicator::kFilled, chunk, r_.request);
     SlotStores::Work work(stores_);
+    const size_t place = PlaceOf(turn);
     const void* sources[128];
     ReduceJob job = {};
     job.sources = sources;
@@ -111,12 +108,13 @@ class Direct {
             [&](const Tensor& tensor, size_t offset, size_t position,
                 size_t count) {
               for (int member = 0; member < ranks_.size(); ++member) {
-                sources[member] =
-                    SlotOf(turn, member) + position * wire_.bytes();
+                sources[member] = ranks_.Slot(chunk, member) + place +
+                                  position * wire_.bytes();
               }
               sources[ranks_.me()] = wire_.Input(tensor, offset);
               job.out = wire_.Output(tensor, offset);
-              job.slot = ResultOf(turn) + position * wire_.bytes();
+              job.slot =
+                  ranks_.Result(chunk) + place + position * wire_.bytes();
               job.count = count;
               r_.kernel(job);
             });
@@ -125,6 +123,7 @@ class Direct {
 
   void CopyOut(uint32_t turn) {
     const uint32_t chunk = first_ + turn;
+    const char* sums = ranks_.Result(chunk) + PlaceOf(turn);
     for (int i = 1; i < ranks_.size(); ++i) {
       const int member = Other(i);
       ranks_.AwaitStage(Communicator::kRead, chunk, member, r_.request);
@@ -132,9 +131,8 @@ class Direct {
       ForPart(turn, member,
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
-                wire_.CopyOut(tensor, offset,
-                              ResultOf(turn) + position * wire_.bytes(), count,
-                              stream_out_);
+                wire_.CopyOut(tensor, offset, sums + position * wire_.bytes(),
+                              count, stream_out_);
               });
     }
     ranks_.Pass(Communicator::kDone, chunk);

@@ -53,7 +53,8 @@ void AllToAll(Communicator& ranks, const Request& request) {
       const uint32_t chunk = first + turn;
       const size_t begin = turn * room;
       ranks.AwaitFree(Communicator::kRead, chunk, request);
-      stores.Next(request.kind, most * n, std::min(room, most - begin) * n);
+      stores.Next(request.kind, most * n, std::min(room, most - begin) * n,
+                  me == 0);
       SlotStores::Work work(stores);
       for (int i = 1; i < n; ++i) {
         const int member = (me + i) % n;

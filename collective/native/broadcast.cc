@@ -54,15 +54,22 @@ void Broadcast(Communicator& ranks, const Request& request) {
   ranks.Agree(request);
   const uint32_t first = ranks.first_chunk();
   uint32_t turn = 0;
+  SlotStores& stores = ranks.stores();
+  const int reader = request.root == 0 ? 1 : 0;
   for (size_t begin = 0; begin < bytes; ++turn) {
     const size_t end = std::min(begin + Communicator::kChunkBytes, bytes);
     const uint32_t chunk = first + turn;
-    char* slot = ranks.Slot(chunk, request.root);
+    char* slot = ranks.Slot(chunk, request.root) +
+                 Communicator::PlaceOf(chunk, end - begin);
+    stores.Next(request.kind, bytes, end - begin, ranks.me() == reader);
     if (root) {
       ranks.AwaitFree(Communicator::kRead, chunk, request);
-      copy(begin, end, slot, true);
+      copy(begin, end, slot, stores.stream());
       ranks.Pass(Communicator::kFilled, chunk);
     } else {
+      // With the wait: the root writes while this rank reads, and the slower of
+      // them counts.
+      SlotStores::Work work(stores);
       ranks.AwaitStage(Communicator::kFilled, chunk, request.root, request);
       copy(begin, end, slot, false);
       ranks.Pass(Communicator::kRead, chunk);

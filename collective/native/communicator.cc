@@ -99,7 +99,7 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
   mail_flags_ = reinterpret_cast<Flag*>(base + mail_flags);
   slots_ = base + slots;
   mail_ = base + mail;
-  stores_.Open(reinterpret_cast<SlotStores::Told*>(base + told), me_ == 0);
+  stores_.Open(reinterpret_cast<SlotStores::Told*>(base + told));
   for (Stage stage : {kFilled, kRead, kDone}) {
     FlagOf(stage, me_).Raise(chunk_);
   }

@@ -74,7 +74,7 @@ void ReduceScatter(Communicator& ranks, const Request& request) {
       const size_t begin = turn * step;
       ranks.AwaitFree(Communicator::kRead, chunk, request);
       stores.Next(request.kind, most * size * n,
-                  std::min(step, most - begin) * size * n);
+                  std::min(step, most - begin) * size * n, me == 0);
       SlotStores::Work work(stores);
       for (int i = 1; i < n; ++i) {
         const int member = (me + i) % n;

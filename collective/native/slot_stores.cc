@@ -23,12 +23,10 @@ constexpr double kFaster = 0.95, kSlower = 1.3;
 
 }  // namespace
 
-void SlotStores::Open(Told* told, bool decides) {
-  told_ = told;
+SlotStores::SlotStores() {
   const char* wish = std::getenv("COLLECTIVE_STORES");
-  if (wish && std::strcmp(wish, "streaming") == 0) wish_ = kStream + 1;
-  if (wish && std::strcmp(wish, "ordinary") == 0) wish_ = kOrdinary + 1;
-  decides_ = decides && wish_ == 0;
+  if (wish && std::strcmp(wish, "streaming") == 0) wish_ = kStream;
+  if (wish && std::strcmp(wish, "ordinary") == 0) wish_ = kOrdinary;
 }
 
 int SlotStores::SizeClassOf(size_t total) {

@@ -7,17 +7,18 @@
 // ordinary stores can be twice as fast. Which it is depends on the processor
 // and on where the ranks run, which changes while they do.
 //
-// So it is measured, by the first member, in the collectives themselves: what
-// copying and summing takes, without the waits. Now and then a window of chunks
-// is written the other way; the more that costs, the more seldom, so that it is
-// a hundredth of the time at most. All members write in the way that the first
-// one tells. Sums do not depend on it.
+// So it is measured, by one member, in the collectives themselves: what copying
+// and summing takes, without the waits. Now and then a window of chunks is
+// written the other way; the more that costs, the more seldom, so that it is a
+// hundredth of the time at most. All members write in the way that this one
+// tells. Sums do not depend on it.
 #ifndef COLLECTIVE_NATIVE_SLOT_STORES_H_
 #define COLLECTIVE_NATIVE_SLOT_STORES_H_
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "types.h"
 
@@ -32,21 +33,24 @@ class SlotStores {
     std::atomic<uint32_t> ways[kClasses];  // zero at first
   };
 
-  // `told`: shared by the members. Of these one decides.
-  void Open(Told* told, bool decides);
+  SlotStores();
+  // `told`: shared by the members.
+  void Open(Told* told) { told_ = told; }
 
-  // Before a chunk of so many bytes, of a collective of `total` bytes.
-  void Next(Kind kind, size_t total, size_t chunk, bool narrow = false) {
+  // Before a chunk of so many bytes, of a collective of `total` bytes. One
+  // member `decides`.
+  void Next(Kind kind, size_t total, size_t chunk, bool decides,
+            bool narrow = false) {
     const int row = narrow ? kKinds : static_cast<int>(kind);
     class_ = row * kSizes + SizeClassOf(total);
-    if (decides_) Advance(chunk);
-    way_ =
-        wish_ ? wish_ - 1 : told_->ways[class_].load(std::memory_order_relaxed);
+    measuring_ = false;
+    if (decides && !wish_) Advance(chunk);
+    way_ = wish_.value_or(told_->ways[class_].load(std::memory_order_relaxed));
   }
   // Whether slots are written around the caches.
   bool stream() const { return way_ == kStream; }
 
-  // Lives while slots are read or written: not while it waits.
+  // Lives while slots are read or written: what is measured.
   class Work {
    public:
     explicit Work(SlotStores& stores)
@@ -82,9 +86,8 @@ class SlotStores {
   bool Measured(const State& state) const;
 
   Told* told_ = nullptr;
-  bool decides_ = false;
   bool measuring_ = false;
-  uint32_t wish_ = 0;  // of COLLECTIVE_STORES; plus 1, or nothing
+  std::optional<uint32_t> wish_;  // of COLLECTIVE_STORES
   uint32_t way_ = kStream;
   int class_ = 0;
   int part_ = 0;
