@@ -6,10 +6,11 @@
 
 Two questions. What does a call of 4 bytes add to an empty ``tf.function``? And how long
 do 160 tensors of 100 MB together take, as the gradients of a ResNet-50 would?
-``collective`` is the core's op, ``drop-in`` is ``collective.tensorflow``. Each contestant
-is a job of its own, for Horovod's thread, which looks for work once a millisecond, would
-slow the others; the jobs take turns. Each time is that of the slowest rank, and the
-medians of all turns are printed, with the best beside them. Sums are checked first.
+``collective`` is the core's op, ``drop-in`` is ``collective.tensorflow``; with the empty
+function they take turns in one job. Horovod is a job of its own, for its thread, which
+looks for work once a millisecond, would slow the others; the jobs take turns, too. Each
+time is that of the slowest rank, and the medians of all turns are printed, with the best
+beside them. Sums are checked first.
 """
 
 from __future__ import annotations
@@ -41,24 +42,25 @@ def main() -> None:
     """Starts the jobs and prints a line for each contestant; or is a rank of one."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--launch", default="mpirun -np 2", type=shlex.split)
-    p.add_argument("--rounds", type=int, default=3, help="jobs of each contestant")
-    p.add_argument("--turns", type=int, default=15, help="of each job")
+    p.add_argument("--rounds", type=int, default=3, help="jobs of each kind")
+    p.add_argument("--turns", type=int, default=15, help="of each contestant in a job")
     p.add_argument("--bytes", type=int, nargs="*", default=[4], help="of one tensor")
-    p.add_argument("--contestant", help=argparse.SUPPRESS)
+    p.add_argument("--contestants", nargs="*", help=argparse.SUPPRESS)
     p.add_argument("--record", help=argparse.SUPPRESS)
     args = p.parse_args()
-    if args.contestant:
+    if args.contestants:
         rank(args)
         return
-    names = ["empty", "collective", "drop-in"]
+    jobs = [["empty", "collective", "drop-in"]]
     if horovod_installed.misfit() is None:
-        names.append("horovod")
+        jobs.append(["horovod"])
     seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     print(f"load {os.getloadavg()[0]:.1f}")
     for _ in range(args.rounds):
-        for name in names:
-            for case, times in job(args, name).items():
-                seconds[case][name] += times
+        for names in jobs:
+            for case, found in job(args, names).items():
+                for name, times in found.items():
+                    seconds[case][name] += times
     for case, found in seconds.items():
         print(f"\n{case}")
         core = float(np.median(found["collective"]))
@@ -70,20 +72,22 @@ def main() -> None:
             )
 
 
-def job(args: argparse.Namespace, name: str) -> dict[str, list[float]]:
-    """Seconds of the calls of one job, by what was summed."""
+def job(
+    args: argparse.Namespace, names: list[str]
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds of the calls of one job, by what was summed and by whom."""
     with tempfile.NamedTemporaryFile() as record:
         command = [*args.launch, sys.executable, __file__, "--turns", str(args.turns)]
         command += ["--bytes", *map(str, args.bytes)]
-        command += ["--contestant", name, "--record", record.name]
+        command += ["--contestants", *names, "--record", record.name]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
+            sys.exit(f"{', '.join(names)} failed:\n{done.stdout}{done.stderr}")
         return json.load(record)
 
 
 def rank(args: argparse.Namespace) -> None:
-    """Measures one contestant; rank 0 writes the record."""
+    """Measures the contestants; rank 0 writes the record."""
     with quiet():
         import tensorflow as tf
 
@@ -97,18 +101,21 @@ def rank(args: argparse.Namespace) -> None:
 
         cases = [filled([count // 4]) for count in args.bytes]
         cases.append(filled(sizes(MEGABYTES * 10**6 // 4, TENSORS)))
-        summing = contestant(args.contestant)
+        summing = {name: contestant(name) for name in args.contestants}
     total = collective.size() * (collective.size() + 1) / 2
-    found = {}
+    found: dict[str, dict[str, list[float]]] = {}
     for tensors in cases:
         inner = calls(sum(int(t.shape[0]) * 4 for t in tensors))
-        function = tf.function(summing, autograph=False)
-        got = function(tensors)
-        if args.contestant != "empty":
-            assert all(np.all(t.numpy() == total) for t in got)
-        found[what(tensors)] = [
-            timed(function, tensors, inner) for _ in range(args.turns)
-        ]
+        functions = {}
+        for name, sums in summing.items():
+            functions[name] = tf.function(sums, autograph=False)
+            got = functions[name](tensors)
+            if name != "empty":
+                assert all(np.all(t.numpy() == total) for t in got)
+        times = found[what(tensors)] = defaultdict(list)
+        for _ in range(args.turns):
+            for name, function in functions.items():
+                times[name].append(timed(function, tensors, inner))
     if collective.rank() == 0:
         with open(args.record, "w") as file:
             json.dump(found, file)
