@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "disagreement.h"
+#include "job_memory.h"
 
 namespace collective {
 namespace {
@@ -19,8 +20,9 @@ namespace {
 constexpr size_t kPiece = size_t{60} << 10;
 constexpr size_t kInFlight = 16;
 constexpr size_t kTextBytes = 2048;
-// Polls of MPI before giving the core away for a moment each time.
-constexpr int kPolls = 20000;
+// MPI is polled so long before the core is given away for a moment each time:
+// longer than a piece takes at 10 Gb/s, for then it never is.
+constexpr int64_t kPollNanoseconds = 100'000;
 constexpr std::chrono::microseconds kNap(50);
 // Before a lost connection is blamed on the rank at its other end.
 constexpr int kListens = 10;
@@ -53,9 +55,13 @@ bool Remote::Done(void* transfer, int member) {
 }
 
 void Remote::Await(void* transfer, int member, const Request& request) {
-  for (int i = 0; i < kPolls; ++i) {
+  int64_t start = 0;
+  for (int i = 1;; ++i) {
     if (Done(transfer, member)) return;
-    if (i % 16 == 15) std::this_thread::yield();
+    if (i % 16 != 0) continue;
+    std::this_thread::yield();
+    if (start == 0) start = Now();
+    if (Now() - start > kPollNanoseconds) break;
   }
   Job::LongWait wait(job_, members_[member], request);
   while (!Done(transfer, member)) {
