@@ -52,7 +52,9 @@ class Options:
         algorithm: Of the all-reduce, as for ``collective.allreduce`` (native).
         transport_dtype: ``float16`` or ``bfloat16``: what float32 gradients of 1024
             elements or more are on the way (native). None: what they are.
-        bucket_bytes: Sums the gradients in buckets of about so many bytes (native).
+        bucket_bytes: Sums the gradients in buckets of about so many bytes, the first
+            while the rest is computed (native). By default buckets of 4 MiB between
+            hosts, and one for all on one host.
             None: all in one.
         parameter_servers: Ranks that hold variables (tf-parameter-server). None: one.
         min_np: Goes on without ranks that die while so many are left (native, mpi).
@@ -236,6 +238,11 @@ class Backend(ABC):
         """
         self.require_all_ranks()
         return self._all_reduce(list(tensors))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether ``all_reduce`` sums the first tensors before the last are there."""
+        return False
 
     @abstractmethod
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:

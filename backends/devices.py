@@ -32,12 +32,16 @@ def tensorflow_has_started() -> bool:
     return found is not None and found._context_handle is not None
 
 
-def configure(options: Options, environment: Environment) -> None:
+def configure(
+    options: Options, environment: Environment, sends_early: bool = False
+) -> None:
     """Shares out cores and GPUs. Must run before TensorFlow's first operation.
 
     A process among n on a host gets its share of the cores and, where there are
     GPUs, the one of its local rank, or as many as it places its model over; memory is
-    taken as it is needed, not all at once.
+    taken as it is needed, not all at once. Where gradients are sent early, while
+    others are computed, TensorFlow gets a second thread for its operations: with one
+    only, what is ready to be sent waits until nothing is left to be computed.
     """
     import tensorflow as tf
 
@@ -45,7 +49,9 @@ def configure(options: Options, environment: Environment) -> None:
     threads = options.threads or cores_per_process(environment)
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(
+            max(threads, 2) if sends_early else threads
+        )
         physical = tf.config.list_physical_devices("GPU")
         if physical and environment.size > 1:
             count = options.model_parallel

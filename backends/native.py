@@ -21,6 +21,10 @@ from collective.operations.kinds import algorithm_number, transport_number
 ENDED = "ended the job with exit code"
 NARROWED_FROM = 1024  # elements
 
+# By default (benchmarks/buckets.py). On one host the ranks compute on the cores that
+# would sum meanwhile, so there it is all in one.
+BUCKET_BYTES_BETWEEN_HOSTS = 4 << 20
+
 
 class NativeBackend(Backend):
     """A replica in each process, summed by the core in ``collective/native``."""
@@ -44,6 +48,9 @@ class NativeBackend(Backend):
 
         environment = environment or detect()
         super().__init__(options, environment)
+        self._bucket_bytes = options.bucket_bytes
+        if self._bucket_bytes is None and self.size != self.local_size:
+            self._bucket_bytes = BUCKET_BYTES_BETWEEN_HOSTS
         if options.min_np is not None and self.size != self.local_size:
             mpi_world.require_fault_tolerance()
         algorithm_number(options.algorithm)  # told now, not in the first step
@@ -53,7 +60,7 @@ class NativeBackend(Backend):
             self._leave_out(environment.size)
         if options.tensor_parallel > 1:
             self._share_replicas(options.tensor_parallel)
-        configure(options, environment)
+        configure(options, environment, self.overlaps)
         self.stages = stages(options)
         self._recording: timeline.Recording | None = None
 
@@ -125,6 +132,11 @@ class NativeBackend(Backend):
                 results[place] = total
         return results
 
+    @property
+    def overlaps(self) -> bool:
+        """Where the gradients leave in buckets."""
+        return self._bucket_bytes is not None
+
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         return tensors if self._alone else self._reduced(tensors, None)
 
@@ -141,7 +153,7 @@ class NativeBackend(Backend):
             process_set=None if self.tensor is None else self.tensor.across,
             algorithm=self.options.algorithm,
             transport_dtype=transport_dtype,
-            bucket_bytes=self.options.bucket_bytes,
+            bucket_bytes=self._bucket_bytes,
         )
 
     def _reduce_scatter(self, rows: Any) -> Any:

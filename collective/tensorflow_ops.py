@@ -13,7 +13,7 @@ import random
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -38,10 +38,12 @@ class _Trace:
     Attributes:
         plan: Number under which the core knows the names of its collectives.
         calls: Collectives so far.
+        last: The last op of a process set and name.
     """
 
     plan: int
     calls: int = 0
+    last: dict[tuple[int, str], weakref.ref[tf.Operation]] = field(default_factory=dict)
 
 
 _traces: weakref.WeakKeyDictionary[Any, _Trace] = weakref.WeakKeyDictionary()
@@ -112,7 +114,8 @@ def all_reduce(
     results: list[tf.Tensor | None] = [None] * len(tensors)
     buckets = _buckets(tensors, None if tf.executing_eagerly() else bucket_bytes)
     for number, places in enumerate(buckets):
-        reduced = _ops().collective_all_reduce(
+        reduced = _make(
+            "all_reduce",
             [tensors[place] for place in places],
             reduction=op_number(op),
             algorithm=algorithm_number(algorithm),
@@ -152,8 +155,11 @@ def broadcast(
     if not tensors:
         return []
     root = process_set.ranks.index(root_rank) if process_set else root_rank
-    return _ops().collective_broadcast(
-        tensors, root=root, **_attributes(_name("broadcast", name), _group(process_set))
+    return _make(
+        "broadcast",
+        tensors,
+        root=root,
+        **_attributes(_name("broadcast", name), _group(process_set)),
     )
 
 
@@ -174,8 +180,10 @@ def allgather(
         tf.errors.OpError: As for ``all_reduce``.
     """
     tensor = tf.convert_to_tensor(tensor)
-    result = _ops().collective_all_gather(
-        tensor, **_attributes(_name("allgather", name), _group(process_set))
+    result = _make(
+        "all_gather",
+        tensor,
+        **_attributes(_name("allgather", name), _group(process_set)),
     )
     return _with_rows(result, tensor)
 
@@ -201,7 +209,8 @@ def reducescatter(
         tf.errors.OpError: As for ``all_reduce``.
     """
     tensor = tf.convert_to_tensor(tensor)
-    result = _ops().collective_reduce_scatter(
+    result = _make(
+        "reduce_scatter",
         tensor,
         reduction=op_number(op),
         **_attributes(_name("reducescatter", name), _group(process_set)),
@@ -234,7 +243,8 @@ def alltoall(
     size = members(process_set)[2]
     if splits is None:
         splits = tf.fill([size], tf.shape(tensor, tf.int64)[0] // size)
-    result, received = _ops().collective_all_to_all(
+    result, received = _make(
+        "all_to_all",
         tensor,
         tf.cast(splits, tf.int64),
         **_attributes(_name("alltoall", name), _group(process_set)),
@@ -317,6 +327,32 @@ def _attributes(name: str, group: int) -> dict[str, Any]:
     }
 
 
+def _make(kind: str, *inputs: Any, **attributes: Any) -> Any:
+    """Makes an op; its results.
+
+    Inside a ``tf.function``, TensorFlow runs ops with side effects one after the other,
+    in the order of the program. These need no order: each begins when its inputs are
+    there, beside others and beside what is still computed. Only one of the same name as
+    another before it waits for that: ranks would take one for the other.
+    """
+    op = getattr(_ops(), f"collective_{kind}")
+    if tf.executing_eagerly():
+        return op(*inputs, **attributes)
+    _, trace = _trace()
+    key = attributes.get("process_set", 0), attributes["tensor_name"]
+    graph = tf.compat.v1.get_default_graph()
+    before = trace.last[key]() if key in trace.last else None
+    same = [before] if before is not None and before.graph is graph else []
+    with tf.control_dependencies(same):
+        results = op(*inputs, **attributes)
+    made = tf.nest.flatten(results)[0].op
+    trace.last[key] = weakref.ref(made)  # not the graph's owner
+    manager = getattr(graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(made)
+    return results
+
+
 def _gradient_attributes(op: tf.Operation) -> dict[str, Any]:
     name = op.get_attr("tensor_name").decode()
     return _attributes(
@@ -332,7 +368,8 @@ def _all_reduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Ten
             f"{Op(reduction).name} over ranks has no gradient",
             hint="differentiate through Sum or Average only",
         )
-    return _ops().collective_all_reduce(
+    return _make(
+        "all_reduce",
         list(gradients),
         reduction=reduction,
         algorithm=op.get_attr("algorithm"),
@@ -344,7 +381,7 @@ def _all_reduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Ten
 @tf.RegisterGradient("CollectiveBroadcast")
 def _broadcast_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor]:
     attributes = _gradient_attributes(op)
-    sums = _ops().collective_all_reduce(list(gradients), **attributes)
+    sums = _make("all_reduce", list(gradients), **attributes)
     me, _ = _place(op)
     # Within a set the root is counted among its members, as it is in the op.
     if me == op.get_attr("root"):
@@ -359,10 +396,13 @@ def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     rows = tf.shape(op.inputs[0], tf.int64)[0]
     me, _ = _place(op)
     # With the ranks: those that have joined give none.
-    everyone = _ops().collective_all_gather(
-        tf.stack([[me, rows]]), tensor_name=name and f"rows of {name}", **attributes
+    everyone = _make(
+        "all_gather",
+        tf.stack([[me, rows]]),
+        tensor_name=name and f"rows of {name}",
+        **attributes,
     )
-    (total,) = _ops().collective_all_reduce([gradient], tensor_name=name, **attributes)
+    (total,) = _make("all_reduce", [gradient], tensor_name=name, **attributes)
     start = tf.reduce_sum(tf.where(everyone[:, 0] < me, everyone[:, 1], 0))
     return total[start : start + rows]
 
@@ -375,7 +415,7 @@ def _reducescatter_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
             f"{Op(reduction).name} over ranks has no gradient",
             hint="differentiate through Sum or Average only",
         )
-    whole = _ops().collective_all_gather(gradient, **_gradient_attributes(op))
+    whole = _make("all_gather", gradient, **_gradient_attributes(op))
     _, size = _place(op)
     return whole / size if reduction == int(Average) else whole
 
@@ -385,9 +425,7 @@ def _alltoall_gradient(
     op: tf.Operation, gradient: tf.Tensor, received: tf.Tensor
 ) -> list[tf.Tensor | None]:
     del received  # the numbers of rows have no gradient
-    result, _ = _ops().collective_all_to_all(
-        gradient, op.outputs[1], **_gradient_attributes(op)
-    )
+    result, _ = _make("all_to_all", gradient, op.outputs[1], **_gradient_attributes(op))
     return [result, None]
 
 

@@ -185,10 +185,11 @@ class Step:
         rounded = [place for place, t in enumerate(local) if id(t) in gradients]
         with tf.control_dependencies(local):
             start = tf.timestamp()
-        with tf.control_dependencies([start]):
-            local = [tf.identity(t) for t in local]
+        if not self.backend.overlaps:
+            with tf.control_dependencies([start]):
+                local = [tf.identity(t) for t in local]
         reduced = self._all_reduce(local, rounded)
-        with tf.control_dependencies(reduced):
+        with tf.control_dependencies([start, *reduced]):
             stop = tf.timestamp()
         sums, moved, trouble, checksums, receipt, notices = tf.nest.pack_sequence_as(
             parts, reduced

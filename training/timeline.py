@@ -1,7 +1,8 @@
 """What every rank did when, as one Chrome trace (``train.py --timeline FILE``).
 
 One row a rank. In each step: ``input``, ``forward/backward``, ``all-reduce`` (in it,
-the buckets, where the backend can tell) and ``update``. The ranks of rank 0's host
+the buckets, where the backend can tell; in a line of their own, where they leave before
+the backward pass is done) and ``update``. The ranks of rank 0's host
 write ``FILE`` while they train; those of any other host write ``FILE.<host>`` there,
 and at the end these are added to ``FILE``. All times are rank 0's. Who joins a job that
 runs gets a row of its own, and a rank whose number changes keeps its row.
@@ -32,6 +33,7 @@ LIMIT_BYTES = 64 << 20
 FLUSH_SECONDS = 0.2
 CHUNK = 1 << 18  # bytes that are sent at a time, when files are merged
 BATCH = 1000  # events that are then written at a time
+BUCKETS = 1  # the line of those that leave early
 
 
 class _Step(NamedTuple):
@@ -194,7 +196,8 @@ class Timeline:
         start = float(report[Layout.REDUCE_START]) + since
         stop = float(report[Layout.REDUCE_STOP]) + since
         # Two clocks were read: a microsecond must not let a bucket out of its span.
-        start = min([start, *(c.begin for c in collectives)])
+        if not self.backend.overlaps:
+            start = min([start, *(c.begin for c in collectives)])
         stop = max([stop, *(c.end for c in collectives)])
         start = min(max(start, step.ready), step.done)
         stop = min(max(stop, start), step.done)
@@ -206,7 +209,8 @@ class Timeline:
         ]
         for i, c in enumerate(collectives):
             name = f"all-reduce of bucket {i}"
-            events.append(self._span(name, c.begin, c.end, bytes=c.bytes))
+            bucket = self._span(name, c.begin, c.end, bytes=c.bytes)
+            events.append(bucket | {"tid": BUCKETS if self.backend.overlaps else 0})
         return [*events, self._span("update", stop, step.done)]
 
     def _span(self, name: str, begin: float, end: float, **more: Any) -> Event:
@@ -231,7 +235,10 @@ class Timeline:
             "offset_seconds": self.offset.seconds,
             "error_seconds": self.offset.error,
         }
+        buckets = {"name": "thread_name", "ph": "M", "pid": number, "tid": BUCKETS}
+        lines = [buckets | {"args": {"name": "buckets"}}] * backend.overlaps
         return [
+            *lines,
             {"name": "process_name", "ph": "M", **row, "args": {"name": name}},
             {"name": "process_sort_index", "ph": "M", **row, "args": {"sort_index": number}},
             {"name": "thread_name", "ph": "M", **row, "args": {"name": "steps"}},

@@ -1,0 +1,74 @@
+"""A training whose first layer's gradient waits until the sum of the last one's is there.
+
+    collectiverun -np 2 python tests/training/ranks_overlapping.py
+
+Prints in how many of the 4 steps it came: all, where a bucket is summed while what
+comes before it is still computed.
+"""
+
+import time
+
+import numpy as np
+
+import backends
+from backends.base import Options
+
+BACKEND = backends.get("native", Options(bucket_bytes=10_000))
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import training  # noqa: E402
+
+LAST_BUCKET = (60 + 1) * 70 * 4  # bytes of the last layer
+TURNS = 1000
+
+begun = [0.0]
+early = set()
+
+
+def forward(x):
+    begun[0] = time.perf_counter()
+    return x
+
+
+def waits(turn):
+    sums = [c for c in BACKEND.recorded() if c.bytes == LAST_BUCKET]
+    if any(c.begin > begun[0] for c in sums):
+        early.add(begun[0])
+        return False
+    time.sleep(0.01)
+    return turn < TURNS
+
+
+@tf.custom_gradient
+def watched(x):
+    def gradient(upstream):
+        def again(turn, upstream):
+            return tf.numpy_function(waits, [turn], tf.bool, stateful=False)
+
+        return tf.while_loop(again, lambda i, u: (i + 1, u), (0, upstream))[1]
+
+    seen = tf.numpy_function(forward, [x], x.dtype, stateful=False)
+    return tf.ensure_shape(seen, x.shape), gradient
+
+
+class Watched(keras.layers.Layer):
+    def call(self, x):
+        return watched(x)
+
+
+def make():
+    dense = keras.layers.Dense
+    model = keras.Sequential([keras.Input([50]), dense(60), Watched(), dense(70)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+BACKEND.record(True)
+rows = 8 * BACKEND.size
+data = np.ones((rows, 50), np.float32), np.ones((rows, 70), np.float32)
+training.fit(
+    make, data, backend=BACKEND, global_batch_size=rows // 2, epochs=2, verbose=0
+)
+print(f"early in {len(early)} steps", flush=True)

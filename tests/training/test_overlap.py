@@ -1,0 +1,19 @@
+"""Buckets of gradients are summed while the backward pass goes on."""
+
+import sys
+
+import pytest
+
+from collective import library
+from tests import launch
+
+SCRIPT = launch.ROOT / "tests/training/ranks_overlapping.py"
+
+
+@pytest.mark.launches
+@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+def test_a_bucket_is_summed_while_the_next_is_computed():
+    command = [*launch.command("native", 2), sys.executable, str(SCRIPT)]
+    code, printed = launch.run(command, launch.environment(), 100)
+    assert code == 0, printed
+    assert printed.count("early in 4 steps") == 2, printed
