@@ -121,6 +121,24 @@ def test_ranks_may_submit_in_different_orders(rank, size):
         assert (results[name] == size * (size - 1) / 2).all()
 
 
+def test_only_ops_of_one_name_wait_for_each_other(rank):
+    """As ops with side effects, TensorFlow would run all of them in turn."""
+
+    @tf.function
+    def step(x):
+        tf.print(end="")  # has side effects, too
+        return [
+            tensorflow_ops.all_reduce([x], name=name) for name in ("one", "two", "one")
+        ]
+
+    graph = step.get_concrete_function(tf.ones(3)).graph
+    ops = [op for op in graph.get_operations() if op.type == "CollectiveAllReduce"]
+    first, second, again = sorted(ops, key=graph.get_operations().index)
+    assert first.control_inputs == second.control_inputs == []
+    assert again.control_inputs == [first]
+    assert {op.name for op in ops} <= {op.name for op in graph.control_outputs}
+
+
 def test_disagreement_reaches_every_rank(rank, size):
     if size == 1:
         pytest.skip("one rank always agrees with itself")
