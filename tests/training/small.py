@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from tests import launch
-from training import fit
+from training import Checkpoint, checkpoint, fit
 from training.callbacks import followed_variables
 from training.loop import Result
 
@@ -126,3 +127,17 @@ def assert_ranks_agree(backend: Any, result: Result) -> None:
     for other in states[1:]:
         for value, wanted in zip(other, states[0], strict=True):
             np.testing.assert_array_equal(value, wanted)
+
+
+class Waiting(Checkpoint):
+    """Leaves none out: a test wants to know which there are."""
+
+    def save(self, *arguments):
+        self._not_before = 0.0
+        super().save(*arguments)
+        self._thread.join()
+
+
+def names(folder: Path) -> list[str]:
+    """What is there, beside the lock."""
+    return sorted({path.name for path in folder.glob("*")} - {checkpoint.LOCK})
