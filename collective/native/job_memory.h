@@ -58,8 +58,8 @@ struct Job::Header {
   RankState ranks[kMostRanks];
 };
 
-// Who has not looked for so long, in nanoseconds, has been stopped: ten times as
-// long as it naps.
+// Who has not looked for so long, in nanoseconds, has been stopped: ten times
+// as long as it naps.
 constexpr int64_t kStopped = 1'000'000'000;
 
 // By the monotonic clock, which the ranks of a host share.

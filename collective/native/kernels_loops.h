@@ -121,7 +121,11 @@ void ReduceLoop(const ReduceJob& job) {
   constexpr bool kOneType = kSame<T, W>;
   constexpr size_t kLanes = Ours::kLanes;
   const int n = NS ? NS : job.nsources;
-  const void* const* sources = job.sources;
+  // Copied where their number is known: whatever is stored, they stay the same,
+  // in registers.
+  const void* known[NS ? NS : 1];
+  for (int q = 0; q < NS; ++q) known[q] = job.sources[q];
+  const void* const* sources = NS ? known : job.sources;
   const int own = job.own;
   T* out = static_cast<T*>(job.out);
   W* slot = static_cast<W*>(job.slot);
