@@ -55,7 +55,6 @@ class Options:
         bucket_bytes: Sums the gradients in buckets of about so many bytes, the first
             while the rest is computed (native). By default buckets of 4 MiB between
             hosts, and one for all on one host.
-            None: all in one.
         parameter_servers: Ranks that hold variables (tf-parameter-server). None: one.
         min_np: Goes on without ranks that die while so many are left (native, mpi).
             None: what the launcher was told; where it was not, the job ends.

@@ -186,11 +186,14 @@ class Job {
   void CheckOtherHosts(int waited_for);
   [[noreturn]] void BreakForDead(const std::string& who);
   [[noreturn]] void BreakForLeft(int rank);
+  // `who` waits for whom, a line each.
+  [[noreturn]] void BreakForCircle(const std::string& who);
   void TellOtherHosts(News news, const char* message);
   void Heard(const News& news);
   // False where another rank was first.
   bool SetBroken(Code code, const char* message);
   static std::string DoingOf(const Waiting& one);
+  static std::string Line(int rank, int other, const std::string& doing);
   Waiting* Tell(int rank, int64_t since, const Request& doing);
   void Hold(bool waits);
   // Nanoseconds after which a wait may be thought to have no end.

@@ -48,11 +48,21 @@ bool Job::Begun(const News& wait) const {
   return static_cast<int32_t>(begun_[wait.area] - wait.number) >= 0;
 }
 
+std::string Job::Line(int rank, int other, const std::string& doing) {
+  return "rank " + std::to_string(rank) + " waits for rank " +
+         std::to_string(other) + " in " + doing;
+}
+
+void Job::BreakForCircle(const std::string& who) {
+  Break(Code::kFailedPrecondition,
+        "ranks wait for each other in different collectives:\n" + who,
+        "make the same calls, in the same order and with the same process set, "
+        "on every rank");
+}
+
 void Job::LongWait::LookElsewhere(int64_t now) {
   Job& job = *job_;
-  const std::string line = "rank " + std::to_string(job.rank()) +
-                           " waits for rank " + std::to_string(rank_) + " in " +
-                           doing_.Describe();
+  const std::string line = Line(job.rank(), rank_, doing_.Describe());
   const auto tell = [&](News news, const std::string& message) {
     news.area = area_of_thread;
     news.number = number_of_thread;
@@ -89,11 +99,7 @@ void Job::LongWait::LookElsewhere(int64_t now) {
       further.passed_on = news.passed_on + 1;
       tell(further, std::string(news.message) + "\n  " + line);
     } else if (news.since == start_) {
-      job.Break(Code::kFailedPrecondition,
-                "ranks wait for each other in different collectives:\n  " +
-                    std::string(news.message) + "\n",
-                "make the same calls, in the same order and with the same "
-                "process set, on every rank");
+      job.BreakForCircle("  " + std::string(news.message) + "\n");
     }
   }
 }
@@ -161,8 +167,7 @@ std::string Job::WaitsInVain(const Plan& mine) const {
       if (one.rank.load() == rank() + 1 && now - one.since >= Patience() &&
           now - one.looked <= kStopped &&
           in_vain(one.function, one.group, one.name)) {
-        return "rank " + std::to_string(here_.ranks[i]) + " waits for rank " +
-               std::to_string(rank()) + " in " + DoingOf(one) + "; ";
+        return Line(here_.ranks[i], rank(), DoingOf(one)) + "; ";
       }
     }
   }

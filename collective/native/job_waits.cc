@@ -100,13 +100,7 @@ void Job::LongWait::Look() {
                 "a rank that is only slow is given more time by "
                 "COLLECTIVE_TIMEOUT=seconds");
   }
-  if (job_->InCircle()) {
-    job_->Break(Code::kFailedPrecondition,
-                "ranks wait for each other in different collectives:\n" +
-                    job_->WhoWaits(),
-                "make the same calls, in the same order and with the same "
-                "process set, on every rank");
-  }
+  if (job_->InCircle()) job_->BreakForCircle(job_->WhoWaits());
   if (const uint32_t submitted = job_->submitted_; submitted != submitted_) {
     submitted_ = submitted;
     quiet_since_ = now;

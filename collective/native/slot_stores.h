@@ -8,10 +8,10 @@
 // and on where the ranks run, which changes while they do.
 //
 // So it is measured, by one member, in the collectives themselves: what copying
-// and summing takes, without the waits. Now and then a window of chunks is
-// written the other way; the more that costs, the more seldom, so that it is a
-// hundredth of the time at most. All members write in the way that this one
-// tells. Sums do not depend on it.
+// and summing takes, without the waits (but see broadcast.cc). Now and then a
+// window of chunks is written the other way; the more that costs, the more
+// seldom, so that it is a hundredth of the time at most. All members write in
+// the way that this one tells. Sums do not depend on it.
 #ifndef COLLECTIVE_NATIVE_SLOT_STORES_H_
 #define COLLECTIVE_NATIVE_SLOT_STORES_H_
 

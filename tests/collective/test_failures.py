@@ -358,27 +358,7 @@ def test_different_process_sets_are_told_on_every_rank(call):
 
 
 def test_handles_that_wait_for_a_slow_rank_are_no_circle():
-    """Rank 0 waits for both others, 1 for 2, which computes; then all meet."""
-    code = (
-        PRELUDE
-        + """
-    sets = [collective.ProcessSet(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
-    def start(number):
-        return collective.allreduce_async(
-            np.ones(3), collective.Sum, process_set=sets[number]
-        )
-    if rank == 0:
-        last, first = start(0), start(2)
-        assert (last.wait() == 2).all() and (first.wait() == 2).all()
-    elif rank == 1:
-        assert (start(1).wait() == 2).all()
-        assert (start(0).wait() == 2).all()
-    else:
-        time.sleep(2)
-        first = start(2)
-        assert (start(1).wait() == 2).all() and (first.wait() == 2).all()
-    """
-    )
+    code = (ROOT / "tests/collective/ranks_no_circle.py").read_text()
     for exit_code, out, err in Ranks(3, code, COLLECTIVE_STALL_SECONDS="0.3").finish():
         assert exit_code == 0, out + err
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests import launch
 
-NUMPY = """
+CIRCLE = """
 import time
 import numpy as np
 import collective
@@ -16,18 +16,12 @@ import collective
 collective.init()
 rank = collective.rank()
 sets = [collective.ProcessSet(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
-"""
-
-CIRCLE = (
-    NUMPY
-    + """
 try:
     collective.{call}
 except collective.Disagreement as error:
     print(error, flush=True)
     time.sleep(2)  # mpirun ends the others where one ends without MPI_Finalize
 """
-)
 
 TENSORFLOW = """
 import time
@@ -76,33 +70,10 @@ def test_tensorflow_tells_of_different_process_sets(decorator, hosts):
     assert printed.count(f"{told} among ranks 0,2") >= 3, printed
 
 
-SLOW = (
-    NUMPY
-    + """
-def start(number):
-    return collective.allreduce_async(
-        np.ones(3), collective.Sum, process_set=sets[number]
-    )
-
-if rank == 0:
-    last, first = start(0), start(2)
-    assert (last.wait() == 2).all() and (first.wait() == 2).all()
-elif rank == 1:
-    assert (start(1).wait() == 2).all()
-    assert (start(0).wait() == 2).all()
-else:
-    time.sleep(2)
-    first = start(2)
-    assert (start(1).wait() == 2).all() and (first.wait() == 2).all()
-collective.barrier()
-"""
-)
-
-
 def test_ranks_that_wait_for_a_slow_one_are_no_circle(hosts):
-    """Rank 0 waits for both others, 1 for 2, which computes; then all meet."""
+    script = launch.ROOT / "tests/collective/ranks_no_circle.py"
     stall = "COLLECTIVE_STALL_SECONDS"
-    command = hosts.mpirun([2, 1], [sys.executable, "-c", SLOW], "-x", stall)
+    command = hosts.mpirun([2, 1], [sys.executable, str(script)], "-x", stall)
     impatient = launch.environment(**{stall: "0.3"})
     code, printed = launch.run(command, impatient, 60)
     assert code == 0, printed
