@@ -149,7 +149,9 @@ void Communicator::Agree(const Request& request) {
 }
 
 void Communicator::ThrowDisagreement(const Request& request) {
-  // Everyone has seen that the hashes differ, so everyone comes here.
+  // Everyone has seen that the hashes differ, so everyone comes here; some with
+  // slots filled for what will not be.
+  Finish(kDepth);
   std::vector<uint64_t> signatures;
   for (int member = 0; member < size_; ++member) {
     signatures.push_back(PostOf(sequence_, member).signature);

@@ -76,7 +76,8 @@ class Communicator {
   // Tells the others what this rank is about to do.
   void Post(const Request& request);
   // Waits for everyone's post. Throws kFailedPrecondition on every rank where
-  // they differ, telling what each passed; the communicator stays usable.
+  // they differ, telling what each passed; the communicator stays usable, even
+  // if ranks have filled slots of up to kDepth chunks before.
   void Agree(const Request& request);
   // After Agree: what a member posted.
   const char* PostedBy(int member) { return DataOf(sequence_, member); }

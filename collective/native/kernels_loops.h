@@ -210,7 +210,8 @@ void AverageIntegers(const ReduceJob& job) {
 }
 
 void Copy(void* target, const void* source, size_t bytes, bool stream) {
-  typedef char Line __attribute__((vector_size(64)));
+  typedef char Line __attribute__((vector_size(kVectorBytes)));
+  constexpr size_t kLine = sizeof(Line);
   char* to = static_cast<char*>(target);
   const char* from = static_cast<const char*>(source);
   if (!stream || bytes < 256) {
@@ -220,15 +221,15 @@ void Copy(void* target, const void* source, size_t bytes, bool stream) {
   const size_t head = -reinterpret_cast<uintptr_t>(to) & 63;
   __builtin_memcpy(to, from, head);
   size_t i = head;
-  for (; i + 256 <= bytes; i += 256) {
+  for (; i + 4 * kLine <= bytes; i += 4 * kLine) {
     const Line a = LoadAs<Line>(from + i);
-    const Line b = LoadAs<Line>(from + i + 64);
-    const Line c = LoadAs<Line>(from + i + 128);
-    const Line d = LoadAs<Line>(from + i + 192);
+    const Line b = LoadAs<Line>(from + i + kLine);
+    const Line c = LoadAs<Line>(from + i + 2 * kLine);
+    const Line d = LoadAs<Line>(from + i + 3 * kLine);
     Stream(to + i, a);
-    Stream(to + i + 64, b);
-    Stream(to + i + 128, c);
-    Stream(to + i + 192, d);
+    Stream(to + i + kLine, b);
+    Stream(to + i + 2 * kLine, c);
+    Stream(to + i + 3 * kLine, d);
   }
   __builtin_memcpy(to + i, from + i, bytes - i);
   StreamsDone();

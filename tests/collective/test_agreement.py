@@ -14,8 +14,10 @@ def several(size):
 
 
 def still_works(size):
+    mine = np.arange(200_000.0) * (collective.rank() + 1)
     np.testing.assert_array_equal(
-        collective.allreduce(np.ones(200_000), collective.Sum), size
+        collective.allreduce(mine, collective.Sum),
+        np.arange(200_000.0) * (size * (size + 1) // 2),
     )
 
 
@@ -71,6 +73,24 @@ def test_algorithms_and_transports(rank, size):
     with pytest.raises(Disagreement, match="transport=bfloat16"):
         collective.allreduce(array, transport_dtype="bfloat16" if rank else None)
     still_works(size)
+
+
+@pytest.mark.parametrize("count", [200_000, 1_000_000])
+def test_large_ones_leave_outputs_alone_and_chunks_in_step(rank, size, count):
+    """Ranks have filled shared slots before they see that they disagree, and not
+    as many each."""
+    for time in range(5):
+        out = np.full(count, -1.0, np.float32)
+        array = np.full(count, rank, np.float32)
+        with pytest.raises(Disagreement, match=r"broadcast|150000"):
+            if rank != time % size:
+                collective.allreduce(array, collective.Sum, out=out)
+            elif time < 3:
+                collective.broadcast(array, rank)
+            else:
+                collective.allreduce(array[:150_000], out=out[:150_000])
+        assert np.all(out == -1)
+        still_works(size)
 
 
 def test_gathered_rows_of_different_shapes(rank, size):
