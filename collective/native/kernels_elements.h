@@ -13,6 +13,9 @@
 #include <immintrin.h>
 #endif
 
+// Of what works on registers: called, it would be handed them in memory.
+#define COLLECTIVE_INLINE inline __attribute__((always_inline))
+
 namespace collective {
 namespace {
 
@@ -37,27 +40,36 @@ constexpr int kVectorBytes = 16;
 constexpr int kFloats = kVectorBytes / 4;
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
-typedef uint16_t Shorts __attribute__((vector_size(kVectorBytes / 2)));
+// A register of 16-bit floats is two of float32.
+typedef uint16_t Shorts __attribute__((vector_size(kVectorBytes)));
+struct Pair {
+  Floats low, high;
+};
 
+// Wherever it lies. (Not copied with memcpy: compilers make integers of small
+// vectors on the way.)
 template <class V>
-inline V LoadAs(const void* from) {
+struct __attribute__((packed, may_alias)) Anywhere {
   V value;
-  __builtin_memcpy(&value, from, sizeof(V));
-  return value;
+};
+
+template <class V>
+COLLECTIVE_INLINE V LoadAs(const void* from) {
+  return static_cast<const Anywhere<V>*>(from)->value;
 }
 
 template <class V>
-inline void StoreAs(void* to, V value) {
-  __builtin_memcpy(to, &value, sizeof(V));
+COLLECTIVE_INLINE void StoreAs(void* to, V value) {
+  static_cast<Anywhere<V>*>(to)->value = value;
 }
 
-inline uint32_t BitsOf(float value) {
+COLLECTIVE_INLINE uint32_t BitsOf(float value) {
   uint32_t bits;
   __builtin_memcpy(&bits, &value, 4);
   return bits;
 }
 
-inline float FloatOf(uint32_t bits) {
+COLLECTIVE_INLINE float FloatOf(uint32_t bits) {
   float value;
   __builtin_memcpy(&value, &bits, 4);
   return value;
@@ -65,11 +77,11 @@ inline float FloatOf(uint32_t bits) {
 
 // ---- one element -----------------------------------------------------------
 
-inline float Widen(Brain value) {
+COLLECTIVE_INLINE float Widen(Brain value) {
   return FloatOf(static_cast<uint32_t>(value.bits) << 16);
 }
 
-inline float Widen(Half value) {
+COLLECTIVE_INLINE float Widen(Half value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
   const uint32_t rest = static_cast<uint32_t>(value.bits & 0x7fff) << 13;
   const uint32_t exponent = rest & 0x0f800000;
@@ -80,7 +92,7 @@ inline float Widen(Half value) {
 }
 
 // Both round to nearest even and keep a NaN a (quiet) NaN.
-inline void Narrow(float value, Brain* result) {
+COLLECTIVE_INLINE void Narrow(float value, Brain* result) {
   const uint32_t bits = BitsOf(value);
   if ((bits & 0x7fffffff) > 0x7f800000) {
     result->bits = static_cast<uint16_t>(bits >> 16 | 0x40);
@@ -90,7 +102,7 @@ inline void Narrow(float value, Brain* result) {
   }
 }
 
-inline void Narrow(float value, Half* result) {
+COLLECTIVE_INLINE void Narrow(float value, Half* result) {
   const uint32_t bits = BitsOf(value);
   const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t rest = bits & 0x7fffffff;
@@ -107,32 +119,55 @@ inline void Narrow(float value, Half* result) {
   result->bits = static_cast<uint16_t>(sign | half);
 }
 
-// ---- a vector of elements --------------------------------------------------
+// ---- a register of elements ------------------------------------------------
 // The last argument says which 16-bit type it is.
 
-inline Floats WidenBlock(Shorts halves, Brain) {
+COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, Brain) {
 #if defined(__AVX512F__)
-  const __m512i words = _mm512_cvtepu16_epi32((__m256i)halves);
+  const __m512i bits = (__m512i)halves;
+  const __m512i low =
+      _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7,
+                       0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi32(16 << 16));
+  constexpr __mmask32 kUpper = 0xAAAAAAAA;  // the upper halves; zero below
+  return {(Floats)_mm512_maskz_permutexvar_epi16(kUpper, low, bits),
+          (Floats)_mm512_maskz_permutexvar_epi16(kUpper, high, bits)};
 #elif defined(__AVX2__)
-  const __m256i words = _mm256_cvtepu16_epi32((__m128i)halves);
+  const __m256i none = _mm256_setzero_si256();
+  const __m256i bits = _mm256_permute4x64_epi64((__m256i)halves, 0xD8);
+  return {(Floats)_mm256_unpacklo_epi16(none, bits),
+          (Floats)_mm256_unpackhi_epi16(none, bits)};
+#elif defined(__SSE2__)
+  const __m128i none = _mm_setzero_si128();
+  return {(Floats)_mm_unpacklo_epi16(none, (__m128i)halves),
+          (Floats)_mm_unpackhi_epi16(none, (__m128i)halves)};
 #else
-  const Words words = __builtin_convertvector(halves, Words);
+  Pair result;
+  for (int i = 0; i < kFloats; ++i) {
+    result.low[i] = Widen(Brain{halves[i]});
+    result.high[i] = Widen(Brain{halves[i + kFloats]});
+  }
+  return result;
 #endif
-  return (Floats)((Words)words << 16);
 }
 
 // Rounds to what bfloat16 can hold; only the upper halves of the result count.
-// (AVX-512's own conversion flushes subnormals to zero.)
-inline Words RoundToBrain(Floats values) {
+// (AVX-512's own conversion flushes subnormals to zero, and is no faster.)
+COLLECTIVE_INLINE Words RoundToBrain(Floats values) {
   const Words bits = (Words)values;
+#if defined(__AVX512F__)
+  const __mmask16 odd =
+      _mm512_test_epi32_mask((__m512i)bits, _mm512_set1_epi32(1 << 16));
+  const __mmask16 nan =
+      _mm512_cmp_ps_mask((__m512)values, (__m512)values, _CMP_UNORD_Q);
+  __m512i rounded = (__m512i)(bits + 0x7fff);
+  rounded = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
+  return (Words)_mm512_mask_or_epi32(rounded, nan, (__m512i)bits,
+                                     _mm512_set1_epi32(0x400000));
+#else
   const Words rounded = bits + 0x7fff + (bits >> 16 & 1);
   const Words quiet = bits | 0x400000;
-#if defined(__AVX512F__)
-  return (Words)_mm512_mask_mov_epi32(
-      (__m512i)rounded,
-      _mm512_cmp_ps_mask((__m512)values, (__m512)values, _CMP_UNORD_Q),
-      (__m512i)quiet);
-#elif defined(__AVX2__)
+#if defined(__AVX2__)
   return (Words)_mm256_blendv_ps(
       (__m256)rounded, (__m256)quiet,
       _mm256_cmp_ps((__m256)values, (__m256)values, _CMP_UNORD_Q));
@@ -140,58 +175,75 @@ inline Words RoundToBrain(Floats values) {
   const Words is_nan = (Words)(values != values);
   return (is_nan & quiet) | (~is_nan & rounded);
 #endif
-}
-
-inline Shorts NarrowBlock(Floats values, Brain) {
-  const Words halves = RoundToBrain(values) >> 16;
-#if defined(__AVX512F__)
-  return (Shorts)_mm512_cvtepi32_epi16((__m512i)halves);
-#elif defined(__AVX2__)
-  return (Shorts)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)halves),
-                                  _mm256_extracti128_si256((__m256i)halves, 1));
-#else
-  return __builtin_convertvector(halves, Shorts);
 #endif
 }
 
-// What WidenBlock makes of what NarrowBlock makes of it.
-inline Floats RoundBlock(Floats values, Brain) {
-  return (Floats)(RoundToBrain(values) & 0xffff0000);
-}
-
+COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, Brain) {
+  const Words low = RoundToBrain(values.low), high = RoundToBrain(values.high);
 #if defined(__AVX512F__)
-inline Floats WidenBlock(Shorts halves, Half) {
-  return (Floats)_mm512_cvtph_ps((__m256i)halves);
-}
-inline Shorts NarrowBlock(Floats values, Half) {
-  return (Shorts)_mm512_cvtps_ph((__m512)values, _MM_FROUND_TO_NEAREST_INT);
-}
-#elif defined(__F16C__) && defined(__AVX2__)
-inline Floats WidenBlock(Shorts halves, Half) {
-  return (Floats)_mm256_cvtph_ps((__m128i)halves);
-}
-inline Shorts NarrowBlock(Floats values, Half) {
-  return (Shorts)_mm256_cvtps_ph((__m256)values, _MM_FROUND_TO_NEAREST_INT);
-}
+  const __m512i odd = _mm512_set_epi16(
+      63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29,
+      27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  return (Shorts)_mm512_permutex2var_epi16((__m512i)low, odd, (__m512i)high);
+#elif defined(__AVX2__)
+  const __m256i halves =
+      _mm256_packus_epi32((__m256i)(low >> 16), (__m256i)(high >> 16));
+  return (Shorts)_mm256_permute4x64_epi64(halves, 0xD8);
+#elif defined(__SSE2__)
+  // With their signs: packing without is SSE4.1.
+  return (Shorts)_mm_packs_epi32(_mm_srai_epi32((__m128i)low, 16),
+                                 _mm_srai_epi32((__m128i)high, 16));
 #else
-inline Floats WidenBlock(Shorts halves, Half) {
-  Floats result;
-  for (int i = 0; i < kFloats; ++i) result[i] = Widen(Half{halves[i]});
-  return result;
-}
-inline Shorts NarrowBlock(Floats values, Half) {
   Shorts result;
   for (int i = 0; i < kFloats; ++i) {
-    Half half;
-    Narrow(values[i], &half);
-    result[i] = half.bits;
+    result[i] = static_cast<uint16_t>(low[i] >> 16);
+    result[i + kFloats] = static_cast<uint16_t>(high[i] >> 16);
   }
   return result;
-}
 #endif
+}
 
-inline Floats RoundBlock(Floats values, Half) {
-  return WidenBlock(NarrowBlock(values, Half{}), Half{});
+COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, Half) {
+#if defined(__AVX512F__)
+  const __m512i bits = (__m512i)halves;
+  return {(Floats)_mm512_cvtph_ps(_mm512_castsi512_si256(bits)),
+          (Floats)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1))};
+#elif defined(__F16C__) && defined(__AVX2__)
+  const __m256i bits = (__m256i)halves;
+  return {(Floats)_mm256_cvtph_ps(_mm256_castsi256_si128(bits)),
+          (Floats)_mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1))};
+#else
+  Pair result;
+  for (int i = 0; i < kFloats; ++i) {
+    result.low[i] = Widen(Half{halves[i]});
+    result.high[i] = Widen(Half{halves[i + kFloats]});
+  }
+  return result;
+#endif
+}
+
+COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, Half) {
+#if defined(__AVX512F__)
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT;
+  return (Shorts)_mm512_inserti64x4(
+      _mm512_castsi256_si512(_mm512_cvtps_ph((__m512)values.low, kNearest)),
+      _mm512_cvtps_ph((__m512)values.high, kNearest), 1);
+#elif defined(__F16C__) && defined(__AVX2__)
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT;
+  return (Shorts)_mm256_inserti128_si256(
+      _mm256_castsi128_si256(_mm256_cvtps_ph((__m256)values.low, kNearest)),
+      _mm256_cvtps_ph((__m256)values.high, kNearest), 1);
+#else
+  Shorts result;
+  for (int i = 0; i < kFloats; ++i) {
+    Half low, high;
+    Narrow(values.low[i], &low);
+    Narrow(values.high[i], &high);
+    result[i] = low.bits;
+    result[i + kFloats] = high.bits;
+  }
+  return result;
+#endif
 }
 
 // ---- streaming stores ------------------------------------------------------
@@ -203,7 +255,7 @@ inline Floats RoundBlock(Floats values, Half) {
 // stores would have a second one before it, and the queue of stores is what
 // they wait for. (4 ranks then took 195 us for 1 MB instead of 160.)
 template <class V>
-inline void Stream(void* to, V value) {
+COLLECTIVE_INLINE void Stream(void* to, V value) {
 #if defined(__x86_64__)
   [[maybe_unused]] char* bytes = static_cast<char*>(to);
   [[maybe_unused]] const uintptr_t address = reinterpret_cast<uintptr_t>(to);
@@ -232,22 +284,19 @@ inline void Stream(void* to, V value) {
   if constexpr (sizeof(V) == 16) {
     _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)value);
   }
-  if constexpr (sizeof(V) == 8) {
-    _mm_stream_si64(reinterpret_cast<long long*>(to), (long long)value);
-  }
 #else
   StoreAs(to, value);  // arm64 has no store that pays here
 #endif
 }
 
 // Makes streamed data visible before whatever is stored next.
-inline void StreamsDone() {
+COLLECTIVE_INLINE void StreamsDone() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
 
-inline bool CanStream(const void* to) {
+COLLECTIVE_INLINE bool CanStream(const void* to) {
   return reinterpret_cast<uintptr_t>(to) % 16 == 0;
 }
 

@@ -10,53 +10,87 @@
 namespace collective {
 namespace {
 
-// Handled at a time: two cache lines, where there are registers for them.
-constexpr int kVectors = kVectorBytes == 16 ? 4 : 128 / kVectorBytes;
+template <class V>
+COLLECTIVE_INLINE void Put(void* to, V value, bool stream) {
+  if (stream) {
+    Stream(to, value);
+  } else {
+    StoreAs(to, value);
+  }
+}
 
-// What a type is summed in, the vector of that, and what one such vector
-// becomes in memory.
+// What a type is summed in, one and two registers of them, and what those
+// become in memory. (Two by name, not an array of them: compilers keep such an
+// array in memory wherever a branch fills it.)
+template <class T, class S>
+struct AsTheyAre {
+  typedef S Scalar;
+  typedef S Vector __attribute__((vector_size(kVectorBytes)));
+  struct Block {
+    Vector low, high;
+  };
+  static constexpr size_t kBlock = sizeof(Block) / sizeof(T);
+  static COLLECTIVE_INLINE Block Load(const T* from) {
+    return {LoadAs<Vector>(from), LoadAs<Vector>(from + kBlock / 2)};
+  }
+  typedef Block Packed;
+  // Not copied: compilers copy them word by word.
+  static COLLECTIVE_INLINE const Packed& Pack(const Block& block) {
+    return block;
+  }
+  static COLLECTIVE_INLINE void Store(T* to, const Packed& packed,
+                                      bool stream) {
+    Put(to, packed.low, stream);
+    Put(to + kBlock / 2, packed.high, stream);
+  }
+};
+
 template <class T>
-struct Sums {
-  typedef T Scalar;
-  typedef T Vector __attribute__((vector_size(kVectorBytes)));
-  typedef Vector Packed;
-  static constexpr size_t kLanes = kVectorBytes / sizeof(T);
-  static Vector Load(const T* from) { return LoadAs<Vector>(from); }
-  static Packed Pack(Vector value) { return value; }
-  static Scalar LoadOne(const T* from) { return *from; }
-  static void StoreOne(Scalar value, T* to) { *to = value; }
+struct Sums : AsTheyAre<T, T> {
+  static COLLECTIVE_INLINE T LoadOne(const T* from) { return *from; }
+  static COLLECTIVE_INLINE void StoreOne(T value, T* to) { *to = value; }
+};
+template <>
+struct Sums<Truth> : AsTheyAre<Truth, uint8_t> {
+  static COLLECTIVE_INLINE uint8_t LoadOne(const Truth* from) {
+    return from->bits;
+  }
+  static COLLECTIVE_INLINE void StoreOne(uint8_t value, Truth* to) {
+    to->bits = value;
+  }
 };
 
 template <class T>
 struct SixteenBits {
   typedef float Scalar;
   typedef Floats Vector;
+  typedef Sums<float>::Block Block;
+  static constexpr size_t kBlock = kVectorBytes / sizeof(T);
   typedef Shorts Packed;
-  static constexpr size_t kLanes = kFloats;
-  static Vector Load(const T* from) {
-    return WidenBlock(LoadAs<Shorts>(from), T{});
+  static COLLECTIVE_INLINE Packed Pack(const Block& block) {
+    return NarrowRegister(Pair{block.low, block.high}, T{});
   }
-  static Packed Pack(Vector value) { return NarrowBlock(value, T{}); }
-  static Vector Round(Vector value) { return RoundBlock(value, T{}); }
-  static Scalar LoadOne(const T* from) { return Widen(*from); }
-  static void StoreOne(Scalar value, T* to) { Narrow(value, to); }
+  static COLLECTIVE_INLINE Block Unpack(Packed packed) {
+    const Pair pair = WidenRegister(packed, T{});
+    return {pair.low, pair.high};
+  }
+  static COLLECTIVE_INLINE Block Load(const T* from) {
+    return Unpack(LoadAs<Shorts>(from));
+  }
+  static COLLECTIVE_INLINE void Store(T* to, Packed packed, bool stream) {
+    Put(to, packed, stream);
+  }
+  static COLLECTIVE_INLINE Scalar LoadOne(const T* from) {
+    return Widen(*from);
+  }
+  static COLLECTIVE_INLINE void StoreOne(Scalar value, T* to) {
+    Narrow(value, to);
+  }
 };
 template <>
 struct Sums<Half> : SixteenBits<Half> {};
 template <>
 struct Sums<Brain> : SixteenBits<Brain> {};
-
-template <>
-struct Sums<Truth> {
-  typedef uint8_t Scalar;
-  typedef uint8_t Vector __attribute__((vector_size(kVectorBytes)));
-  typedef Vector Packed;
-  static constexpr size_t kLanes = kVectorBytes;
-  static Vector Load(const Truth* from) { return LoadAs<Vector>(from); }
-  static Packed Pack(Vector value) { return value; }
-  static Scalar LoadOne(const Truth* from) { return from->bits; }
-  static void StoreOne(Scalar value, Truth* to) { to->bits = value; }
-};
 
 template <class A, class B>
 constexpr bool kSame = false;
@@ -101,25 +135,16 @@ struct And {
   }
 };
 
-template <class V>
-inline void Put(void* to, V value, bool stream) {
-  if (stream) {
-    Stream(to, value);
-  } else {
-    StoreAs(to, value);
-  }
-}
-
 // T: the tensors' type; W: the transport's (slots and the others' sources).
 // NS: number of sources where it is known when compiling, else 0.
 template <class T, class W, class Operation, bool kDivide, int NS>
 void ReduceLoop(const ReduceJob& job) {
   using Ours = Sums<T>;
   using Theirs = Sums<W>;
+  using Block = typename Ours::Block;
   using V = typename Ours::Vector;
   using Scalar = typename Ours::Scalar;
   constexpr bool kOneType = kSame<T, W>;
-  constexpr size_t kLanes = Ours::kLanes;
   const int n = NS ? NS : job.nsources;
   // Copied where their number is known: whatever is stored, they stay the same,
   // in registers.
@@ -127,12 +152,13 @@ void ReduceLoop(const ReduceJob& job) {
   for (int q = 0; q < NS; ++q) known[q] = job.sources[q];
   const void* const* sources = NS ? known : job.sources;
   const int own = job.own;
+  const size_t count = job.count;
   T* out = static_cast<T*>(job.out);
   W* slot = static_cast<W*>(job.slot);
   const bool stream_out = job.stream_out && CanStream(out);
   const bool stream_slot = job.stream_slot && CanStream(slot);
   const Scalar divisor = static_cast<Scalar>(job.divisor);
-  const auto load = [&](int q, size_t i) -> V {
+  const auto load = [&](int q, size_t i) -> Block {
     if (kOneType || q != own) {
       return Theirs::Load(static_cast<const W*>(sources[q]) + i);
     }
@@ -145,29 +171,28 @@ void ReduceLoop(const ReduceJob& job) {
     return Ours::LoadOne(static_cast<const T*>(sources[q]) + i);
   };
   size_t i = 0;
-  for (; i + kVectors * kLanes <= job.count; i += kVectors * kLanes) {
-    V sums[kVectors];
-    for (int v = 0; v < kVectors; ++v) sums[v] = load(0, i + v * kLanes);
+  for (; i + Ours::kBlock <= count; i += Ours::kBlock) {
+    Block sums = load(0, i);
     for (int q = 1; q < n; ++q) {
-      for (int v = 0; v < kVectors; ++v) {
-        sums[v] =
-            Operation::template Apply<V>(sums[v], load(q, i + v * kLanes));
-      }
+      const Block more = load(q, i);
+      sums.low = Operation::template Apply<V>(sums.low, more.low);
+      sums.high = Operation::template Apply<V>(sums.high, more.high);
     }
-    for (int v = 0; v < kVectors; ++v) {
-      if (kDivide) sums[v] = sums[v] / divisor;
-      const auto packed = Theirs::Pack(sums[v]);
-      if (slot) Put(slot + i + v * kLanes, packed, stream_slot);
-      if (out) {
-        if constexpr (kOneType) {
-          Put(out + i + v * kLanes, packed, stream_out);
-        } else {
-          Put(out + i + v * kLanes, Theirs::Round(sums[v]), stream_out);
-        }
+    if (kDivide) {
+      sums.low = sums.low / divisor;
+      sums.high = sums.high / divisor;
+    }
+    const auto& packed = Theirs::Pack(sums);
+    if (slot) Theirs::Store(slot + i, packed, stream_slot);
+    if (out) {
+      if constexpr (kOneType) {
+        Ours::Store(out + i, packed, stream_out);
+      } else {
+        Ours::Store(out + i, Theirs::Unpack(packed), stream_out);
       }
     }
   }
-  for (; i < job.count; ++i) {
+  for (; i < count; ++i) {
     Scalar sum = load_one(0, i);
     for (int q = 1; q < n; ++q) {
       sum = static_cast<Scalar>(
@@ -241,8 +266,9 @@ void NarrowAll(void* target, const void* source, size_t count, bool stream) {
   const float* from = static_cast<const float*>(source);
   const bool streams = stream && CanStream(to);
   size_t i = 0;
-  for (; i + kFloats <= count; i += kFloats) {
-    Put(to + i, Sums<W>::Pack(LoadAs<Floats>(from + i)), streams);
+  for (; i + Sums<W>::kBlock <= count; i += Sums<W>::kBlock) {
+    const auto& packed = Sums<W>::Pack(Sums<float>::Load(from + i));
+    Sums<W>::Store(to + i, packed, streams);
   }
   for (; i < count; ++i) Narrow(from[i], to + i);
   if (streams) StreamsDone();
@@ -254,8 +280,8 @@ void WidenAll(void* target, const void* source, size_t count, bool stream) {
   const W* from = static_cast<const W*>(source);
   const bool streams = stream && CanStream(to);
   size_t i = 0;
-  for (; i + kFloats <= count; i += kFloats) {
-    Put(to + i, Sums<W>::Load(from + i), streams);
+  for (; i + Sums<W>::kBlock <= count; i += Sums<W>::kBlock) {
+    Sums<float>::Store(to + i, Sums<W>::Load(from + i), streams);
   }
   for (; i < count; ++i) to[i] = Widen(from[i]);
   if (streams) StreamsDone();
