@@ -22,14 +22,11 @@ size_t TotalBytes(const Request& request) {
   return bytes;
 }
 
-void CheckArguments(const Request& request) {
+bool AveragesBools(const Request& request) {
   for (const Tensor& tensor : request.tensors) {
-    if (tensor.dtype == DType::kBool && request.op == Op::kAverage) {
-      throw Failure(Code::kInvalidArgument,
-                    request.Describe() + ": bool has no average",
-                    "reduce with Sum (or), Min (and), or cast to float32");
-    }
+    if (tensor.dtype == DType::kBool && request.op == Op::kAverage) return true;
   }
+  return false;
 }
 
 ReduceKernel KernelFor(const Kernels& kernels, const Request& request,
@@ -75,19 +72,28 @@ void CopyThrough(const Request& request) {
 
 }  // namespace
 
+bool IsOneShot(const Communicator& ranks, const Request& request) {
+  return request.kind == Kind::kAllReduce && ranks.size() > 1 &&
+         !ranks.remote() && !request.has_transport && FitsOneShot(request) &&
+         !AveragesBools(request) &&
+         OnOneHost(ranks, request.algorithm, TotalBytes(request), false) ==
+             Algorithm::kOneShot;
+}
+
 void AllReduce(Communicator& ranks, const Request& request) {
-  CheckArguments(request);
+  if (AveragesBools(request)) {
+    throw Failure(Code::kInvalidArgument,
+                  request.Describe() + ": bool has no average",
+                  "reduce with Sum (or), Min (and), or cast to float32");
+  }
   if (ranks.size() == 1) return CopyThrough(request);
+  if (IsOneShot(ranks, request)) return AllReduceOneShot(ranks, request);
+
   const size_t bytes = TotalBytes(request);
   const Algorithm algorithm =
       ranks.remote()
           ? BetweenHosts(ranks, request.algorithm, bytes)
           : OnOneHost(ranks, request.algorithm, bytes, request.has_transport);
-  if (algorithm == Algorithm::kOneShot && !request.has_transport &&
-      FitsOneShot(request)) {
-    return AllReduceOneShot(ranks, request);
-  }
-
   ranks.Post(request);
   bool agree = true;
   for (int i = 0; i < kDTypes; ++i) {

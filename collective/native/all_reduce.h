@@ -28,6 +28,10 @@ struct Reduction {
 // Communicator::kPostBytes in all. Includes Post and Agree.
 bool FitsOneShot(const Request& request);
 void AllReduceOneShot(Communicator& ranks, const Request& request);
+// Whether AllReduce does it so, and its beginning, which waits for nobody: the
+// rest is AllReduce of what is marked as posted.
+bool IsOneShot(const Communicator& ranks, const Request& request);
+void PostOneShot(Communicator& ranks, const Request& request);
 
 // The rest are called between Post and the end; they call Agree themselves.
 void AllReduceDirect(Communicator& ranks, const Reduction& reduction,

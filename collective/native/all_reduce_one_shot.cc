@@ -28,14 +28,18 @@ bool FitsOneShot(const Request& request) {
   return bytes <= Communicator::kPostBytes;
 }
 
-void AllReduceOneShot(Communicator& ranks, const Request& request) {
-  constexpr int kMostRanks = 128;
+void PostOneShot(Communicator& ranks, const Request& request) {
   char* to = ranks.PostData();
   for (const Tensor& tensor : request.tensors) {
     if (tensor.count > 0) std::memcpy(to, tensor.input, BytesOf(tensor));
     to += Aligned(BytesOf(tensor));
   }
   ranks.Post(request);
+}
+
+void AllReduceOneShot(Communicator& ranks, const Request& request) {
+  constexpr int kMostRanks = 128;
+  if (!request.posted) PostOneShot(ranks, request);
   ranks.Agree(request);
   const void* sources[kMostRanks];
   ReduceJob job = {};

@@ -148,6 +148,13 @@ void Communicator::Agree(const Request& request) {
   if (!agreed) ThrowDisagreement(request);
 }
 
+bool Communicator::AllPosted() {
+  for (int member = 0; member < size_; ++member) {
+    if (!PostOf(sequence_, member).sequence.Reached(sequence_)) return false;
+  }
+  return true;
+}
+
 void Communicator::ThrowDisagreement(const Request& request) {
   // Everyone has seen that the hashes differ, so everyone comes here; some with
   // slots filled for what will not be.
@@ -200,6 +207,13 @@ Notice Communicator::Announced(uint32_t number, const Request& request) {
   NoticeBox& box = notices_[number % kNotices];
   job_->Await(box.number, number, members_[0], request);
   return box.notice;
+}
+
+bool Communicator::HasAnnounced(uint32_t number, Notice* notice) {
+  NoticeBox& box = notices_[number % kNotices];
+  if (!box.number.Reached(number)) return false;
+  *notice = box.notice;
+  return true;
 }
 
 }  // namespace collective

@@ -79,6 +79,8 @@ class Communicator {
   // they differ, telling what each passed; the communicator stays usable, even
   // if ranks have filled slots of up to kDepth chunks before.
   void Agree(const Request& request);
+  // Whether Agree would not have to wait. Not for those that are remote.
+  bool AllPosted();
   // After Agree: what a member posted.
   const char* PostedBy(int member) { return DataOf(sequence_, member); }
 
@@ -135,6 +137,9 @@ class Communicator {
   // The first member writes, the others read, what comes next.
   void Announce(uint32_t number, const Notice& notice);
   Notice Announced(uint32_t number, const Request& request);
+  // The same without a wait: false where it has not come. Not for those that
+  // are remote.
+  bool HasAnnounced(uint32_t number, Notice* notice);
 
  private:
   struct PostBox;

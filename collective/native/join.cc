@@ -90,7 +90,9 @@ void ExecuteBesideJoined(Communicator& ranks, const Request& request) {
           "until all have, only allreduce and allgather are of use");
     }
   }
-  Execute(ranks, request);
+  Request again = request;
+  again.posted = false;
+  Execute(ranks, again);
 }
 
 bool JoinOne(Communicator& ranks, const Request& join) {

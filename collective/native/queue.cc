@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "all_reduce.h"
 #include "join.h"
 #include "recorder.h"
 
@@ -33,12 +34,38 @@ thread_local bool works = false;
 
 // A thread inherits the rounding of its creator, and TensorFlow's threads flush
 // denormals to zero: sums must not depend on who asked first.
-void KeepDenormals() {
+class DenormalsKept {
+ public:
 #if defined(__x86_64__)
-  _mm_setcsr(0x1f80);
+  DenormalsKept() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~DenormalsKept() { _mm_setcsr(before_); }
+
+ private:
+  const unsigned before_;
 #elif defined(__aarch64__)
-  asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+  DenormalsKept() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+  }
+  ~DenormalsKept() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+ private:
+  uint64_t before_;
 #endif
+};
+
+// Waking the worker takes about as long.
+constexpr auto kShortly = std::chrono::microseconds(30);
+
+// Whether it comes true within that time, which is not waited for where ranks
+// need the core.
+template <class Condition>
+bool Shortly(bool shared_cores, Condition&& condition) {
+  const auto end = std::chrono::steady_clock::now() + kShortly;
+  while (!condition()) {
+    if (shared_cores || std::chrono::steady_clock::now() > end) return false;
+  }
+  return true;
 }
 
 Notice NoticeOf(const Request& request) {
@@ -69,6 +96,9 @@ Queue::~Queue() {
   }
   change_.notify_all();
   if (worker_.joinable()) worker_.join();
+  for (std::unique_lock<std::mutex> lock(mutex_); busy_;) {
+    change_.wait_for(lock, std::chrono::milliseconds(1));
+  }
   for (Item& item : items_) {
     item.done(Code::kUnavailable,
               "shut down before it ran\nHINT: wait for every handle before "
@@ -119,19 +149,63 @@ void Queue::Submit(Request request, Done done, bool blocks) {
   if (recorder && request.kind != Kind::kJoin) {
     request.recorded = recorder->Announce(request, false);
   }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (blocks) ranks_->job().Blocked(true);
-    items_.push_back({std::move(request), std::move(done), name, blocks});
-    if (!worker_.joinable()) worker_ = std::thread([this] { Work(); });
-    Working(true);
-  }
+  Item item{std::move(request), std::move(done), name, blocks};
+  if (RunAtOnce(item)) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  Give(lock, std::move(item));
+}
+
+void Queue::Give(std::unique_lock<std::mutex>& lock, Item item) {
+  if (item.blocks) ranks_->job().Blocked(true);
+  const bool begun = item.request.posted;
+  items_.insert(begun ? items_.begin() : items_.end(), std::move(item));
+  if (!worker_.joinable()) worker_ = std::thread([this] { Work(); });
+  Working(true);
+  lock.unlock();
   change_.notify_all();
+}
+
+bool Queue::RunAtOnce(Item& item) {
+  if (order_ != Order::kByName || !IsOneShot(*ranks_, item.request)) {
+    return false;
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (busy_ || closing_ || !items_.empty() || ranks_->job().broken()) {
+    return false;
+  }
+  busy_ = true;
+  lock.unlock();
+  const bool shared = ranks_->job().shared_cores();
+  if (ranks_->me() == 0) {
+    ranks_->Announce(++number_, NoticeOf(item.request));
+  } else {
+    Notice notice;
+    const bool mine =
+        Shortly(shared,
+                [&] { return ranks_->HasAnnounced(number_ + 1, &notice); }) &&
+        !notice.joined && notice.name == item.name;
+    if (!mine) {
+      lock.lock();
+      busy_ = false;
+      Give(lock, std::move(item));
+      return true;
+    }
+    ++number_;
+  }
+  PostOneShot(*ranks_, item.request);
+  item.request.posted = true;
+  if (!Shortly(shared, [&] { return ranks_->AllPosted(); })) {
+    lock.lock();
+    busy_ = false;
+    Give(lock, std::move(item));
+    return true;
+  }
+  Perform(item);
+  return true;
 }
 
 void Queue::Work() {
   works = true;
-  KeepDenormals();
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     Working(!items_.empty());
@@ -171,6 +245,7 @@ bool Queue::Perform(Item& item) {
   std::string message;
   bool over = true;
   try {
+    const DenormalsKept kept;
     if (item.request.kind == Kind::kJoin) {
       over = JoinOne(*ranks_, item.request);
     } else {
@@ -187,6 +262,7 @@ bool Queue::Perform(Item& item) {
     // Free before it is told: whoever hears it may call Run at once.
     std::lock_guard<std::mutex> lock(mutex_);
     busy_ = false;
+    if (!items_.empty()) change_.notify_all();
   }
   if (over && item.blocks) ranks_->job().Blocked(false);
   if (over) item.done(code, message.c_str());
@@ -206,7 +282,8 @@ std::deque<Queue::Item>::iterator Queue::Find(uint64_t name) {
 
 Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
   auto found = items_.begin();
-  if (order_ == Order::kByName && ranks_->size() > 1) {
+  const bool begun = found->request.posted;
+  if (order_ == Order::kByName && ranks_->size() > 1 && !begun) {
     ++number_;
     const bool first = ranks_->me() == 0;
     Notice notice;

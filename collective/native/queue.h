@@ -48,6 +48,12 @@ class Queue {
     uint64_t name;
     bool blocks;
   };
+  // Where a few bytes are asked for by name and nothing else is under way, runs
+  // it in this thread, if the others are there or come within the time that it
+  // would take to wake the worker; else the worker goes on with it.
+  bool RunAtOnce(Item& item);
+  // To the worker, first of all where it has begun. Unlocks.
+  void Give(std::unique_lock<std::mutex>& lock, Item item);
   void Work();
   Item Next(std::unique_lock<std::mutex>& lock);
   std::deque<Item>::iterator Find(uint64_t name);

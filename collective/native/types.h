@@ -100,6 +100,7 @@ struct Request {
   Plan plan;               // may differ between ranks
   const char* among = "";  // which ranks, for Describe
   uint64_t recorded = 0;   // its number in the recorder (recorder.h), if any
+  bool posted = false;     // already, by PostOneShot
 
   // Equal on two ranks if and only if (but for hash collisions) they call the
   // same collective.

@@ -49,6 +49,28 @@ def test_the_same_name_twice_runs_in_the_order_of_submission(rank, size):
             assert_summed(size, number, handle.wait(), turn)
 
 
+@pytest.mark.parametrize("late", ["each in turn", "at random"])
+def test_few_bytes_whoever_comes_late(rank, size, late):
+    """They are summed by the thread that asks, or, after a while, by the queue's."""
+    for turn in range(60):
+        if late == "each in turn":
+            time.sleep(0.001 * (turn % size == rank))
+        else:
+            time.sleep(random.Random(turn * size + rank).choice([0, 2e-5, 1e-4, 3e-3]))
+        number = turn % 2
+        assert_summed(size, number, start(rank, number, turn).wait(), turn)
+
+
+def test_to_ask_for_few_bytes_does_not_wait_for_the_others(rank, size):
+    for last in range(size):
+        handle = None
+        if rank != last:
+            handle = start(rank, 0, last)
+        collective.barrier()  # comes here only where that has returned
+        handle = handle or start(rank, 0, last)
+        assert_summed(size, 0, handle.wait(), last)
+
+
 def test_from_several_threads_and_beside_calls_in_order(rank, size):
     results = {}
 

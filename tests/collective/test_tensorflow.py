@@ -54,6 +54,22 @@ def test_buckets_leave_everything_in_place(rank, size, bucket_bytes):
             np.testing.assert_array_equal(result, np.full(count, wanted))
 
 
+@pytest.mark.parametrize("count", [3, 50_000])
+def test_subnormals_count_whichever_thread_adds_them(rank, size, count):
+    """TensorFlow's own threads take them for zero."""
+    tiny = np.float32(1e-40)
+
+    @tf.function
+    def step(x):
+        return tensorflow_ops.all_reduce([x], Op.Sum, bucket_bytes=1)[0]
+
+    mine = tf.constant(np.full(count, tiny * (rank + 1), np.float32))
+    for _ in range(20):
+        total = step(mine).numpy()
+        wanted = np.sum([np.float32(tiny * (r + 1)) for r in range(size)])
+        np.testing.assert_allclose(total, np.full(count, wanted), rtol=1e-4)
+
+
 def test_an_input_that_is_used_again_keeps_its_value(rank, size):
     @tf.function
     def step(x):
