@@ -159,7 +159,9 @@ void Queue::Give(std::unique_lock<std::mutex>& lock, Item item) {
   if (item.blocks) ranks_->job().Blocked(true);
   const bool begun = item.request.posted;
   items_.insert(begun ? items_.begin() : items_.end(), std::move(item));
-  if (!worker_.joinable()) worker_ = std::thread([this] { Work(); });
+  if (!worker_.joinable() && !closing_) {
+    worker_ = std::thread([this] { Work(); });
+  }
   Working(true);
   lock.unlock();
   change_.notify_all();
