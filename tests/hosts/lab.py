@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,13 +121,31 @@ class Lab:
 
     @contextlib.contextmanager
     def cut(self, host: int) -> Iterator[None]:
-        """Cuts a host's link, so that nobody hears of it; the agent still reaches it."""
+        """Cuts a host's link, so that nobody hears of it; the agent still reaches it.
+
+        Afterwards it is heard again: the hosts have forgotten that it was silent.
+        """
         port = ["ip", "-n", _host("switch"), "link", "set", f"port{host}"]
         _run(*port, "down")
         try:
             yield
         finally:
             _run(*port, "up")
+            for i in range(1, self.count + 1):
+                _run("ip", "-n", _host(i), "neigh", "flush", "dev", "eth0")
+            deadline = time.monotonic() + 10
+            while not self._hears(host) and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+    def _hears(self, host: int) -> bool:
+        """Whether the first of the other hosts refuses what this one sends it."""
+        other = f"{NETWORK}.{2 if host == 1 else 1}"
+        program = (
+            "import errno, socket, sys; s = socket.socket(); s.settimeout(0.5);"
+            f"sys.exit(s.connect_ex(('{other}', 9)) != errno.ECONNREFUSED)"
+        )
+        inside = ["ip", "netns", "exec", _host(host), sys.executable, "-c", program]
+        return subprocess.run(inside).returncode == 0
 
     @contextlib.contextmanager
     def at(self, rate: str) -> Iterator[None]:
