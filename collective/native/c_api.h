@@ -64,8 +64,9 @@ COLLECTIVE_EXPORT int32_t collective_members(int32_t group, int32_t* size,
                                              int32_t* me);
 
 /* Blocking; and with a handle, which collective_wait frees; and with a callback
- * from another thread, for which the caller waits if the order is that of the
- * program. Tensors must live until the end; the rest is copied. */
+ * from another thread, or, of a few bytes, from this one before it returns, for
+ * which the caller waits if the order is that of the program. Tensors must live
+ * until the end; the rest is copied. */
 COLLECTIVE_EXPORT int32_t collective_run(const collective_request* request);
 COLLECTIVE_EXPORT int32_t collective_start(const collective_request* request,
                                            collective_handle** handle);

@@ -150,13 +150,20 @@ void Queue::Submit(Request request, Done done, bool blocks) {
     request.recorded = recorder->Announce(request, false);
   }
   Item item{std::move(request), std::move(done), name, blocks};
-  if (RunAtOnce(item)) return;
   std::unique_lock<std::mutex> lock(mutex_);
-  Give(lock, std::move(item));
-}
-
-void Queue::Give(std::unique_lock<std::mutex>& lock, Item item) {
-  if (item.blocks) ranks_->job().Blocked(true);
+  const bool free = !busy_ && !closing_ && items_.empty();
+  if (free && order_ == Order::kByName && IsOneShot(*ranks_, item.request) &&
+      !ranks_->job().broken()) {
+    busy_ = true;
+    lock.unlock();
+    if (BeginsWithOthers(item)) {
+      Perform(item);
+      return;
+    }
+    lock.lock();
+    busy_ = false;
+  }
+  if (blocks) ranks_->job().Blocked(true);
   const bool begun = item.request.posted;
   items_.insert(begun ? items_.begin() : items_.end(), std::move(item));
   if (!worker_.joinable() && !closing_) {
@@ -167,43 +174,24 @@ void Queue::Give(std::unique_lock<std::mutex>& lock, Item item) {
   change_.notify_all();
 }
 
-bool Queue::RunAtOnce(Item& item) {
-  if (order_ != Order::kByName || !IsOneShot(*ranks_, item.request)) {
-    return false;
-  }
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (busy_ || closing_ || !items_.empty() || ranks_->job().broken()) {
-    return false;
-  }
-  busy_ = true;
-  lock.unlock();
+bool Queue::BeginsWithOthers(Item& item) {
   const bool shared = ranks_->job().shared_cores();
   if (ranks_->me() == 0) {
     ranks_->Announce(++number_, NoticeOf(item.request));
   } else {
     Notice notice;
-    const bool mine =
-        Shortly(shared,
-                [&] { return ranks_->HasAnnounced(number_ + 1, &notice); }) &&
-        !notice.joined && notice.name == item.name;
-    if (!mine) {
-      lock.lock();
-      busy_ = false;
-      Give(lock, std::move(item));
-      return true;
+    const auto announced = [&] {
+      return ranks_->HasAnnounced(number_ + 1, &notice);
+    };
+    if (!Shortly(shared, announced) || notice.joined ||
+        notice.name != item.name) {
+      return false;
     }
     ++number_;
   }
   PostOneShot(*ranks_, item.request);
   item.request.posted = true;
-  if (!Shortly(shared, [&] { return ranks_->AllPosted(); })) {
-    lock.lock();
-    busy_ = false;
-    Give(lock, std::move(item));
-    return true;
-  }
-  Perform(item);
-  return true;
+  return Shortly(shared, [&] { return ranks_->AllPosted(); });
 }
 
 void Queue::Work() {

@@ -25,7 +25,8 @@ namespace collective {
 
 class Queue {
  public:
-  // Told the outcome; called from the queue's thread. Must not throw.
+  // Told the outcome; called from the queue's thread, or, of a few bytes,
+  // within Submit. Must not throw.
   using Done = std::function<void(Code code, const char* message)>;
 
   Queue(std::unique_ptr<Communicator> ranks, Order order);
@@ -48,12 +49,10 @@ class Queue {
     uint64_t name;
     bool blocks;
   };
-  // Where a few bytes are asked for by name and nothing else is under way, runs
-  // it in this thread, if the others are there or come within the time that it
-  // would take to wake the worker; else the worker goes on with it.
-  bool RunAtOnce(Item& item);
-  // To the worker, first of all where it has begun. Unlocks.
-  void Give(std::unique_lock<std::mutex>& lock, Item item);
+  // Of a few bytes, in the thread that asks for them: announces and posts, and
+  // tells whether the others are there, too, or come within the time that it
+  // would take to wake the worker. If not, the worker goes on with it.
+  bool BeginsWithOthers(Item& item);
   void Work();
   Item Next(std::unique_lock<std::mutex>& lock);
   std::deque<Item>::iterator Find(uint64_t name);
