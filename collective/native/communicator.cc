@@ -132,12 +132,14 @@ void Communicator::Post(const Request& request) {
   ++sequence_;
   PostBox& mine = PostOf(sequence_, me_);
   mine.signature = request.Signature();
+  if (job_->shared_cores()) job_->OnThisCore();
   mine.sequence.Raise(sequence_);
 }
 
 void Communicator::Agree(const Request& request) {
   if (remote_) return remote_->Agree(signature_, request);
   const uint64_t signature = PostOf(sequence_, me_).signature;
+  if (job_->shared_cores()) AwaitPostsOnFewCores(request);
   bool agreed = true;
   for (int i = 1; i < size_; ++i) {
     const int member = me_ + i < size_ ? me_ + i : me_ + i - size_;
@@ -146,6 +148,25 @@ void Communicator::Agree(const Request& request) {
     agreed = agreed && theirs.signature == signature;
   }
   if (!agreed) ThrowDisagreement(request);
+}
+
+void Communicator::AwaitPostsOnFewCores(const Request& request) {
+  // With two ranks on each core, one hand-over for each collective will do:
+  // whoever is handed the core ends the one that is under way and begins the
+  // next. That takes ranks that run at the same time to wait for one another,
+  // rather than to hand their cores over at once.
+  const auto missing = [&](bool elsewhere, auto&& await) {
+    for (int i = 1; i < size_; ++i) {
+      const int member = (me_ + i) % size_;
+      Word& post = PostOf(sequence_, member).sequence;
+      if (post.Reached(sequence_)) continue;
+      if (job_->Elsewhere(members_[member]) == elsewhere) await(post, member);
+    }
+  };
+  missing(false, [&](Word& post, int member) {
+    job_->Await(post, sequence_, members_[member], request);
+  });
+  missing(true, [&](Word& post, int) { Job::Look(post, sequence_); });
 }
 
 bool Communicator::AllPosted() {

@@ -150,6 +150,7 @@ class Communicator {
   Flag& FlagOf(Stage stage, int member) {
     return flags_[stage * size_ + member];
   }
+  void AwaitPostsOnFewCores(const Request& request);
   [[noreturn]] void ThrowDisagreement(const Request& request);
 
   Flag& Mailed(int from, int to) { return mail_flags_[from * size_ + to]; }

@@ -80,6 +80,15 @@ class Job {
     if (!word.Reached(target)) AwaitLong(word, target, rank, doing);
   }
 
+  // Where ranks share cores: this one is about to post, from this core.
+  void OnThisCore();
+  // Whether a rank of this host last posted from another core: then it may be
+  // at it now, without this one handing its core over.
+  bool Elsewhere(int rank) const;
+  // A wait of about the time that it takes to hand a core over. False where
+  // word < target still.
+  static bool Look(const Word& word, uint32_t target);
+
   // What a wait for a rank does once it has become long: tells the others of
   // this host about it, and sees that it ends.
   class LongWait {

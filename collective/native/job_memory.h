@@ -29,6 +29,7 @@ struct alignas(128) Job::RankState {
   static constexpr int kThreads = 4;  // that wait at once; more are not told
   Word here;                          // 1: attached, 2: left
   cpu_set_t cores;
+  std::atomic<int> core;      // on which it last posted; where they are shared
   std::atomic<bool> several;  // threads asked for collectives
   Waiting waiting[kThreads];
   std::atomic<int32_t> queues;   // that have what was submitted, or run it

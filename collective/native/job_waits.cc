@@ -13,6 +13,7 @@
 namespace collective {
 namespace {
 
+constexpr int kLooks = 60;     // 1 to 2 us
 constexpr int kYields = 1000;  // about 100 us
 constexpr int64_t kYieldNanoseconds = 300'000;
 constexpr long kNapNanoseconds = 100'000'000;
@@ -27,6 +28,29 @@ inline void Pause() {
 }
 
 }  // namespace
+
+void Job::OnThisCore() {
+  const int core = sched_getcpu();
+  RankState& mine = header_->ranks[place_.local_rank];
+  if (mine.core.load(std::memory_order_relaxed) != core) {
+    mine.core.store(core, std::memory_order_relaxed);
+  }
+}
+
+bool Job::Elsewhere(int rank) const {
+  const auto local = std::find(here_.ranks.begin(), here_.ranks.end(), rank) -
+                     here_.ranks.begin();
+  const int mine = header_->ranks[place_.local_rank].core;
+  return header_->ranks[local].core.load(std::memory_order_relaxed) != mine;
+}
+
+bool Job::Look(const Word& word, uint32_t target) {
+  for (int i = 0; i < kLooks; ++i) {
+    if (word.Reached(target)) return true;
+    Pause();
+  }
+  return word.Reached(target);
+}
 
 void Job::AwaitLong(Word& word, uint32_t target, int rank,
                     const Request& doing) {
