@@ -33,8 +33,8 @@ void AllGather(Communicator& ranks, const Request& request) {
   if (bytes[me] && output + starts[me] != input) {
     std::memcpy(output + starts[me], input, bytes[me]);
   }
-  ranks.Agree(request);
   if (by_post) {
+    ranks.Agree(request);
     for (int member = 0; member < n; ++member) {
       if (member == me || !bytes[member]) continue;
       std::memcpy(output + starts[member], ranks.PostedBy(member),
@@ -66,6 +66,7 @@ void AllGather(Communicator& ranks, const Request& request) {
       ranks.Pass(Communicator::kFilled, chunk);
     }
     if (turn == 0) continue;
+    if (turn == 1) ranks.Agree(request);
     const uint32_t chunk = first + turn - 1;
     const size_t begin = (turn - 1) * kChunk;
     for (int i = 1; i < n; ++i) {

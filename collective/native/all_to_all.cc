@@ -34,7 +34,6 @@ void AllToAll(Communicator& ranks, const Request& request) {
   if (const size_t mine = bytes(me, me)) {
     std::memcpy(output + receives[me], input + sends[me], mine);
   }
-  ranks.Agree(request);
 
   const size_t room = Communicator::kChunkBytes / n / 128 * 128;
   const uint32_t chunks = static_cast<uint32_t>((most + room - 1) / room);
@@ -65,6 +64,7 @@ void AllToAll(Communicator& ranks, const Request& request) {
       }
       ranks.Pass(Communicator::kFilled, chunk);
     }
+    if (turn == std::min(1u, chunks)) ranks.Agree(request);
     if (turn == 0) continue;
     const uint32_t chunk = first + turn - 1;
     const size_t begin = (turn - 1) * room;

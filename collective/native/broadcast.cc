@@ -51,7 +51,6 @@ void Broadcast(Communicator& ranks, const Request& request) {
     return;
   }
   ranks.Post(request);
-  ranks.Agree(request);
   const uint32_t first = ranks.first_chunk();
   uint32_t turn = 0;
   SlotStores& stores = ranks.stores();
@@ -66,7 +65,9 @@ void Broadcast(Communicator& ranks, const Request& request) {
       ranks.AwaitFree(Communicator::kRead, chunk, request);
       copy(begin, end, slot, stores.stream());
       ranks.Pass(Communicator::kFilled, chunk);
+      if (turn == 0) ranks.Agree(request);
     } else {
+      if (turn == 0) ranks.Agree(request);
       // With the wait: the root writes while this rank reads, and the slower of
       // them counts.
       SlotStores::Work work(stores);

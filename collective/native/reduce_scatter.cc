@@ -52,7 +52,6 @@ void ReduceScatter(Communicator& ranks, const Request& request) {
   }
 
   ranks.Post(request);
-  ranks.Agree(request);
   const size_t room = Communicator::kChunkBytes / n / 128 * 128;  // bytes
   const size_t step = room / size;
   const size_t most = static_cast<size_t>(
@@ -86,6 +85,7 @@ void ReduceScatter(Communicator& ranks, const Request& request) {
       ranks.Pass(Communicator::kFilled, chunk);
     }
     if (turn == 0) continue;
+    if (turn == 1) ranks.Agree(request);
     const uint32_t chunk = first + turn - 1;
     const size_t begin = (turn - 1) * step;
     ranks.AwaitAll(Communicator::kFilled, chunk, request);

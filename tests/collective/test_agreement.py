@@ -75,20 +75,28 @@ def test_algorithms_and_transports(rank, size):
     still_works(size)
 
 
-@pytest.mark.parametrize("count", [200_000, 1_000_000])
-def test_large_ones_leave_outputs_alone_and_chunks_in_step(rank, size, count):
+LARGE = {
+    "all-reduce": lambda array, out: collective.allreduce(array, out=out),
+    "all-reduce of less": lambda array, out: collective.allreduce(
+        array[:150_000], out=out[:150_000]
+    ),
+    "broadcast": lambda array, out: collective.broadcast(array, 1),
+    "all-gather": lambda array, out: collective.allgather(array),
+    "reduce-scatter": lambda array, out: collective.reducescatter(array),
+    "all-to-all": lambda array, out: collective.alltoall(array),
+    "barrier": lambda array, out: collective.barrier(),
+}
+
+
+@pytest.mark.parametrize("count", [240_000, 1_200_000])
+@pytest.mark.parametrize("some", LARGE)
+def test_large_ones_leave_outputs_alone_and_chunks_in_step(rank, size, count, some):
     """Ranks have filled shared slots before they see that they disagree, and not
     as many each."""
-    for time in range(5):
-        out = np.full(count, -1.0, np.float32)
-        array = np.full(count, rank, np.float32)
-        with pytest.raises(Disagreement, match=r"broadcast|150000"):
-            if rank != time % size:
-                collective.allreduce(array, collective.Sum, out=out)
-            elif time < 3:
-                collective.broadcast(array, rank)
-            else:
-                collective.allreduce(array[:150_000], out=out[:150_000])
+    array, out = np.full(count, rank, np.float32), np.full(count, -1.0, np.float32)
+    for time, others in enumerate(sorted(set(LARGE) - {some})):
+        with pytest.raises(Disagreement):
+            LARGE[some if rank == time % size else others](array, out)
         assert np.all(out == -1)
         still_works(size)
 
