@@ -53,7 +53,7 @@ class Options:
         transport_dtype: ``float16`` or ``bfloat16``: what float32 gradients of 1024
             elements or more are on the way (native). None: what they are.
         bucket_bytes: Sums the gradients in buckets of about so many bytes, the first
-            while the rest is computed (native). By default buckets of 4 MiB between
+            while the rest is computed (native, horovod). By default buckets of 4 MiB between
             hosts, and one for all on one host.
         parameter_servers: Ranks that hold variables (tf-parameter-server). None: one.
         min_np: Goes on without ranks that die while so many are left (native, mpi).

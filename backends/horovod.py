@@ -1,4 +1,6 @@
-"""Horovod: gradients in one ``grouped_allreduce``, started by horovodrun or mpirun.
+"""Horovod: gradients by ``grouped_allreduce``, started by horovodrun or mpirun.
+
+Between hosts they go in buckets, each as soon as it is there. On one host all go at once.
 
 Horovod's own settings (fusion threshold, cycle time, timeline, ...) reach it as they
 always do, by the options of ``horovodrun`` and by ``HOROVOD_*`` variables.
@@ -18,6 +20,7 @@ import numpy as np
 from backends import horovod_installed
 from backends.base import Availability, Backend, Options
 from backends.devices import configure
+from collective.buckets import bucket_bytes, in_buckets
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -34,6 +37,7 @@ class HorovodBackend(Backend):
     name = "horovod"
     launcher = "horovodrun"
     summary = "one replica a process, Horovod's grouped_allreduce (MPI or Gloo)"
+    own_options = ("bucket_bytes",)
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
@@ -52,7 +56,9 @@ class HorovodBackend(Backend):
         self.hvd = hvd
         # Calls traced so far in each function.
         self._traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        configure(options, environment)
+        several_hosts = self.size != self.local_size
+        self._bucket_bytes = bucket_bytes(options.bucket_bytes, several_hosts)
+        configure(options, environment, self.overlaps)
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
@@ -67,20 +73,26 @@ class HorovodBackend(Backend):
             started = "one process, started without horovodrun"
         return Availability(False, started, "horovodrun -np 4 python train.py")
 
+    @property
+    def overlaps(self) -> bool:
+        """Where the gradients leave in buckets."""
+        return self._bucket_bytes is not None
+
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         if self.size == 1:
             return tensors
         out: list[Any] = [None] * len(tensors)
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            sums = self.hvd.grouped_allreduce(
-                [tensors[i] for i in places],
-                op=self.hvd.Sum,
-                name=self._name(),
-                ignore_name_scope=True,
-            )
-            for i, total in zip(places, sums, strict=True):
-                out[i] = total
+        for bucket in in_buckets(tensors, self._bucket_bytes):
+            for dtype in dict.fromkeys(tensors[i].dtype for i in bucket):
+                places = [i for i in bucket if tensors[i].dtype == dtype]
+                sums = self.hvd.grouped_allreduce(
+                    [tensors[i] for i in places],
+                    op=self.hvd.Sum,
+                    name=self._name(),
+                    ignore_name_scope=True,
+                )
+                for i, total in zip(places, sums, strict=True):
+                    out[i] = total
         return out
 
     def _name(self) -> str | None:

@@ -14,16 +14,13 @@ from backends import mpi_world
 from backends.base import Availability, Backend, Collective, Options
 from backends.tensor_group import TensorGroup
 from collective import library, session, timeline
+from collective.buckets import bucket_bytes
 from collective.environment import Environment, detect
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import algorithm_number, transport_number
 
 ENDED = "ended the job with exit code"
 NARROWED_FROM = 1024  # elements
-
-# By default (benchmarks/buckets.py). On one host the ranks compute on the cores that
-# would sum meanwhile, so there it is all in one.
-BUCKET_BYTES_BETWEEN_HOSTS = 4 << 20
 
 
 class NativeBackend(Backend):
@@ -48,10 +45,9 @@ class NativeBackend(Backend):
 
         environment = environment or detect()
         super().__init__(options, environment)
-        self._bucket_bytes = options.bucket_bytes
-        if self._bucket_bytes is None and self.size != self.local_size:
-            self._bucket_bytes = BUCKET_BYTES_BETWEEN_HOSTS
-        if options.min_np is not None and self.size != self.local_size:
+        several_hosts = self.size != self.local_size
+        self._bucket_bytes = bucket_bytes(options.bucket_bytes, several_hosts)
+        if options.min_np is not None and several_hosts:
             mpi_world.require_fault_tolerance()
         algorithm_number(options.algorithm)  # told now, not in the first step
         transport_number(options.transport_dtype)

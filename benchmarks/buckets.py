@@ -1,6 +1,7 @@
-"""Which bucket size trains fastest: what the default of ``native`` rests on.
+"""Which bucket size trains fastest: what the default of ``--bucket-bytes`` rests on.
 
     python -m collective.launch -np 2 python benchmarks/buckets.py cnn --steps 200
+    horovodrun -np 2 python benchmarks/buckets.py cnn --steps 200 --backend horovod
     python -m tests.hosts.lab --hosts 2 --slots 1 --rate 1gbit \
         python benchmarks/buckets.py resnet50 --rows 16
 
@@ -10,6 +11,7 @@ of the steps of all rounds, and the lowest and highest median of a round.
 """
 
 import argparse
+import sys
 
 import numpy as np
 
@@ -24,6 +26,7 @@ def main() -> None:
     """Runs the rounds and prints a line for each size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=SIZES)
+    parser.add_argument("--backend", choices=("native", "horovod"), default="native")
     parser.add_argument("--rows", type=int, default=32, help="of each rank")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
@@ -31,16 +34,15 @@ def main() -> None:
     options = parser.parse_args()
     with quiet():
         # With buckets: TensorFlow's threads are shared out once.
-        backends.get("native", backends.Options(bucket_bytes=1))
+        ranks = backends.get(options.backend, backends.Options(bucket_bytes=1))
         import keras
 
-        import collective
         import training
         from training import models
 
     shape, classes = SIZES[options.model]
     rng = np.random.default_rng(0)
-    batch = collective.size() * options.rows
+    batch = ranks.size * options.rows
     x = rng.normal(size=(4 * batch, *shape)).astype(np.float32)
     y = rng.integers(0, classes, len(x)).astype(np.int32)
 
@@ -51,8 +53,9 @@ def main() -> None:
         return model
 
     def step_ms(size: str) -> np.ndarray:
-        wanted = None if size == "whole" else int(size)
-        backend = backends.get("native", backends.Options(bucket_bytes=wanted))
+        wanted = sys.maxsize if size == "whole" else int(size)
+        chosen = backends.Options(bucket_bytes=wanted)
+        backend = backends.get(options.backend, chosen)
         result = training.fit(
             make, (x, y), backend=backend, global_batch_size=batch,
             steps=options.steps + 1, verbose=0,
@@ -64,7 +67,7 @@ def main() -> None:
         for size, times in found.items():
             times.append(step_ms(size))
             keras.backend.clear_session()
-    if collective.rank() == 0:
+    if ranks.rank == 0:
         print(f"{'bucket bytes':>12} {'ms a step':>10} {'lowest':>8} {'highest':>8}")
         for size, times in found.items():
             rounds = [float(np.median(t)) for t in times]

@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective import library, session
+from collective.buckets import in_buckets
 from collective.errors import CollectiveError
 from collective.operations.kinds import (
     Average,
@@ -112,7 +113,7 @@ def all_reduce(
     name = _name("all_reduce", name)
     group = _group(process_set)
     results: list[tf.Tensor | None] = [None] * len(tensors)
-    buckets = _buckets(tensors, None if tf.executing_eagerly() else bucket_bytes)
+    buckets = in_buckets(tensors, None if tf.executing_eagerly() else bucket_bytes)
     for number, places in enumerate(buckets):
         reduced = _make(
             "all_reduce",
@@ -258,23 +259,6 @@ def _with_rows(result: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     if not tf.executing_eagerly() and like.shape.rank is not None:
         result.set_shape([None, *like.shape[1:]])
     return result
-
-
-def _buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int | None) -> list[list[int]]:
-    """Places of the tensors, bucket by bucket, the last tensors first."""
-    places = list(range(len(tensors)))
-    if bucket_bytes is None:
-        return [places]
-    buckets: list[list[int]] = [[]]
-    filled = 0
-    for place in reversed(places):
-        if filled >= bucket_bytes:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(place)
-        count = tensors[place].shape.num_elements() or 0
-        filled += count * tensors[place].dtype.size
-    return buckets
 
 
 def _group(process_set: ProcessSet | None) -> int:

@@ -125,7 +125,7 @@ WRONG = {
 IN_ONE_PROCESS = {
     "option-of-native": (
         "--backend tf-mirrored --bucket-bytes 9",
-        "--bucket-bytes is an option of backend 'native'",
+        "--bucket-bytes is an option of backend 'horovod' and 'native'",
     ),
     "option-of-parameter-server": (
         "--parameter-servers 2",

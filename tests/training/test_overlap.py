@@ -11,9 +11,16 @@ SCRIPT = launch.ROOT / "tests/training/ranks_overlapping.py"
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
-def test_a_bucket_is_summed_while_the_next_is_computed():
-    command = [*launch.command("native", 2), sys.executable, str(SCRIPT)]
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("native", marks=pytest.mark.skipif(
+            not library.path().exists(), reason="the core was not built")),
+        pytest.param("horovod", marks=pytest.mark.horovod),
+    ],
+)  # fmt: skip
+def test_a_bucket_is_summed_while_the_next_is_computed(backend):
+    command = [*launch.command(backend, 2), sys.executable, str(SCRIPT), backend]
     code, printed = launch.run(command, launch.environment(), 100)
     assert code == 0, printed
     assert printed.count("early in 4 steps") == 2, printed
