@@ -85,9 +85,8 @@ class Job {
   // Whether a rank of this host last posted from another core: then it may be
   // at it now, without this one handing its core over.
   bool Elsewhere(int rank) const;
-  // A wait of about the time that it takes to hand a core over. False where
-  // word < target still.
-  static bool Look(const Word& word, uint32_t target);
+  // Waits until word >= target, no longer than it takes to hand a core over.
+  static void Look(const Word& word, uint32_t target);
 
   // What a wait for a rank does once it has become long: tells the others of
   // this host about it, and sees that it ends.

@@ -44,12 +44,8 @@ bool Job::Elsewhere(int rank) const {
   return header_->ranks[local].core.load(std::memory_order_relaxed) != mine;
 }
 
-bool Job::Look(const Word& word, uint32_t target) {
-  for (int i = 0; i < kLooks; ++i) {
-    if (word.Reached(target)) return true;
-    Pause();
-  }
-  return word.Reached(target);
+void Job::Look(const Word& word, uint32_t target) {
+  for (int i = 0; i < kLooks && !word.Reached(target); ++i) Pause();
 }
 
 void Job::AwaitLong(Word& word, uint32_t target, int rank,
