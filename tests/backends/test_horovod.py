@@ -39,6 +39,18 @@ def test_horovodrun_trains_through_horovod(more, tmp_path):
         assert "MEMCPY_IN_FUSION_BUFFER" in timeline.read_text()
 
 
+def test_buckets_train_the_model_of_one_process(tmp_path):
+    one, file = tmp_path / "one.json", tmp_path / "run.json"
+    exact = ["--precision", "float64", "--steps", "6", "--json"]
+    code, printed = script(*TRAIN, *exact, str(one))
+    assert code == 0, printed
+    buckets = ["--backend", "horovod", "--bucket-bytes", "10000"]
+    code, printed = script(HOROVODRUN, "-np", "3", *TRAIN, *buckets, *exact, str(file))
+    assert code == 0, printed
+    losses = [json.loads(path.read_text())["losses"] for path in (file, one)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
 def test_mpirun_trains_through_horovod_when_asked(tmp_path):
     file = tmp_path / "run.json"
     named = ["--backend", "horovod", "--json", str(file)]
