@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from backends import starting
 
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
+GRACE_SECONDS = 5
 TAIL = 30  # lines of a failed run that are kept
 
 
@@ -86,14 +88,25 @@ def _tie(parent: int, cores: Sequence[int]) -> None:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends what is left of a run: politely, so that launchers end their ranks."""
+    """Ends what is left of a run: politely, so that launchers end their ranks.
+
+    horovodrun ends before its mpirun, which still has the ranks' shared memory to
+    remove: so it is all of the group that is waited for.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
+        if not _is_there(process, number):
             break
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            continue
+        end = time.monotonic() + GRACE_SECONDS
+        while _is_there(process, 0) and time.monotonic() < end:
+            time.sleep(0.02)
     process.wait(10)
+
+
+def _is_there(process: subprocess.Popen, number: int) -> bool:
+    """Whether any of the group was there to get the signal; 0: to be asked."""
+    process.poll()  # else it would be there for as long as nobody has heard of its end
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -43,6 +43,28 @@ def test_is_ended_at_its_deadline_with_all_it_has_started():
         psutil.Process(int(ended.tail)).wait(30)
 
 
+def test_lets_what_outlives_the_launcher_clean_up(tmp_path):
+    """As horovodrun, which ends before its mpirun has."""
+    left = tmp_path / "segment"
+    cleans_up = (
+        "import pathlib, signal, sys, time\n"
+        f"left = pathlib.Path({str(left)!r})\n"
+        "def end(*_):\n"
+        "    time.sleep(0.5)\n"
+        "    left.unlink()\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "left.touch()\n"
+        "time.sleep(99)"
+    )
+    ended = run(
+        "import subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {cleans_up!r}]).wait()",
+        seconds=3,
+    )
+    assert ended.code is None and not left.exists()
+
+
 def test_runs_on_the_cores_it_is_given():
     (core, *_) = sorted(os.sched_getaffinity(0))
     mine = os.sched_getaffinity(0)
