@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from collective import recorder
+from collective.buckets import BYTES_BETWEEN_HOSTS
 from collective.environment import Environment, detect
 from collective.errors import CollectiveError
 
@@ -144,6 +145,12 @@ class Backend(ABC):
         self.local_replicas = range(self.rank, self.rank + 1)
         self.tensor: TensorGroup | None = None
         self.stages: list[str] = []
+        self._bucket_bytes = options.bucket_bytes
+        sends_early = (
+            "bucket_bytes" in self.own_options and self.size != self.local_size
+        )
+        if sends_early and options.bucket_bytes is None:
+            self._bucket_bytes = BYTES_BETWEEN_HOSTS
         self._number: Any = None
         self._most = options.max_np
         self.chosen_because = "asked for"
@@ -241,7 +248,7 @@ class Backend(ABC):
     @property
     def overlaps(self) -> bool:
         """Whether ``all_reduce`` sums the first tensors before the last are there."""
-        return False
+        return self._bucket_bytes is not None
 
     @abstractmethod
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:

@@ -20,7 +20,7 @@ import numpy as np
 from backends import horovod_installed
 from backends.base import Availability, Backend, Options
 from backends.devices import configure
-from collective.buckets import bucket_bytes, in_buckets
+from collective.buckets import in_buckets
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -56,8 +56,6 @@ class HorovodBackend(Backend):
         self.hvd = hvd
         # Calls traced so far in each function.
         self._traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        several_hosts = self.size != self.local_size
-        self._bucket_bytes = bucket_bytes(options.bucket_bytes, several_hosts)
         configure(options, environment, self.overlaps)
 
     @classmethod
@@ -72,11 +70,6 @@ class HorovodBackend(Backend):
         if not environment.launched:
             started = "one process, started without horovodrun"
         return Availability(False, started, "horovodrun -np 4 python train.py")
-
-    @property
-    def overlaps(self) -> bool:
-        """Where the gradients leave in buckets."""
-        return self._bucket_bytes is not None
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         if self.size == 1:

@@ -14,7 +14,6 @@ from backends import mpi_world
 from backends.base import Availability, Backend, Collective, Options
 from backends.tensor_group import TensorGroup
 from collective import library, session, timeline
-from collective.buckets import bucket_bytes
 from collective.environment import Environment, detect
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import algorithm_number, transport_number
@@ -45,9 +44,7 @@ class NativeBackend(Backend):
 
         environment = environment or detect()
         super().__init__(options, environment)
-        several_hosts = self.size != self.local_size
-        self._bucket_bytes = bucket_bytes(options.bucket_bytes, several_hosts)
-        if options.min_np is not None and several_hosts:
+        if options.min_np is not None and self.size != self.local_size:
             mpi_world.require_fault_tolerance()
         algorithm_number(options.algorithm)  # told now, not in the first step
         transport_number(options.transport_dtype)
@@ -127,11 +124,6 @@ class NativeBackend(Backend):
             for place, total in zip(places, sums, strict=True):
                 results[place] = total
         return results
-
-    @property
-    def overlaps(self) -> bool:
-        """Where the gradients leave in buckets."""
-        return self._bucket_bytes is not None
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         return tensors if self._alone else self._reduced(tensors, None)

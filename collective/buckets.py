@@ -10,18 +10,6 @@ from typing import Any
 BYTES_BETWEEN_HOSTS = 4 << 20
 
 
-def bucket_bytes(wanted: int | None, several_hosts: bool) -> int | None:
-    """About how many bytes a bucket has; None: all in one.
-
-    Args:
-        wanted: What the user says; None for the default.
-        several_hosts: Whether the ranks are on more than one.
-    """
-    if wanted is None and several_hosts:
-        return BYTES_BETWEEN_HOSTS
-    return wanted
-
-
 def in_buckets(tensors: Sequence[Any], bytes_each: int | None) -> list[list[int]]:
     """Places of the tensors, bucket by bucket, the last tensors first.
 
