@@ -63,11 +63,11 @@ test-mpis: $(VENV)/ready
 
 # Minutes, the first time; then the wheel comes from the user's cache.
 horovod: $(VENV)/ready
-	$(BIN)/python -m backends.horovod_build
+	$(BIN)/python -m collective.backends.horovod.build
 
 # Exit code 2: nothing to build it from here, so the tests skip, and say so.
 test-horovod: $(VENV)/ready
-	$(BIN)/python -m backends.horovod_build || test $$? = 2
+	$(BIN)/python -m collective.backends.horovod.build || test $$? = 2
 	$(BIN)/python -m pytest -m horovod
 
 lint: $(VENV)/ready

@@ -1,89 +1,14 @@
 #!/usr/bin/env python
 """Trains the same model on every backend: is it equal, and which is fastest?
 
-python compare.py -np 4
-python compare.py -np 1,2,4 --model resnet50 --data synthetic:64x64x3:10
-python compare.py -np 2 --perturb mpi:dropped-rank
+    python compare.py -np 4
+
+Also ``python -m collective.compare``. The options are in ``collective.comparison.cli``.
 """
 
-from __future__ import annotations
-
-import argparse
-import math
-import os
-import shlex
 import sys
-from pathlib import Path
-from typing import NoReturn
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-from collective.errors import exit_code
-from collective.streams import open_streams, outlive_readers
-from comparison.perturbations import PERTURBATIONS
-from train import count
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options of the comparison; all others are those of ``train.py``."""
-    p = _Parser("compare.py", description=__doc__, allow_abbrev=False,
-                epilog="All other options are those of train.py (python train.py "
-                "--help).", formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    add = p.add_argument
-    add("-np", type=_counts, default=(2,), metavar="N[,N...]",
-        help="replicas; the proof is at the most, the timing at each (default: 2)")  # fmt: skip
-    add("--backends", default="", metavar="A,B", help="(default: all usable here)")
-    add("--rounds", type=count, default=3, help="of the timed runs (default: 3)")
-    add("--only", choices=("equal", "fast"), help="one half of the comparison")
-    add("--perturb", metavar="BACKEND:WHAT",
-        help=f"{' | '.join(PERTURBATIONS)}: is it caught?")  # fmt: skip
-    add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
-        help="of report.html, results.json and pictures (default: %(default)s)")  # fmt: skip
-    add("--against", type=Path, metavar="FILE", help="an earlier results.json: what "
-        "changed beyond noise? Exit code 1 if for the worse")  # fmt: skip
-    add("--deadline", type=_seconds, default=600, metavar="SECONDS", help="of one run")
-    add("--precision", metavar="NAME",
-        choices=("float32", "float64", "mixed_bfloat16", "mixed_float16"),
-        help="of the timed runs; float64 or float32: of the proof, too")  # fmt: skip
-    add("--global-batch-size", type=count, default=64, metavar="ROWS")
-    return p
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        counts = (0,)
-    if counts[0] < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, as 1,2,4")
-    return counts
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return seconds
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\nHINT: python compare.py --help\n")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
-    open_streams()
-    outlive_readers()
-    arguments = sys.argv[1:] if argv is None else argv
-    args, rest = parser().parse_known_args(arguments)
-    from comparison import command
-
-    typed = shlex.join(["compare.py", *arguments])
-    return exit_code(lambda: command.compare(args, rest, typed))
-
+from collective.comparison.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import json
 
-import backends
+from collective import backends
 from collective.environment import Environment, detect
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from backends import core_world, mpi_world
-from backends.base import Availability
-from collective import interfaces
+from collective.backends import core_world, mpi_world
+from collective.backends.base import Availability
 from collective.environment import Environment
+from collective.net import interfaces
 
 
 def availability(environment: Environment) -> Availability:

@@ -20,7 +20,7 @@ from collective.environment import Environment, detect
 from collective.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from backends.tensor_group import TensorGroup
+    from collective.backends.tensor_group import TensorGroup
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Options:
         max_np: How many ranks there may ever be (native, mpi). None: what the launcher was
             told; where it was not, none come later.
         tensor_parallel: Ranks that hold one replica together (native); see
-            ``backends.tensor_group``.
+            ``collective.backends.tensor_group``.
         model_parallel: Devices of each process over which a model's layers are placed
             (single, native, mpi); where there are fewer GPUs, logical CPU devices.
     """

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 
-from backends.base import Options
+from collective.backends.base import Options
 from collective.environment import Environment, cores_per_process
 from collective.errors import UsageError
 
@@ -117,6 +117,6 @@ def local_devices(count: int | None) -> list[str]:
             raise UsageError(
                 f"{count} logical CPU devices were asked for, but TensorFlow has "
                 "already started with fewer",
-                hint="make the backend (backends.get) before any TensorFlow operation",
+                hint="make the backend (collective.backends.get) before any TensorFlow operation",
             ) from None
     return [f"/cpu:{i}" for i in range(count)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from backends.registry import BACKENDS, list_backends
+from collective.backends.registry import BACKENDS, list_backends
 
 
 def print_list(console: Console | None = None) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from backends import mpi_world
-from backends.base import Availability, Backend, Options
-from backends.devices import configure, stages
-from collective import board, recorder
+from collective import recorder
+from collective.backends import mpi_world
+from collective.backends.base import Availability, Backend, Options
+from collective.backends.devices import configure, stages
+from collective.elastic import membership_file
 from collective.environment import Environment, detect
 from collective.environment.base import place_on
 
@@ -182,7 +183,7 @@ class MPIBackend(Backend):
         """The others ``regroup``, and do not wait for this process to end."""
         from mpi4py import MPI
 
-        board.tell(board.LEFT)
+        membership_file.tell(membership_file.LEFT)
         self._part(stays=False)
         atexit.unregister(MPI.Finalize)
 

@@ -6,8 +6,8 @@ import importlib.util
 import os
 from typing import Any
 
-from backends.base import Availability
-from collective import board
+from collective.backends.base import Availability
+from collective.elastic import membership_file
 from collective.environment import Environment
 from collective.errors import UsageError
 
@@ -90,7 +90,7 @@ def start(environment: Environment, outlives: bool = False) -> Any:
             f"({_mpirun_of(MPI)}), or reinstall mpi4py for yours: "
             "pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
-    board.tell(board.JOINED)
+    membership_file.tell(membership_file.JOINED)
     return world
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from backends import mpi_world
-from backends.base import Availability, Backend, Collective, Options
-from backends.tensor_group import TensorGroup
 from collective import library, session, timeline
+from collective.backends import mpi_world
+from collective.backends.base import Availability, Backend, Collective, Options
+from collective.backends.tensor_group import TensorGroup
 from collective.environment import Environment, detect
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import algorithm_number, transport_number
@@ -40,7 +40,7 @@ class NativeBackend(Backend):
 
     def __init__(self, options: Options, environment: Environment | None = None):
         import collective
-        from backends.devices import configure, stages
+        from collective.backends.devices import configure, stages
 
         environment = environment or detect()
         super().__init__(options, environment)

@@ -7,18 +7,18 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
-from backends.base import Availability, Backend, Options
-from backends.horovod import HorovodBackend
-from backends.mpi import MPIBackend
-from backends.native import NativeBackend
-from backends.single import SingleBackend
-from backends.tf_central_storage import CentralStorageBackend
-from backends.tf_mirrored import MirroredBackend
-from backends.tf_multiworker import MultiWorkerBackend
-from backends.tf_one_device import OneDeviceBackend
-from backends.tf_parameter_server import ParameterServerBackend
-from backends.tf_tpu import TPUBackend
 from collective import recorder, session
+from collective.backends.base import Availability, Backend, Options
+from collective.backends.horovod.backend import HorovodBackend
+from collective.backends.mpi import MPIBackend
+from collective.backends.native import NativeBackend
+from collective.backends.parameter_server.backend import ParameterServerBackend
+from collective.backends.single import SingleBackend
+from collective.backends.tf_central_storage import CentralStorageBackend
+from collective.backends.tf_mirrored import MirroredBackend
+from collective.backends.tf_multiworker import MultiWorkerBackend
+from collective.backends.tf_one_device import OneDeviceBackend
+from collective.backends.tf_tpu import TPUBackend
 from collective.environment import Environment, detect
 from collective.environment.base import MAX_NP, MIN_NP
 from collective.errors import CollectiveError, UsageError
@@ -76,9 +76,9 @@ def get(
         environment = session.called()  # ranks may have come and gone since the start
     because, predicted = "asked for", {}
     if name == "auto":
-        from backends import auto  # which starts backends by their names here
+        from collective.backends.auto import choose
 
-        choice = auto.choose(environment, options, gradients)
+        choice = choose.choose(environment, options, gradients)
         name, because, predicted = choice.name, choice.because, choice.predicted
     if name not in BACKENDS:
         raise UsageError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.base import Availability, Backend, Options
-from backends.devices import configure, stages
+from collective.backends.base import Availability, Backend, Options
+from collective.backends.devices import configure, stages
 from collective.environment import Environment
 from collective.errors import UsageError
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.base import Backend
+from collective.backends.base import Backend
 from collective.errors import UsageError
 
 MOST_SETS = 63  # of the core's process sets in a job

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from backends.base import Options
-from backends.devices import local_devices
-from backends.tf_strategy import LocalStrategyBackend
+from collective.backends.base import Options
+from collective.backends.devices import local_devices
+from collective.backends.tf_strategy import LocalStrategyBackend
 
 
 class CentralStorageBackend(LocalStrategyBackend):

@@ -14,11 +14,11 @@ from unittest import mock
 
 import numpy as np
 
-from backends import addresses
-from backends.base import Availability, Options
-from backends.devices import configure, gpus
-from backends.fusion import fused
-from backends.tf_strategy import StrategyBackend
+from collective.backends import addresses
+from collective.backends.base import Availability, Options
+from collective.backends.devices import configure, gpus
+from collective.backends.flat_buffer import fused
+from collective.backends.tf_strategy import StrategyBackend
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -65,7 +65,7 @@ class MultiWorkerBackend(StrategyBackend):
             raise UsageError(
                 f"backend {self.name!r} must be made before TensorFlow's first "
                 f"operation: {error}",
-                hint="backend = backends.get('tf-multiworker') as the script's first "
+                hint="backend = collective.backends.get('tf-multiworker') as the script's first "
                 "line after its imports",
             ) from None
 

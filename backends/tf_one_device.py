@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.base import Options
-from backends.devices import gpus
-from backends.tf_strategy import LocalStrategyBackend
+from collective.backends.base import Options
+from collective.backends.devices import gpus
+from collective.backends.tf_strategy import LocalStrategyBackend
 
 
 class OneDeviceBackend(LocalStrategyBackend):

@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from backends.base import Availability, Backend, Options
-from backends.devices import configure, gpus
+from collective.backends.base import Availability, Backend, Options
+from collective.backends.devices import configure, gpus
 from collective.environment import Environment
 from collective.errors import UsageError
 

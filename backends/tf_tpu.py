@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from backends.base import Availability, Options
-from backends.tf_strategy import LocalStrategyBackend
+from collective.backends.base import Availability, Options
+from collective.backends.tf_strategy import LocalStrategyBackend
 from collective.environment import Environment
 from collective.errors import UsageError
 

@@ -15,8 +15,8 @@ import sys
 
 import numpy as np
 
-import backends
-from backends.quiet import quiet
+from collective import backends
+from collective.backends.quiet import quiet
 
 # Shape of a row and classes.
 SIZES = {"cnn": ((28, 28, 1), 10), "resnet50": ((64, 64, 3), 10)}
@@ -37,8 +37,8 @@ def main() -> None:
         ranks = backends.get(options.backend, backends.Options(bucket_bytes=1))
         import keras
 
-        import training
-        from training import models
+        from collective import training
+        from collective.training import models
 
     shape, classes = SIZES[options.model]
     rng = np.random.default_rng(0)

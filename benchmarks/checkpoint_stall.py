@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-import backends
-from backends.quiet import quiet
+from collective import backends
+from collective.backends.quiet import quiet
 
 EVERY, BLOCK = 10, 40
 # Shape of a row, classes, batch size.
@@ -39,8 +39,8 @@ def main() -> None:
         backend = backends.get("single")
         import keras
 
-        import training
-        from training import models
+        from collective import training
+        from collective.training import models
 
     class Alternating(training.Checkpoint):
         """Is due in every second block of steps; notes when each block has ended."""

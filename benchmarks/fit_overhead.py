@@ -1,4 +1,4 @@
-"""What ``training.fit`` costs over plain ``keras.Model.fit``, at one process.
+"""What ``collective.training.fit`` costs over plain ``keras.Model.fit``, at one process.
 
     python benchmarks/fit_overhead.py cnn
     python benchmarks/fit_overhead.py resnet50
@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
-import backends
-from backends.quiet import quiet
+from collective import backends
+from collective.backends.quiet import quiet
 
 # Shape of a row, classes, rows of an epoch, batch size.
 SIZES = {
@@ -35,8 +35,8 @@ def main() -> None:
         backend = backends.get("single")
         import keras
 
-        import training
-        from training import models
+        from collective import training
+        from collective.training import models
 
     shape, classes, rows, batch = SIZES[args.model]
     rng = np.random.default_rng(0)
@@ -75,7 +75,9 @@ def main() -> None:
     steps = -(-rows // batch)
     low, middle, high = np.percentile(a / b, [25, 50, 75])
     print(f"{args.model}, batch {batch}, {len(a)} pairs of epochs of {steps} steps")
-    print(f"  training.fit    {1e3 * np.median(a) / steps:8.2f} ms a step (median)")
+    print(
+        f"  collective.training.fit    {1e3 * np.median(a) / steps:8.2f} ms a step (median)"
+    )
     print(f"  keras.Model.fit {1e3 * np.median(b) / steps:8.2f} ms a step (median)")
     print(f"  ratio           {middle:8.3f} (quartiles {low:.3f} to {high:.3f})")
 

@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from backends import horovod_installed
-from backends.base import Options
-from backends.devices import configure
-from backends.quiet import quiet
+from collective.backends.base import Options
+from collective.backends.devices import configure
+from collective.backends.horovod import installed
+from collective.backends.quiet import quiet
 from collective.environment import detect
 
 TENSORS, MEGABYTES = 160, 100
@@ -52,7 +52,7 @@ def main() -> None:
         rank(args)
         return
     jobs = [["empty", "collective", "drop-in"]]
-    if horovod_installed.misfit() is None:
+    if installed.misfit() is None:
         jobs.append(["horovod"])
     seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     print(f"load {os.getloadavg()[0]:.1f}")

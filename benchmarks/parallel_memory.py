@@ -25,7 +25,7 @@ ROWS, LENGTH, WORDS, WIDTH = 4, 8, 65536, 512
 
 def model() -> keras.Model:
     """The model, compiled."""
-    from training.parallel import (
+    from collective.training.parallel import (
         ColumnParallelDense,
         RowParallelDense,
         ShardedEmbedding,
@@ -42,12 +42,12 @@ def model() -> keras.Model:
 
 def train(**options: int) -> None:
     """Trains three steps; rank 0 prints what each rank or device held."""
-    from backends.quiet import quiet
+    from collective.backends.quiet import quiet
 
     with quiet():
-        import backends
-        from training import fit
-        from training.exchange import gather
+        from collective import backends
+        from collective.training import fit
+        from collective.training.exchange import gather
 
         name = "native" if "tensor_parallel" in options else "single"
         backend = backends.get(name, backends.Options(**options))

@@ -32,7 +32,7 @@ def measured(**options: Any) -> Peak:
     """Trains on one device.
 
     Args:
-        options: Fields of ``training.job.Job``.
+        options: Fields of ``collective.training.command.Job``.
     """
     command = [sys.executable, __file__, json.dumps(options)]
     out = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -41,13 +41,13 @@ def measured(**options: Any) -> Peak:
 
 def main() -> None:
     """Trains what the argument says, and prints the numbers."""
-    from backends.quiet import quiet
+    from collective.backends.quiet import quiet
 
     with quiet():
-        from training import job
+        from collective.training import command
     before = peak()
     fields = {"backend": "single", "steps": 3, "verbose": 0, "test": False}
-    summary = job.run(job.Job(**fields, **json.loads(sys.argv[1])))
+    summary = command.run(command.Job(**fields, **json.loads(sys.argv[1])))
     print(before, peak(), min(summary.step_seconds[1:]))
 
 

@@ -21,7 +21,7 @@ DATA = {"resnet50": "synthetic:128x128x3:10", "transformer": "synthetic:256x64x1
 
 def transformer(input_shape: tuple[int, ...], classes: int) -> keras.Model:
     """One of 8 blocks, of width 256."""
-    from training.models import transformer
+    from collective.training.models import transformer
 
     return transformer(input_shape, classes, blocks=8, width=256, heads=8)
 

@@ -6,7 +6,7 @@
 A block of steps with it and a block without take turns, in an order that changes, in
 the same processes: so what the machine does meanwhile meets both alike. The ratio is
 taken block by block; the interval of its median is a bootstrap's. ``cnn`` and ``mlp``
-are steps of ``training`` on ``native``, with the spans that ``training.fit`` records; a
+are steps of ``training`` on ``native``, with the spans that ``collective.training.fit`` records; a
 step of ``tiny`` is nothing but 100 all-reduces of 1 KB from NumPy.
 """
 
@@ -89,16 +89,15 @@ def reduce_only() -> Callable[[], None]:
 
 def training_step(what: str) -> Callable[[], None]:
     """A step of a training that does not end."""
-    import backends
-    from backends.quiet import quiet
+    from collective.backends.quiet import quiet
 
     with quiet():
-        backend = backends.get("native")
+        backend = collective.backends.get("native")
         import keras
 
-        from training import keras_compat, models
-        from training.inputs import Input
-        from training.step import Step
+        from collective.training import keras_compat, models
+        from collective.training.input.pipeline import Input
+        from collective.training.step import Step
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4096, 8, 8, 1)).astype(np.float32)

@@ -20,12 +20,12 @@ from peak import MIB, peak
 
 def train(shard: bool) -> None:
     """Trains three steps; rank 0 prints bytes of the optimizer and of the process."""
-    from backends.quiet import quiet
+    from collective.backends.quiet import quiet
 
     with quiet():
-        import backends
-        from training import fit
-        from training.exchange import gather
+        from collective import backends
+        from collective.training import fit
+        from collective.training.exchange import gather
 
         backend = backends.get("native")
     layers = [keras.layers.Dense(4096, "tanh") for _ in range(4)]

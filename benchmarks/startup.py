@@ -32,16 +32,16 @@ LAUNCHERS = {
 
 def first_step() -> float:
     """The time at which this rank has trained one batch."""
-    import backends
-    from backends.quiet import quiet
+    from collective import backends
+    from collective.backends.quiet import quiet
 
     with quiet():
         backend = backends.get("native")
         import keras
         import numpy as np
 
-        import training
-        from training import models
+        from collective import training
+        from collective.training import models
     rng = np.random.default_rng(0)
     x = rng.normal(size=(64, 28, 28, 1)).astype(np.float32)
     model = models.build("mlp", input_shape=(28, 28, 1), classes=10)

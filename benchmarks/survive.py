@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from training.ledger import check
+from collective.training.ledger.verify import check
 
 ROOT = Path(__file__).parents[1]
 TRAIN = [sys.executable, str(ROOT / "train.py"), "--verbose", "0", "--model", "mlp"]

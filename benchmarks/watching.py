@@ -16,8 +16,8 @@ import time
 
 import numpy as np
 
-import backends
-from backends.quiet import quiet
+from collective import backends
+from collective.backends.quiet import quiet
 
 STEPS = 100
 
@@ -35,10 +35,11 @@ def main() -> None:
         backend = backends.get(args.backend)
         import keras
 
-        from training import datasets, keras_compat, models
-        from training.inputs import Input
-        from training.step import Step
-        from training.timeline import begin as begin_timeline
+        from collective.training import keras_compat, models
+        from collective.training.input import datasets
+        from collective.training.input.pipeline import Input
+        from collective.training.reporting.timeline import begin as begin_timeline
+        from collective.training.step import Step
 
     plan = Input(datasets.load("digits").train, args.batch)
     batches = plan.dataset(0, 22, backend.local_replicas, backend.replicas)

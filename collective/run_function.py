@@ -19,9 +19,9 @@ from typing import Any
 
 import cloudpickle
 
-from collective import private
 from collective.environment import detect
 from collective.errors import CollectiveError, UsageError
+from collective.net import private_files
 
 # Horovod's options that are options of the launcher, too.
 _LAUNCHER = {
@@ -81,7 +81,7 @@ def run(
     ) as name:
         folder = Path(name)
         call = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
-        private.write(folder / "call", call)
+        private_files.write(folder / "call", call)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         if start_timeout is not None:
             environment["COLLECTIVE_START_TIMEOUT"] = str(start_timeout)
@@ -128,7 +128,7 @@ def _results(folder: Path, ranks: int, code: int) -> list[Any]:
                 f"{'with' if result.exists() else 'without'} a result",
                 hint="see what the ranks printed",
             )
-        results.append(cloudpickle.loads(private.read(result)))
+        results.append(cloudpickle.loads(private_files.read(result)))
     return results
 
 
@@ -143,7 +143,7 @@ def _rank(folder: Path) -> int:
         )
         return 1
     try:
-        func, args, kwargs = cloudpickle.loads(private.read(folder / "call"))
+        func, args, kwargs = cloudpickle.loads(private_files.read(folder / "call"))
         result = cloudpickle.dumps(func(*args, **kwargs))
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
@@ -152,7 +152,7 @@ def _rank(folder: Path) -> int:
             "".join(traceback.format_exception(error)).rstrip()
         )
         return 1
-    private.write(folder / f"{rank}.result", result)
+    private_files.write(folder / f"{rank}.result", result)
     return 0
 
 

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from collective import board, library, recorder
+from collective import library, recorder
+from collective.elastic import membership_file
 from collective.environment import Environment, detect
 from collective.environment.base import MAX_NP, place_on
 from collective.errors import CollectiveError
@@ -56,7 +57,7 @@ def init(environment: Environment | None = None) -> None:
         place = place_on(place.launcher, rank.value, [0] * size.value)
     _place, _process = place, os.getpid()
     if _called is None:
-        board.tell(board.JOINED)
+        membership_file.tell(membership_file.JOINED)
     recorder.start(place, job_name(place), called.rank)
     atexit.register(shutdown)
 
@@ -124,13 +125,13 @@ def enter() -> list[int]:
     if ends_at_once:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
     _called = None
-    board.tell(board.JOINED)
+    membership_file.tell(membership_file.JOINED)
     return former
 
 
 def leave() -> None:
     """Leaves a job that goes on without this rank: the others ``regroup``."""
-    board.tell(board.LEFT)
+    membership_file.tell(membership_file.LEFT)
     if place().size > place().local_size:
         library.check(library.load().collective_part())
     shutdown()

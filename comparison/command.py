@@ -20,14 +20,14 @@ from rich.progress import (
 )
 from rich.table import Table as RichTable
 
-import train
-from backends.registry import BACKENDS
+from collective.backends.registry import BACKENDS
+from collective.comparison import baseline, tables
+from collective.comparison.equality import TOLERANCE
+from collective.comparison.perturbations import PERTURBATIONS
+from collective.comparison.results import Results
+from collective.comparison.runs import Comparison, Plan
 from collective.errors import UsageError, printable
-from comparison import against, told
-from comparison.equality import TOLERANCE
-from comparison.perturbations import PERTURBATIONS
-from comparison.results import Results
-from comparison.runs import Comparison, Plan
+from collective.training import cli
 
 OURS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
         "--devices", "--json", "--ledger", "--list-backends", "--resume", "--sweep",
@@ -58,8 +58,8 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
             )
     if args.precision:
         rest = [*rest, "--precision", args.precision]
-    train.parser().parse_args(rest)  # an error in them is told before any run
-    old = against.read(args.against) if args.against else None
+    cli.parser().parse_args(rest)  # an error in them is told before any run
+    old = baseline.read(args.against) if args.against else None
     results = Results({**_plain(args), "train": rest, "command": command})
     steps = [] if {"--steps", "--epochs"} & set(rest) else ["--steps", "60"]
     plan = Plan(
@@ -149,7 +149,7 @@ def _terminated(*_: object) -> None:
 
 
 def _show(results: Results, console: Console) -> None:
-    for table in told.tables(results):
+    for table in tables.tables(results):
         shown = RichTable(title=table.title, title_justify="left", box=None,
                           pad_edge=False, title_style="bold")  # fmt: skip
         for i, column in enumerate(table.columns):
@@ -182,17 +182,17 @@ def _write(results: Results, folder: Path, console: Console) -> None:
         raise UsageError(
             f"{folder} cannot be written: {error.strerror}", hint="--output FOLDER"
         ) from error
-    from comparison import figures, page
+    from collective.comparison import figures, page
 
     pictures = figures.draw(results, folder)
-    page.write(folder / "report.html", results, told.tables(results), pictures)
+    page.write(folder / "report.html", results, tables.tables(results), pictures)
     console.print(f"\nThe whole of it: {folder / 'report.html'}")
 
 
 def _changes(old: dict, results: Results, console: Console) -> bool:
     """Tells what changed; whether anything is worse."""
     new = json.loads(json.dumps(dataclasses.asdict(results)))
-    found = against.changes(old, new)
+    found = baseline.changes(old, new)
     console.print("\nSince then:", style="bold")
     for change in found:
         console.print(

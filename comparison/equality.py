@@ -15,7 +15,7 @@ ROUNDING = 8.0
 
 @dataclass(frozen=True)
 class Recorded:
-    """A training as ``comparison.trace`` has written it; shapes are told there."""
+    """A training as ``collective.comparison.trace`` has written it; shapes are told there."""
 
     losses: np.ndarray
     names: list[str]

@@ -16,10 +16,10 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from backends.registry import BACKENDS
-from comparison.equality import TOLERANCE
-from comparison.results import Results
-from comparison.runs import ALONE, SHARE
+from collective.backends.registry import BACKENDS
+from collective.comparison.equality import TOLERANCE
+from collective.comparison.results import Results
+from collective.comparison.runs import ALONE, SHARE
 
 LIGHT = {"ink": "#1f2933", "paper": "#ffffff", "rule": "#d7dde3"}
 DARK = {"ink": "#e4e7eb", "paper": "#161b22", "rule": "#39424e"}

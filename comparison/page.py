@@ -7,8 +7,8 @@ from pathlib import Path
 
 import jinja2
 
-from comparison.results import Results
-from comparison.told import Table
+from collective.comparison.results import Results
+from collective.comparison.tables import Table
 
 CAPTIONS = {
     "losses": "The losses laid over each other, and how far each is from the "

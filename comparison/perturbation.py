@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from comparison.perturbations import PERTURBATIONS
-from training.forward import Sums
-from training.step import Step
+from collective.comparison.perturbations import PERTURBATIONS
+from collective.training.forward import Sums
+from collective.training.step import Step
 
 
 def apply(name: str) -> None:
@@ -34,8 +34,8 @@ def apply(name: str) -> None:
 
             self._local = local
 
-    # By its name: ``training.fit`` is the function in it.
-    vars(importlib.import_module("training.fit"))["Step"] = Perturbed
+    # By its name: ``collective.training.fit`` is the function in it.
+    vars(importlib.import_module("collective.training.fit"))["Step"] = Perturbed
 
 
 def _clip_before_sum(step: Step, sums: Sums, share: Any, replica: Any) -> Sums:

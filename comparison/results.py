@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
+from collective.comparison.equality import Verdict
+from collective.comparison.speed import Auto, Timed
 from collective.launch.versions import installed
-from comparison.equality import Verdict
-from comparison.speed import Auto, Timed
 
 SCHEMA = 1
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends import starting
-from backends.process import run
-from backends.registry import BACKENDS
+from collective.backends import launch_command
+from collective.backends.registry import BACKENDS
+from collective.backends.supervised_run import run
 from collective.bench.limits import Limits
+from collective.comparison.equality import TOLERANCE, Recorded, judge
+from collective.comparison.results import Learned, Proof, Results
+from collective.comparison.speed import MESSAGE_SIZES, Auto, Timed
 from collective.errors import UsageError
-from comparison.equality import TOLERANCE, Recorded, judge
-from comparison.results import Learned, Proof, Results
-from comparison.speed import MESSAGE_SIZES, Auto, Timed
 
 REFERENCE = "single"
 SHARE = "one share"
@@ -99,7 +99,7 @@ class Comparison:
             raise UsageError(
                 f"unknown backend {name!r}", hint=f"--backends {','.join(BACKENDS)}"
             )
-        found = starting.availability(name, self.plan.most)
+        found = launch_command.availability(name, self.plan.most)
         if not found.usable:
             self.results.left_out[name] = f"{found.reason} (HINT: {found.hint})"
             if name in self.plan.backends:
@@ -142,10 +142,17 @@ class Comparison:
             first = ["--perturb", plan.perturb[1]] if perturbed and plan.perturb else []
             tell(f"{precision}: {name}")
             ended = run(
-                starting.line(
+                launch_command.line(
                     backend,
                     plan.most,
-                    ["-m", "comparison.trace", str(path), *first, *options, *more],
+                    [
+                        "-m",
+                        "collective.comparison.trace",
+                        str(path),
+                        *first,
+                        *options,
+                        *more,
+                    ],
                 ),
                 plan.seconds,
             )
@@ -209,8 +216,10 @@ class Comparison:
         path.unlink(missing_ok=True)
         options = [*self.plan.train, "--verbose", "0", "--json", str(path)]
         options += ["--global-batch-size", str(self.plan.batch)]
-        program = [str(starting.ROOT / "train.py"), *options]
-        ended = run(starting.line(name, self.plan.most, program), self.plan.seconds)
+        program = ["-m", "collective.train", *options]
+        ended = run(
+            launch_command.line(name, self.plan.most, program), self.plan.seconds
+        )
         self.results.learned[name] = (
             Learned.of(json.loads(path.read_text()))
             if ended.code == 0
@@ -238,9 +247,9 @@ class Comparison:
                 options = [*self.plan.train, "--verbose", "0", *more]
                 options += ["--global-batch-size", str(self.plan.batch)]
                 options += ["--json", str(path)]
-                program = [str(starting.ROOT / "train.py"), *options]
+                program = ["-m", "collective.train", *options]
                 ended = run(
-                    starting.line(backend, processes, program), self.plan.seconds
+                    launch_command.line(backend, processes, program), self.plan.seconds
                 )
                 if ended.code == 0:
                     summaries[name].append(json.loads(path.read_text()))
@@ -257,12 +266,12 @@ class Comparison:
         path.unlink(missing_ok=True)
         options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
         options += ["--verbose", "0", "--steps", "2", "--json", str(path)]
-        launched = starting.availability("mpi", processes).usable
+        launched = launch_command.availability("mpi", processes).usable
         ended = run(
-            starting.line(
+            launch_command.line(
                 "auto",
                 processes,
-                [str(starting.ROOT / "train.py"), *options],
+                ["-m", "collective.train", *options],
                 "mpirun" if launched else "collectiverun",
             ),
             self.plan.seconds,
@@ -286,9 +295,15 @@ class Comparison:
             tell(f"all-reduce: {backend}")
             path.unlink(missing_ok=True)
             sizes = ",".join(map(str, MESSAGE_SIZES))
-            program = ["-m", "backends.probe", str(path), "--sizes", sizes]
+            program = [
+                "-m",
+                "collective.backends.auto.probe",
+                str(path),
+                "--sizes",
+                sizes,
+            ]
             ended = run(
-                starting.line(backend, self.plan.most, program), self.plan.seconds
+                launch_command.line(backend, self.plan.most, program), self.plan.seconds
             )
             if ended.code == 0:
                 self.results.allreduce[backend] = {

@@ -1,4 +1,4 @@
-"""A training that keeps what the proof needs: ``python -m comparison.trace FILE ...``.
+"""A training that keeps what the proof needs: ``python -m collective.comparison.trace FILE ...``.
 
 The other arguments are those of ``train.py``. Rank 0 writes, as ``.npz``:
 
@@ -22,10 +22,9 @@ import sys
 import keras
 import numpy as np
 
-import train
+from collective.comparison import perturbation
 from collective.errors import exit_code
-from comparison import perturbation
-from training import job
+from collective.training import cli, command
 
 
 class Trace(keras.callbacks.Callback):
@@ -97,8 +96,8 @@ def main(arguments: list[str]) -> int:
         perturbation.apply(rest[1])
         rest = rest[2:]
     trace = Trace(path)
-    work = job.Job.of(vars(train.parser().parse_args(rest)), test=False)
-    summary = job.run(work, callbacks=[trace])
+    work = command.Job.of(vars(cli.parser().parse_args(rest)), test=False)
+    summary = command.run(work, callbacks=[trace])
     if trace.sketches:
         trace.write(summary.losses)
     return 0

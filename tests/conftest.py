@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends import horovod_installed
+from collective.backends.horovod import installed
 from tests import launch
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what needs a Horovod that is not here."""
-    if item.get_closest_marker("horovod") and (misfit := horovod_installed.misfit()):
+    if item.get_closest_marker("horovod") and (misfit := installed.misfit()):
         pytest.skip(f"{misfit}: make horovod")
 
 
@@ -59,7 +59,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def devices() -> None:
     """Makes the logical devices, if anything here wants TensorFlow at all."""
     if "tensorflow" in sys.modules and not launch.launched():
-        from backends.devices import local_devices
+        from collective.backends.devices import local_devices
 
         local_devices(DEVICES)
     # Keras' and TensorFlow's own objects stay; a collection need not visit them.
@@ -69,7 +69,7 @@ def devices() -> None:
 @pytest.fixture(scope="session")
 def backends_by_name() -> Iterator[Callable]:
     """Makes backends; a launch has one, a plain session several: ``tf-mirrored-2``."""
-    import backends
+    from collective import backends
 
     made: dict[str, backends.Backend] = {}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import train
+from collective.training import cli
 from tests import launch, own
 
 HERE = "tests/test_train.py"
@@ -40,12 +40,12 @@ def command(keras_as_it_was, capfd, monkeypatch, tmp_path):
 
         world = MPI.COMM_WORLD
         tmp_path = world.bcast(tmp_path, root=0)
-    monkeypatch.setattr(train, "_let_rank_zero_speak", lambda rank: None)
+    monkeypatch.setattr(cli, "_let_rank_zero_speak", lambda rank: None)
 
     def run(*arguments: str) -> tuple[set[int], str]:
         capfd.readouterr()
         try:
-            code = train.main([a.format(tmp=tmp_path) for a in arguments])
+            code = cli.main([a.format(tmp=tmp_path) for a in arguments])
         except SystemExit as end:
             code = end.code
         printed = "".join(capfd.readouterr())
@@ -182,7 +182,7 @@ def test_wrong_use_ends_in_one_error_and_a_hint(name, command):
 
 def holder_of_the_poisoned_row(seed: int, batch: int, replicas: int) -> tuple[int, int]:
     """The step that meets the row, and the replica that has it."""
-    from training.inputs import Input, share
+    from collective.training.input.pipeline import Input, share
 
     plan = Input(own.poisoned(), batch, seed=seed)
     for step in range(plan.steps_per_epoch):
@@ -267,7 +267,7 @@ def test_an_interrupt_is_told_once_with_what_goes_on(command, monkeypatch):
     def interrupted(args, rank):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "_run", interrupted)
+    monkeypatch.setattr(cli, "_run", interrupted)
     codes, printed = command("--checkpoint-dir", "{tmp}/runs")
     assert codes == {130} and "Traceback" not in printed
     assert printed.count("interrupted\nHINT: --resume goes on from the last") == 1
@@ -311,9 +311,9 @@ def _fields(schema: dict) -> set[str]:
 def test_the_schema_has_the_fields_of_summary_and_job():
     import dataclasses
 
-    from backends import Options
-    from training.job import Job
-    from training.summary import Summary
+    from collective.backends import Options
+    from collective.training.command import Job
+    from collective.training.reporting.summary import Summary
 
     schema = json.loads((ROOT / "docs/summary.schema.json").read_text())
     page = (ROOT / "docs/summary.md").read_text()
@@ -334,7 +334,7 @@ def test_list_backends_and_help_import_no_tensorflow():
     for option in ("--list-backends", "--help"):
         program = (
             "import sys, train\n"
-            f"try: train.main(['{option}'])\n"
+            f"try: cli.main(['{option}'])\n"
             "except SystemExit as end: assert not end.code\n"
             "assert 'tensorflow' not in sys.modules\n"
         )
@@ -349,14 +349,14 @@ def test_list_backends_and_help_import_no_tensorflow():
 
 
 def test_help_shows_an_example_for_each_group():
-    text = train.parser().format_help()
-    groups = [g for g in train.parser()._action_groups if g.title in train.EXAMPLES]
-    assert len(groups) == len(train.EXAMPLES) == 7
+    text = cli.parser().format_help()
+    groups = [g for g in cli.parser()._action_groups if g.title in cli.EXAMPLES]
+    assert len(groups) == len(cli.EXAMPLES) == 7
     for group in groups:
-        example = train.EXAMPLES[group.title]
+        example = cli.EXAMPLES[group.title]
         assert example in text and "python train.py --" in example
         typed = example.split("train.py ")[1].split()
-        train.parser().parse_args(typed)  # the example itself is right
+        cli.parser().parse_args(typed)  # the example itself is right
         options = {o for a in group._group_actions for o in a.option_strings}
         assert options & set(typed)
 
@@ -383,7 +383,7 @@ def test_real_ranks_print_an_error_once_and_exit_with_its_code():
 def test_a_row_that_one_rank_alone_cannot_read_ends_the_job(tmp_path):
     import tensorflow as tf
 
-    from training.inputs import Input, share
+    from collective.training.input.pipeline import Input, share
 
     rng = np.random.default_rng(0)
     for i in range(24):

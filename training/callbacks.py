@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from backends.base import Backend
 from collective import recorder
-from training import parted
+from collective.backends.base import Backend
+from collective.training.memory import partitioned
 
 HOOKS = (
     "on_train_begin",
@@ -103,7 +103,7 @@ class RankZeroCallbacks:
         if self.backend.rank == 0 and self._last.get(hook) != place:
             self._last[hook] = place
             what = f"a callback's {hook}"
-            parts = None if "batch" in hook else parted.of(self.model)
+            parts = None if "batch" in hook else partitioned.of(self.model)
             with (
                 self.backend.only_rank_zero(what),
                 recorder.span(recorder.OTHER, what),
@@ -126,7 +126,7 @@ def followed_variables(model: keras.Model) -> list[keras.Variable]:
 
     Not the variables of which each rank has a part.
     """
-    parts = parted.of(model)
+    parts = partitioned.of(model)
     return [
         v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
     ]
@@ -135,7 +135,7 @@ def followed_variables(model: keras.Model) -> list[keras.Variable]:
 def make_alike(model: keras.Model, backend: Backend) -> None:
     """Gives every rank rank 0's model; every rank calls it."""
     backend.broadcast(followed_variables(model))
-    parts = parted.of(model)
+    parts = partitioned.of(model)
     if parts is not None:
         parts.follow()
 

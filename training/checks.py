@@ -5,10 +5,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from backends.base import Backend
+from collective.backends.base import Backend
 from collective.errors import UsageError
-from training import keras_compat
-from training.sources import Source
+from collective.training import keras_compat
+from collective.training.input.source import Source
 
 
 def check_model(model: keras.Model, backend: Backend) -> None:
@@ -21,12 +21,12 @@ def check_model(model: keras.Model, backend: Backend) -> None:
     if not isinstance(model, keras.Model):
         raise UsageError(
             f"a keras.Model was expected, not {type(model).__name__}",
-            hint="training.fit(model, data), the model compiled",
+            hint="collective.training.fit(model, data), the model compiled",
         )
     if not model.compiled or model.optimizer is None:
         raise UsageError(
             f"model {model.name!r} is not compiled",
-            hint="model.compile(optimizer=..., loss=...) before training.fit",
+            hint="model.compile(optimizer=..., loss=...) before collective.training.fit",
         )
     if keras_compat.overrides(model, "train_step"):
         raise UsageError(
@@ -61,7 +61,7 @@ def check_model(model: keras.Model, backend: Backend) -> None:
         raise UsageError(
             f"model {model.name!r} was made outside the scope of backend "
             f"{backend.name!r}",
-            hint="make and compile it in 'with backend.scope():', or give training.fit "
+            hint="make and compile it in 'with backend.scope():', or give collective.training.fit "
             "a function that makes it",
         )
 

@@ -12,14 +12,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.base import Backend
 from collective import recorder
-from training import keras_compat
-from training.accumulation import accumulate
-from training.forward import Forward, Sums
-from training.inputs import Batch, Input
-from training.sources import Source
-from training.step import replica_rows, without_none
+from collective.backends.base import Backend
+from collective.training import keras_compat
+from collective.training.accumulation import accumulate
+from collective.training.forward import Forward, Sums
+from collective.training.input.pipeline import Batch, Input
+from collective.training.input.source import Source
+from collective.training.step import replica_rows, without_none
 
 
 class Evaluation:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from backends.base import Backend
+from collective.backends.base import Backend
 
 
 def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:

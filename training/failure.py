@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from backends.base import Backend
 from collective import recorder
+from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 
 

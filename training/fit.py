@@ -1,4 +1,4 @@
-"""``training.fit``, what ``model.fit`` is to Keras."""
+"""``collective.training.fit``, what ``model.fit`` is to Keras."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import backends
-from backends.base import Backend
+from collective import backends
+from collective.backends.base import Backend
 from collective.errors import UsageError
-from training import keras_compat, parted, sharding
-from training.callbacks import RankZeroCallbacks
-from training.checkpoint import Checkpoint
-from training.checks import check_labels, check_model
-from training.evaluation import Evaluation
-from training.failure import ends_the_job, explaining_memory
-from training.inputs import Batch, Input
-from training.loop import Loop, Result
-from training.message import message
-from training.parallel import parts, placement
-from training.step import Step
+from collective.training import keras_compat
+from collective.training.callbacks import RankZeroCallbacks
+from collective.training.checkpoint.schedule import Checkpoint
+from collective.training.checks import check_labels, check_model
+from collective.training.evaluation import Evaluation
+from collective.training.failure import ends_the_job, explaining_memory
+from collective.training.gradient_sizes import message
+from collective.training.input.pipeline import Batch, Input
+from collective.training.loop import Loop, Result
+from collective.training.memory import partitioned, sharded_optimizer
+from collective.training.parallel import partition, placement
+from collective.training.step import Step
 
 
 def fit(
@@ -53,7 +54,7 @@ def fit(
         model: A compiled model, or a function that makes one. Backends with several
             devices need the function, or a model made in ``backend.scope()``.
         data: ``(x, y)`` or ``(x, y, sample_weight)`` arrays or trees of arrays, a
-            ``tf.data.Dataset`` of single rows, or a ``training.sources.Source``.
+            ``tf.data.Dataset`` of single rows, or a ``collective.training.input.source.Source``.
         backend: A name (see ``train.py --list-backends``) or a backend.
         global_batch_size: Rows of one update, over all replicas.
         epochs: Passes over the data.
@@ -61,9 +62,9 @@ def fit(
         accumulate: Micro-batches an update is cut into, to save memory.
         jit_compile: Whether XLA compiles the forward and backward pass.
         recompute: Whether activations are computed again instead of kept, to save
-            memory; see ``training.recompute``.
+            memory; see ``collective.training.memory.recompute``.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
-            see ``training.sharding``.
+            see ``collective.training.memory.sharded_optimizer``.
         shuffle: Whether each epoch has a new order, which depends on the seed alone.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
@@ -74,7 +75,7 @@ def fit(
         timeline: File for a Chrome trace of what every rank did when.
         checkpoint: Where the state of the training is kept, and gone on from.
         ledger: A file that is told which rows each step has used; see
-            ``training.ledger``.
+            ``collective.training.ledger.verify``.
 
     Raises:
         UsageError: What was asked for cannot be done; nothing was trained.
@@ -144,9 +145,9 @@ def _ready(
             model = model()
     check_model(model, backend)
     if shard_optimizer:
-        sharding.check(model, backend)
+        sharded_optimizer.check(model, backend)
     if backend.tensor is not None:
-        parts.check(backend, model, jit_compile)
+        partition.check(backend, model, jit_compile)
     whole = not shard_optimizer and backend.tensor is None
     with_optimizer = whole and not backend.stages
     with backend.scope():
@@ -161,6 +162,8 @@ def _ready(
                 hint="give the model the input shape and the number of outputs of the "
                 "data, or choose another --data",
             ) from error
-    if not whole and parted.of(model) is None:
-        (sharding.Sharding if shard_optimizer else parts.TensorParts)(model, backend)
+    if not whole and partitioned.of(model) is None:
+        (sharded_optimizer.Sharding if shard_optimizer else partition.TensorParts)(
+            model, backend
+        )
     return model

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from training import keras_compat
-from training.losses import LossSums, loss_sums
-from training.parallel import placement
-from training.recompute import recomputed
+from collective.training import keras_compat
+from collective.training.losses import LossSums, loss_sums
+from collective.training.memory.recompute import recomputed
+from collective.training.parallel import placement
 
 
 class Sums(NamedTuple):

@@ -12,24 +12,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from backends.base import Backend
-from collective import recorder, rounds
+from collective import recorder
+from collective.backends.base import Backend
+from collective.elastic import generations
 from collective.errors import CollectiveError, UsageError
-from training import keras_compat, random_state
-from training.callbacks import RankZeroCallbacks, make_alike
-from training.checkpoint import Checkpoint
-from training.checks import check_same_data
-from training.evaluation import Evaluation
-from training.exchange import gather_few
-from training.files import Files, Gathered
-from training.handover import Handover
-from training.inputs import Batch, Input
-from training.progress import Progress
-from training.report import Averages
-from training.sources import failures
-from training.state import State, broadcast, values_of
-from training.step import Step
-from training.survival import (
+from collective.training import keras_compat
+from collective.training.callbacks import RankZeroCallbacks, make_alike
+from collective.training.checkpoint import random_state
+from collective.training.checkpoint.schedule import Checkpoint
+from collective.training.checkpoint.state import State, broadcast, values_of
+from collective.training.checkpoint.writer import Files, Gathered
+from collective.training.checks import check_same_data
+from collective.training.elastic.reconfigure import (
     Change,
     Regroup,
     T,
@@ -40,8 +34,16 @@ from training.survival import (
     going_on,
     newest,
 )
-from training.timeline import Timeline, together
-from training.timing import Timing
+from collective.training.elastic.state_handoff import Handover
+from collective.training.evaluation import Evaluation
+from collective.training.exchange import gather_few
+from collective.training.input import source_errors
+from collective.training.input.pipeline import Batch, Input
+from collective.training.reporting.progress import Progress
+from collective.training.reporting.report import Averages
+from collective.training.reporting.timeline import Timeline, together
+from collective.training.reporting.timing import Timing
+from collective.training.step import Step
 
 
 @dataclass
@@ -124,7 +126,7 @@ class Loop:
         self.handover = Handover(self.backend)
         self.files = Files(self.backend, self.plan.plan, checkpoint, ledger)
         kept = self.handover.find(model, self.plan.plan)
-        self.start = self.files.begin(model, kept, again=rounds.number() > 0)
+        self.start = self.files.begin(model, kept, again=generations.number() > 0)
 
     def run(
         self,
@@ -237,7 +239,7 @@ class Loop:
             self.handover.possible = False  # goes on as it is
             return
         self.files.close()
-        raise SystemExit(rounds.EXIT_CODE)
+        raise SystemExit(generations.EXIT_CODE)
 
     def _give_up(self, left: int, size: int) -> None:
         """Ends the job, with a checkpoint where there may be one."""
@@ -412,7 +414,7 @@ def _next(batches: Any) -> Batch:
     try:
         return next(batches)
     except tf.errors.OpError as error:
-        told = failures.explain(error)
+        told = source_errors.explain(error)
         if told is None:
             raise
         raise told from None

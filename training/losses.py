@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from training import keras_compat
+from collective.training import keras_compat
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from backends.base import Backend
+from collective.backends.base import Backend
 from collective.errors import CollectiveError
-from training import keras_compat, parted, receipts, sharding
-from training.accumulation import accumulate, cut
-from training.desync import DesyncAlarm
-from training.forward import Forward, Sums
-from training.inputs import Batch
-from training.message import SMALL
-from training.notices import Notices
-from training.parallel import placement
-from training.plan import share
-from training.report import Layout
+from collective.training import keras_compat
+from collective.training.accumulation import accumulate, cut
+from collective.training.elastic.control_messages import Notices
+from collective.training.forward import Forward, Sums
+from collective.training.gradient_sizes import SMALL
+from collective.training.input.pipeline import Batch
+from collective.training.input.plan import share
+from collective.training.ledger import receipts
+from collective.training.memory import partitioned, sharded_optimizer
+from collective.training.parallel import placement
+from collective.training.replica_check import DesyncAlarm
+from collective.training.reporting.report import Layout
 
 NOT_FINITE = "collective: not finite at step"
 
@@ -75,7 +77,7 @@ class Step:
         self.maybe_empty = maybe_empty
         self.forward = Forward(model, seed, recompute)
         self.layout = Layout(model)
-        self.parted, self.shards = parted.of(model), sharding.of(model)
+        self.parted, self.shards = partitioned.of(model), sharded_optimizer.of(model)
         self.alarm = DesyncAlarm(model, backend, check_every)
         self.notices = Notices(backend)
         keras_compat.switch_off_gradient_sum(self.optimizer)
@@ -121,7 +123,7 @@ class Step:
             number: Which step of the training this is, from 0.
 
         Returns:
-            The report (see ``training.report``), the same on every rank; see
+            The report (see ``collective.training.reporting.report``), the same on every rank; see
             ``Backend.call``.
         """
         args = (without_none(batch), tf.constant(number, tf.int64))

@@ -16,12 +16,7 @@ from collective.bench.limits import probe, state_of
 from collective.bench.peers import Timer
 from collective.errors import CollectiveError
 from collective.operations.call import Call
-from collective.operations.kinds import (
-    Kind,
-    Op,
-    algorithm_number,
-    transport_number,
-)
+from collective.operations.kinds import Kind, Op, algorithm_number, transport_number
 
 COLLECTIVES = {
     "allreduce": Kind.ALL_REDUCE,

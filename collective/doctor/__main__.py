@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collective import hosts
-from collective.doctor import across, findings, machine, report
+from collective.doctor import findings, machine, multi_host, report
 from collective.errors import CollectiveError, printable
 
 
@@ -64,10 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found: dict[str, Any] = {"machine": machine.examine()}
         wrong = findings.of_machine(found["machine"], options.backend)
         if listed:
-            found["hosts"], silent = across.examine(listed, options)
-            wrong += silent + across.compare(found["hosts"])
+            found["hosts"], silent = multi_host.examine(listed, options)
+            wrong += silent + multi_host.compare(found["hosts"])
             answered = {m["name"] for m in found["hosts"]}
-            found["wires"], broken = across.measure(
+            found["wires"], broken = multi_host.measure(
                 [host for host in listed if host.name in answered], options
             )
             wrong += broken

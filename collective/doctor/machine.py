@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from collective import interfaces, library
+from collective import library
 from collective.errors import CollectiveError
 from collective.launch import mpi, versions
-from collective.launch.ask import ask
+from collective.launch.run_command import ask
+from collective.net import interfaces
 
 _SECONDS = 60
 _MPI4PY = (

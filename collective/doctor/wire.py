@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from collective.interfaces import interfaces, name_of
-from collective.secret import answer, ask, given
+from collective.net.interfaces import interfaces, name_of
+from collective.net.shared_secret import answer, ask, given
 
 PINGS = 200
 SECONDS = 0.5

@@ -12,11 +12,7 @@ from collections.abc import Mapping
 from collective.environment.base import Environment as Environment
 from collective.environment.base import Launcher as Launcher
 from collective.environment.collectiverun import CollectiveRun
-from collective.environment.horovodrun import (
-    HorovodGloo,
-    HorovodHydra,
-    HorovodOpenMPI,
-)
+from collective.environment.horovodrun import HorovodGloo, HorovodHydra, HorovodOpenMPI
 from collective.environment.hydra import Hydra
 from collective.environment.openmpi import OpenMPI
 from collective.environment.pmix import PMIx

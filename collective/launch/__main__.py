@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from collective import environment, hosts, rounds
+from collective import environment, hosts
+from collective.elastic import generations
 from collective.errors import CollectiveError, UsageError
-from collective.launch import here, options, tuning
+from collective.launch import options, single_host, tuning
 from collective.launch.discovery import Discovery
 from collective.launch.output import Style, tell
 from collective.streams import open_streams
@@ -42,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(given: argparse.Namespace) -> int:
-    for name in (rounds.JOB, rounds.NUMBER):
+    for name in (generations.JOB, generations.NUMBER):
         os.environ.pop(name, None)  # of a job within which this one is started
     directory = Path(given.output_filename) if given.output_filename else None
     style = Style(not given.no_prefix, given.prefix_output_with_timestamp, directory)
     variables = {**tuning.variables(given), "PYTHONUNBUFFERED": "1"}
     if given.host_discovery_script:
-        from collective.launch.rounds import Rounds
+        from collective.launch.generations import Rounds
 
         discovery = Discovery(given.host_discovery_script, given.slots_per_host)
         discovery.wait_for(given.num_proc or given.min_np)
@@ -69,9 +70,9 @@ def _launch(given: argparse.Namespace) -> int:
             hint=f"--max-np {size}: lost ranks are replaced; with "
             "--host-discovery-script more can come",
         )
-    local = all(here.is_here(host) for host in {rank.host for rank in ranks})
+    local = all(single_host.is_here(host) for host in {rank.host for rank in ranks})
     if local and not given.use_mpi:
-        return here.run(ranks, given, style, variables)
+        return single_host.run(ranks, given, style, variables)
     if given.use_gloo:
         names = ", ".join(dict.fromkeys(rank.host.name for rank in ranks))
         raise UsageError(
@@ -79,12 +80,12 @@ def _launch(given: argparse.Namespace) -> int:
             hint="leave --gloo out: mpirun reaches other hosts",
         )
     if given.max_np is not None:
-        from collective.launch.rounds import Rounds
+        from collective.launch.generations import Rounds
 
         return Rounds(lambda: found, given, style, variables).run(ranks)
-    from collective.launch import across  # only then: half of what is to be imported
+    from collective.launch import multi_host
 
-    return across.run(ranks, given, style, variables)
+    return multi_host.run(ranks, given, style, variables)
 
 
 def _hosts(given: argparse.Namespace) -> list[hosts.Host]:

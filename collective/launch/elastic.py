@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from collective import rounds
-from collective.board import JOINED, LEFT, Board
+from collective.elastic import generations
+from collective.elastic.membership_file import JOINED, LEFT, Board
 from collective.launch.job import Job, Member
 from collective.launch.output import Style, tell
 
@@ -88,7 +88,7 @@ class ElasticJob(Job):
         if self.ending:
             self.failed = None  # it was ended from without
         elif self.renewed:
-            self.failed, self.exit_code = None, rounds.EXIT_CODE
+            self.failed, self.exit_code = None, generations.EXIT_CODE
         elif self.went_well >= self.least:
             self.failed, self.exit_code = None, 0  # the others went on without it
 
@@ -102,7 +102,7 @@ class ElasticJob(Job):
         del self.slots[rank]
         if self.verbose:
             tell(f"{self._who(rank)} ended with {code}")
-        self.renewed |= code == rounds.EXIT_CODE
+        self.renewed |= code == generations.EXIT_CODE
         if self.ending or self.renewed or rank in self.joining & self.dismissed:
             self.joining.discard(rank)
             return

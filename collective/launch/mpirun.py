@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-from collective import rounds
+from collective.elastic import generations
 from collective.hosts import Rank
 from collective.launch.job import Job, Member
 from collective.launch.output import Output, Style, report, tell
@@ -106,7 +106,7 @@ class Mpirun(Job):
         if self.late and (self.cut_off or self.exit_code == LATE):
             return self._report_late()
         if self.relay.renewed:
-            self.exit_code = rounds.EXIT_CODE
+            self.exit_code = generations.EXIT_CODE
             return None
         if self.least is not None:
             if self.relay.well >= self.least:

@@ -17,10 +17,10 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-from collective import interfaces
 from collective.errors import CollectiveError
 from collective.launch import mpi, versions
-from collective.secret import answer, ask, given
+from collective.net import interfaces
+from collective.net.shared_secret import answer, ask, given
 
 _CONNECT_SECONDS = 3.0
 

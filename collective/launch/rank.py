@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from collective import board, rounds
+from collective.elastic import generations, membership_file
 from collective.environment import Environment, detect
 from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
@@ -38,7 +38,7 @@ class WatchedRank(Job):
 
     announces = False
     # Where ranks may be lost: whether this one has met the others.
-    met: board.Board | None = None
+    met: membership_file.Board | None = None
 
     def _rest(self) -> str:
         return EARLY if self.met is not None and not self.met.told(0) else ""
@@ -65,7 +65,7 @@ class WatchedRank(Job):
         super()._ended(rank, code)
         if not self.announces or code:
             return
-        if self.met is not None and self.met.told(0) == board.LEFT:
+        if self.met is not None and self.met.told(0) == membership_file.LEFT:
             tell(f"{self._who(rank)} left")
         elif not self.verbose:
             tell(f"{self._who(rank)} ended with 0")  # else told already
@@ -96,21 +96,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(str(error))
         return error.exit_code
     style = Style(not options.no_prefix, options.timestamp, options.directory)
-    met = board.Board(1)
+    met = membership_file.Board(1)
     member = Member(
         place.rank,
         options.command,
-        {board.VARIABLE: met.path},
+        {membership_file.VARIABLE: met.path},
         cores=() if options.no_binding else _cores(place),
         takes_input=place.rank == 0,
     )
     job = WatchedRank([member], place.size, style, options.verbose, inherit=True)
     job.announces = options.announce
     job.met = met if MIN_NP in os.environ else None
-    if rounds.there():
+    if generations.there():
         signal.signal(signal.SIGUSR1, lambda *_: _ask_to_renew(met))
     code = job.run()
-    if code == rounds.EXIT_CODE:
+    if code == generations.EXIT_CODE:
         return 0
     if code and job.met is not None:
         # mpirun ends all ranks where one ends with another code than 0, but lets
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _ask_to_renew(met: board.Board) -> None:
+def _ask_to_renew(met: membership_file.Board) -> None:
     """What mpirun passes on; again and again, so a rank may not be there yet."""
     if met.told(0):
         met.ask_to_renew(0)

@@ -10,11 +10,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from collective import secret
 from collective.errors import CollectiveError
 from collective.hosts import Host
-from collective.launch import here, probe, versions
-from collective.launch.ask import ask
+from collective.launch import probe, single_host, versions
+from collective.launch.run_command import ask
+from collective.net import shared_secret
 
 SECONDS = 30  # for an answer
 _CONNECT_SECONDS = 8  # for ssh to get through to the host at all
@@ -34,7 +34,7 @@ def ssh_options(options: argparse.Namespace) -> list[str]:
 def on(host: Host, options: argparse.Namespace, module: str, *words: str) -> list[str]:
     """The command that runs a module of ours on a host: the same Python, same folder."""
     command = [sys.executable, "-m", module, *words]
-    if here.is_here(host):
+    if single_host.is_here(host):
         return command
     quiet = []
     if options.remote_shell == "ssh":
@@ -71,10 +71,10 @@ def check(
             that differ.
     """
     seconds = options.start_timeout or SECONDS
-    others = [host for host in hosts if not here.is_here(host)]
+    others = [host for host in hosts if not single_host.is_here(host)]
     if not others:
         return {}
-    key = secret.make()
+    key = shared_secret.make()
     with (
         probe.listening(options.nics, key) as way_back,
         concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from collective import rounds
+from collective.elastic import generations
 from collective.launch.output import KEPT_LINES, Output, Style, lines
 
 # What collective.launch.rank tells of the rank that it watches.
@@ -37,7 +37,7 @@ class End:
     @property
     def failed(self) -> bool:
         """Whether it neither ended well nor for the job's next round."""
-        return self.code not in (0, rounds.EXIT_CODE)
+        return self.code not in (0, generations.EXIT_CODE)
 
     @property
     def code(self) -> int:
@@ -91,7 +91,7 @@ class Relay(Output):
     @property
     def renewed(self) -> bool:
         """Whether ranks have ended for the job's next round."""
-        return any(end.code == rounds.EXIT_CODE for end in self.ended.values())
+        return any(end.code == generations.EXIT_CODE for end in self.ended.values())
 
     @property
     def gone(self) -> set[int]:

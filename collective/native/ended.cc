@@ -11,7 +11,7 @@
 namespace collective {
 namespace {
 
-constexpr char kEnded = 'e';  // collective/board.py
+constexpr char kEnded = 'e';  // collective/elastic/membership_file.py
 
 }  // namespace
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collective.errors import UsageError, exit_code
-from collective.recorder.account import Account, merge, parse
+from collective.recorder.dump import Account, merge, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

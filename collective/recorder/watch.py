@@ -13,10 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
-from collective import library, private, recorder
+from collective import library, recorder
 from collective.environment import Environment
+from collective.net import private_files
 from collective.recorder import memory
-from collective.recorder.account import Account
+from collective.recorder.dump import Account
 
 _SAMPLE_MILLISECONDS = 1000
 _ANSWER_MILLISECONDS = 500
@@ -90,7 +91,7 @@ def _write(account: Account, folder: str, name: str) -> Path:
         for again in ("", *(f"-{number}" for number in range(2, 10))):  # in one second
             path = Path(place, f"{name}{again}.txt")
             try:
-                private.write(path, text)
+                private_files.write(path, text)
             except FileExistsError:
                 continue
             except OSError:

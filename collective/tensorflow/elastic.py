@@ -4,7 +4,7 @@
 launcher was told to go on without them (``collectiverun --min-np``), and from the present
 one where workers have joined (``--max-np``) or leave because they were told to end
 (SIGTERM): all learn of it in the same ``commit``. Where the launcher begins the job anew
-on other hosts (``collective.rounds``), the next round starts from there, too. Also when
+on other hosts (``collective.elastic.generations``), the next round starts from there, too. Also when
 all ranks ask for it together, by ``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
 """
 
@@ -21,20 +21,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective import private, rounds, session
+from collective import session
+from collective.elastic import generations
+from collective.elastic.preemption import LEAVES, RENEWS, WAITING, Preemption
 from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.library import PeerLost
+from collective.net import private_files
 from collective.operations.allgather import allgather
-from collective.preemption import LEAVES, RENEWS, WAITING, Preemption
-from collective.tensorflow.basics import (
-    init,
-    local_rank,
-    rank,
-    regroup,
-    shutdown,
-    size,
-)
+from collective.tensorflow.basics import init, local_rank, rank, regroup, shutdown, size
 from collective.tensorflow.objects import broadcast_object
 from collective.tensorflow.variables import broadcast_variables, tf_variable
 
@@ -125,23 +120,29 @@ class State:
         kept = False
         if local_rank() == 0:
             with contextlib.suppress(OSError, NotImplementedError):
-                private.write(rounds.keep() / _FILE, pickle.dumps(self._packed()))
+                private_files.write(
+                    generations.keep() / _FILE, pickle.dumps(self._packed())
+                )
                 kept = True
         if allgather(np.array([kept]), name="kept").any():
-            raise SystemExit(rounds.EXIT_CODE)
+            raise SystemExit(generations.EXIT_CODE)
 
     def _go_on(self) -> None:
         """Takes what a host has kept in the round before; all ranks call it."""
-        if not rounds.number():
+        if not generations.number():
             return
-        folder = rounds.kept() if local_rank() == 0 else None
+        folder = generations.kept() if local_rank() == 0 else None
         has = folder is not None and (folder / _FILE).is_file()
         found = allgather(np.array([has]), name="kept")
         if found.any():
-            mine = pickle.loads(private.read(folder / _FILE)) if folder and has else 0
+            mine = (
+                pickle.loads(private_files.read(folder / _FILE))
+                if folder and has
+                else 0
+            )
             self._unpack(broadcast_object(mine, int(found.argmax()), name="kept state"))
         if local_rank() == 0:
-            rounds.drop()
+            generations.drop()
 
     def _packed(self) -> Any:
         """What was saved, for ``_unpack`` of another process."""

@@ -14,11 +14,7 @@ import numpy as np
 
 import collective
 from collective import session
-from collective.tensorflow.process_sets import (
-    ProcessSet,
-    global_process_set,
-    group_of,
-)
+from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
 
 
 def broadcast_object(

@@ -9,11 +9,7 @@ import tensorflow as tf
 
 from collective import tensorflow_ops
 from collective.operations.kinds import DTYPES
-from collective.tensorflow.process_sets import (
-    ProcessSet,
-    global_process_set,
-    group_of,
-)
+from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
 
 
 def tf_variable(variable: Any) -> tf.Variable:

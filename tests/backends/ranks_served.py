@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-import backends
+from collective import backends
 from tests.training import small
 
 WIDE = 270  # a kernel of two shards, in float64

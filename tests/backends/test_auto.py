@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
-from backends import auto, probe_cache, starting
-from backends.base import Options
-from backends.prediction import Fit, Point, fit
-from backends.probe import CALLS
 from collective import library
+from collective.backends import launch_command
+from collective.backends.auto import choose, probe_cache
+from collective.backends.auto.prediction import Fit, Point, fit
+from collective.backends.auto.probe import CALLS
+from collective.backends.base import Options
 from collective.environment import Environment, detect
 from tests import launch
 
@@ -65,21 +66,21 @@ def test_chooses_by_the_gradients_of_the_model(sizes, wanted):
         "soon-there": timed(Fit(1e-5, 2e-6, 1e-9)),
         "broken": "ended with exit code 1",
     }
-    choice = auto.fastest(found, sizes)
+    choice = choose.fastest(found, sizes)
     assert choice.name == wanted == next(iter(choice.predicted))
     assert set(choice.predicted) == {"fast-link", "soon-there"}
     line = FAST_LINK if wanted == "fast-link" else Fit(1e-5, 2e-6, 1e-9)
     assert choice.predicted[wanted] == pytest.approx(line.seconds(sizes), rel=1e-3)
-    lines = auto.told(choice, found, "1 MiB").splitlines()
+    lines = choose.told(choice, found, "1 MiB").splitlines()
     assert "<- chosen" in lines[1] and lines[1].split()[0] == wanted
     assert "broken" in lines[3] and "HINT: COLLECTIVE_PROBE=again" in lines[3]
-    assert auto.fastest({"broken": "did not end in time"}, sizes) is None
+    assert choose.fastest({"broken": "did not end in time"}, sizes) is None
 
 
 def test_an_option_of_one_backend_leaves_that_one():
-    assert "mpi" in auto.candidates(FOUR, Options())
-    assert "single" not in auto.candidates(FOUR, Options())
-    assert auto.candidates(FOUR, Options(algorithm="ring")) == ["native"]
+    assert "mpi" in choose.candidates(FOUR, Options())
+    assert "single" not in choose.candidates(FOUR, Options())
+    assert choose.candidates(FOUR, Options(algorithm="ring")) == ["native"]
 
 
 @pytest.fixture
@@ -141,8 +142,8 @@ def test_a_job_within_a_job_is_a_new_one(place):
         "COLLECTIVE_LIBRARY": "core.so",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
     }
-    assert starting.unlaunched({**place, **kept}) == kept
-    assert detect(starting.unlaunched(place)) == Environment()
+    assert launch_command.unlaunched({**place, **kept}) == kept
+    assert detect(launch_command.unlaunched(place)) == Environment()
 
 
 IN_FORKS = """

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from backends import core_world, mpi_world
-from backends.tf_multiworker import MultiWorkerBackend
 from collective import library
+from collective.backends import core_world, mpi_world
+from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
 from tests import launch
 

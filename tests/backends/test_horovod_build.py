@@ -7,13 +7,8 @@ import sys
 
 import pytest
 
-from backends import (
-    horovod_build,
-    horovod_installed,
-    horovod_run,
-    horovod_wheel,
-)
-from backends.horovod_wheel import Target
+from collective.backends.horovod import build, installed, run, wheel
+from collective.backends.horovod.wheel import Target
 from collective.environment import Environment
 from collective.errors import CollectiveError
 
@@ -35,19 +30,19 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def keep(wanted: Target):
-    horovod_wheel.cache().mkdir(parents=True, exist_ok=True)
-    wheel = horovod_wheel.cache() / f"horovod-{wanted.version}-cp311-cp311-any.whl"
-    wheel.touch()
-    return wheel
+    wheel.cache().mkdir(parents=True, exist_ok=True)
+    built = wheel.cache() / f"horovod-{wanted.version}-cp311-cp311-any.whl"
+    built.touch()
+    return built
 
 
 def test_a_build_for_another_target_is_never_picked_up():
     wheels = [keep(other) for other in OTHERS]
     assert len(set(wheels)) == len(OTHERS)
-    assert horovod_wheel.kept(HERE) is None
+    assert wheel.kept(HERE) is None
     mine = keep(HERE)
-    assert horovod_wheel.kept(HERE) == mine
-    assert [horovod_wheel.kept(other) for other in OTHERS] == wheels
+    assert wheel.kept(HERE) == mine
+    assert [wheel.kept(other) for other in OTHERS] == wheels
 
 
 def test_the_version_is_one_that_pip_takes():
@@ -58,9 +53,9 @@ def test_the_version_is_one_that_pip_takes():
 
 
 def test_the_target_is_what_is_here(monkeypatch):
-    monkeypatch.setattr(horovod_installed, "tensorflow", lambda: HERE.tensorflow)
+    monkeypatch.setattr(installed, "tensorflow", lambda: HERE.tensorflow)
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
-    found = horovod_wheel.target()
+    found = wheel.target()
     assert found.tensorflow == HERE.tensorflow
     assert found.settings == (("HOROVOD_GPU_OPERATIONS", "NCCL"),)
 
@@ -68,17 +63,17 @@ def test_the_target_is_what_is_here(monkeypatch):
 def test_one_line_is_left_out_and_no_other(tmp_path):
     lists = tmp_path / "CMakeLists.txt"
     lists.write_text("one(mpi_ops.cc)\ntwo(xla_mpi_ops.cc)\nthree()\n")
-    horovod_build.leave_out(lists)
+    build.leave_out(lists)
     assert lists.read_text() == "one(mpi_ops.cc)\nthree()\n"
     with pytest.raises(CollectiveError, match="HINT: pip download"):
-        horovod_build.leave_out(lists)
+        build.leave_out(lists)
 
 
 def test_without_a_compiler_it_says_so_and_exits_2(monkeypatch, capsys):
-    monkeypatch.setattr(horovod_wheel, "target", lambda: HERE)
-    monkeypatch.setattr(horovod_installed, "version", lambda: None)
-    monkeypatch.setattr(horovod_build.shutil, "which", lambda name: None)
-    assert horovod_build.main() == 2
+    monkeypatch.setattr(wheel, "target", lambda: HERE)
+    monkeypatch.setattr(installed, "version", lambda: None)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert build.main() == 2
     told = capsys.readouterr().err
     assert "there is no c++" in told and told.splitlines()[-1].startswith("HINT: apt")
 
@@ -88,10 +83,10 @@ def test_without_a_folder_to_keep_it_in_it_says_so_and_exits_2(
 ):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(horovod_wheel, "target", lambda: HERE)
-    monkeypatch.setattr(horovod_installed, "version", lambda: None)
-    monkeypatch.setattr(horovod_build.shutil, "which", lambda name: name)
-    assert horovod_build.main() == 2
+    monkeypatch.setattr(wheel, "target", lambda: HERE)
+    monkeypatch.setattr(installed, "version", lambda: None)
+    monkeypatch.setattr(build.shutil, "which", lambda name: name)
+    assert build.main() == 2
     assert "HINT: export XDG_CACHE_HOME=" in capsys.readouterr().err
 
 
@@ -99,14 +94,14 @@ def test_a_failing_build_exits_1_and_keeps_nothing(monkeypatch, capsys):
     def fails(command, environment, log):
         return int("--wheel-dir" in command)
 
-    monkeypatch.setattr(horovod_wheel, "target", lambda: HERE)
-    monkeypatch.setattr(horovod_installed, "version", lambda: None)
-    monkeypatch.setattr(horovod_build, "_logged", fails)
-    monkeypatch.setattr(horovod_build, "leave_out", lambda lists: None)
-    monkeypatch.setattr(horovod_build.shutil, "unpack_archive", lambda *_: None)
-    assert horovod_build.main() == 1
+    monkeypatch.setattr(wheel, "target", lambda: HERE)
+    monkeypatch.setattr(installed, "version", lambda: None)
+    monkeypatch.setattr(build, "_logged", fails)
+    monkeypatch.setattr(build, "leave_out", lambda lists: None)
+    monkeypatch.setattr(build.shutil, "unpack_archive", lambda *_: None)
+    assert build.main() == 1
     assert "HINT: less " in capsys.readouterr().err
-    assert horovod_wheel.kept(HERE) is None
+    assert wheel.kept(HERE) is None
 
 
 @pytest.fixture
@@ -123,12 +118,12 @@ def pretend(monkeypatch, tmp_path):
         )
         monkeypatch.syspath_prepend(str(site))
         if tensorflow:
-            suffix = suffix or horovod_installed.sysconfig.get_config_var("EXT_SUFFIX")
+            suffix = suffix or installed.sysconfig.get_config_var("EXT_SUFFIX")
             (site / "horovod" / "tensorflow" / f"mpi_lib{suffix}").touch()
             (site / "horovod" / "metadata.json").write_text(
                 f'{{"tensorflow": "{tensorflow}", "dummy": "none"}}'
             )
-        return horovod_installed.misfit()
+        return installed.misfit()
 
     yield install
     for name in [n for n in sys.modules if n.split(".")[0] == "horovod"]:
@@ -136,9 +131,9 @@ def pretend(monkeypatch, tmp_path):
 
 
 def test_no_horovod_is_told(monkeypatch):
-    from backends.horovod import HorovodBackend
+    from collective.backends.horovod.backend import HorovodBackend
 
-    monkeypatch.setattr(horovod_installed, "version", lambda: None)
+    monkeypatch.setattr(installed, "version", lambda: None)
     found = HorovodBackend.availability(FOUR)
     assert (found.usable, found.hint) == (False, "make horovod")
     assert found.reason == "Horovod is not installed"
@@ -149,7 +144,7 @@ def test_a_horovod_without_tensorflow_is_told(pretend):
 
 
 def test_a_horovod_for_another_tensorflow_is_told(pretend, monkeypatch):
-    monkeypatch.setattr(horovod_installed, "tensorflow", lambda: HERE.tensorflow)
+    monkeypatch.setattr(installed, "tensorflow", lambda: HERE.tensorflow)
     told = pretend("2.16.2")
     assert told == "Horovod was built for TensorFlow 2.16.2, and 2.21.0 is installed"
 
@@ -161,9 +156,9 @@ def test_a_horovod_for_another_python_is_told(pretend):
 
 
 def test_a_horovod_that_fits_needs_a_launcher(pretend, monkeypatch):
-    from backends.horovod import HorovodBackend
+    from collective.backends.horovod.backend import HorovodBackend
 
-    monkeypatch.setattr(horovod_installed, "tensorflow", lambda: HERE.tensorflow)
+    monkeypatch.setattr(installed, "tensorflow", lambda: HERE.tensorflow)
     assert pretend("2.21.0") is None
     assert HorovodBackend.availability(FOUR).usable
     for other in (Environment(), Environment("torchrun", 2, 4, 2, 4)):
@@ -173,10 +168,10 @@ def test_a_horovod_that_fits_needs_a_launcher(pretend, monkeypatch):
 
 def test_only_horovods_own_words_tell_of_another_rank(monkeypatch, capsys):
     """A data set's connection may be reset, too: that is an error of this rank."""
-    from backends import horovod
+    from collective.backends.horovod import backend
 
-    monkeypatch.setattr(horovod, "ENDED_BY_LAUNCHER_SECONDS", 0)
-    backend = horovod.HorovodBackend.__new__(horovod.HorovodBackend)
+    monkeypatch.setattr(backend, "ENDED_BY_LAUNCHER_SECONDS", 0)
+    backend = backend.HorovodBackend.__new__(backend.HorovodBackend)
     backend.rank = 1
     assert backend.ended_by_another(OSError("Connection reset by peer")) is None
     assert capsys.readouterr().err == ""
@@ -199,15 +194,15 @@ def test_our_horovodrun_is_horovods_with_four_things_settled(tmp_path):
         "    if '7' in sys.argv:\n"
         "        raise RuntimeError('so it ended\\nExit code: 7\\n')\n"
     )
-    horovod_run.install(tmp_path)
+    run.install(tmp_path)
     for typed, code in (["-np", "4", "python"], 0), (["-np", "7"], 7):
         ended = subprocess.run(
             [tmp_path / "horovodrun", *typed],
-            env={"PYTHONPATH": f"{tmp_path}:{horovod_build.__file__}/../.."},
+            env={"PYTHONPATH": f"{tmp_path}:{build.__file__}/../.."},
             capture_output=True,
             text=True,
         )
         assert ended.returncode == code, ended.stderr
-        assert ended.stdout == f"{[horovod_run.BINDING, *typed]} 1\n"
+        assert ended.stdout == f"{[run.BINDING, *typed]} 1\n"
         assert "Traceback" not in ended.stderr
         assert ("so it ended" in ended.stderr) == bool(code)

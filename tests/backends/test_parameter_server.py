@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from backends.base import Options
-from backends.tf_parameter_server import ParameterServerBackend
+from collective.backends.base import Options
+from collective.backends.parameter_server.backend import ParameterServerBackend
 from collective.environment import Environment
 from collective.errors import UsageError
 from tests import launch
@@ -52,7 +52,7 @@ def test_counts_goes_on_without_a_worker_and_ends_without_a_server():
 def test_one_worker_trains_what_one_process_trains(tmp_path, clean_keras):
     """Variables cut in two, clipped, accumulated, in batches that do not divide."""
     pytest.importorskip("mpi4py")
-    import backends
+    from collective import backends
     from tests.backends.ranks_served import CASES, results
 
     code, printed = run(str(tmp_path))

@@ -11,22 +11,22 @@ import time
 import psutil
 import pytest
 
-from backends import process
+from collective.backends import supervised_run
 from tests import launch
 
 pytestmark = pytest.mark.launches
 
 
-def run(program: str, seconds: float = 30, **more) -> process.Ended:
-    return process.run([sys.executable, "-c", program], seconds, **more)
+def run(program: str, seconds: float = 30, **more) -> supervised_run.Ended:
+    return supervised_run.run([sys.executable, "-c", program], seconds, **more)
 
 
 def test_tells_how_it_ended_and_its_last_lines():
-    many = f"for i in range({process.TAIL + 9}): print('line', i)"
+    many = f"for i in range({supervised_run.TAIL + 9}): print('line', i)"
     ended = run(f"{many}\nraise SystemExit(3)")
     assert ended.code == 3 and ended.failure == "ended with exit code 3"
-    assert len(ended.tail.splitlines()) == process.TAIL
-    assert ended.tail.endswith(f"line {process.TAIL + 8}")
+    assert len(ended.tail.splitlines()) == supervised_run.TAIL
+    assert ended.tail.endswith(f"line {supervised_run.TAIL + 8}")
     assert run("").failure == ""
 
 

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-import backends
-from backends import auto, horovod_installed
-from backends.base import Options
-from backends.tf_multiworker import MultiWorkerBackend
+from collective import backends
+from collective.backends.auto import choose
+from collective.backends.base import Options
+from collective.backends.horovod import installed
+from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
 from collective.errors import UsageError
 from tests import launch
@@ -65,7 +66,7 @@ def test_every_backend_says_whether_it_can_be_used(environment):
 
 
 def test_without_mpi4py_the_hint_installs_it(monkeypatch):
-    from backends import mpi_world
+    from collective.backends import mpi_world
 
     monkeypatch.setattr(mpi_world.importlib.util, "find_spec", lambda name: None)
     found = mpi_world.availability(FOUR)
@@ -85,27 +86,27 @@ def test_without_mpi4py_the_hint_installs_it(monkeypatch):
     ],
 )
 def test_auto(environment, devices, gpus, wanted, monkeypatch):
-    monkeypatch.setattr(auto, "gpus", lambda: gpus)
-    choice = auto.by_rule(environment, Options(devices=devices))
+    monkeypatch.setattr(choose, "gpus", lambda: gpus)
+    choice = choose.by_rule(environment, Options(devices=devices))
     assert choice.name == wanted and choice.because and not choice.predicted
 
 
 @pytest.mark.parametrize("misfit", [None, "Horovod is not installed"])
 def test_auto_under_horovodrun(misfit, monkeypatch):
-    monkeypatch.setattr(horovod_installed, "misfit", lambda: misfit)
-    choice = auto.by_rule(BY_HOROVODRUN, Options())
+    monkeypatch.setattr(installed, "misfit", lambda: misfit)
+    choice = choose.by_rule(BY_HOROVODRUN, Options())
     assert choice.name == ("native" if misfit else "horovod")
     assert choice.because.startswith("horovodrun started 4 processes")
     assert not misfit or misfit in choice.because
 
 
 def test_horovodrun_is_not_asked_to_wait_for_a_probe(monkeypatch):
-    monkeypatch.setattr(horovod_installed, "misfit", lambda: None)
-    assert auto.choose(BY_HOROVODRUN, Options()).name == "horovod"
+    monkeypatch.setattr(installed, "misfit", lambda: None)
+    assert choose.choose(BY_HOROVODRUN, Options()).name == "horovod"
 
 
 def test_auto_says_why(monkeypatch):
-    monkeypatch.setattr(auto, "gpus", lambda: 0)
+    monkeypatch.setattr(choose, "gpus", lambda: 0)
     backend = backends.get("auto")
     assert backend.name == "single" and "one process" in backend.chosen_because
     assert backends.get("single").chosen_because == "asked for"
@@ -117,7 +118,7 @@ def test_no_option_is_taken_silently(monkeypatch):
     assert "hierarchical-copy" in caught.value.hint
     with pytest.raises(UsageError, match="NCCL needs GPUs"):
         backends.get("tf-mirrored", Options(devices=2, cross_device_ops="nccl"))
-    monkeypatch.setattr("backends.tf_multiworker.gpus", lambda: 0)
+    monkeypatch.setattr("collective.backends.tf_multiworker.gpus", lambda: 0)
     with pytest.raises(UsageError, match="NCCL needs GPUs"):
         MultiWorkerBackend(Options(communication="nccl"), FOUR)
 
@@ -139,7 +140,7 @@ def test_an_algorithm_that_is_not_there_is_told_at_once():
 
 
 def test_where_there_is_no_tpu_it_is_told_at_once(monkeypatch):
-    from backends import tf_tpu
+    from collective.backends import tf_tpu
 
     monkeypatch.delenv("TPU_NAME", raising=False)
     monkeypatch.setattr(tf_tpu, "CHIPS", ("/dev/nowhere",))
@@ -157,7 +158,7 @@ def test_a_tpu_that_cannot_be_reached_is_one_error():
     code, printed = python(
         "import backends\n"
         "from collective.errors import UsageError\n"
-        "try: backends.get('tf-tpu')\n"
+        "try: collective.backends.get('tf-tpu')\n"
         "except UsageError as error: print(error)\n",
         TPU_NAME="local",
     )
@@ -174,8 +175,8 @@ def test_listing_imports_neither_tensorflow_nor_mpi():
     code, printed = python(
         "import sys, backends\n"
         "from collective.environment import Environment\n"
-        "backends.list_backends()\n"
-        "backends.list_backends(Environment('mpirun', 2, 4, 2, 4))\n"
+        "collective.backends.list_backends()\n"
+        "collective.backends.list_backends(Environment('mpirun', 2, 4, 2, 4))\n"
         "assert not {'tensorflow', 'keras', 'mpi4py.MPI'} & set(sys.modules)\n"
     )
     assert code == 0, printed
@@ -189,7 +190,7 @@ def test_mpirun_of_another_mpi_is_told(name):
         "import sys, backends\n"
         "from collective.errors import CollectiveError\n"
         "try:\n"
-        f"    backends.get({name!r})\n"
+        f"    collective.backends.get({name!r})\n"
         "except CollectiveError as error:\n"
         "    print(error); sys.exit(error.exit_code)\n",
         PMI_RANK="2",
@@ -202,7 +203,7 @@ def test_mpirun_of_another_mpi_is_told(name):
 
 def test_collective_on_rank_zero_only_raises_at_once():
     """What a callback on rank 0 would do: the others would wait for ever."""
-    from backends.single import SingleBackend
+    from collective.backends.single import SingleBackend
     from collective.errors import CollectiveError
 
     backend = SingleBackend(Options(), ALONE)

@@ -7,10 +7,10 @@ from rank_data import values
 from collective.environment import Environment
 
 tf = pytest.importorskip("tensorflow")
-pytest.importorskip("backends.devices")
+pytest.importorskip("collective.backends.devices")
 
-from backends.base import Options  # noqa: E402
-from backends.native import NativeBackend  # noqa: E402
+from collective.backends.base import Options
+from collective.backends.native import NativeBackend
 
 
 @pytest.fixture(scope="module")

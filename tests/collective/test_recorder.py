@@ -10,7 +10,7 @@ import pytest
 
 from collective import library
 from collective.recorder import __main__ as reader
-from collective.recorder.account import Account, parse, user_line
+from collective.recorder.dump import Account, parse, user_line
 from collective.recorder.memory import Entry, Rank
 from tests import launch
 from tests.collective.test_failures import PRELUDE, Ranks

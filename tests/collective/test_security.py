@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from backends import horovod_wheel, listing
-from backends.base import Availability
-from collective import interfaces, library, private, run_function, secret
-from collective.doctor import across, report, wire
+from collective import library, run_function
+from collective.backends import listing
+from collective.backends.base import Availability
+from collective.backends.horovod import wheel
+from collective.doctor import multi_host, report, wire
 from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
 from collective.hosts import Host
-from collective.launch import ask, output, probe, reachable
+from collective.launch import output, probe, reachable, run_command
+from collective.net import interfaces, private_files, shared_secret
 from tests import launch
 
 pytestmark = pytest.mark.skipif(
@@ -42,7 +44,7 @@ def ends(listener_knows, caller_knows):
     def listen():
         with here:
             try:
-                secret.ask(here, listener_knows)
+                shared_secret.ask(here, listener_knows)
             except OSError as error:
                 failed.append(error)
 
@@ -50,7 +52,7 @@ def ends(listener_knows, caller_knows):
     thread.start()
     with there:
         try:
-            secret.answer(there, caller_knows)
+            shared_secret.answer(there, caller_knows)
         except OSError as error:
             failed.append(error)
     thread.join()
@@ -60,11 +62,11 @@ def ends(listener_knows, caller_knows):
 def test_both_ends_prove_that_they_know_the_secret():
     assert ends("known", "known") == []
     failed = ends("known", "guessed")
-    assert failed and all(isinstance(error, secret.Stranger) for error in failed)
+    assert failed and all(isinstance(error, shared_secret.Stranger) for error in failed)
 
 
 def test_the_secret_is_never_sent_and_no_proof_serves_twice():
-    key, sent = secret.make(), []
+    key, sent = shared_secret.make(), []
 
     class Heard:
         def __init__(self, link):
@@ -80,9 +82,9 @@ def test_the_secret_is_never_sent_and_no_proof_serves_twice():
     for _ in range(2):
         here, there = socket.socketpair()
         with here, there:
-            thread = threading.Thread(target=secret.ask, args=(Heard(here), key))
+            thread = threading.Thread(target=shared_secret.ask, args=(Heard(here), key))
             thread.start()
-            secret.answer(Heard(there), key)
+            shared_secret.answer(Heard(there), key)
             thread.join()
     said = b"".join(sent)
     assert key.encode() not in said and bytes.fromhex(key) not in said
@@ -90,10 +92,10 @@ def test_the_secret_is_never_sent_and_no_proof_serves_twice():
 
 
 def test_a_silent_stranger_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(secret, "_SECONDS", 0.05)
+    monkeypatch.setattr(shared_secret, "_SECONDS", 0.05)
     here, there = socket.socketpair()
     with here, there, pytest.raises(OSError):
-        secret.ask(here, "known")
+        shared_secret.ask(here, "known")
 
 
 def test_the_launcher_listens_only_where_it_is_told_to(monkeypatch):
@@ -122,7 +124,7 @@ def test_the_doctor_listens_only_where_its_host_is_named():
 
 def test_the_doctor_answers_nobody_without_the_secret():
     host, options = Host("127.0.0.2"), reachable_options()
-    with across._listening(host, options, "known") as port:
+    with multi_host._listening(host, options, "known") as port:
         assert wire_to(port, "known") == 0
         assert wire_to(port, "guessed") == 1
 
@@ -135,7 +137,7 @@ def reachable_options():
 
 def wire_to(port, key):
     command = [sys.executable, "-m", "collective.doctor.wire", "127.0.0.2", str(port)]
-    return ask.ask(command, 30, f"{key}\n").code
+    return run_command.ask(command, 30, f"{key}\n").code
 
 
 def test_no_secret_is_on_a_command_line(monkeypatch):
@@ -144,15 +146,15 @@ def test_no_secret_is_on_a_command_line(monkeypatch):
 
     def asked(command, seconds, given=""):
         said.append((command, given))
-        return ask.Answer(0, "")
+        return run_command.Answer(0, "")
 
-    monkeypatch.setattr(secret, "make", lambda: "the-secret")
+    monkeypatch.setattr(shared_secret, "make", lambda: "the-secret")
     monkeypatch.setattr(reachable, "ask", asked)
-    monkeypatch.setattr(across, "ask", asked)
+    monkeypatch.setattr(multi_host, "ask", asked)
     options = reachable_options()
     with pytest.raises(CollectiveError):
         reachable.check([Host("192.0.2.1")], options, "mpirun")
-    across.measure([Host("127.0.0.2"), Host("127.0.0.3")], options)
+    multi_host.measure([Host("127.0.0.2"), Host("127.0.0.3")], options)
     assert len(said) == 2
     for command, given in said:
         assert "the-secret" not in " ".join(command)
@@ -164,15 +166,15 @@ def test_no_secret_is_on_a_command_line(monkeypatch):
 
 def test_a_private_file_is_made_new_for_this_user(tmp_path):
     path = tmp_path / "file"
-    private.write(path, b"data")
+    private_files.write(path, b"data")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert private.read(path) == b"data"
+    assert private_files.read(path) == b"data"
     with pytest.raises(FileExistsError):
-        private.write(path, b"other")
+        private_files.write(path, b"other")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "target")
     with pytest.raises(OSError):
-        private.write(link, b"data")
+        private_files.write(link, b"data")
     assert not (tmp_path / "target").exists()
 
 
@@ -206,7 +208,7 @@ WAYS = [
 @pytest.mark.parametrize("how", WAYS)
 def test_a_planted_file_is_not_read(tmp_path, how):
     with pytest.raises(CollectiveError, match=how):
-        private.read(planted(tmp_path, how))
+        private_files.read(planted(tmp_path, how))
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -226,15 +228,15 @@ def test_a_planted_call_is_not_run(tmp_path, how):
 
 def test_a_wheel_is_not_taken_from_a_folder_that_others_write(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    wheels = horovod_wheel.cache()
+    wheels = wheel.cache()
     wheels.mkdir(parents=True)
-    target = horovod_wheel.Target(("tensorflow", "2.21"), None)
+    target = wheel.Target(("tensorflow", "2.21"), None)
     (wheels / f"horovod-{target.version}-cp311.whl").touch()
     (tmp_path / "collective").chmod(0o700)
-    assert horovod_wheel.kept(target) is not None
+    assert wheel.kept(target) is not None
     (tmp_path / "collective").chmod(0o777)
     with pytest.raises(CollectiveError, match="can be written by other users"):
-        horovod_wheel.kept(target)
+        wheel.kept(target)
 
 
 # ---- where ranks meet -----------------------------------------------------------
@@ -313,7 +315,7 @@ def name_of_job(job):
 @needs_core
 @pytest.mark.launches
 def test_a_name_that_another_user_holds_is_refused_at_once():
-    job = secret.make()
+    job = shared_secret.make()
     name = name_of_job(job)
     squatter = subprocess.Popen(
         [sys.executable, "-I", "-c", textwrap.dedent(SQUAT)],
@@ -336,7 +338,7 @@ def test_a_name_that_another_user_holds_is_refused_at_once():
 @needs_core
 @pytest.mark.launches
 def test_what_ranks_share_has_no_name_that_another_could_open():
-    job = secret.make()
+    job = shared_secret.make()
     ranks = [rank(number, job) for number in (0, 1)]
     for one in ranks:
         met, *shared = one.communicate(timeout=60)[0].splitlines()

@@ -1,8 +1,8 @@
 """Results as a comparison could have found them."""
 
-from comparison.equality import Verdict
-from comparison.results import Learned, Proof, Results
-from comparison.speed import Auto, Timed
+from collective.comparison.equality import Verdict
+from collective.comparison.results import Learned, Proof, Results
+from collective.comparison.speed import Auto, Timed
 
 EQUAL = Verdict(True, (1e-12, 1e-12), 2e-16, 1e-14, "a/kernel")
 WRONG = Verdict(False, (1e-12, 1e-12), 1e-3, 0.2, "a/kernel", 4, "b/bias")

@@ -10,9 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from backends import starting
-from backends.registry import BACKENDS
-from comparison.perturbations import PERTURBATIONS
+from collective.backends import launch_command
+from collective.backends.registry import BACKENDS
+from collective.comparison.perturbations import PERTURBATIONS
 from tests import launch
 
 pytestmark = [pytest.mark.compares, pytest.mark.launches]
@@ -34,7 +34,7 @@ def compare(folder: Path, *options: str, seconds: float = 900, **variables: str)
 
 
 def usable():
-    return {b for b in BACKENDS if starting.availability(b, 2).usable}
+    return {b for b in BACKENDS if launch_command.availability(b, 2).usable}
 
 
 def test_digits_on_every_backend(tmp_path):

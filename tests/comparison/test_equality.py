@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from comparison.equality import ROUNDING, Recorded, judge
-from comparison.runs import undividable
+from collective.comparison.equality import ROUNDING, Recorded, judge
+from collective.comparison.runs import undividable
 
 STEPS, NAMES = 6, ["a/kernel", "a/bias"]
 

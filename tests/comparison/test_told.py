@@ -10,8 +10,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from comparison import against, figures, page, told
-from comparison.speed import Auto, Timed, bottleneck, fastest
+from collective.comparison import baseline, figures, page, tables
+from collective.comparison.speed import Auto, Timed, bottleneck, fastest
 from tests.comparison.made_up import results, timed
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "results.schema.json"
@@ -30,7 +30,7 @@ def test_the_fastest_is_clear_only_when_ahead_in_every_round():
 
 
 def test_knows_the_parts_of_a_step_as_training_names_them():
-    from training.timing import PARTS
+    from collective.training.reporting.timing import PARTS
 
     assert tuple(figures.OF_PART) == tuple(timed(1.0).parts) == PARTS
     for part in PARTS:
@@ -60,7 +60,7 @@ def test_says_whether_auto_took_the_fastest_of_those_it_could():
     assert (
         Auto(failure="did not end in time").sentence({}) == "auto did not end in time."
     )
-    (table,) = [t for t in told.tables(results()) if t.title == "Fast? 2 replicas"]
+    (table,) = [t for t in tables.tables(results()) if t.title == "Fast? 2 replicas"]
     assert any(s.startswith("auto takes native, the fastest") for s in table.sentences)
 
 
@@ -70,13 +70,13 @@ def plain(found):
 
 def test_tells_changes_beyond_noise():
     old = plain(results())
-    assert against.changes(old, plain(results())) == []
-    (slower,) = against.changes(old, _only("2", results(mpi=(1.0, 2.0, 3.0))))
+    assert baseline.changes(old, plain(results())) == []
+    (slower,) = baseline.changes(old, _only("2", results(mpi=(1.0, 2.0, 3.0))))
     assert slower.worse and "mpi at 2 replicas is slower" in slower.what
-    (faster,) = against.changes(old, _only("2", results(mpi=(901.0, 902.0, 999.0))))
+    (faster,) = baseline.changes(old, _only("2", results(mpi=(901.0, 902.0, 999.0))))
     assert not faster.worse and "faster" in faster.what
-    assert against.changes(old, _only("2", results(mpi=(1.0, 805.0, 2.0)))) == []
-    lost = against.changes(old, plain(results(wrong=True)))
+    assert baseline.changes(old, _only("2", results(mpi=(1.0, 805.0, 2.0)))) == []
+    lost = baseline.changes(old, plain(results(wrong=True)))
     assert [c.worse for c in lost] == [True, True]
     assert "native is no longer equal in float64" in lost[0].what
 
@@ -93,7 +93,7 @@ def test_refuses_what_is_no_earlier_result(text, tmp_path):
 
     (tmp_path / "old.json").write_text(text)
     with pytest.raises(UsageError, match=r"no earlier result") as error:
-        against.read(tmp_path / "old.json")
+        baseline.read(tmp_path / "old.json")
     assert "HINT" in str(error.value)
 
 
@@ -103,25 +103,25 @@ def test_the_file_fits_its_schema_and_can_be_read_again(tmp_path):
     found.write(tmp_path / "results.json")
     told_ = json.loads((tmp_path / "results.json").read_text())
     jsonschema.validate(told_, json.loads(SCHEMA.read_text()))
-    assert against.read(tmp_path / "results.json") == told_
+    assert baseline.read(tmp_path / "results.json") == told_
     assert told_["equal"]["float64"]["losses"]["mpi"][1] is None
 
 
 def test_tables_tell_all_backends():
-    tables = told.tables(results(wrong=True))
-    titles = [t.title for t in tables]
+    shown = tables.tables(results(wrong=True))
+    titles = [t.title for t in shown]
     assert titles[0] == "Equal? float64, against single"
     assert "Fast? 2 replicas" in titles and titles[-1] == "Left out"
-    (row,) = [r for r in tables[0].rows if r[0] == "native"]
+    (row,) = [r for r in shown[0].rows if r[0] == "native"]
     assert row[1] == "NOT EQUAL" and row[-1] == "step 4, b/bias"
-    assert all(len(r) == len(t.columns) for t in tables for r in t.rows)
+    assert all(len(r) == len(t.columns) for t in shown for r in t.rows)
 
 
 def test_floor_between_sizes():
     found = results()
-    assert told.floor_of(found, 4) == 1e-7
-    assert told.floor_of(found, 514) == pytest.approx(5.5e-7, rel=1e-2)
-    assert told.floor_of(found, 2 << 20) == pytest.approx(2e-4)
+    assert tables.floor_of(found, 4) == 1e-7
+    assert tables.floor_of(found, 514) == pytest.approx(5.5e-7, rel=1e-2)
+    assert tables.floor_of(found, 2 << 20) == pytest.approx(2e-4)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     found = results(wrong=True)
     pictures = figures.draw(found, folder)
-    page.write(folder / "report.html", found, told.tables(found), pictures)
+    page.write(folder / "report.html", found, tables.tables(found), pictures)
     return folder
 
 
@@ -148,7 +148,7 @@ def test_the_page_has_every_picture_twice_and_needs_nothing_else(folder):
 def test_the_page_praises_no_comparison_in_which_a_run_failed(tmp_path):
     found = results()
     found.equal["float64"].failures["mpi"] = ["ended with exit code 7", "the end"]
-    page.write(tmp_path / "report.html", found, told.tables(found), {})
+    page.write(tmp_path / "report.html", found, tables.tables(found), {})
     text = (tmp_path / "report.html").read_text()
     assert "Some runs failed." in text and "the end" in text
     assert "trained the same model." not in text

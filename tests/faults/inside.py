@@ -24,8 +24,8 @@ import tensorflow as tf
 
 from collective import session
 from collective.environment import detect
+from collective.training.input.arrays import Arrays
 from tests.faults import clock
-from training.sources.arrays import Arrays
 
 ROWS, FEATURES, CLASSES = 53, 6, 3
 FOLDER = Path(os.environ.get("FAULT_FOLDER", "."))

@@ -11,8 +11,8 @@ import re
 
 import pytest
 
-from backends import horovod_installed
 from collective import library
+from collective.backends.horovod import installed
 from tests import launch
 from tests.faults import table
 from tests.faults.catalogue import FAULTS
@@ -30,7 +30,7 @@ BUSY = 3  # times as long as promised is allowed: the machine may be busy
 def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
     why_not = fault.needs()
     if fault.backend == "horovod":
-        why_not = why_not or horovod_installed.misfit()
+        why_not = why_not or installed.misfit()
     if why_not:
         measured.append(Measured(fault, not_run=why_not))
         pytest.skip(why_not)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from collective.training import Checkpoint, command
+from collective.training.ledger import verify
 from tests.faults.fault import BATCH, STEPS
 from tests.faults.inside import ROWS
 from tests.faults.job import Job
-from training import Checkpoint, job, ledger
 
 PER_EPOCH = -(-ROWS // BATCH)
 
@@ -28,7 +29,7 @@ def train(steps: int, **more: Any) -> list[float]:
         "steps": steps,
         "verbose": 0,
     }
-    return job.run(job.Job.of(settings), **more).losses
+    return command.run(command.Job.of(settings), **more).losses
 
 
 @functools.cache
@@ -81,8 +82,8 @@ def assert_same(got: list[float], steps: int = STEPS) -> None:
     np.testing.assert_allclose(got, losses(steps), rtol=1e-12)
 
 
-def assert_perfect_ledger(file: Any, steps: int = STEPS) -> ledger.Account:
-    found = ledger.check(file)
+def assert_perfect_ledger(file: Any, steps: int = STEPS) -> verify.Account:
+    found = verify.check(file)
     assert found.faults == []
     epochs, rest = divmod(steps, PER_EPOCH)
     assert found.epochs == [ROWS] * epochs + [rest * BATCH] * bool(rest)

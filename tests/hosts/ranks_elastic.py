@@ -17,7 +17,7 @@ from pathlib import Path
 import tensorflow as tf
 
 import collective.tensorflow as hvd
-from collective import rounds
+from collective.elastic import generations
 from tests.hosts.ranks_renewed import tell
 
 
@@ -26,7 +26,7 @@ def change(started_as: int, way: str, *words: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     if way == "renew" and hvd.rank() == 0:
         tell(Path(words[0]), words[1])
-        while not rounds.asked():
+        while not generations.asked():
             time.sleep(0.01)
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import keras
 
-import backends
-from collective import rounds
+from collective import backends
+from collective.elastic import generations
+from collective.training import Checkpoint
 from tests.training.small import everything, rows, train
-from training import Checkpoint
 
 CHANGES_AT = (5, 12)  # the second: at the end of an epoch
 KILLED_AT, STEPS = 5, 20
@@ -39,7 +39,7 @@ class Changes(keras.callbacks.Callback):
         self.backend, self.folder, self.hosts = backend, folder, hosts
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        done, number = int(self.model.optimizer.iterations), rounds.number()
+        done, number = int(self.model.optimizer.iterations), generations.number()
         if self.hosts in (["kill"], ["leave"]):
             if done == KILLED_AT and self.backend.size > 1 and not number:
                 kills = self.hosts == ["kill"]
@@ -54,7 +54,7 @@ class Changes(keras.callbacks.Callback):
             waits = number < len(CHANGES_AT) and done == CHANGES_AT[number]
             if waits:
                 tell(self.folder, self.hosts[number])
-        while waits and not rounds.asked():
+        while waits and not generations.asked():
             time.sleep(0.01)
 
 

@@ -13,12 +13,12 @@ import keras
 import numpy as np
 import pytest
 
-import backends
+from collective import backends
+from collective.training.ledger.verify import check
 from tests import launch
 from tests.hosts.lab import NETWORK
 from tests.hosts.ranks_renewed import STEPS, tell
 from tests.training.small import everything, rows, train
-from training.ledger import check
 
 SCRIPT = str(Path(__file__).with_name("ranks_renewed.py"))
 ONE, TWO, THREE = (f"{NETWORK}.{n}:1" for n in (1, 2, 3))

@@ -14,11 +14,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from training import keras_compat, sharding
-from training.inputs import Batch, share
-from training.parallel import parts, placement
-from training.report import Averages
-from training.step import Step
+from collective.training import keras_compat
+from collective.training.input.pipeline import Batch, share
+from collective.training.memory import sharded_optimizer
+from collective.training.parallel import partition, placement
+from collective.training.reporting.report import Averages
+from collective.training.step import Step
 
 STEPS = 30
 FEATURES, CLASSES, WORDS, LENGTH = 8, 3, 11, 5
@@ -387,9 +388,9 @@ def built(
         model = make()
         keras_compat.build(model, tuple(spec)[:3], optimizer=whole)
     if shard:
-        sharding.Sharding(model, backend)
+        sharded_optimizer.Sharding(model, backend)
     elif backend.tensor is not None:
-        parts.TensorParts(model, backend)
+        partition.TensorParts(model, backend)
     elif backend.stages:
         placement.Placement(model, backend.stages, rows=4)
     return model

@@ -10,7 +10,7 @@ import sys
 import keras
 import tensorflow as tf
 
-import backends
+from collective import backends
 from tests.training.small import train
 
 

@@ -21,10 +21,9 @@ from pathlib import Path
 import keras
 import numpy as np
 
-import backends
-from collective import session
+from collective import backends, session
+from collective.training import Checkpoint
 from tests.training.small import everything, rows, train
-from training import Checkpoint
 
 KILLED_AT = 13
 SURVIVED_AT = (8, 18)  # the last step of an epoch among them

@@ -11,15 +11,15 @@ import time
 
 import numpy as np
 
-import backends
-from backends.base import Options
+from collective import backends
+from collective.backends.base import Options
 
 BACKEND = backends.get(sys.argv[1], Options(bucket_bytes=10_000))
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-import training  # noqa: E402
+from collective import training
 
 TURNS = 1000
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import keras
 
-import training
-from training import datasets
+from collective import training
+from collective.training.input import datasets
 
 
 def make():

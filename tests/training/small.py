@@ -1,4 +1,4 @@
-"""A small training through ``training.fit``, and what all ranks have of it."""
+"""A small training through ``collective.training.fit``, and what all ranks have of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from collective.training import Checkpoint, fit
+from collective.training.callbacks import followed_variables
+from collective.training.checkpoint import schedule
+from collective.training.loop import Result
 from tests import launch
-from training import Checkpoint, checkpoint, fit
-from training.callbacks import followed_variables
-from training.loop import Result
 
 ROWS, BATCH, FEATURES, CLASSES = 53, 10, 6, 3
 PER_EPOCH = 6  # five batches of ten rows and one of three
@@ -140,4 +141,4 @@ class Waiting(Checkpoint):
 
 def names(folder: Path) -> list[str]:
     """What is there, beside the lock."""
-    return sorted({path.name for path in folder.glob("*")} - {checkpoint.LOCK})
+    return sorted({path.name for path in folder.glob("*")} - {schedule.LOCK})

@@ -16,6 +16,8 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import CollectiveError
+from collective.training.evaluation import Evaluation
+from collective.training.input.pipeline import Input
 from tests import launch
 from tests.training.small import (
     NAMES,
@@ -27,8 +29,6 @@ from tests.training.small import (
     rows,
     train,
 )
-from training.evaluation import Evaluation
-from training.inputs import Input
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 

@@ -16,6 +16,10 @@ import numpy as np
 import pytest
 
 from collective.errors import UsageError
+from collective.training import Checkpoint, keras_compat
+from collective.training.callbacks import followed_variables
+from collective.training.checkpoint import schedule, storage
+from collective.training.checkpoint.state import values_of
 from tests import launch
 from tests.training import small
 from tests.training.small import (
@@ -32,9 +36,6 @@ from tests.training.small import (
     state,
     train,
 )
-from training import Checkpoint, checkpoint, keras_compat, saved
-from training.callbacks import followed_variables
-from training.state import values_of
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 PLAIN = pytest.mark.skipif(launch.launched(), reason="rank 0's error ends the job")
@@ -79,7 +80,7 @@ def test_resumed_anywhere_it_is_the_uninterrupted_run(first, tmp_path, capfd):
     checkpoint = Waiting(tmp_path / "a", every=4, keep=99)
     end = 2 * PER_EPOCH + 2
     train(first, callbacks(), **settings, steps=end, checkpoint=checkpoint)
-    assert checkpoint.failed is None
+    assert schedule.failed is None
     written, *others = gather(first, names(tmp_path / "a"))
     # Every fourth, one of them between two epochs, and the last, in the middle of one.
     assert written == [f"step-{s:09d}" for s in (4, 8, 12, 14)] and end == 14
@@ -229,27 +230,39 @@ def flip(file: Path) -> None:
 
 def another(path: Path, key: str) -> None:
     """As if of another training: unharmed, but not ours."""
-    body = json.loads((path / saved.MANIFEST).read_text())
+    body = json.loads((path / storage.MANIFEST).read_text())
     del body["crc32"]
     if key == "plan":
         body["plan"]["seed"] = 77
     else:
         body["state"]["arrays"][0]["shape"] = [9, 9]
-    body["crc32"] = saved._sum_of(body)
-    (path / saved.MANIFEST).write_text(json.dumps(body))
+    body["crc32"] = storage._sum_of(body)
+    (path / storage.MANIFEST).write_text(json.dumps(body))
 
 
 BAD = {
     "short-weights": (
-        lambda p: cut_short(p / saved.WEIGHTS),
+        lambda p: cut_short(p / storage.WEIGHTS),
         "model.weights.h5 is torn",
     ),
-    "flipped-weights": (lambda p: flip(p / saved.WEIGHTS), "model.weights.h5 is torn"),
-    "flipped-arrays": (lambda p: flip(p / saved.ARRAYS), "training.npz is torn"),
-    "no-arrays": (lambda p: (p / saved.ARRAYS).unlink(), "training.npz is missing"),
-    "flipped-manifest": (lambda p: flip(p / saved.MANIFEST), "checkpoint.json is torn"),
+    "flipped-weights": (
+        lambda p: flip(p / storage.WEIGHTS),
+        "model.weights.h5 is torn",
+    ),
+    "flipped-arrays": (
+        lambda p: flip(p / storage.ARRAYS),
+        "collective.training.npz is torn",
+    ),
+    "no-arrays": (
+        lambda p: (p / storage.ARRAYS).unlink(),
+        "collective.training.npz is missing",
+    ),
+    "flipped-manifest": (
+        lambda p: flip(p / storage.MANIFEST),
+        "checkpoint.json is torn",
+    ),
     "short-manifest": (
-        lambda p: cut_short(p / saved.MANIFEST),
+        lambda p: cut_short(p / storage.MANIFEST),
         "checkpoint.json is torn",
     ),
     "empty": (
@@ -257,7 +270,7 @@ BAD = {
         "it has no checkpoint.json",
     ),
     "foreign": (
-        lambda p: (p / saved.MANIFEST).write_text('{"format": "zip"}'),
+        lambda p: (p / storage.MANIFEST).write_text('{"format": "zip"}'),
         "it is no checkpoint of this program",
     ),
     "other-plan": (
@@ -280,7 +293,7 @@ def three(tmp_path_factory, backends_by_name):
 
 def read_all(folder: Path, trained: keras.Model) -> str:
     """The name of the one that is used."""
-    from training.inputs import Input
+    from collective.training.input.pipeline import Input
 
     plan = Input(rows(), BATCH, seed=5).plan
     found = Checkpoint(folder, resume=True)._newest(trained, plan)
@@ -319,7 +332,7 @@ def test_a_bad_one_is_passed_over_and_told(what, three, trained, tmp_path, capsy
 @PLAIN
 def test_after_a_bad_one_training_goes_on_from_the_one_before(alone, three, tmp_path):
     folder = shutil.copytree(three, tmp_path / "all")
-    flip(folder / "step-000000006" / saved.WEIGHTS)
+    flip(folder / "step-000000006" / storage.WEIGHTS)
     checkpoint = Waiting(folder, every=2, keep=2, resume=True)
     result = train(alone, steps=10, checkpoint=checkpoint)
     assert result.losses == train(alone, steps=10).losses
@@ -336,7 +349,7 @@ def test_fewer_steps_than_were_made_are_refused(alone, three):
 
 @PLAIN
 def test_what_costs_too_much_is_left_out(alone, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(checkpoint, "PART_OF_TIME", 1e-9)
+    monkeypatch.setattr(schedule, "PART_OF_TIME", 1e-9)
     train(alone, steps=9, checkpoint=Checkpoint(tmp_path, every=2))
     # The first, to know what it costs; and the last, whatever it costs.
     assert names(tmp_path) == ["step-000000002", "step-000000009"]

@@ -12,9 +12,10 @@ import keras
 import pytest
 
 from collective.errors import UsageError
+from collective.training import Checkpoint
+from collective.training.checkpoint import schedule, storage
 from tests import launch
 from tests.training.small import Waiting, names, train
-from training import Checkpoint, checkpoint, saved
 
 pytestmark = [
     pytest.mark.usefixtures("clean_keras"),
@@ -37,8 +38,8 @@ time.sleep(60)
 
 
 def test_a_folder_is_one_trainings_at_a_time(tmp_path, alone, monkeypatch):
-    monkeypatch.setattr(checkpoint, "PATIENCE_SECONDS", 0.2)
-    command = [sys.executable, "-c", HOLDS, str(tmp_path / checkpoint.LOCK)]
+    monkeypatch.setattr(schedule, "PATIENCE_SECONDS", 0.2)
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / schedule.LOCK)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline()
         with pytest.raises(UsageError, match="another training writes"):
@@ -78,7 +79,7 @@ def goes_on_without_the_disk(backend, folder, free, capsys) -> str:
         backend, [full, Frees(5, lambda: free(True))], steps=7, checkpoint=checkpoint
     )
     assert result.losses == train(backend, steps=7).losses
-    assert checkpoint.failed is None
+    assert schedule.failed is None
     assert names(folder) == ["step-000000006", "step-000000007"]
     assert not list(folder.glob(".part*"))
     printed = capsys.readouterr().err
@@ -119,12 +120,12 @@ def test_a_write_that_fails_is_told_and_leaves_nothing(alone, tmp_path, capsys):
 @pytest.mark.parametrize("renamed", [False, True])
 def test_killed_while_one_is_replaced_there_is_one(renamed, tmp_path):
     folder = tmp_path / "step-000000010"
-    aside = tmp_path / f"{saved.REPLACED}{folder.name}"
+    aside = tmp_path / f"{storage.REPLACED}{folder.name}"
     aside.mkdir()
     (aside / "old").touch()
     if renamed:
         folder.mkdir()
-    saved.remove_parts(tmp_path)
+    storage.remove_parts(tmp_path)
     assert names(tmp_path) == [folder.name]
     assert names(folder) == ([] if renamed else ["old"])
 
@@ -132,13 +133,13 @@ def test_killed_while_one_is_replaced_there_is_one(renamed, tmp_path):
 def test_one_that_comes_too_early_is_left_out_and_counted(alone, tmp_path, monkeypatch):
     import threading
 
-    free, write = threading.Event(), saved.write
+    free, write = threading.Event(), storage.write
 
     def slow(*arguments):
         free.wait()
         return write(*arguments)
 
-    monkeypatch.setattr(saved, "write", slow)
+    monkeypatch.setattr(storage, "write", slow)
     result = train(
         alone,
         [Frees(5, free.set)],

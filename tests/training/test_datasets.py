@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
-from training import datasets
-from training.datasets import Data, load
-from training.inputs import Input
+from collective.training.input import datasets
+from collective.training.input.datasets import Data, load
+from collective.training.input.pipeline import Input
 
 
 def whole(source):
@@ -47,8 +47,8 @@ def module(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "my_rows.py").write_text(
         "import numpy as np\n"
-        "from training.datasets import Data\n"
-        "from training.sources import as_source\n"
+        "from collective.training.input.datasets import Data\n"
+        "from collective.training.input.source import as_source\n"
         "def arrays(): return np.zeros((6, 2)), np.arange(6)\n"
         "def seeded(seed, rows): return np.full((4, 1), seed), np.full(4, 0.5)\n"
         "def full(): return Data('mine', as_source(arrays()), None, 7)\n"

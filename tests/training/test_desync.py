@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from collective.errors import CollectiveError
+from collective.training.replica_check import DesyncAlarm
+from collective.training.step import Step
 from tests.training import cases
 from tests.training.small import NAMES
-from training.desync import DesyncAlarm
-from training.step import Step
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 EVERY, FLIPPED_AFTER = 3, 4

@@ -10,6 +10,9 @@ import keras
 import numpy as np
 import pytest
 
+from collective.training import fit, keras_compat
+from collective.training.evaluation import Evaluation
+from collective.training.input.pipeline import Input
 from tests.training import cases
 from tests.training.small import (
     NAMES,
@@ -19,9 +22,6 @@ from tests.training.small import (
     rows,
     train,
 )
-from training import fit, keras_compat
-from training.evaluation import Evaluation
-from training.inputs import Input
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.failure import ends_the_job
+from collective.training.failure import ends_the_job
 
 
 class Aborted(Exception):

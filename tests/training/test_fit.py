@@ -1,4 +1,4 @@
-"""``training.fit`` for people's own scripts: what it takes, refuses and gives back.
+"""``collective.training.fit`` for people's own scripts: what it takes, refuses and gives back.
 
 Plain, in one process; ``test_on_ranks`` starts this file, with those of callbacks,
 evaluation, checkpoints and the ledger, on three ranks at once.
@@ -15,6 +15,8 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.training import fit
+from collective.training.reporting.timing import PARTS
 from tests import launch
 from tests.training import cases
 from tests.training.small import (
@@ -28,8 +30,6 @@ from tests.training.small import (
     rows,
     train,
 )
-from training import fit
-from training.timing import PARTS
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 
@@ -233,8 +233,8 @@ def test_a_stream_in_an_order_of_its_own_is_refused(backend):
     if backend.size == 1:
         assert len(train(backend, data=mine, steps=1).losses) == 1
         return
-    from training.checks import check_same_data
-    from training.sources import as_source
+    from collective.training.checks import check_same_data
+    from collective.training.input.source import as_source
 
     try:
         check_same_data(backend, as_source(mine))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collective.errors import UsageError
-from training import inputs
-from training.inputs import Batch, Input, share
+from collective.training.input import pipeline
+from collective.training.input.pipeline import Batch, Input, share
 
 
 def numbered(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +79,7 @@ def test_workers_together_read_the_global_batches(
     rows, size, seed, workers, shuffle, block, data
 ):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "_BLOCK_ROWS", block)
+        patch.setattr(pipeline, "_BLOCK_ROWS", block)
         plan = Input(numbered(rows), size, seed=seed, shuffle=shuffle)
         first = data.draw(st.integers(0, 2 * plan.steps_per_epoch))
         last = first + min(2 * plan.steps_per_epoch + 1, 40)

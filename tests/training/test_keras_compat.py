@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from collective.training import keras_compat
 from tests.training import cases
 from tests.training.cases import built, spec_of
-from training import keras_compat
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 

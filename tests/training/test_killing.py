@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collective.training.ledger.verify import check
 from tests import launch
 from tests.training.ranks_killed import JOINED_AT, KILLED_AT, SURVIVED_AT, TOLD_AT
 from tests.training.small import ROWS
@@ -25,7 +26,6 @@ from tests.training.test_timeline import (
     rows_of,
     steps_of,
 )
-from training.ledger import check
 
 SCRIPT = str(Path(__file__).with_name("ranks_killed.py"))
 STEPS = 20

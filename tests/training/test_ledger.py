@@ -14,12 +14,14 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.training import Checkpoint
+from collective.training.input import pipeline
+from collective.training.input.plan import Plan
+from collective.training.ledger import receipts
+from collective.training.ledger.verify import check, main
+from collective.training.ledger.writer import Ledger, mark
 from tests import launch
 from tests.training.small import NAMES, PER_EPOCH, ROWS, gather, rows, train
-from training import Checkpoint, inputs, receipts
-from training.ledger import check, main
-from training.ledger_writer import Ledger, mark
-from training.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 PLAIN = pytest.mark.skipif(launch.launched(), reason="rank 0's error ends the job")
@@ -45,7 +47,7 @@ def write(path, steps=range(2 * PER_EPOCH), replicas: int = 3, change=None) -> N
         numbers = PLAN.row_numbers(step, step + 1)
         read = []
         for replica in range(replicas):
-            start, stop = inputs.share(len(numbers), replica, replicas)
+            start, stop = pipeline.share(len(numbers), replica, replicas)
             read.append([start, stop, mark(numbers[start:stop])])
         if change is not None:
             read = change(step, numbers, read)
@@ -74,7 +76,7 @@ def test_what_a_replica_really_read_is_noted(kind, backend, tmp_path, monkeypatc
     if len(backend.local_replicas) > 1:
         return  # one process: its replicas cut what it has read
     mine = backend.rank == backend.size - 1
-    path, real = tmp_path / "ledger", inputs.share
+    path, real = tmp_path / "ledger", pipeline.share
 
     def early(rows, replica, replicas):
         """Begins one row early, so that row is read twice."""
@@ -82,7 +84,7 @@ def test_what_a_replica_really_read_is_noted(kind, backend, tmp_path, monkeypatc
         return tf.maximum(start - 1, 0), stop
 
     if mine and kind == "wrong-share":
-        monkeypatch.setattr(inputs, "share", early)
+        monkeypatch.setattr(pipeline, "share", early)
     if mine and kind == "wrong-row":
         row_numbers = Plan.row_numbers
         monkeypatch.setattr(
@@ -224,6 +226,11 @@ def test_what_is_no_ledger_is_told(tmp_path, capsys):
 @pytest.mark.launches
 def test_as_a_program(tmp_path):
     write(tmp_path / "bad", change=doubled)
-    program = [sys.executable, "-m", "training.ledger", str(tmp_path / "bad")]
+    program = [
+        sys.executable,
+        "-m",
+        "collective.training.ledger.verify",
+        str(tmp_path / "bad"),
+    ]
     code, printed = launch.run(program, launch.environment(), 60)
     assert code == 1 and "was used twice" in printed, printed

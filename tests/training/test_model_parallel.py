@@ -8,13 +8,13 @@ import keras
 import numpy as np
 import pytest
 
-import backends
+from collective import backends
 from collective.errors import UsageError
+from collective.training.parallel import placement
+from collective.training.step import Step
 from tests.training import cases, small
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
 from tests.training.test_recompute import dropped_everywhere
-from training.parallel import placement
-from training.step import Step
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 

@@ -13,14 +13,19 @@ import keras
 import numpy as np
 import pytest
 
-import backends
-from backends.devices import local_devices
+from collective import backends
+from collective.backends.devices import local_devices
 from collective.errors import CollectiveError, UsageError
+from collective.training import Checkpoint
+from collective.training.memory import partitioned
+from collective.training.parallel import (
+    ColumnParallelDense,
+    RowParallelDense,
+    ShardedEmbedding,
+)
 from tests import launch
 from tests.training import cases, small
 from tests.training.cases import differences
-from training import Checkpoint, parted
-from training.parallel import ColumnParallelDense, RowParallelDense, ShardedEmbedding
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 HERE = "tests/training/test_parallel.py"
@@ -144,7 +149,7 @@ if launch.launched():
         made = cases.built(clipped, backend, cases.spec_of(CASES[0].batch(0)))
         table = made.layers[0].embeddings
         assert abs(table.shape[0] - cases.WORDS / backend.tensor.parts) < 1
-        parts = parted.of(made)
+        parts = partitioned.of(made)
         assert parts.shape_of(table) == (cases.WORDS, 4)
         cut = [v for v in made.optimizer.variables if parts.shape_of(v)]
         assert (
@@ -202,11 +207,11 @@ if launch.launched():
     def test_tells_of_parts_that_a_callback_changes(backend):
         made = cases.built(clipped, backend, cases.spec_of(CASES[0].batch(0)))
         table, scale = made.layers[0].embeddings, made.layers[5].gamma
-        with parted.of(made).unchanged("a hook"):
+        with partitioned.of(made).unchanged("a hook"):
             scale.assign(scale * 2)
         with (
             pytest.raises(CollectiveError, match=f"has changed '{table.path}'"),
-            parted.of(made).unchanged("a hook"),
+            partitioned.of(made).unchanged("a hook"),
         ):
             table.assign(table * 2)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.permutation import permute
+from collective.training.input.permutation import permute
 
 KEYS = st.tuples(st.integers(-(2**70), 2**70), st.integers(0, 2**40))
 

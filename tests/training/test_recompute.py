@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.training.memory.blocks import cuts
+from collective.training.step import Step
 from tests import launch
 from tests.training import cases
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
-from training.blocks import cuts
-from training.step import Step
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 HERE = "tests/training/test_recompute.py"

@@ -12,14 +12,15 @@ import keras
 import numpy as np
 import pytest
 
-from backends.base import Options
-from backends.single import SingleBackend
+from collective.backends.base import Options
+from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import UsageError
+from collective.training import Checkpoint
+from collective.training.memory import sharded_optimizer
 from tests import launch
 from tests.training import cases, small
 from tests.training.cases import CASES, differences
-from training import Checkpoint, sharding
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 HERE = "tests/training/test_sharding.py"
@@ -104,7 +105,7 @@ if launch.launched():
     def test_keeps_its_part(backend):
         spec = cases.spec_of(CHOSEN[0].batch(0))
         model = cases.built(CHOSEN[0].model, backend, spec, shard=True)
-        shards = sharding.of(model)
+        shards = sharded_optimizer.of(model)
         for variable in model.optimizer.variables:
             whole = shards.shape_of(variable)
             if whole is not None:

@@ -11,17 +11,17 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
-from training.inputs import Input
-from training.sources import arrays as arrays_module
-from training.sources import as_source
-from training.sources.arrays import Arrays
-from training.sources.failures import explain
-from training.sources.images import ImageFolder
-from training.sources.npz import npz_sources, open_npz
-from training.sources.stream import Stream
-from training.sources.synthetic import Synthetic
-from training.sources.tfrecords import TFRecords
-from training.sources.views import First, MappedX
+from collective.training.input import arrays as arrays_module
+from collective.training.input.arrays import Arrays
+from collective.training.input.images import ImageFolder
+from collective.training.input.npz import npz_sources, open_npz
+from collective.training.input.pipeline import Input
+from collective.training.input.source import as_source
+from collective.training.input.source_errors import explain
+from collective.training.input.stream import Stream
+from collective.training.input.synthetic import Synthetic
+from collective.training.input.tfrecords import TFRecords
+from collective.training.input.views import First, MappedX
 
 ROWS = 29
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from backends.base import Options
-from backends.single import SingleBackend
+from collective.backends.base import Options
+from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import CollectiveError
+from collective.training.input.pipeline import Batch
+from collective.training.step import Step
 from tests.training import cases
 from tests.training.cases import built, own_part, spec_of
-from training.inputs import Batch
-from training.step import Step
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 

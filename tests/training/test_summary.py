@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from collective.errors import CollectiveError
-from training.summary import Summary
+from collective.training.reporting.summary import Summary
 
 
 def summary(**more):
@@ -49,7 +49,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("training.summary.os.replace", full)
+    monkeypatch.setattr("collective.training.reporting.summary.os.replace", full)
     with pytest.raises(CollectiveError, match="No space left") as told:
         summary().write_json(str(tmp_path / "run.json"))
     assert told.value.exit_code == 1 and not list(tmp_path.iterdir())

@@ -9,11 +9,11 @@ import sys
 import pytest
 import yaml
 
-import train
-from backends.process import run
+from collective.backends.supervised_run import run
 from collective.errors import UsageError
+from collective.training import cli, fit_many
+from collective.training.sweep import command, runner
 from tests import launch
-from training import fit_many, many, sweep
 
 BASE = {"model": "mlp", "steps": 4, "precision": "float64", "global_batch_size": 16}
 
@@ -40,7 +40,7 @@ def test_each_is_as_when_trained_alone(ranks, file, tmp_path, capsys, monkeypatc
     asked = file(
         base=base, grid={"seed": [1]}, trainings=[broken], folder="runs", ranks=ranks
     )
-    assert sweep.run(asked) == 1
+    assert command.run(asked) == 1
     told = capsys.readouterr().out
     assert "broken failed: nowhere:make: there is no module 'nowhere'" in told
     assert (tmp_path / "runs/losses.png").stat().st_size > 1000
@@ -69,8 +69,8 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
         (tmp_path / f"{len(began) - 1}.json").write_text("{}")
         return run(["true"], 10)
 
-    monkeypatch.setattr(many, "run", pretend)
-    monkeypatch.setattr(many, "gpus", lambda: 4)
+    monkeypatch.setattr(runner, "run", pretend)
+    monkeypatch.setattr(runner, "gpus", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     told = []
@@ -81,10 +81,10 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
     assert {(devices, cores) for _, devices, cores in began} == {("0,1", (0, 1, 2, 3))}
     assert all("-np" in command for command, *_ in began)
     assert told[:3] == ["0: begins", "0: done", "1: begins"]
-    groups = many._groups(None, 2, 5)
+    groups = runner._groups(None, 2, 5)
     assert groups == [([0, 1], "0,1"), ([2, 3], "2,3")]
     with pytest.raises(UsageError, match="3 at once on 2 GPUs each"):
-        many._groups(3, 2, 5)
+        runner._groups(3, 2, 5)
 
 
 @pytest.mark.parametrize(
@@ -105,18 +105,18 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_wrong_is_told_before_any_training(file, told, wrong, capsys):
-    assert train.main(["--sweep", file(**told)]) == 2
+    assert cli.main(["--sweep", file(**told)]) == 2
     error = capsys.readouterr().err
     assert wrong in error and "HINT: " in error
 
 
 def test_options_beside_a_sweep_are_refused(file, capsys):
     path = file(grid={"seed": [1]})
-    assert train.main(["--sweep", path, "--epochs", "3"]) == 2
+    assert cli.main(["--sweep", path, "--epochs", "3"]) == 2
     assert "base: {epochs: 3}" in capsys.readouterr().err
-    assert train.main(["--sweep", "nowhere.yaml"]) == 2
+    assert cli.main(["--sweep", "nowhere.yaml"]) == 2
 
 
 def test_numbers_are_of_their_type():
-    checked = many._checked({"learning_rate": "1e-3", "seed": 1, "name": "n"})
+    checked = runner._checked({"learning_rate": "1e-3", "seed": 1, "name": "n"})
     assert checked == {"learning_rate": 1e-3, "seed": 1}

@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backends.base import Options
-from backends.single import SingleBackend
+from collective.backends.base import Options
+from collective.backends.single import SingleBackend
 from collective.environment import Environment
+from collective.training.reporting import timeline
+from collective.training.reporting.trace_file import END, TraceFile
 from tests import launch
 from tests.training.small import PER_EPOCH, train
-from training import timeline
-from training.trace_file import END, TraceFile
 
 PARTS = {"step", "input", "forward/backward", "all-reduce", "update"}
 # Of a microsecond: times are rounded to thousandths, and floats are binary.

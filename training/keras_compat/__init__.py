@@ -9,28 +9,28 @@ no longer have. Each is a few lines against Keras' own source; each has a test i
 """
 
 # ruff: noqa: F401 - what the files below offer is used under this package's name
-from training.keras_compat.building import (
+from collective.training.keras_compat.building import (
     build,
     move,
     overrides,
     takes_training,
     tf_variable,
 )
-from training.keras_compat.layers import (
+from collective.training.keras_compat.layers import (
     InnerScope,
     Node,
     calls_replaced,
     copied,
     layers_in_order,
 )
-from training.keras_compat.losses import (
+from collective.training.keras_compat.losses import (
     Reduce,
     compiled_loss,
     own_loss,
     reduced_by,
     same_rank,
 )
-from training.keras_compat.optimizers import (
+from collective.training.keras_compat.optimizers import (
     apply,
     build_in_parts,
     build_optimizer,
@@ -45,17 +45,17 @@ from training.keras_compat.optimizers import (
     switch_off_gradient_sum,
     update_beside,
 )
-from training.keras_compat.seeds import (
+from collective.training.keras_compat.seeds import (
     SEED_STATE,
     global_seed_state,
     global_seeds,
     is_seed_state,
     make_global_seed_state,
 )
-from training.keras_compat.stateless_metrics import (
+from collective.training.keras_compat.stateless_metrics import (
     loss_trackers,
     metric_results,
     metric_sums,
     metrics,
 )
-from training.keras_compat.weights_file import load_weights, save_weights
+from collective.training.keras_compat.weights_file import load_weights, save_weights

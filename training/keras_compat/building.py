@@ -8,7 +8,7 @@ from unittest import mock
 import keras
 import tensorflow as tf
 
-from training.keras_compat.optimizers import core_optimizer, parts
+from collective.training.keras_compat.optimizers import core_optimizer, parts
 
 
 def build(

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import keras
 
 from collective.errors import UsageError
-from training.lookup import call, lookup
-from training.models.cnn import cnn
-from training.models.mlp import mlp
-from training.models.resnet50 import resnet50
-from training.models.transformer import transformer
+from collective.training.lookup import call, lookup
+from collective.training.models.cnn import cnn
+from collective.training.models.mlp import mlp
+from collective.training.models.resnet50 import resnet50
+from collective.training.models.transformer import transformer
 
 Shape = tuple[int, ...]
 

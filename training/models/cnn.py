@@ -6,7 +6,7 @@ import keras
 from keras import layers
 
 from collective.errors import UsageError
-from training.models.mlp import logits_dtype
+from collective.training.models.mlp import logits_dtype
 
 
 def cnn(input_shape: tuple[int, ...], classes: int) -> keras.Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from collective.errors import UsageError
-from training.models.mlp import logits_dtype
+from collective.training.models.mlp import logits_dtype
 
 _SMALLEST = 32
 

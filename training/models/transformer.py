@@ -5,8 +5,12 @@ from __future__ import annotations
 import keras
 from keras import layers, ops
 
-from training.models.mlp import logits_dtype
-from training.parallel import ColumnParallelDense, RowParallelDense, ShardedEmbedding
+from collective.training.models.mlp import logits_dtype
+from collective.training.parallel import (
+    ColumnParallelDense,
+    RowParallelDense,
+    ShardedEmbedding,
+)
 
 
 class Positions(layers.Layer):

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from backends import tensor_group
-from training.parallel.layer import Parallel
+from collective.backends import tensor_group
+from collective.training.parallel.layer import Parallel
 
 # Those that look at all units of a row.
 ACROSS_UNITS = {"softmax", "log_softmax", "sparsemax", "glu"}

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from backends.tensor_group import TensorGroup
-from training.parallel.layer import Parallel
-from training.plan import share
+from collective.backends.tensor_group import TensorGroup
+from collective.training.input.plan import share
+from collective.training.parallel.layer import Parallel
 
 
 @keras.saving.register_keras_serializable("collective")

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 import tensorflow as tf
 
-from backends import tensor_group
-from backends.tensor_group import TensorGroup
+from collective.backends import tensor_group
+from collective.backends.tensor_group import TensorGroup
 from collective.errors import UsageError
-from training.plan import share
+from collective.training.input.plan import share
 
 SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 

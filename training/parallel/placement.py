@@ -16,10 +16,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from backends.base import Backend
+from collective.backends.base import Backend
 from collective.errors import UsageError
-from training import keras_compat
-from training.keras_compat import Node
+from collective.training import keras_compat
+from collective.training.keras_compat import Node
 
 # Of a trained weight: itself, its gradient, and two of the optimizer's, as Adam's.
 COPIES = 4
@@ -87,7 +87,7 @@ class Placement:
         if model.optimizer.built:
             raise UsageError(
                 "the optimizer has been built already, for weights on one device",
-                hint="compile the model with a new optimizer before training.fit",
+                hint="compile the model with a new optimizer before collective.training.fit",
             )
         if layers is None:
             raise UsageError(

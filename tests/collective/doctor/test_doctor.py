@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from collective.doctor import __main__ as program
-from collective.doctor import across, findings, report
+from collective.doctor import findings, multi_host, report
 from collective.hosts import Host
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +86,7 @@ def test_mpich_and_intel_mpi_are_of_one_kind():
 
 def test_hosts_that_are_alike():
     other = changed(name="b", host="b", clock_error=(-3.0, 0.4))
-    assert across.compare([FINE, other]) == []
+    assert multi_host.compare([FINE, other]) == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,9 @@ def test_hosts_that_are_alike():
     ],
 )
 def test_hosts_that_differ(changes, message):
-    (found,) = across.compare([FINE, changed(**{"name": "b", "host": "b", **changes})])
+    (found,) = multi_host.compare(
+        [FINE, changed(**{"name": "b", "host": "b", **changes})]
+    )
     assert message in found.what and found.hint and found.fatal
 
 
@@ -147,7 +149,7 @@ def test_wires_between_two_addresses_of_this_host():
     options = program.parser().parse_args([])
     options.nics = []
     hosts = [Host("127.0.0.2"), Host("127.0.0.3")]
-    (wire,), wrong = across.measure(hosts, options)
+    (wire,), wrong = multi_host.measure(hosts, options)
     assert not wrong
     assert (wire["from"], wire["to"]) == ("127.0.0.2", "127.0.0.3")
     assert wire["bandwidth"] > 0 and wire["latency"] > 0
@@ -159,7 +161,7 @@ def test_a_host_that_does_not_answer(tmp_path):
     shell.write_text('#!/bin/sh\necho "no route to $1" >&2\nexit 255\n')
     shell.chmod(0o755)
     options = program.parser().parse_args(["--remote-shell", str(shell)])
-    machines, (found,) = across.examine([Host("nowhere.invalid")], options)
+    machines, (found,) = multi_host.examine([Host("nowhere.invalid")], options)
     assert machines == []
     assert "no route to nowhere.invalid" in found.what
     assert f"{shell} nowhere.invalid" in found.hint

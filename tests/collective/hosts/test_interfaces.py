@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from collective import interfaces
 from collective.errors import UsageError
-from collective.interfaces import Interface, addresses, wanted
+from collective.net import interfaces
+from collective.net.interfaces import Interface, addresses, wanted
 
 
 def host(**found):

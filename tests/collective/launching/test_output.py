@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from collective.hosts import Host
-from collective.launch import here, output
+from collective.launch import output, single_host
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = [sys.executable, "-m", "collective.launch"]
@@ -122,7 +122,9 @@ def test_last_words():
 
 
 def test_which_hosts_are_this_one():
-    assert all(here.is_here(Host(n)) for n in ("localhost", "127.0.0.1", "127.0.0.2"))
-    assert not here.is_here(Host("192.0.2.77"))
-    assert not here.is_here(Host("nowhere.invalid"))
-    assert not here.is_here(Host("localhost", user="somebody"))
+    assert all(
+        single_host.is_here(Host(n)) for n in ("localhost", "127.0.0.1", "127.0.0.2")
+    )
+    assert not single_host.is_here(Host("192.0.2.77"))
+    assert not single_host.is_here(Host("nowhere.invalid"))
+    assert not single_host.is_here(Host("localhost", user="somebody"))

@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from collective import interfaces
-from collective.launch import ask, probe, versions
+from collective.launch import probe, run_command, versions
 from collective.launch.relay import Relay
+from collective.net import interfaces
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_an_answer_or_why_there_is_none():
-    good = ask.ask(["sh", "-c", "echo out; echo some >&2; echo words >&2; exit 3"], 20)
-    assert good == ask.Answer(3, "out\n", "some words")
-    assert ask.ask(["sleep", "60"], 0.1) == ask.Answer(None, "", "no answer in 0.1 s")
-    none = ask.ask(["/no/such/program"], 1)
+    good = run_command.ask(
+        ["sh", "-c", "echo out; echo some >&2; echo words >&2; exit 3"], 20
+    )
+    assert good == run_command.Answer(3, "out\n", "some words")
+    assert run_command.ask(["sleep", "60"], 0.1) == run_command.Answer(
+        None, "", "no answer in 0.1 s"
+    )
+    none = run_command.ask(["/no/such/program"], 1)
     assert (
         none.code is None and none.said == "/no/such/program: No such file or directory"
     )

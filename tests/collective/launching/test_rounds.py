@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collective import library, rounds
+from collective import library
+from collective.elastic import generations
 from tests import launch
 
 PLUGIN = library.path().with_name("libcollective_openmpi.so")
@@ -59,24 +60,24 @@ def test_a_job_is_begun_anew(tmp_path):
 @pytest.fixture
 def job(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv(rounds.JOB, "name")
-    monkeypatch.setenv(rounds.NUMBER, "1")
+    monkeypatch.setenv(generations.JOB, "name")
+    monkeypatch.setenv(generations.NUMBER, "1")
 
 
 def test_only_what_the_user_has_kept_is_found(job, tmp_path):
-    assert rounds.kept() is None
-    folder = rounds.keep()
-    assert rounds.kept() == folder and folder.stat().st_mode & 0o777 == 0o700
+    assert generations.kept() is None
+    folder = generations.keep()
+    assert generations.kept() == folder and folder.stat().st_mode & 0o777 == 0o700
     shutil.move(folder, tmp_path / "elsewhere")
     Path(folder).symlink_to(tmp_path / "elsewhere")
-    assert rounds.kept() is None
+    assert generations.kept() is None
     folder.unlink()
-    rounds.keep()
-    rounds.drop()
+    generations.keep()
+    generations.drop()
     assert not folder.exists()
 
 
 def test_nothing_is_kept_where_somebody_was_before(job, tmp_path):
-    rounds.name_of("name").symlink_to(tmp_path)
+    generations.name_of("name").symlink_to(tmp_path)
     with pytest.raises(FileExistsError):
-        rounds.keep()
+        generations.keep()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from collective.training.checkpoint import storage
 from tests.faults.fault import Fault, training
 from tests.faults.job import Job, why_no_mounts
 from tests.faults.undisturbed import as_undisturbed, checkpoints
-from training import saved
 
 TOLD = ("--json", "{folder}/json")
 KEPT = ("--checkpoint-dir", "{folder}/runs", "--checkpoint-every", "3")
@@ -19,23 +19,23 @@ BEFORE = (
 
 def _newest(folder: Path) -> Path:
     checkpoints(folder / "runs")
-    return saved.saved_in(folder / "runs")[0]
+    return storage.saved_in(folder / "runs")[0]
 
 
 def _tear(folder: Path, _: object) -> None:
-    weights = _newest(folder) / saved.WEIGHTS
+    weights = _newest(folder) / storage.WEIGHTS
     weights.write_bytes(weights.read_bytes()[:-100])
 
 
 def _flip(folder: Path, _: object) -> None:
-    weights = _newest(folder) / saved.WEIGHTS
+    weights = _newest(folder) / storage.WEIGHTS
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
     weights.write_bytes(data)
 
 
 def _swap(folder: Path, _: object) -> None:
-    manifest = _newest(folder) / saved.MANIFEST
+    manifest = _newest(folder) / storage.MANIFEST
     manifest.write_text(json.dumps({"format": "of another program"}))
 
 

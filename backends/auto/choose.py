@@ -1,0 +1,254 @@
+"""``--backend auto``: the backend that will sum this model's gradients fastest here.
+
+Several ranks on one host have several backends to choose from. Each is timed once, in
+a job of its own on the same ranks (``probe``), and what was found is kept
+(``probe_cache``): a backend that crashes or hangs does so over there. Rank 0 predicts
+from it what each would take for the gradients of this model (``prediction``) and the
+others follow it, so all choose alike. Ranks on several hosts, ranks of horovodrun and a
+process alone go by a rule, and all with ``COLLECTIVE_PROBE=0``; with
+``COLLECTIVE_PROBE=again`` nothing that was kept is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collective.backends import launch_command, supervised_run
+from collective.backends.auto import probe_cache
+from collective.backends.auto.forked import in_a_fork
+from collective.backends.auto.prediction import Point, fit
+from collective.backends.base import Options
+from collective.backends.core_world import CoreWorld, can_serve
+from collective.backends.devices import gpus, tensorflow_has_started
+from collective.backends.horovod.backend import HorovodBackend
+from collective.backends.native import NativeBackend
+from collective.backends.registry import BACKENDS
+from collective.backends.tf_multiworker import MultiWorkerBackend
+from collective.environment import Environment
+
+# Sizes in bytes of the tensors that a step sums, or how to find out.
+Gradients = Sequence[int] | Callable[[], Sequence[int]] | None
+UNKNOWN = (4 << 20,)
+SWITCH = "COLLECTIVE_PROBE"
+PROBE_SECONDS = 50  # below the 60 after which ranks that wait say so
+FORK_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What ``auto`` means here.
+
+    Attributes:
+        name: The backend.
+        because: Why, for the summary.
+        predicted: By backend, fastest first: seconds of a step's all-reduce. Empty
+            where nothing was measured.
+    """
+
+    name: str
+    because: str
+    predicted: dict[str, float] = field(default_factory=dict)
+
+
+def choose(
+    environment: Environment, options: Options, gradients: Gradients = None
+) -> Choice:
+    """Chooses, the same on every rank. Every rank calls it.
+
+    Args:
+        environment: This process' place.
+        options: Only backends that take them are chosen from.
+        gradients: A function is called on rank 0 only, in a fork.
+
+    Raises:
+        CollectiveError: A rank did not come.
+    """
+    rule = by_rule(environment.now, options)
+    named = rule.name == HorovodBackend.name  # by whoever typed horovodrun
+    alone = environment.size == 1 or environment.joins
+    if alone or named or not can_serve(environment):
+        return rule
+    import collective
+
+    joined = collective.is_initialized()
+    world = CoreWorld(environment)
+    cores = sorted(set().union(*world.allgather(os.sched_getaffinity(0))))
+    steps = _choosing(rule, environment, options, gradients, cores)
+    chosen = None
+    while chosen is None:  # one round for each probe, so that nobody waits for long
+        mine = next(steps) if environment.rank == 0 else None
+        chosen = world.allgather(mine)[0]
+    if not joined and chosen.name != NativeBackend.name:
+        collective.shutdown()
+    return chosen
+
+
+def by_rule(environment: Environment, options: Options) -> Choice:
+    """By the launcher and the devices alone."""
+    if environment.launched:
+        started = f"{environment.launcher} started {environment.size} processes"
+        if environment.launcher == "horovodrun":
+            horovod = HorovodBackend.availability(environment)
+            if horovod.usable:
+                return Choice("horovod", started)
+            started += f"; horovod: {horovod.reason}"
+        native = NativeBackend.availability(environment)
+        if native.usable:
+            return Choice("native", started)
+        return Choice("mpi", f"{started}; native: {native.reason}")
+    devices = options.devices or gpus()
+    if devices > 1 and options.model_parallel == 1:
+        return Choice("tf-mirrored", f"{devices} devices in one process")
+    return Choice("single", "one process with one device")
+
+
+def candidates(environment: Environment, options: Options) -> list[str]:
+    """The backends that launched ranks can choose from."""
+    asked = {o for o in vars(options) if getattr(options, o) != getattr(Options(), o)}
+    others = {o for kind in BACKENDS.values() for o in kind.own_options}
+    found = [
+        name
+        for name, kind in BACKENDS.items()
+        if kind.launcher
+        and kind.synchronous
+        and kind.availability(environment).usable
+        and not asked & (others - set(kind.own_options))
+    ]
+    if tensorflow_has_started() and MultiWorkerBackend.name in found:
+        found.remove(MultiWorkerBackend.name)  # it would be too late
+    return found
+
+
+def _choosing(
+    rule: Choice,
+    environment: Environment,
+    options: Options,
+    gradients: Gradients,
+    cores: Sequence[int],
+) -> Iterator[Choice | None]:
+    """Rank 0: None after each probe, then the choice, or the rule's. Raises nothing."""
+    try:
+        names = candidates(environment, options)
+        if len(names) < 2 or os.environ.get(SWITCH) == "0":
+            yield rule
+            return
+        sizes, of = _sizes(gradients)
+        cache = probe_cache.ProbeCache(probe_cache.job(environment))
+        found = {} if os.environ.get(SWITCH) == "again" else cache.read()
+        missing = [name for name in names if name not in found]
+        for number, name in enumerate(missing, 1):
+            print(f"auto: timing {name} on {environment.size} ranks, {number} of "
+                  f"{len(missing)}", flush=True)  # fmt: skip
+            found[name] = time(name, environment, cores)
+            kept = cache.write(found)
+            yield None
+        if missing:
+            how = "kept" if kept else f"cannot be kept in {cache.path.parent}"
+            print(f"auto: {how} for next time", flush=True)
+        found = {name: found[name] for name in names}
+        choice = fastest(found, sizes)
+        if choice is None:
+            choice = Choice(rule.name, f"{rule.because}; no probe went well")
+        print(told(choice, found, of), flush=True)
+        yield choice
+    except Exception as error:  # ranks wait for the answer
+        first = str(error).split("\n")[0]
+        why = f"{rule.because}; not measured: {type(error).__name__}: {first}"
+        yield Choice(rule.name, why)
+
+
+def fastest(
+    found: Mapping[str, probe_cache.Found], sizes: Sequence[int]
+) -> Choice | None:
+    """The choice that measurements lead to.
+
+    Args:
+        found: By backend.
+        sizes: Bytes of each tensor of a step's all-reduce.
+
+    Returns:
+        None where no backend could be measured.
+    """
+    predicted = {
+        name: fit(points).seconds(sizes)
+        for name, points in found.items()
+        if not isinstance(points, str)
+    }
+    if not predicted:
+        return None
+    order = sorted(predicted, key=lambda name: predicted[name])
+    because = f"predicted all-reduce {1e3 * predicted[order[0]]:.3g} ms"
+    if len(order) > 1:
+        because += f"; {order[1]} {1e3 * predicted[order[1]]:.3g} ms"
+    return Choice(order[0], because, {name: predicted[name] for name in order})
+
+
+def time(
+    name: str, environment: Environment, cores: Sequence[int]
+) -> probe_cache.Found:
+    """Times a backend in a job of its own on this host.
+
+    Args:
+        name: The backend.
+        environment: The job that asks.
+        cores: What its ranks may use together.
+
+    Returns:
+        What was measured, or why nothing was.
+    """
+    with tempfile.TemporaryDirectory(prefix="collective-probe-") as folder:
+        path = Path(folder, "points.json")
+        deadline = ["--deadline", str(PROBE_SECONDS)]
+        program = ["-m", "collective.backends.auto.probe", str(path), *deadline]
+        variables = launch_command.environment(launch_command.unlaunched(os.environ))
+        line = launch_command.line(
+            name, environment.size, program, _launcher(environment, name)
+        )
+        ended = supervised_run.run(line, PROBE_SECONDS, variables, cores)
+        if ended.failure:
+            return ended.failure
+        return [Point(**point) for point in json.loads(path.read_text())]
+
+
+def _launcher(environment: Environment, name: str) -> str:
+    """What starts the probe: what started this job, or else what the backend wants."""
+    if environment.launcher in ("mpirun", "horovodrun", "collectiverun"):
+        return environment.launcher
+    return BACKENDS[name].launcher
+
+
+def _sizes(gradients: Gradients) -> tuple[Sequence[int], str]:
+    """Bytes of each tensor of a step's all-reduce, and how to tell of them."""
+    sizes = gradients
+    if callable(sizes):
+        started = tensorflow_has_started()
+        sizes = None if started else in_a_fork(sizes, FORK_SECONDS)
+    if not sizes:
+        return UNKNOWN, f"{UNKNOWN[0] >> 20} MiB (this model's size is not known yet)"
+    number = f"{len(sizes)} tensor{'s' * (len(sizes) > 1)}"
+    return sizes, f"{sum(sizes) / 2**20:.3g} MiB in {number}"
+
+
+def told(choice: Choice, found: Mapping[str, probe_cache.Found], of: str) -> str:
+    """The choice in lines, one for each candidate."""
+    lines = [f"auto: predicted all-reduce of a step, {of}:"]
+    for name, seconds in choice.predicted.items():
+        points = found[name]
+        assert not isinstance(points, str)
+        line = fit(points)
+        rate = f"{1e-9 / line.per_byte:.2f} GB/s" if line.per_byte else "any size alike"
+        chosen = "  <- chosen" if name == choice.name else ""
+        lines.append(
+            f"  {name:<15}{1e3 * seconds:>10.3f} ms   "
+            f"({1e6 * line.latency:.0f} µs, {1e6 * line.each:.1f} µs a tensor, {rate})"
+            f"{chosen}"
+        )
+    for name, failure in found.items():
+        if isinstance(failure, str):
+            lines.append(f"  {name:<15}{failure}; HINT: {SWITCH}=again tries it again")
+    return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""What probes have found, kept for the next job like this one.
+
+One JSON file for each kind of job, in the user's cache folder: measurements of one
+machine, number of ranks and set of versions are never taken for another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from collective import library
+from collective.backends.auto.prediction import Point
+from collective.backends.cache_folder import cache_folder
+from collective.backends.devices import gpus
+from collective.backends.horovod import installed
+from collective.environment import Environment
+from collective.errors import CollectiveError
+from collective.launch import versions
+from collective.net import private_files
+
+Found = list[Point] | str  # what was measured, or why nothing was
+
+
+def job(environment: Environment) -> dict[str, Any]:
+    """What the speed of an all-reduce depends on: the machine, the ranks, versions."""
+    found = versions.installed()
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "gpus": gpus(),
+        "hosts": environment.cross_size,
+        "ranks": environment.size,
+        "launcher": environment.launcher,
+        "python": platform.python_version(),
+        "tensorflow": installed.tensorflow(),
+        "horovod": installed.version(),
+        "mpi4py": found.get("mpi4py"),
+        "mpi": _mpi(),
+        "collective": [found.get("collective"), _core()],
+    }
+
+
+def folder() -> Path:
+    """The user's folder for probes."""
+    return cache_folder() / "probes"
+
+
+class ProbeCache:
+    """The probes of one kind of job.
+
+    Args:
+        of: What they depend on (``job``).
+
+    Attributes:
+        path: The file; it need not exist. A broken one counts as none.
+    """
+
+    def __init__(self, of: Mapping[str, Any]):
+        self.of = json.loads(json.dumps(of))
+        name = hashlib.sha256(json.dumps(self.of, sort_keys=True).encode()).hexdigest()
+        self.path = folder() / f"{name[:16]}.json"
+
+    def read(self) -> dict[str, Found]:
+        """What is known, by backend."""
+        try:
+            kept = json.loads(self.path.read_text())
+            if kept["job"] != self.of:
+                return {}
+            return {
+                name: found if isinstance(found, str) else [_point(p) for p in found]
+                for name, found in kept["found"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def write(self, found: Mapping[str, Found]) -> bool:
+        """Keeps it, whole or not at all; whether that could be."""
+        plain = {
+            name: one if isinstance(one, str) else [dataclasses.asdict(p) for p in one]
+            for name, one in found.items()
+        }
+        part = self.path.with_suffix(f".{os.getpid()}.part")
+        with contextlib.suppress(OSError, CollectiveError):
+            private_files.folder(cache_folder())
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps({"job": self.of, "found": plain}, indent=1))
+            part.replace(self.path)
+            return True
+        return False
+
+
+def _point(kept: Mapping[str, Any]) -> Point:
+    point = Point(int(kept["size"]), int(kept["tensors"]), float(kept["seconds"]))
+    if not 0 < point.seconds < float("inf"):
+        raise ValueError(f"{point} was never measured")
+    return point
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def _mpi() -> str | None:
+    from collective.launch import mpi
+
+    try:
+        return str(mpi.find())
+    except CollectiveError:
+        return None
+
+
+def _core() -> str | None:
+    """The core as it was built: its version changes less often than it does."""
+    try:
+        return hashlib.sha256(library.path().read_bytes()).hexdigest()[:16]
+    except OSError:
+        return None

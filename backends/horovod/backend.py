@@ -1,0 +1,137 @@
+"""Horovod: gradients by ``grouped_allreduce``, started by horovodrun or mpirun.
+
+Between hosts they go in buckets, each as soon as it is there. On one host all go at once.
+
+Horovod's own settings (fusion threshold, cycle time, timeline, ...) reach it as they
+always do, by the options of ``horovodrun`` and by ``HOROVOD_*`` variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+
+from collective.backends.base import Availability, Backend, Options
+from collective.backends.devices import configure
+from collective.backends.horovod import installed
+from collective.buckets import in_buckets
+from collective.environment import Environment, detect
+from collective.errors import UsageError
+
+BUILD = "make horovod"
+# What the ranks that are left get to read, in the words of Horovod and of its Gloo.
+LOST = re.compile("Horovod has been shut down|gloo/transport")
+# Launchers end all ranks when one has failed, so those left need not speak.
+ENDED_BY_LAUNCHER_SECONDS = 10
+
+
+class HorovodBackend(Backend):
+    """A replica in each process, summed by Horovod."""
+
+    name = "horovod"
+    launcher = "horovodrun"
+    summary = "one replica a process, Horovod's grouped_allreduce (MPI or Gloo)"
+    own_options = ("bucket_bytes",)
+
+    def __init__(self, options: Options, environment: Environment | None = None):
+        environment = environment or detect()
+        super().__init__(options, environment)
+        try:
+            import horovod.tensorflow as hvd
+        except Exception as error:
+            raise UsageError(f"Horovod cannot be loaded: {error}", hint=BUILD) from None
+        hvd.init()
+        if hvd.size() != environment.size:
+            raise UsageError(
+                f"{environment.launcher} started {environment.size} processes, but "
+                f"Horovod sees {hvd.size()}: it was built for another MPI or for none",
+                hint=f"{BUILD}, or horovodrun --gloo -np {environment.size} ...",
+            )
+        self.hvd = hvd
+        # Calls traced so far in each function.
+        self._traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        configure(options, environment, self.overlaps)
+
+    @classmethod
+    def availability(cls, environment: Environment) -> Availability:
+        """Usable under horovodrun or mpirun, with a Horovod for this TensorFlow."""
+        misfit = installed.misfit()
+        if misfit:
+            return Availability(False, misfit, BUILD)
+        started = f"{environment.size} processes by {environment.launcher}"
+        if environment.launcher in ("horovodrun", "mpirun"):
+            return Availability(True, started)
+        if not environment.launched:
+            started = "one process, started without horovodrun"
+        return Availability(False, started, "horovodrun -np 4 python train.py")
+
+    def _all_reduce(self, tensors: list[Any]) -> list[Any]:
+        if self.size == 1:
+            return tensors
+        out: list[Any] = [None] * len(tensors)
+        for bucket in in_buckets(tensors, self._bucket_bytes):
+            for dtype in dict.fromkeys(tensors[i].dtype for i in bucket):
+                places = [i for i in bucket if tensors[i].dtype == dtype]
+                sums = self.hvd.grouped_allreduce(
+                    [tensors[i] for i in places],
+                    op=self.hvd.Sum,
+                    name=self._name(),
+                    ignore_name_scope=True,
+                )
+                for i, total in zip(places, sums, strict=True):
+                    out[i] = total
+        return out
+
+    def _name(self) -> str | None:
+        """What the ranks know a call by: the function and the number of the call in it.
+
+        Horovod's own names come from those of tensors, which differ where one rank
+        traces a function more often than another.
+        """
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            return None
+        graph = tf.compat.v1.get_default_graph()
+        while isinstance(getattr(graph, "outer_graph", None), type(graph)):
+            graph = graph.outer_graph
+        number = self._traced[graph] = self._traced.get(graph, 0) + 1
+        return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {graph.name}")
+
+    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """The root's array, by Horovod's ``broadcast``, as bytes."""
+        array = np.array(array, order="C")
+        if array.size:
+            whole = array.reshape(-1).view(np.uint8)
+            whole[:] = self.hvd.broadcast(whole, root_rank=root, name="broadcast_array")
+        return array
+
+    def close(self) -> None:
+        """Leaves the job, and with it ends Horovod for all."""
+        self.hvd.shutdown()
+
+    def abort(self, exit_code: int) -> None:
+        """Ends this rank at once; the launcher then ends the others."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    def ended_by_another(self, error: BaseException) -> int | None:
+        """Waits for the launcher's end where Horovod says that another rank is gone."""
+        if not LOST.search(str(error)):
+            return None
+        time.sleep(ENDED_BY_LAUNCHER_SECONDS)
+        print(
+            f"rank {self.rank}: error: another rank has left the job\n"
+            "HINT: let every rank take the same steps; see what the others printed; "
+            "where one was killed: --checkpoint-dir DIR --resume",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 1

@@ -1,0 +1,164 @@
+"""Builds Horovod into this environment: ``python -m collective.backends.horovod.build``.
+
+Horovod comes as source only, and its build takes minutes; so its wheel is kept, and
+the next environment that it fits takes it from there (``backends/horovod/wheel.py``).
+
+One file is left out of the build for TensorFlow 2.19 and newer, where it no longer
+compiles. It serves all-reduce inside functions compiled by XLA, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from collective.backends.cache_folder import cache_folder
+from collective.backends.horovod import installed, run, wheel
+from collective.backends.horovod.wheel import VERSION, Target
+from collective.errors import CollectiveError, UsageError
+from collective.net import private_files
+
+# What Horovod's setup.py imports; setuptools 81 has no pkg_resources any more.
+TOOLS = ("setuptools<81", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
+# The file in the way, and the TensorFlow that moved one of its headers.
+LEFT_OUT, LEFT_OUT_SINCE = "xla_mpi_ops.cc", (2, 19)
+CHOSEN = {
+    "HOROVOD_WITH_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+}
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+def main() -> int:
+    """Runs the command line; returns 0, 2 where nothing can be built, or 1."""
+    try:
+        wanted = wheel.target()
+        if installed.version() != wanted.version:
+            built = wheel.kept(wanted) or build(wanted)
+            if subprocess.run([*PIP, "install", "--quiet", str(built)]).returncode:
+                raise CollectiveError(
+                    f"pip did not install {built}", hint=f"pip install {built}"
+                )
+        run.install(Path(sysconfig.get_path("scripts")))
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"{wanted} is installed. Try: horovodrun -np 4 python train.py")
+    return 0
+
+
+def build(wanted: Target) -> Path:
+    """Builds a wheel and keeps it.
+
+    Raises:
+        UsageError: What a build needs is not there.
+        CollectiveError: The build failed.
+    """
+    for program in (os.environ.get("CXX", "c++"), "make"):
+        if not shutil.which(program):
+            raise UsageError(
+                f"Horovod cannot be built: there is no {program}",
+                hint="apt install g++ make",
+            )
+    keep = wheel.cache()
+    log = keep / f"{wanted.version}.log"
+    try:
+        private_files.folder(cache_folder())
+        keep.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"Horovod cannot be built: {keep} cannot be written to: {error.strerror}",
+            hint="export XDG_CACHE_HOME=FOLDER, one that is yours",
+        ) from None
+    print(f"Building {wanted}: this takes minutes. Its log:\n{log}", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        environment = _environment(Path(name, "tools"))
+        _fetch(Path(name), environment, log)
+        source = Path(name, f"horovod-{VERSION}")
+        if numbers(wanted.tensorflow[1]) >= LEFT_OUT_SINCE:
+            leave_out(source / "horovod" / "tensorflow" / "CMakeLists.txt")
+        environment |= CHOSEN
+        environment["HOROVOD_LOCAL_VERSION"] = wanted.version.partition("+")[2]
+        environment["HOROVOD_WITH_MPI" if wanted.mpi else "HOROVOD_WITHOUT_MPI"] = "1"
+        # pip's own cache knows a wheel by its name only, whatever it was built for.
+        command = [*PIP, "wheel", "--no-build-isolation", "--no-deps", "--no-cache-dir"]
+        command += ["--verbose", "--wheel-dir", name, str(source)]
+        if _logged(command, environment, log):
+            raise CollectiveError(f"{wanted} does not build", hint=f"less {log}")
+        (made,) = Path(name).glob("horovod-*.whl")
+        # Whole under its own name: another build may be looking for it.
+        os.replace(shutil.copy(made, keep / f"{os.getpid()}"), keep / made.name)
+        return keep / made.name
+
+
+def _fetch(work: Path, environment: Mapping[str, str], log: Path) -> None:
+    """Puts the tools and the unpacked source into the folder ``work``."""
+    cmake = [] if shutil.which("cmake") else ["cmake"]
+    tools = ["install", "--target", str(work / "tools"), *TOOLS, *cmake]
+    source = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+    source += ["--dest", str(work), f"horovod=={VERSION}"]
+    for what, arguments in (("the tools for it", tools), ("its source", source)):
+        if _logged([*PIP, *arguments], environment, log):
+            raise UsageError(
+                f"Horovod cannot be built: pip does not get {what}",
+                hint=f"less {log}",
+            )
+    shutil.unpack_archive(work / f"horovod-{VERSION}.tar.gz", work)
+
+
+def leave_out(lists: Path) -> None:
+    """Takes the file that does not compile out of a list of sources.
+
+    Raises:
+        CollectiveError: It is not there.
+    """
+    lines = lists.read_text().splitlines(keepends=True)
+    rest = [line for line in lines if LEFT_OUT not in line]
+    if len(rest) != len(lines) - 1:
+        raise CollectiveError(
+            f"{LEFT_OUT} is not once in {lists.name}: not the Horovod {VERSION} "
+            "that this step was written for",
+            hint=f"pip download --no-deps horovod=={VERSION}",
+        )
+    lists.write_text("".join(rest))
+
+
+def _environment(tools: Path) -> dict[str, str]:
+    """Variables for pip and for the compiler."""
+    path = wheel.search_path()
+    env = os.environ | {
+        "PATH": os.pathsep.join([path, str(tools / "bin")]),
+        "PYTHONPATH": str(tools),
+        "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+    }
+    mpi = shutil.which("mpicxx", path=path)
+    if mpi and Path(mpi).is_relative_to(sys.prefix):
+        # Wherever the wheel is installed, it looks for MPI there, in lib, first.
+        env["LDFLAGS"] = f"-Wl,-rpath,$ORIGIN/../../../.. {env.get('LDFLAGS', '')}"
+    return env
+
+
+def _logged(command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
+    with log.open("a") as file:
+        return subprocess.run(
+            command, env=env, stdout=file, stderr=subprocess.STDOUT, cwd=log.parent
+        ).returncode
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

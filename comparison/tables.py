@@ -1,0 +1,167 @@
+"""A comparison in words: tables and sentences, for the terminal and the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from collective.comparison.equality import ROUNDING, TOLERANCE
+from collective.comparison.results import Proof, Results
+from collective.comparison.runs import ALONE, REFERENCE, SHARE
+from collective.comparison.speed import Timed, bottleneck, fastest
+
+
+@dataclass
+class Table:
+    """A table of texts.
+
+    Attributes:
+        title: Above it.
+        columns: Headings.
+        rows: As many texts each.
+        marks: For each row ``good``, ``bad`` or nothing.
+        sentences: Below it.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
+
+    def add(self, mark: str, *cells: str) -> None:
+        """Adds a row."""
+        self.rows.append(list(cells))
+        self.marks.append(mark)
+
+
+def tables(results: Results) -> list[Table]:
+    """All there is to tell, in order."""
+    told = [_equal(precision, proof) for precision, proof in results.equal.items()]
+    if results.learned:
+        told.append(_learned(results))
+    for replicas in sorted(map(int, results.fast)):
+        told += [_fast(results, replicas), _parts(results, replicas)]
+    if results.left_out:
+        table = Table("Left out", ["backend", "why"])
+        for name, why in results.left_out.items():
+            table.add("", name, why)
+        told.append(table)
+    return told
+
+
+def _equal(precision: str, proof: Proof) -> Table:
+    of = f"Equal? {precision}, against {proof.reference}"
+    table = Table(of, ["backend", "verdict", "loss", "parameters", "where they part"])
+    for name, verdict in proof.verdicts.items():
+        where = ""
+        if not verdict.equal and verdict.first_step is not None:
+            where = f"step {verdict.first_step}, {verdict.first_tensor}"
+        answer = "equal" if verdict.equal else "NOT EQUAL"
+        table.add("good" if verdict.equal else "bad", name, answer,
+                  f"{verdict.loss:.1e}", f"{verdict.parameter:.1e}", where)  # fmt: skip
+    for name, (why, _) in proof.failures.items():
+        table.add("bad", name, why, "", "", "")
+    if proof.because:
+        table.sentences.append(
+            f"{proof.because}, so {REFERENCE} trains another model by design; the "
+            f"others are compared with {proof.reference}."
+        )
+    tolerances = {v.tolerance for v in proof.verdicts.values()}
+    for first, last in tolerances:
+        text = f"Largest relative differences. Up to {first:.1e} is rounding"
+        if last > TOLERANCE[precision]:
+            text += f" after the first step, {last:.1e} after the last"
+            text += f" ({ROUNDING:g} x what other orders of the sums do in one process)"
+        table.sentences.append(text + ".")
+    return table
+
+
+def _learned(results: Results) -> Table:
+    names = [*results.learned]
+    table = Table("Asynchronous: what is learned by when", ["samples seen", *names])
+    rates = {n: of.accuracy or of.loss for n, of in results.learned.items()}
+    what = "accuracy" if any(of.accuracy for of in results.learned.values()) else "loss"
+    for epoch, samples in enumerate(results.learned[REFERENCE].samples):
+        shown = [rates[n][epoch] if epoch < len(rates[n]) else None for n in names]
+        table.add("", f"{samples:,}", *("" if v is None else f"{v:.4f}" for v in shown))
+    tested = [results.learned[n].test.get(what) for n in names]
+    table.add("", "test", *("" if v is None else f"{v:.4f}" for v in tested))
+    for name, of in results.learned.items():
+        if of.failure:
+            table.sentences.append(f"{name} {of.failure}.")
+    table.sentences.append(
+        "An asynchronous backend trains another model by design, and another one each "
+        "time: its workers do not wait for each other, and update what others have "
+        f"changed meanwhile. So what is compared is the {what} reached against samples "
+        "seen; nothing says that they must be equal."
+    )
+    return table
+
+
+def _fast(results: Results, replicas: int) -> Table:
+    timed = results.fast[str(replicas)]
+    columns = ["backend", "samples/s", "rounds", f"x {REFERENCE}", "of the ideal"]
+    columns += ["memory"]
+    table = Table(f"Fast? {replicas} replica{'s' * (replicas > 1)}", columns)
+    share, alone = timed.get(SHARE, Timed()), timed.get(REFERENCE, Timed())
+    cores = results.machine["cores"]
+    for name, one in sorted(timed.items(), key=lambda pair: -pair[1].rate):
+        if not one.rates:
+            table.add("bad", name, one.failure or "not run", *[""] * 4)
+            continue
+        ideal = share.rate * min(replicas, cores)
+        several = name not in ALONE
+        table.add(
+            "",
+            name,
+            f"{one.rate:,.0f}",
+            f"{min(one.rates):,.0f}–{max(one.rates):,.0f}",
+            f"{one.rate / alone.rate:.2f}" if alone.rate else "",
+            f"{one.rate / ideal:.0%}" if ideal and several else "",
+            f"{one.memory / 2**20:,.0f} MiB",
+        )
+    winner = fastest({name: t for name, t in timed.items() if name != SHARE})
+    if winner:
+        table.sentences.append(winner.sentence())
+    if str(replicas) in results.auto:
+        table.sentences.append(results.auto[str(replicas)].sentence(timed))
+    threads = max(1, cores // replicas)
+    table.sentences.append(
+        f"'{SHARE}' is one process with {threads} thread{'s' * (threads > 1)}, what "
+        f"each of {replicas} has; {min(replicas, cores)} times its rate is the ideal."
+    )
+    return table
+
+
+def _parts(results: Results, replicas: int) -> Table:
+    timed = {n: t for n, t in results.fast[str(replicas)].items() if t.rates}
+    columns = ["backend", "step", "input", "compute", "wait", "all-reduce", "update"]
+    table = Table(f"Where the time goes, {replicas} replica{'s' * (replicas > 1)}, ms",
+                  [*columns, "of its floor"])  # fmt: skip
+    for name, one in sorted(timed.items(), key=lambda pair: pair[1].step):
+        times = [f"{1e3 * seconds:.2f}" for seconds in (one.step, *one.parts.values())]
+        summed = replicas > 1 and name not in ALONE
+        table.add("", name, *times, _of_floor(results, one) if summed else "")
+    winner = fastest({name: t for name, t in timed.items() if name != SHARE})
+    if winner:
+        table.sentences.append(bottleneck(winner.backend, timed[winner.backend]))
+    return table
+
+
+def _of_floor(results: Results, timed: Timed) -> str:
+    """Floor of an all-reduce of this model's gradients over the time it took."""
+    floor = floor_of(results, timed.gradient_bytes)
+    seconds = timed.parts.get("all_reduce", 0.0)
+    return f"{min(1.0, floor / seconds):.0%}" if floor and seconds else ""
+
+
+def floor_of(results: Results, size: int) -> float:
+    """Least seconds of an all-reduce of so many bytes, between measured sizes."""
+    points = sorted((int(s), seconds) for s, seconds in results.floor.items())
+    if not points:
+        return 0.0
+    for (low, below), (high, above) in pairwise(points):
+        if size <= high:
+            return below + (above - below) * max(0, size - low) / (high - low)
+    return points[-1][1] * size / points[-1][0]

@@ -1,0 +1,164 @@
+"""The state of a training between two steps: taken, kept, sent, put back.
+
+Everything the next step depends on, and nothing of which rank or backend it ran on: a
+state taken on four replicas goes on on three, or on another backend. What depends on
+the number of the step alone (order of rows, masks) is in its number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training.callbacks import all_variables
+from collective.training.checkpoint import random_state
+from collective.training.memory import partitioned
+
+
+@dataclass(frozen=True)
+class State:
+    """What a training is at the end of a step.
+
+    Attributes:
+        epoch: The epoch to go on with, from 0.
+        step: The step to go on with; steps count on over epochs. That of the next
+            epoch, while ``epoch`` is still this one, when validation and the hooks of
+            its end are to come.
+        variables: Values of ``all_variables(model)``: weights, layer state with
+            seed generators, optimizer.
+        sums: What the metrics of the epoch so far are made of (``Averages.sums``);
+            empty between epochs.
+        losses: float64, of every step before this one.
+        history: Logs of the epochs that have ended, by name.
+        random: Global generators (``collective.training.checkpoint.random_state``).
+        stopped: Whether a callback has ended the training.
+    """
+
+    epoch: int
+    step: int
+    variables: Sequence[np.ndarray]
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    random: dict[str, np.ndarray] = field(default_factory=dict)
+    stopped: bool = False
+
+    @property
+    def within_epoch(self) -> bool:
+        """Whether steps of ``epoch`` have been made."""
+        return self.sums.size > 0
+
+    def put(self, model: keras.Model) -> None:
+        """Gives model, optimizer and global generators this state. Every rank calls it.
+
+        Args:
+            model: With variables of the same shapes, in the same order.
+        """
+        parts = partitioned.of(model)
+        for variable, value in zip(all_variables(model), self.variables, strict=True):
+            if parts is not None:
+                value = parts.part_of(variable, value)
+            variable.assign(value)
+        random_state.put(self.random)
+        model.stop_training = self.stopped
+
+
+def values_of(
+    model: keras.Model,
+    buffers: Sequence[np.ndarray] | None = None,
+    gathered: Mapping[int, np.ndarray] | None = None,
+) -> list[np.ndarray]:
+    """The values of ``all_variables(model)`` now, for ``State.variables``.
+
+    Without buffers, nothing is copied on a CPU: TensorFlow's tensors do not change, and
+    a variable whose memory somebody holds gets other memory with its next update. That
+    memory is new, and the machine takes three times as long to find it as to copy: who
+    takes a state again and again gives the arrays of an earlier one.
+
+    Args:
+        model: Built, with its optimizer.
+        buffers: Arrays to copy the values into, from an earlier call.
+        gathered: Where each rank has parts, what ``Parted.gather`` returned.
+
+    Returns:
+        The buffers; or arrays that must not be written to.
+    """
+    whole = gathered or {}
+    values = [
+        whole[id(v)] if id(v) in whole else np.asarray(tf.convert_to_tensor(v.value))
+        for v in all_variables(model)
+    ]
+    if buffers is None:
+        return values
+    for buffer, value in zip(buffers, values, strict=True):
+        np.copyto(buffer, value)
+    return list(buffers)
+
+
+def broadcast(state: State, backend: Backend, root: int = 0) -> State:
+    """The root's state on every rank. Every rank calls it."""
+    arrays, about = flatten(state)
+    mine = backend.rank == root
+    header = json.dumps(about).encode() if mine else b""
+    size = int(backend.broadcast_array(np.array([len(header)]), root)[0])
+    text = np.zeros(size, np.uint8)
+    text[: len(header)] = np.frombuffer(header, np.uint8)
+    about = json.loads(backend.broadcast_array(text, root).tobytes())
+    if not mine:
+        arrays = [np.empty(s["shape"], s["dtype"]) for s in about["arrays"]]
+    return unflatten([backend.broadcast_array(array, root) for array in arrays], about)
+
+
+def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """A state as arrays, and what JSON can hold.
+
+    Returns:
+        The arrays, ``variables`` first; and a dict with ``arrays``, the name, shape
+        and dtype of each.
+    """
+    named = {f"variable {i}": v for i, v in enumerate(state.variables)}
+    named |= {"sums": state.sums, "losses": state.losses}
+    named |= {f"random {name}": array for name, array in state.random.items()}
+    about = {
+        "epoch": state.epoch,
+        "step": state.step,
+        "stopped": state.stopped,
+        "history": {
+            name: [np.asarray(v).tolist() for v in values]
+            for name, values in state.history.items()
+        },
+        "arrays": [
+            {"name": name, "shape": list(array.shape), "dtype": array.dtype.name}
+            for name, array in named.items()
+        ],
+    }
+    return list(named.values()), about
+
+
+def unflatten(arrays: Sequence[np.ndarray], about: dict[str, Any]) -> State:
+    """The state of which ``flatten`` made this."""
+    named = {s["name"]: a for s, a in zip(about["arrays"], arrays, strict=True)}
+    return State(
+        epoch=about["epoch"],
+        step=about["step"],
+        variables=[a for name, a in named.items() if name.startswith("variable ")],
+        sums=named["sums"],
+        losses=named["losses"],
+        history={
+            name: [v if isinstance(v, float) else np.array(v) for v in values]
+            for name, values in about["history"].items()
+        },
+        random={
+            name.removeprefix("random "): array
+            for name, array in named.items()
+            if name.startswith("random ")
+        },
+        stopped=about["stopped"],
+    )

@@ -1,0 +1,218 @@
+"""What ``train.py`` does: data, model and backend by name, trained and told about."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from collective import backends
+from collective.backends.quiet import quiet
+from collective.errors import UsageError
+from collective.training import models
+from collective.training.checkpoint.schedule import Checkpoint
+from collective.training.evaluation import Evaluation
+from collective.training.failure import ends_the_job, explaining_memory
+from collective.training.fit import fit
+from collective.training.gradient_sizes import message
+from collective.training.input import datasets
+from collective.training.memory import partitioned
+from collective.training.reporting.summary import Summary
+
+PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+CLIPS = ("global_clipnorm", "clipnorm", "clipvalue")
+OF_OPTIMIZER = ("optimizer", "learning_rate", *CLIPS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The options of ``train.py``; see ``train.py --help`` for their meaning."""
+
+    backend: str = "auto"
+    options: backends.Options = dataclasses.field(default_factory=backends.Options)
+    model: str = "cnn"
+    data: str = "digits"
+    global_batch_size: int = 64
+    accumulate: int = 1
+    epochs: int = 12
+    steps: int | None = None
+    optimizer: str = "adam"
+    learning_rate: float = 2e-3
+    global_clipnorm: float | None = None
+    clipnorm: float | None = None
+    clipvalue: float | None = None
+    precision: str = "float32"
+    jit_compile: bool = False
+    recompute: bool = False
+    shard_optimizer: bool = False
+    seed: int = 0
+    check_every: int = 100
+    test: bool = True
+    verbose: str | int = "auto"
+    timeline: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], **more: Any) -> Job:
+        """Of the options of ``train.py``, those that make a job; ``more`` beat them."""
+
+        def own(kind: Any) -> dict[str, Any]:
+            names = [field.name for field in dataclasses.fields(kind)]
+            return {name: given[name] for name in names if name in given}
+
+        options = backends.Options(**own(backends.Options))
+        return cls(**({"options": options} | own(cls) | more))
+
+
+def run(
+    job: Job,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    checkpoint: Checkpoint | None = None,
+    ledger: str | None = None,
+    tell: Callable[[Summary], None] | None = None,
+) -> Summary:
+    """Trains, evaluates on the test data and sums up. Every rank calls it.
+
+    Args:
+        job: What to train.
+        callbacks, checkpoint, ledger: As for ``collective.training.fit``.
+        tell: Called on rank 0, with the summary.
+
+    Raises:
+        UsageError: An option asks for what is not there or does not fit.
+        CollectiveError: The training went wrong.
+    """
+    if job.precision == "float64" and job.options.transport_dtype:
+        raise UsageError(
+            "--transport-dtype is for float32 gradients, and these are float64",
+            hint="drop one of the two",
+        )
+    with quiet():
+        backend = backends.get(job.backend, job.options, lambda: _message(job))
+    backend.serve()
+    with quiet():
+        tf.zeros([])  # the first operation starts the devices, and the chatter
+    with ends_the_job(backend), explaining_memory():
+        _set_precision(job.precision)
+        keras.utils.set_random_seed(job.seed)
+        data = datasets.load(job.data, seed=job.seed)
+        with backend.scope():
+            model = _model(job, data)
+        result = fit(
+            model,
+            data.train,
+            backend=backend,
+            global_batch_size=job.global_batch_size,
+            epochs=job.epochs,
+            steps=job.steps,
+            accumulate=job.accumulate,
+            jit_compile=job.jit_compile,
+            recompute=job.recompute,
+            shard_optimizer=job.shard_optimizer,
+            seed=job.seed,
+            check_every=job.check_every,
+            callbacks=callbacks,
+            verbose=job.verbose,
+            timeline=job.timeline,
+            checkpoint=checkpoint,
+            ledger=ledger,
+        )
+        test: dict[str, float] = {}
+        if job.test and data.test is not None:
+            rows = max(job.global_batch_size, 32 * backend.most_replicas)
+            evaluation = Evaluation(model, backend, data.test, rows)
+            test = result.afterwards(evaluation)
+        parts = partitioned.of(model)
+        summary = Summary.of(
+            dataclasses.asdict(job),
+            result,
+            test,
+            parts.parameters() if parts else model.count_params(),
+            len(data.train),
+        )
+
+        def tell_once() -> None:
+            nonlocal tell
+            if tell is not None and backend.rank == 0:
+                tell(summary)
+                tell = None
+            if backend.options.min_np is not None:
+                backend.barrier()  # where rank 0 dies now, another one tells
+
+        result.afterwards(tell_once)
+    return summary
+
+
+def _set_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"unknown precision {precision!r}",
+            hint=f"--precision {' | '.join(PRECISIONS)}",
+        )
+    keras.config.set_floatx("float64" if precision == "float64" else "float32")
+    keras.config.set_dtype_policy(precision)
+
+
+def _message(job: Job) -> list[int]:
+    """What a step will send. For a fork: it makes data and model to find out."""
+    _set_precision(job.precision)
+    return message(_model(job, datasets.load(job.data, seed=job.seed)))
+
+
+def _model(job: Job, data: datasets.Data) -> keras.Model:
+    """Builds the model and, unless it comes compiled, compiles it."""
+    x = data.train.spec[0]
+    shape = tf.nest.map_structure(lambda s: tuple(s.shape), x)
+    model = models.build(job.model, input_shape=shape, classes=data.classes)
+    if model.compiled:
+        for option in OF_OPTIMIZER:
+            if getattr(job, option) != getattr(Job(), option):
+                raise UsageError(
+                    f"model {job.model!r} comes compiled, with an optimizer of its own",
+                    hint=f"drop --{option.replace('_', '-')}, or do not compile it",
+                )
+        return model
+    model.compile(
+        optimizer=_optimizer(job),
+        loss=_loss(data),
+        metrics=["accuracy"] if data.classes else [],
+        jit_compile=False,
+    )
+    return model
+
+
+def _loss(data: datasets.Data) -> Any:
+    if data.classes:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return "mse"
+
+
+def _optimizer(job: Job) -> keras.Optimizer:
+    clips = {name: value for name in CLIPS if (value := getattr(job, name)) is not None}
+    if len(clips) > 1:
+        raise UsageError(
+            f"one way to clip at a time, not {' and '.join(clips)}",
+            hint="keep one of --global-clipnorm, --clipnorm, --clipvalue",
+        )
+    if not 0 <= job.learning_rate < math.inf:
+        raise UsageError(
+            f"a learning rate of {job.learning_rate}", hint="--learning-rate 0.002"
+        )
+    for name, value in clips.items():
+        if not value > 0:  # Keras would not clip
+            raise UsageError(
+                f"{name} is {value}, not a number above 0",
+                hint=f"--{name.replace('_', '-')} 1",
+            )
+    try:
+        kind = type(keras.optimizers.get(job.optimizer))
+        return kind(learning_rate=job.learning_rate, **clips)
+    except (ValueError, TypeError) as error:
+        first = str(error).split("\n")[0]
+        raise UsageError(
+            f"optimizer {job.optimizer!r} cannot be made: {first}",
+            hint="--optimizer sgd | adam | adamw | rmsprop | ... (keras.optimizers)",
+        ) from None

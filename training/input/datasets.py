@@ -1,0 +1,198 @@
+"""Data sets by name, and whatever lies in a file or folder.
+
+``load`` finds what a user means by ``--data``; reading it is the sources' business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.errors import UsageError
+from collective.training.input.arrays import Arrays
+from collective.training.input.images import ImageFolder
+from collective.training.input.keras_cache import cifar10, mnist
+from collective.training.input.npz import npz_sources
+from collective.training.input.permutation import permute
+from collective.training.input.source import Source, as_source
+from collective.training.input.synthetic import Synthetic
+from collective.training.input.views import First, MappedX
+from collective.training.lookup import call, lookup
+
+_SYNTHETIC = re.compile(r"synthetic(?::(\d+(?:x\d+)*))?(?::(\d+))?")
+_SYNTHETIC_ROWS = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """A data set, ready to train on.
+
+    Attributes:
+        name: What the user called it.
+        train: Rows to train on.
+        test: Rows to test on, or None.
+        classes: Number of classes, None where labels are no integers.
+    """
+
+    name: str
+    train: Source
+    test: Source | None = None
+    classes: int | None = None
+
+
+def load(what: str, *, seed: int = 0, rows: int | None = None) -> Data:
+    """Loads a data set.
+
+    Args:
+        what: ``digits``, ``mnist``, ``cifar10``, ``synthetic[:HxWxC[:CLASSES]]``, a
+            ``.npz`` file, a folder of images, or ``module:function``: called with
+            those of ``seed`` and ``rows`` that it takes; returns a Data, or what
+            ``as_source`` takes. Bytes in a ``.npz`` are taken for images: x of uint8
+            and shape ``[n, h, w]`` or ``[n, h, w, c]`` becomes float32 in [0, 1]
+            with a channel.
+        seed: What synthetic data depends on. Splits never depend on it.
+        rows: Train on so many rows at most.
+
+    Raises:
+        UsageError: If there is no such data, or it cannot be read.
+    """
+    if rows is not None and rows < 1:
+        raise UsageError(
+            f"{rows} rows are no data set", hint="train on at least one row"
+        )
+    if match := _SYNTHETIC.fullmatch(what):
+        return _synthetic(what, match[1] or "32x32x3", int(match[2] or 10), seed, rows)
+    data = _load(what, seed, rows)
+    if rows is None:
+        return data
+    if not data.train.random_access:
+        raise UsageError(
+            f"{what} is a tf.data.Dataset: its first {rows} rows cannot be picked here",
+            hint=f"apply .take({rows}) to it",
+        )
+    return dataclasses.replace(data, train=First(data.train, rows))
+
+
+def _load(what: str, seed: int, rows: int | None) -> Data:
+    """Everything but synthetic data, with all its rows."""
+    if what in NAMED:
+        return NAMED[what](what)
+    path = Path(what).expanduser()
+    if path.is_dir():
+        return _folder(what, path)
+    # Before ``module:function``: a file that is there is meant.
+    if path.exists() or path.suffix == ".npz":
+        return _npz(what, path)
+    if ":" in what:
+        made = call(lookup(what), seed=seed, rows=rows)
+        return made if isinstance(made, Data) else _data(what, as_source(made), None)
+    raise UsageError(
+        f"there is no data set {what!r}, nor a file or folder of that name",
+        hint=f"--data {' | '.join(NAMED)} | synthetic | synthetic:224x224x3:1000 | "
+        "FILE.npz | FOLDER of images | module:function",
+    )
+
+
+def _data(name: str, train: Source, test: Source | None) -> Data:
+    """Counts the classes: as many as the highest label asks for."""
+    ranges = [s.label_range() for s in (train, test) if s is not None]
+    highest = [r[1] for r in ranges if r is not None]
+    return Data(name, train, test, max(highest) + 1 if highest else None)
+
+
+def _digits(name: str) -> Data:
+    """1,797 real images of 8x8 pixels that come with scikit-learn; 360 to test on."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise UsageError(
+            "the digits come with scikit-learn, which is not installed",
+            hint="pip install scikit-learn",
+        ) from None
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    # Shuffled, for writers follow each other in the file; by a fixed key, for test
+    # rows must stay test rows whatever the seed.
+    order = permute(np.arange(len(x)), len(x), (0, 0))
+    x, y = x[order], y.astype(np.int32)[order]
+    tested = len(x) // 5 + 1
+    return Data(
+        name, Arrays(x[:-tested], y[:-tested]), Arrays(x[-tested:], y[-tested:]), 10
+    )
+
+
+def _mnist(name: str) -> Data:
+    """60,000 + 10,000 images of 28x28 grey pixels, from Keras' cache."""
+    return _npz(name, mnist())
+
+
+def _cifar10(name: str) -> Data:
+    """50,000 + 10,000 images of 32x32 coloured pixels, from Keras' cache."""
+    (x, y), (x_test, y_test) = cifar10()
+    train = _scaled(Arrays(x, y.reshape(-1)))
+    return Data(name, train, _scaled(Arrays(x_test, y_test.reshape(-1))), 10)
+
+
+NAMED: dict[str, Callable[[str], Data]] = {
+    "digits": _digits,
+    "mnist": _mnist,
+    "cifar10": _cifar10,
+}
+
+
+def _npz(name: str, path: Path) -> Data:
+    train, test = npz_sources(path)
+    return _data(name, _scaled(train), None if test is None else _scaled(test))
+
+
+def _scaled(arrays: Arrays) -> Source:
+    """Floats in [0, 1] with a channel, if x are the bytes of images."""
+    x = arrays.spec[0]
+    if not isinstance(x, tf.TensorSpec) or x.dtype != tf.uint8:
+        return arrays
+    if len(x.shape) not in (2, 3):
+        return arrays
+
+    def scale(pixels: Any) -> Any:
+        pixels = tf.cast(pixels, tf.float32) / 255
+        return pixels if len(x.shape) == 3 else pixels[..., tf.newaxis]
+
+    return MappedX(arrays, scale)
+
+
+def _folder(name: str, path: Path) -> Data:
+    """Sub-folders are classes, or ``train`` and ``test`` with classes inside."""
+    if not (path / "train").is_dir():
+        images = ImageFolder(path)
+        return Data(name, images, None, len(images.classes))
+    train = ImageFolder(path / "train")
+    test = None
+    if (path / "test").is_dir():
+        test = ImageFolder(path / "test", classes=train.classes)
+    return Data(name, train, test, len(train.classes))
+
+
+def _synthetic(
+    name: str, shape_text: str, classes: int, seed: int, rows: int | None
+) -> Data:
+    shape = tuple(int(size) for size in shape_text.split("x"))
+    if not classes or 0 in shape:
+        raise UsageError(
+            f"{name} has an empty row or no class",
+            hint="write synthetic:HEIGHTxWIDTHxCHANNELS:CLASSES, "
+            "as in synthetic:224x224x3:1000",
+        )
+    rows = rows or _SYNTHETIC_ROWS
+    test_rows = -(-rows // 4)
+    return Data(
+        name,
+        Synthetic(shape, classes, rows, seed=seed),
+        Synthetic(shape, classes, test_rows, seed=seed, first=rows),
+        classes,
+    )

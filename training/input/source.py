@@ -1,0 +1,155 @@
+"""Where rows come from: one interface, one file per kind of data.
+
+A source knows how many rows it has, what one row looks like, and how to read any rows
+by number. Which rows make a batch, and whose they are, is ``training/input/pipeline.py``'s
+business.
+"""
+
+from __future__ import annotations
+
+import abc
+import zlib
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from collective.errors import UsageError
+
+Row = tuple[Any, Any, Any]
+"""``(x, y, sample_weight)``: trees of tensors; sample_weight is None if there is none."""
+
+
+class Source(abc.ABC):
+    """Rows of a data set.
+
+    Attributes:
+        random_access: True when ``read`` takes rows in any order. False when rows
+            come in the data's own order only: then ``in_order`` replaces ``read``,
+            and nothing is shuffled here.
+    """
+
+    random_access: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> Row:
+        """``(x, y, sample_weight)`` of one row, as trees of ``tf.TensorSpec``.
+
+        Shapes are fully known and have no batch dimension.
+        """
+
+    @abc.abstractmethod
+    def read(self, rows: tf.Tensor) -> Row:
+        """Reads rows by number; called while ``tf.data`` traces its map function.
+
+        Args:
+            rows: int64 ``[n]``, in any order; n may be 0. Row i is always the same
+                example.
+
+        Returns:
+            Trees of tensors ``[n, ...]`` in the structure of ``spec``.
+        """
+
+    def in_order(
+        self, batch_size: int, first_step: int, last_step: int
+    ) -> tf.data.Dataset:
+        """Whole global batches in the data's own order, if that is all there is.
+
+        Args:
+            batch_size: Rows of a global batch; the last of an epoch may be shorter.
+            first_step: First step, counted over all epochs.
+            last_step: Step to stop before.
+
+        Returns:
+            A data set of ``last_step - first_step`` elements ``(x, y, sample_weight)``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} reads rows by number")
+
+    def label_range(self) -> tuple[int, int] | None:
+        """Smallest and largest label, when y is integer and cheap to look through."""
+        return None
+
+    def fingerprint(self) -> int:
+        """A 32-bit checksum of the first row: differs when ranks see different data."""
+        return checksum(self.read(tf.zeros([min(1, len(self))], tf.int64)))
+
+
+def checksum(tree: Any) -> int:
+    """CRC-32 of all tensors in a tree, with their dtypes and shapes."""
+    crc = 0
+    for leaf in tf.nest.flatten(tree):
+        if leaf is None:
+            continue
+        array = np.asarray(leaf)
+        crc = zlib.crc32(f"{array.dtype}{array.shape}".encode(), crc)
+        # Strings are objects in NumPy, whose bytes would be addresses.
+        text = array.dtype == object
+        crc = zlib.crc32(
+            repr(array.tolist()).encode() if text else array.tobytes(), crc
+        )
+    return crc
+
+
+def row_spec(element: Any, where: str) -> Row:
+    """Makes ``(x, y, sample_weight)`` of what a user's data set or parser yields.
+
+    Args:
+        element: Tree of ``tf.TensorSpec`` of one row: ``(x, y)`` or ``(x, y, w)``.
+        where: What yields it, for messages.
+
+    Raises:
+        UsageError: If it is no such tuple, or a shape is not fully known.
+    """
+    if not isinstance(element, tuple) or len(element) not in (2, 3):
+        raise UsageError(
+            f"{where} gives {_described(element)} for a row, not (x, y) or "
+            "(x, y, sample_weight)",
+            hint="return a tuple (x, y); several inputs go into x as a dict or tuple",
+        )
+    for leaf in tf.nest.flatten(element):
+        if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
+            raise UsageError(
+                f"{where} gives {leaf} for a row: a shape that is not fully known",
+                hint="fix it with tf.ensure_shape(tensor, shape), and pad or resize "
+                "rows that differ",
+            )
+    return (*element, None) if len(element) == 2 else element  # type: ignore[return-value]
+
+
+def _described(element: Any) -> str:
+    if isinstance(element, tuple):
+        return f"a tuple of {len(element)}"
+    return f"a {type(element).__name__}"
+
+
+def as_source(data: Any) -> Source:
+    """Wraps what people have at hand.
+
+    Args:
+        data: A Source; ``(x, y)`` or ``(x, y, sample_weight)`` of arrays or of
+            dicts/tuples of arrays; or an unbatched ``tf.data.Dataset`` whose elements
+            are such rows.
+
+    Raises:
+        UsageError: If it is none of these, or does not fit together.
+    """
+    # Imported here: these modules build on the interface above.
+    from collective.training.input.arrays import Arrays
+    from collective.training.input.stream import Stream
+
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, tf.data.Dataset):
+        return Stream(data)
+    if isinstance(data, tuple) and len(data) in (2, 3):
+        return Arrays(*data)
+    raise UsageError(
+        f"{_described(data)} is not data to train on",
+        hint="pass (x, y) or (x, y, sample_weight) arrays, a tf.data.Dataset of rows, "
+        "or a collective.training.input.source.Source",
+    )

@@ -1,0 +1,66 @@
+"""What each replica says it has read, on its way to rank 0 in the step's own sum.
+
+A ledger must tell which rows were *read*, and only their reader knows. So each replica
+puts the places of its rows in the global batch and a mark of their numbers into one
+row of a small matrix; the all-reduce of the gradients carries it along. A step that
+was not finished by all thus leaves no receipt, and no message is added.
+
+The sum may be of float32, or travel as bfloat16, so numbers go byte by byte: integers
+up to 255 are exact in all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from collective.training.ledger.writer import PRIME
+
+BYTES = 4
+SIZE = 3 * BYTES
+
+
+class Receipt(NamedTuple):
+    """What one replica has read in one step.
+
+    Attributes:
+        start, stop: Places in the global batch, half-open.
+        mark: ``collective.training.ledger.writer.mark`` of the row numbers.
+    """
+
+    start: int
+    stop: int
+    mark: int
+
+
+def write(read: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
+    """This replica's receipt, in its row of the matrix of all; in the graph.
+
+    Args:
+        read: int64 ``[n, 2]``, place and row number of each row it has read.
+        replica, replicas: Its number, and how many there are.
+
+    Returns:
+        float32 ``[replicas, SIZE]``, zero in all other rows.
+    """
+    places, numbers = read[:, 0], read[:, 1]
+    some = tf.shape(places)[0] > 0
+    start = tf.cond(some, lambda: places[0], lambda: tf.zeros([], tf.int64))
+    stop = tf.cond(some, lambda: places[-1] + 1, lambda: tf.zeros([], tf.int64))
+    prime = tf.constant(PRIME, tf.int64)
+    # As in ``collective.training.ledger.writer.mark``; no product exceeds 2**62.
+    base = (numbers % prime + 1) % prime
+    mark = tf.reduce_sum(base * base % prime * base % prime) % prime
+    powers = tf.constant([256**i for i in range(BYTES)], tf.int64)
+    digits = tf.stack([start, stop, mark])[:, None] // powers % 256
+    mine = tf.one_hot(tf.cast(replica, tf.int32), replicas)
+    return mine[:, None] * tf.cast(tf.reshape(digits, [1, SIZE]), tf.float32)
+
+
+def read(summed: np.ndarray) -> list[Receipt]:
+    """The receipts of all replicas, from the summed matrix as a flat vector."""
+    digits = np.rint(summed).astype(np.int64).reshape(-1, 3, BYTES)
+    numbers = digits @ (256 ** np.arange(BYTES, dtype=np.int64))
+    return [Receipt(*(int(n) for n in row)) for row in numbers]

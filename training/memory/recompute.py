@@ -1,0 +1,209 @@
+"""Gradient checkpointing: activations are computed a second time instead of kept.
+
+A model is cut into blocks of layers. Forward, a block hands on its outputs and keeps
+nothing; when their gradients arrive, it is computed again from its inputs, now with all
+that its own gradient needs. Memory then grows with the number of blocks rather than of
+layers, for about one more forward pass.
+
+A block is traced once, into a function of TensorFlow that is called twice. So no layer's
+Python code runs twice, both calls draw the same random numbers from the same state, and
+the new state (BatchNorm's moving statistics, counters) is taken from the first only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.keras_compat import Node
+from collective.training.memory.blocks import cuts
+
+# Operations that draw other numbers when they are called again.
+_DRAWS = ("Random", "Truncated", "Parameterized", "Multinomial")
+
+
+@contextlib.contextmanager
+def recomputed(model: keras.Model, tape: tf.GradientTape) -> Iterator[None]:
+    """Inside, calls of the model keep only what goes from one block to the next.
+
+    Of a Sequential or functional model, a block is a run of its layers (see
+    ``collective.training.memory.blocks``); of another one, each of its layers. Models in it are cut, too.
+
+    Args:
+        model: Built; called inside a ``keras.StatelessScope``, in a ``tf.function``.
+        tape: Records the calls.
+
+    Raises:
+        UsageError: Nothing in the model can be recomputed, or it would not come out the
+            same.
+    """
+    blocks = _Blocks(model, tape)
+    with keras_compat.calls_replaced(model, blocks.graph, blocks.layer):
+        yield
+    if not blocks.count:
+        raise UsageError(
+            f"model {model.name!r} calls no layer that could be recomputed",
+            hint="drop --recompute; --accumulate 4 saves memory, too",
+        )
+
+
+class _Blocks:
+    """Calls the layers of a model block by block."""
+
+    def __init__(self, model: keras.Model, tape: tf.GradientTape):
+        self.model = model
+        self.tape = tape
+        self.count = 0
+        self._inside = False
+
+    def layer(self, layer: keras.Layer, call: Callable[[], Any]) -> Any:
+        """Calls a layer, as a block."""
+        return call() if self._inside else self._block(call, layer.name)
+
+    def graph(
+        self, nodes: Sequence[Node], results: set[int], values: dict[int, Any]
+    ) -> None:
+        """Computes the nodes of a functional model in order, in blocks.
+
+        Args:
+            nodes: The nodes.
+            results: Tensors that are wanted at the end.
+            values: Of the tensors known so far; gets those that are needed later.
+        """
+        if self._inside:
+            for node in nodes:
+                node.compute(values)
+            return
+        for block in _cut(nodes, results):
+            if block[0].is_model:
+                block[0].compute(values)  # it has blocks of its own
+                continue
+            later = results.union(*(n.inputs for n in nodes if n not in block))
+            handed = [t for node in block for t in node.outputs if t in later]
+
+            def call(block: list[Node] = block, handed: list[int] = handed) -> Any:
+                inner = dict(values)
+                for node in block:
+                    node.compute(inner)
+                return [inner[t] for t in handed]
+
+            name = " to ".join(dict.fromkeys((block[0].name, block[-1].name)))
+            values.update(zip(handed, self._block(call, name), strict=True))
+
+    def _block(self, call: Callable[[], Any], name: str) -> Any:
+        """Calls once, in a function; hands out what it returned and what it changed."""
+        made: list[Any] = []
+
+        def traced() -> list[tf.Tensor]:
+            with keras_compat.InnerScope() as scope:
+                outputs = call()
+            made.extend((scope, [outputs, scope.effects(outputs)]))
+            return [t for t in _leaves(made[1]) if tf.is_tensor(t)]
+
+        self.count += 1
+        self._inside = True
+        try:
+            with self.tape.stop_recording():
+                function = tf.function(traced, autograph=False)
+                function = function.get_concrete_function()
+        finally:
+            self._inside = False
+        _refuse_draws(function, name)
+        scope, inner = made
+        tensors = iter(_called_twice(function, self.tape))
+        flat = [next(tensors) if tf.is_tensor(t) else t for t in _leaves(inner)]
+        outputs, effects = tf.nest.pack_sequence_as(inner, flat, expand_composites=True)
+        scope.hand_out(self.model, outputs, effects)
+        return outputs
+
+
+def _leaves(made: Any) -> list[Any]:
+    return tf.nest.flatten(made, expand_composites=True)
+
+
+def _called_twice(function: Any, tape: tf.GradientTape) -> list[tf.Tensor]:
+    """Calls a traced function now, and again for its gradient.
+
+    Args:
+        function: Concrete, without arguments: it has captured all that it reads.
+        tape: Records that the outputs depend on what was captured.
+
+    Returns:
+        Its outputs.
+    """
+
+    def call(captured: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        function.set_external_captures(captured)
+        return list(function())
+
+    @tf.custom_gradient
+    def block(*captured: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
+        with tape.stop_recording():
+            outputs = call(captured)
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
+            # Not before the blocks behind this one are done: that is the whole point.
+            with tf.control_dependencies(upstream):
+                again = [tf.identity(t) for t in captured]
+            with tf.GradientTape() as inner:
+                inner.watch([t for t in again if t.dtype.is_floating])
+                outputs = call(again)
+            floats = [i for i, t in enumerate(outputs) if t.dtype.is_floating]
+            gradients = inner.gradient(
+                [outputs[i] for i in floats],
+                again,
+                output_gradients=[upstream[i] for i in floats],
+            )
+            dense = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
+            # Nor do those before it begin until the memory of this one is free.
+            with tf.control_dependencies([g for g in dense if g is not None]):
+                return [g if g is None else tf.identity(g) for g in dense]
+
+        return outputs, gradient
+
+    return list(block(*(tf.identity(t) for t in function.captured_inputs)))
+
+
+def _refuse_draws(function: Any, name: str) -> None:
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    draws = next((n.op for n in nodes if n.op.startswith(_DRAWS)), None)
+    if draws:
+        raise UsageError(
+            f"{name} cannot be recomputed: it draws other random numbers when it is "
+            f"called again (TensorFlow's {draws})",
+            hint="draw by keras.random, with a keras.random.SeedGenerator; or drop "
+            "--recompute",
+        )
+
+
+def _cut(nodes: Sequence[Node], results: set[int]) -> Iterator[list[Node]]:
+    """The blocks of a graph, in order; a model in it is alone."""
+    last_use = {t: i for i, node in enumerate(nodes) for t in node.inputs}
+    last_use |= dict.fromkeys(results, len(nodes))
+    sizes = [sum(node.outputs.values()) for node in nodes]
+    live: dict[int, int] = {}
+    kept = []
+    for i, node in enumerate(nodes):
+        live |= node.outputs
+        live = {t: size for t, size in live.items() if last_use.get(t, -1) > i}
+        kept.append(sum(live.values()))
+    start = 0
+    for is_model, of in itertools.groupby(nodes, lambda node: node.is_model):
+        group = list(of)
+        stop = start + len(group)
+        ends = (
+            range(len(group)) if is_model else cuts(sizes[start:stop], kept[start:stop])
+        )
+        begin = 0
+        for end in ends:
+            yield group[begin : end + 1]
+            begin = end + 1
+        start = stop

@@ -1,0 +1,154 @@
+"""The alarm for replicas that no longer hold the same model.
+
+Every replica applies the same update to the same values, so all hold the same bits. A
+callback that changes one rank's weights, a faulty memory or an own layer that writes
+variables breaks that, and nothing else would tell. So, every so many steps, a 64-bit
+checksum of each replica's parameters and optimizer state rides in the step's
+all-reduce. Where checksums differ, the tensors' own are exchanged, and the error names
+replica, tensor and step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective import recorder
+from collective.backends.base import Backend
+from collective.errors import CollectiveError
+from collective.training.callbacks import followed_variables
+
+# Of a checksum. Each byte travels as a float, which even bfloat16 holds exactly.
+BYTES = 8
+
+
+class DesyncAlarm:
+    """Compares the replicas' parameters and optimizer state.
+
+    The checksum is FarmHash's ``Fingerprint64`` (``tf.fingerprint``), which reads
+    memory about as fast as it can be read.
+
+    Args:
+        model: Compiled and built.
+        backend: What the replicas talk through.
+        every: Steps from one comparison to the next; 0 for never.
+    """
+
+    def __init__(self, model: keras.Model, backend: Backend, every: int):
+        self.variables = followed_variables(model)
+        self.backend = backend
+        copies = max(backend.most_replicas, backend.size)
+        self.every = every if copies > 1 else 0
+
+    def due(self, number: int) -> bool:
+        """Whether step ``number`` (from 0) compares."""
+        return bool(self.every) and number % self.every == 0
+
+    def contribution(self, number: tf.Tensor) -> tf.Tensor:
+        """Inside ``run``: what of this replica rides in the all-reduce.
+
+        Args:
+            number: Of the step, int64 scalar.
+
+        Returns:
+            float32 ``[most_replicas, BYTES]``, zeros but for this replica's row, which
+            is its checksum in a step that is due; ``[most_replicas, 0]`` without an
+            alarm.
+        """
+        if not self.every:
+            return tf.zeros([self.backend.most_replicas, 0])
+        mine = tf.cond(
+            number % self.every == 0,
+            lambda: tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))[0],
+            lambda: tf.zeros([BYTES], tf.uint8),
+        )
+        return self._in_own_row(mine)
+
+    def _of_tensors(self) -> tf.Tensor:
+        """Checksums of this replica's tensors: uint8 ``[tensors, BYTES]``."""
+        values = [tf.convert_to_tensor(v) for v in self.variables]
+        return tf.concat([tf.fingerprint(tf.reshape(v, [1, -1])) for v in values], 0)
+
+    def _in_own_row(self, values: tf.Tensor) -> tf.Tensor:
+        """Behind a first axis of the replicas; zeros in the rows of the others."""
+        rows = tf.one_hot(self.backend.replica(), self.backend.most_replicas)
+        return tf.tensordot(rows, tf.cast(values, tf.float32), axes=0)
+
+    def compare(self, checksums: np.ndarray, number: int) -> None:
+        """Raises, on every rank, when the replicas differ; every rank calls it.
+
+        Args:
+            checksums: ``[most_replicas, BYTES]``, the sum of all contributions; where
+                several ranks hold a replica, ``[ranks, BYTES]``.
+            number: Of the step that they rode in.
+
+        Raises:
+            CollectiveError: Naming replica, tensor and step.
+        """
+        tensor = self.backend.tensor
+        checksums = checksums[: self.backend.size if tensor else self.backend.replicas]
+        if np.all(checksums == checksums[0]):
+            return
+
+        @tf.function(autograph=False)
+        def of_all() -> tf.Tensor:
+            def reduced() -> tf.Tensor:
+                mine = tf.reshape(self._of_tensors(), [-1])
+                rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
+                rows = rows if tensor is None else tensor.by_rank(rows)
+                return tf.reshape(rows, [rows.shape[0], -1, BYTES])
+
+            return self.backend.run(reduced, ())
+
+        paths = [v.path for v in self.variables]
+        try:
+            of_tensors = of_all().numpy()
+        except tf.errors.OpError as error:
+            if not self.backend.lost(error):
+                raise
+            of_tensors = np.zeros([len(checksums), len(paths), BYTES])  # never known
+        told = self._error(checksums, of_tensors, paths, number)
+        recorder.incident(told.message)
+        raise told
+
+    def _error(
+        self,
+        checksums: np.ndarray,
+        of_tensors: np.ndarray,
+        paths: Sequence[str],
+        number: int,
+    ) -> CollectiveError:
+        rows = [row.tobytes() for row in checksums]
+        (most, count), *others = Counter(rows).most_common(2)
+        majority = not others or others[0][1] < count
+        right = rows.index(most) if majority else 0
+        odd = [r for r, row in enumerate(rows) if row != rows[right]]
+        differ = np.any(of_tensors[odd] != of_tensors[right], axis=(0, 2))
+        tensors = [path for path, d in zip(paths, differ, strict=True) if d]
+        where = repr(tensors[0]) if tensors else "a tensor that is the same again now"
+        if len(tensors) > 1:
+            where += f" and {len(tensors) - 1} more of {len(paths)} tensors"
+        who, verb = self._named(odd), "has" if len(odd) == 1 else "have"
+        told = f"{who} {verb} other values in {where} than "
+        told += "the others" if majority else f"{self._named([right])}"
+        if not majority:
+            told += "; there is no majority, so either may be wrong"
+        if number >= self.every:
+            told += f". At step {number - self.every} all were the same"
+        return CollectiveError(
+            f"step {number}: {told}.",
+            hint="look for code that changes weights on some ranks only (a callback's "
+            "hook of a batch), for ranks on unlike processors, and for faulty memory; "
+            "--check-every 0 switches the comparison off",
+        )
+
+    def _named(self, replicas: Sequence[int]) -> str:
+        kind = "rank" if self.backend.size > 1 else "replica"
+        if len(replicas) == 1:
+            return f"{kind} {replicas[0]}"
+        *first, last = map(str, replicas)
+        return f"{kind}s {', '.join(first)} and {last}"

@@ -1,0 +1,122 @@
+"""What a step tells: one small vector of float64, and what it means.
+
+A single vector is cheap to keep for every step and to add up over an epoch; turning
+it into names and numbers waits until somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.training import keras_compat
+from collective.training.ledger import receipts
+
+
+class Layout:
+    """The places in a report: loss, rows, times, single losses, metrics, receipts.
+
+    Args:
+        model: A compiled and built model.
+    """
+
+    LOSS, ROWS, REDUCE_START, REDUCE_STOP = range(4)
+    FIXED = 4
+
+    def __init__(self, model: keras.Model):
+        self.model = model
+        self.outputs = [m.name for m in keras_compat.loss_trackers(model)]
+        self.metric_shapes = [
+            tuple(v.shape) for m in keras_compat.metrics(model) for v in m.variables
+        ]
+        metrics = sum(int(np.prod(shape)) for shape in self.metric_shapes)
+        #: Numbers before the receipts: those that add up over steps.
+        self.size = self.FIXED + len(self.outputs) + metrics
+
+    def pack(
+        self,
+        loss: tf.Tensor,
+        rows: tf.Tensor,
+        reduce_span: tuple[Any, Any],
+        outputs: Sequence[tf.Tensor],
+        metrics: Sequence[tf.Tensor],
+        more: Sequence[tf.Tensor] = (),
+    ) -> tf.Tensor:
+        """Puts a report together, in the graph.
+
+        Returns:
+            A vector of float64.
+        """
+        fixed = [loss, rows, *reduce_span, *outputs]
+        vector = tf.stack([tf.cast(value, tf.float64) for value in fixed])
+        rest = [*metrics, *more]
+        flat = [tf.reshape(tf.cast(m, tf.float64), [-1]) for m in rest]
+        return tf.concat([vector, *flat], axis=0)
+
+    def receipts(self, report: tf.Tensor) -> list[receipts.Receipt]:
+        """What each replica has read, if the batches told their rows."""
+        return receipts.read(report.numpy()[self.size :])
+
+
+class Averages:
+    """Averages over the rows of an epoch's steps, as they come.
+
+    Reports stay TensorFlow's until somebody asks, so that adding one waits for nothing.
+
+    Args:
+        layout: Of the reports.
+        sums: ``sums()`` of the epoch's earlier steps, where it goes on in its middle.
+    """
+
+    def __init__(self, layout: Layout, sums: np.ndarray | None = None):
+        self.layout = layout
+        self._reports: list[np.ndarray] = []
+        self._waiting: list[tf.Tensor] = []
+        self._sum = np.zeros(layout.size) if sums is None else np.array(sums)
+
+    def add(self, report: tf.Tensor) -> None:
+        """Takes the report of one more step."""
+        self._waiting.append(report)
+
+    @property
+    def reports(self) -> list[np.ndarray]:
+        """The reports that were added, in order."""
+        self.sums()
+        return self._reports
+
+    def sums(self) -> np.ndarray:
+        """What the averages are made of: float64 ``[layout.size]``, not a copy."""
+        layout = self.layout
+        metrics = layout.FIXED + len(layout.outputs)
+        for report in self._waiting:
+            values = report.numpy()
+            self._reports.append(values)
+            values = values[: layout.size]
+            weighted = values * np.float64(values[layout.ROWS])
+            weighted[layout.ROWS] = values[layout.ROWS]
+            weighted[metrics:] = values[metrics:]
+            self._sum += weighted
+        self._waiting.clear()
+        return self._sum
+
+    def logs(self) -> dict[str, float]:
+        """The averages so far, named as Keras names them.
+
+        Returns:
+            ``loss``, the single losses of a model with several outputs, the metrics.
+        """
+        layout, total = self.layout, self.sums()
+        rows = total[layout.ROWS]
+        names = {layout.LOSS: "loss"}
+        names |= {layout.FIXED + i: name for i, name in enumerate(layout.outputs)}
+        logs = {name: float(total[place] / rows) for place, name in names.items()}
+        state, place = [], layout.FIXED + len(layout.outputs)
+        for shape in layout.metric_shapes:
+            size = int(np.prod(shape))
+            state.append(total[place : place + size].reshape(shape))
+            place += size
+        return logs | keras_compat.metric_results(layout.model, state)

@@ -1,0 +1,172 @@
+"""What a training ends with: one table for people, one JSON file for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import platform
+import resource
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from collective.errors import CollectiveError, UsageError
+from collective.training.loop import Result
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Everything a run tells. Described field by field in ``docs/summary.md``.
+
+    Times are seconds, memory bytes; see `collective.training.reporting.timing` for what is left out.
+    """
+
+    schema: int
+    backend: str
+    chosen_because: str
+    predicted_all_reduce: dict[str, float]
+    processes: int
+    replicas: int
+    parameters: int
+    rows: int
+    steps: int
+    samples_per_second: float
+    seconds_per_step: dict[str, float]
+    peak_memory: int
+    step_seconds: list[float]
+    losses: list[float]
+    history: dict[str, list[float]]
+    test: dict[str, float]
+    options: dict[str, Any]
+    versions: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        options: dict[str, Any],
+        result: Result,
+        test: dict[str, float],
+        parameters: int,
+        rows: int,
+    ) -> Summary:
+        """Sums up a training.
+
+        Args:
+            options: The options it was started with.
+            result: What ``collective.training.fit`` gave.
+            test: Loss and metrics on the test data; may be empty.
+            parameters: Number of the model's parameters.
+            rows: Of the training data.
+        """
+        backend = result.backend
+        return cls(
+            schema=SCHEMA,
+            backend=backend.name,
+            chosen_because=backend.chosen_because,
+            predicted_all_reduce=backend.predicted,
+            processes=backend.processes,
+            replicas=getattr(backend, "workers", backend.replicas),
+            parameters=parameters,
+            rows=rows,
+            steps=len(result.losses),
+            samples_per_second=result.timing.samples_per_second,
+            seconds_per_step=result.timing.per_step(),
+            peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            step_seconds=result.timing.seconds().tolist(),
+            losses=result.losses,
+            history=result.history,
+            test=test,
+            options=options,
+            versions={
+                "python": platform.python_version(),
+                "tensorflow": tf.__version__,
+                "keras": keras.__version__,
+                "numpy": np.__version__,
+            },
+        )
+
+    def write_json(self, path: str) -> None:
+        """Writes all of it; floats are exact, and null where they are not finite.
+
+        Raises:
+            CollectiveError: When the file cannot be written; nothing is left then.
+        """
+        told = _finite_or_none(dataclasses.asdict(self))
+        text = json.dumps(told, indent=1, allow_nan=False)
+        whole = not os.path.exists(path) or os.path.isfile(path)
+        part = f"{path}.part" if whole else path  # a device, a pipe: as it is
+        try:
+            with open(part, "w", encoding="utf-8") as file:
+                file.write(text)
+            if whole:
+                os.replace(part, path)
+        except OSError as error:
+            if whole:
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+            raise CollectiveError(
+                f"the summary cannot be written to {path}: {error.strerror}",
+                hint="--json FILE on a disk with some space, that can be written to",
+            ) from error
+
+    def print(self, console: Console | None = None) -> None:
+        """Prints the table."""
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(style="bold")
+        table.add_column()
+        table.add_row("backend", f"{self.backend} ({self.chosen_because})")
+        table.add_row("replicas", self._replicas())
+        for name, value in self.test.items():
+            form = ".2%" if "accuracy" in name else ".4f"
+            # A metric may tell several numbers, as one for each class.
+            text = " ".join(format(v, form) for v in np.ravel(value))
+            table.add_row(f"test {name}", text)
+        table.add_row("samples per second", f"{self.samples_per_second:,.0f}")
+        total = sum(self.seconds_per_step.values())
+        table.add_row("time per step", f"{1e3 * total:.2f} ms")
+        for name, seconds in self.seconds_per_step.items():
+            part = f"{1e3 * seconds:.2f} ms, {seconds / (total or 1.0):.0%}"
+            table.add_row(f"  {name.replace('_', '-')}", part)
+        console = console or Console(highlight=False, markup=False, emoji=False)
+        console.print()
+        console.print(table)
+
+    def _replicas(self) -> str:
+        processes = f"{self.processes} process" + "es" * (self.processes > 1)
+        return f"{self.replicas} in {processes}"
+
+
+def check_writable(option: str, path: str) -> None:
+    """Refuses a place for a file before hours of training, not after.
+
+    Raises:
+        UsageError: When there is no such folder, or it cannot be written to.
+    """
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{option}: {path} cannot be written",
+            hint=f"{option} FILE in a folder that exists and can be written",
+        )
+
+
+def _finite_or_none(value: Any) -> Any:
+    """JSON knows no Inf, no NaN and no array."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite_or_none(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite_or_none(v) for v in value]
+    return value

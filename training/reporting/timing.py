@@ -1,0 +1,98 @@
+"""Where the time of the steps went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collective.backends.base import Backend
+from collective.training.exchange import gather, gather_few
+
+PARTS = ("input", "compute", "wait", "all_reduce", "update")
+# Steps whose waiting is looked at: every rank tells the others this many times.
+LAST = 1000
+
+
+@dataclass
+class Timing:
+    """Seconds of each step of a training, in the order of the steps.
+
+    Attributes:
+        input: Waiting for the next batch.
+        step: In the step.
+        all_reduce: Of that, from the last local sum to the last global one.
+        update: Of that, from the last global sum to the end of the step.
+        wait: Of ``all_reduce``, until the slowest process was there, too. Zero
+            for replicas within one process, and before the last ``LAST`` steps.
+        started: When, by this host's clock, the local sums were there.
+        rows: Rows of each global batch.
+
+    The first step of each batch size is left out of all figures: it builds graphs,
+    allocates memory and, with XLA, compiles.
+    """
+
+    input: list[float] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+    all_reduce: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+    wait: list[float] = field(default_factory=list)
+    started: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+    def _counted(self, values: Sequence[float]) -> np.ndarray:
+        first = {self.rows.index(size) for size in set(self.rows)}
+        keep = [i for i in range(len(self.rows)) if i not in first]
+        return np.asarray(values, np.float64)[keep or slice(None)]
+
+    @property
+    def samples_per_second(self) -> float:
+        """Rows over seconds; validation is not counted."""
+        seconds = self.seconds().sum()
+        rows = self._counted(self.rows).sum()
+        return float(rows / seconds) if seconds > 0 else 0.0
+
+    def seconds(self) -> np.ndarray:
+        """Seconds of every step that counts, waiting for its input included."""
+        return self._counted(self.input) + self._counted(self.step)
+
+    def per_step(self) -> dict[str, float]:
+        """Seconds of a step's parts, by the names in ``PARTS``.
+
+        Means over the half of the steps that took neither longest nor shortest: so
+        they add up to a step, which medians do not, and a hiccup is left out.
+        """
+        if not self.rows:
+            return dict.fromkeys(PARTS, 0.0)
+        step, reduce = self._counted(self.step), self._counted(self.all_reduce)
+        update = self._counted(self.update)
+        wait = self._counted(self.wait or [0.0] * len(self.rows))
+        parts = {
+            "input": self._counted(self.input),
+            "compute": step - reduce - update,
+            "wait": wait,
+            "all_reduce": reduce - wait,
+            "update": update,
+        }
+        order = np.argsort(self.seconds())
+        middle = order[len(order) // 4 : len(order) - len(order) // 4]
+        return {name: float(parts[name][middle].mean()) for name in PARTS}
+
+    def tell_waiting(self, backend: Backend) -> None:
+        """Fills in ``wait`` from when the others started. Every rank calls it.
+
+        Across hosts, the difference of their clocks is part of it.
+        """
+        self.wait = [0.0] * len(self.started)
+        if backend.size == 1:
+            return
+        # Where a rank died, not all have finished the step under way.
+        count = min(LAST, int(gather_few(backend, [len(self.started)]).min()))
+        if not count:
+            return
+        mine = np.asarray(self.started[-count:])
+        slowest = gather(backend, mine).max(axis=0)
+        spans = np.asarray(self.all_reduce[-count:])
+        waits = np.clip(slowest - mine, 0, spans)
+        self.wait[-count:] = waits.tolist()

@@ -1,0 +1,243 @@
+"""Many models that have nothing to do with each other, as many at a time as there is room.
+
+Each is trained in processes of its own, as ``train.py`` would alone, on the devices and
+cores of a group: so nothing is summed between groups, one that fails takes no other with
+it, and each comes out as if there were no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import math
+import os
+import queue
+import sys
+import threading
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collective.backends import launch_command
+from collective.backends.base import Options
+from collective.backends.devices import gpus
+from collective.backends.registry import BACKENDS
+from collective.backends.supervised_run import run
+from collective.environment import Environment, detect
+from collective.errors import UsageError
+
+NOT_OF_ONE = ("options", "test", "verbose", "timeline")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How one of many trainings went.
+
+    Attributes:
+        name: Of the training; its files in the folder are ``NAME.json``, the summary
+            (``docs/summary.md``), and ``NAME.log``, the last that it printed.
+        options: What was asked for.
+        summary: What is in the file; None where it failed.
+        failure: Why it did, in a few words; empty where it did not.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    summary: dict[str, Any] | None
+    failure: str
+
+
+def fit_many(
+    trainings: Sequence[Mapping[str, Any]],
+    *,
+    folder: str | os.PathLike[str],
+    at_once: int | None = None,
+    ranks: int = 1,
+    tell: Callable[[str], None] = print,
+) -> list[Trained]:
+    """Trains many models, each alone.
+
+    Args:
+        trainings: Of each the options of ``train.py``, named as in Python
+            (``learning_rate``); and ``name``, by default its number. A model or data of
+            your own is ``module:function``.
+        folder: For a summary and a log of each.
+        at_once: How many are trained at a time, the rest queued; by default as many as
+            there are groups of ``ranks`` GPUs, or of cores where there is no GPU.
+        ranks: Processes that train one model together.
+        tell: Told of each that begins and ends.
+
+    Returns:
+        What has become of each, in the order of ``trainings``.
+
+    Raises:
+        UsageError: For an option that is not known, has no such value, or does not fit.
+    """
+    if detect().size > 1:
+        raise UsageError(
+            "a sweep starts its own processes, and a launcher has started several",
+            hint="python train.py --sweep FILE, without a launcher; ranks: 2 in the "
+            "file trains each model on two",
+        )
+    jobs = [_checked(options) for options in trainings]
+    for name in {job.get("backend", "auto") for job in jobs}:
+        _check_backend(name, ranks)
+    names = [str(t.get("name", i)) for i, t in enumerate(trainings)]
+    twice = next((n for n in names if names.count(n) > 1 or n != Path(n).name), None)
+    if twice is not None:
+        raise UsageError(
+            f"{twice!r} names two trainings, or no file", hint="another name for each"
+        )
+    groups = _groups(at_once, ranks, len(jobs))
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{place} cannot be made: {error.strerror}", hint="another folder"
+        ) from None
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(len(jobs)):
+        waiting.put(number)
+    ended: queue.SimpleQueue[tuple[int, Trained | BaseException]] = queue.SimpleQueue()
+
+    def work(cores: list[int], devices: str | None) -> None:
+        while True:
+            try:
+                number = waiting.get_nowait()
+            except queue.Empty:
+                return
+            name = names[number]
+            try:
+                tell(f"{name}: begins")
+                failure, summary = _train(
+                    jobs[number], place / name, ranks, cores, devices
+                )
+                tell(f"{name}: {failure or 'done'}")
+                told = Trained(name, trainings[number], summary, failure)
+                ended.put((number, told))
+            except BaseException as error:
+                ended.put((number, error))
+
+    for group in groups:
+        # Daemons: when this process is interrupted, they end, and with them their runs.
+        threading.Thread(target=work, args=group, daemon=True).start()
+    found: dict[int, Trained] = {}
+    while len(found) < len(jobs):
+        number, result = ended.get()
+        if isinstance(result, BaseException):
+            raise result
+        found[number] = result
+    return [found[number] for number in range(len(jobs))]
+
+
+def known() -> dict[str, Any]:
+    """The options of a training, and the type of each."""
+    from collective.training.command import Job
+
+    kinds = typing.get_type_hints(Job) | typing.get_type_hints(Options)
+    return {k: kind for k, kind in kinds.items() if k not in NOT_OF_ONE}
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options less the name, each of its type.
+
+    Raises:
+        UsageError: Naming the one that is not.
+    """
+    kinds, values = known(), {}
+    for key, value in options.items():
+        if key == "name":
+            continue
+        if key not in kinds:
+            near = difflib.get_close_matches(str(key), kinds, 1)
+            raise UsageError(
+                f"a training has no option {key!r}",
+                hint=f"{near[0]}?" if near else "python train.py --help",
+            )
+        kind = typing.get_args(kinds[key]) or (kinds[key],)
+        if float in kind and isinstance(value, str | int):
+            with contextlib.suppress(ValueError):
+                value = float(value)  # YAML takes 1e-3 for a word
+        if not any(type(value) is k for k in kind):
+            raise UsageError(
+                f"{key}: {value!r} is not {kind[0].__name__}",
+                hint=f"{key.replace('_', '-')}: see python train.py --help",
+            )
+        values[key] = value
+    return values
+
+
+def _check_backend(name: str, ranks: int) -> None:
+    if name == "auto":
+        return
+    if name not in BACKENDS:
+        raise UsageError(
+            f"unknown backend {name!r}", hint=f"backend: {' | '.join(BACKENDS)}"
+        )
+    kind, place = BACKENDS[name], Environment()
+    if ranks > 1:
+        size = kind.ranks(ranks)
+        place = Environment(_launcher(name), 0, size, 0, size)
+    found = kind.availability(place)
+    if not found.usable:
+        raise UsageError(
+            f"backend {name!r} cannot be used with ranks: {ranks}: {found.reason}",
+            hint="another backend, or another number of ranks",
+        )
+
+
+def _launcher(backend: str) -> str:
+    """What starts several ranks."""
+    return getattr(BACKENDS.get(backend), "launcher", "") or "collectiverun"
+
+
+def _groups(
+    at_once: int | None, ranks: int, jobs: int
+) -> list[tuple[list[int], str | None]]:
+    """Cores and visible GPUs of each group; None where there is no GPU."""
+    if ranks < 1 or (at_once is not None and at_once < 1):
+        raise UsageError("at_once and ranks are 1 or more", hint="at_once: 1")
+    cores = sorted(os.sched_getaffinity(0))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = [*map(str, range(gpus()))] if visible is None else visible.split(",")
+    devices = [d for d in devices if d] if gpus() else []
+    room = max(1, len(devices or cores) // ranks)
+    at_once = min(room if at_once is None else at_once, jobs)
+    if devices and at_once * ranks > len(devices):
+        raise UsageError(
+            f"{at_once} at once on {ranks} GPUs each, and there are {len(devices)}",
+            hint=f"at_once: {room}",
+        )
+    groups: list[tuple[list[int], str | None]] = []
+    for group in range(at_once):
+        own = cores[group * len(cores) // at_once : (group + 1) * len(cores) // at_once]
+        mine = devices[group * ranks : (group + 1) * ranks]
+        groups.append((own, ",".join(mine) if devices else None))
+    return groups
+
+
+def _train(
+    job: dict[str, Any], path: Path, ranks: int, cores: list[int], devices: str | None
+) -> tuple[str, dict[str, Any] | None]:
+    """Trains one; why it failed, or its summary."""
+    summary = path.with_name(f"{path.name}.json")
+    summary.unlink(missing_ok=True)
+    backend = job.get("backend", "auto")
+    program = ["-m", "collective.training.sweep.worker", json.dumps(job), str(summary)]
+    launcher = _launcher(backend) if ranks > 1 else ""
+    variables = launch_command.environment(launch_command.unlaunched(os.environ))
+    if devices is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = devices
+    command = [sys.executable, *program]
+    if launcher:
+        command = launch_command.line(backend, ranks, program, launcher)[:-2]
+    ended = run(command, math.inf, variables, cores)
+    path.with_name(f"{path.name}.log").write_text(ended.tail + "\n")
+    if ended.failure:
+        said = [s for s in ended.tail.splitlines() if "error: " in s]
+        return said[0].split("error: ")[1] if said else ended.failure, None
+    return "", json.loads(summary.read_text())
