@@ -73,8 +73,8 @@ test-horovod: $(VENV)/ready
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy collective backends training comparison train.py compare.py
-	$(BIN)/clang-format --dry-run -Werror collective/native/*.cc collective/native/*.h
+	$(BIN)/mypy -p collective
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'collective/native/*.cc' 'collective/native/*.h')
 
 # The native core under AddressSanitizer with UndefinedBehaviorSanitizer, then
 # under ThreadSanitizer.

@@ -58,7 +58,7 @@ class BuildWithCMake(build_ext):
 
     def get_source_files(self):
         """What goes into a source distribution."""
-        found = ROOT.glob("collective/native/*.[ch]*")
+        found = ROOT.glob("collective/native/**/*.[ch]*")
         return ["CMakeLists.txt", *(str(path.relative_to(ROOT)) for path in found)]
 
 

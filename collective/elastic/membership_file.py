@@ -13,7 +13,7 @@ import os
 VARIABLE = "COLLECTIVE_BOARD"
 # As a rank tells it: it is in the job; it has left it, and the others go on.
 JOINED, LEFT = b"j", b"l"
-# As the launcher tells the others (``native/ended.cc``): it has ended.
+# As the launcher tells the others (``native/membership/exited_ranks.cc``): it has ended.
 ENDED = b"e"
 # As the launcher tells a rank: all are to end, and to be started anew on other hosts
 # (``collective.elastic.generations``).

@@ -9,10 +9,10 @@
 #include <string>
 
 #include "core.h"
-#include "network.h"
-#include "recorder.h"
+#include "recorder/recorder.h"
+#include "recorder/timeline.h"
 #include "session.h"
-#include "timeline.h"
+#include "transport/messages.h"
 
 namespace collective {
 namespace {

@@ -6,7 +6,7 @@
 #include <map>
 #include <new>
 
-#include "disagreement.h"
+#include "membership/mismatch.h"
 
 namespace collective {
 namespace {

@@ -1,8 +1,8 @@
 // A group of ranks and the shared memory through which they work.
 //
 // Where its ranks are on several hosts there is no such memory: posts carry no
-// data, there are no slots, and mail goes by messages (remote.h). Such a group
-// knows its hosts, and has a communicator of its members on this one.
+// data, there are no slots, and mail goes by messages (p2p_transport.h). Such a
+// group knows its hosts, and has a communicator of its members on this one.
 //
 // One communicator runs one collective at a time; whoever calls it sees to that
 // (queue.h). All algorithms are written against this class:
@@ -26,10 +26,10 @@
 #include <string>
 #include <vector>
 
-#include "job.h"
-#include "kernels.h"
-#include "remote.h"
-#include "slot_stores.h"
+#include "kernels/kernels.h"
+#include "membership/job.h"
+#include "transport/p2p_transport.h"
+#include "transport/slot_stores.h"
 
 namespace collective {
 

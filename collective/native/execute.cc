@@ -3,15 +3,15 @@
 #include <new>
 #include <string>
 
-#include "all_gather.h"
-#include "all_reduce.h"
-#include "all_to_all.h"
-#include "barrier.h"
-#include "broadcast.h"
-#include "by_messages.h"
-#include "recorder.h"
-#include "reduce_scatter.h"
-#include "timeline.h"
+#include "algorithms/all_gather.h"
+#include "algorithms/all_reduce.h"
+#include "algorithms/all_to_all.h"
+#include "algorithms/barrier.h"
+#include "algorithms/broadcast.h"
+#include "algorithms/p2p_collectives.h"
+#include "algorithms/reduce_scatter.h"
+#include "recorder/recorder.h"
+#include "recorder/timeline.h"
 
 namespace collective {
 

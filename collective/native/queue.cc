@@ -12,9 +12,9 @@
 #include <string>
 #include <utility>
 
-#include "all_reduce.h"
-#include "join.h"
-#include "recorder.h"
+#include "algorithms/all_reduce.h"
+#include "algorithms/join.h"
+#include "recorder/recorder.h"
 
 namespace collective {
 namespace {

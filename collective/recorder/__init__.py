@@ -30,7 +30,7 @@ ALL_REDUCE, BROADCAST, BARRIER, OTHER = 0, 1, 5, 7
 remedy = ""  # what to type when this job has ended by an incident
 
 _opened: tuple[int, Environment, str] | None = None  # process, and whose recorder
-# Where the training loop is, and since when: ``at`` and ``since`` of native/recorder.h.
+# Where the training loop is, and since when: ``at`` and ``since`` of native/recorder/recorder.h.
 _nowhere = memoryview(bytearray(16)).cast("d")
 _position = _nowhere
 

@@ -1,6 +1,6 @@
 """What a rank has left in the recorder's memory, as Python's objects.
 
-Mirrors ``native/recorder.h``; change both together.
+Mirrors ``native/recorder/recorder.h``; change both together.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from collective.recorder.dump import Account
 _SAMPLE_MILLISECONDS = 1000
 _ANSWER_MILLISECONDS = 500
 _FRAMES = 24
-_CLOSED, _SAMPLE, _INCIDENT = 0, 1, 2  # as in native/recorder.h
+_CLOSED, _SAMPLE, _INCIDENT = 0, 1, 2  # as in native/recorder/recorder.h
 
 place = Environment()  # this process', in the job
 _thread: threading.Thread | None = None

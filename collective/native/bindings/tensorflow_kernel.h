@@ -1,0 +1,218 @@
+// What the files of TensorFlow ops share: attributes, statuses, registration.
+#ifndef COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_
+#define COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_
+
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/tensorflow_c.h"
+#include "c_api.h"
+#include "failure.h"
+#include "kernels/types.h"
+
+namespace collective::tensorflow {
+
+class Status {
+ public:
+  Status() : status_(TF_NewStatus()) {}
+  ~Status() { TF_DeleteStatus(status_); }
+  Status(const Status&) = delete;
+  TF_Status* get() { return status_; }
+  bool ok() const { return TF_GetCode(status_) == 0; }
+
+ private:
+  TF_Status* status_;
+};
+
+// The core's codes as TensorFlow's. A lost peer is "aborted": "unavailable" of
+// an op inside a function is made "internal" by TensorFlow, and so could not be
+// told from a defect.
+inline int CodeOf(int32_t code) {
+  constexpr int kCodes[] = {0, 3, 9, 10, 4, 13};
+  return code >= 0 && code < 6 ? kCodes[code] : 13;
+}
+
+// The core's dtype for TensorFlow's, or -1.
+inline int DTypeOf(int dtype) {
+  switch (dtype) {
+    case 1:
+      return 0;  // float
+    case 2:
+      return 1;  // double
+    case 19:
+      return 2;  // half
+    case 14:
+      return 3;  // bfloat16
+    case 6:
+      return 4;  // int8
+    case 4:
+      return 5;  // uint8
+    case 3:
+      return 6;  // int32
+    case 9:
+      return 7;  // int64
+    case 10:
+      return 8;  // bool
+    default:
+      return -1;
+  }
+}
+
+// What the attributes say, the same for every run of a kernel.
+struct Attributes {
+  int64_t op = 0, root = 0, algorithm = 0, transport = -1, process_set = 0;
+  int64_t in_order = 0, plan = 0;
+  std::string name;
+  Kind kind;
+
+  void Read(TF_OpKernelConstruction* construction, TF_Status* status) {
+    const auto number = [&](const char* attribute, int64_t* value) {
+      if (TF_GetCode(status) != 0) return;
+      TF_OpKernelConstruction_GetAttrInt64(construction, attribute, value,
+                                           status);
+    };
+    if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {
+      number("reduction", &op);
+    }
+    if (kind == Kind::kAllReduce) {
+      number("algorithm", &algorithm);
+      number("transport", &transport);
+    }
+    if (kind == Kind::kBroadcast) number("root", &root);
+    number("process_set", &process_set);
+    number("in_order", &in_order);
+    number("plan", &plan);
+    int32_t length = 0, bytes = 0;
+    if (TF_GetCode(status) == 0) {
+      TF_OpKernelConstruction_GetAttrSize(construction, "tensor_name", &length,
+                                          &bytes, status);
+    }
+    if (TF_GetCode(status) == 0 && bytes > 0) {
+      name.resize(bytes);
+      TF_OpKernelConstruction_GetAttrString(construction, "tensor_name",
+                                            &name[0], name.size(), status);
+    }
+  }
+};
+
+// A request without tensors that says what the attributes say.
+inline collective_request RequestOf(const Attributes& attributes) {
+  collective_request request = {};
+  request.kind = static_cast<int32_t>(attributes.kind);
+  request.op = static_cast<int32_t>(attributes.op);
+  request.root = static_cast<int32_t>(attributes.root);
+  request.algorithm = static_cast<int32_t>(attributes.algorithm);
+  request.transport = static_cast<int32_t>(attributes.transport);
+  request.group = static_cast<int32_t>(attributes.process_set);
+  request.order = attributes.in_order ? 0 : 1;
+  request.name = attributes.name.c_str();
+  request.plan = static_cast<int32_t>(attributes.plan);
+  return request;
+}
+
+using Callback = std::function<void()>;
+
+// TensorFlow hands its callback as a pointer to a std::function on the stack of
+// its caller, which is gone when compute returns: it must be copied at once,
+// and the copy be called.
+inline Callback CopyOf(TF_AsyncOpKernelDoneCallback* callback) {
+  return *reinterpret_cast<Callback*>(callback);
+}
+
+// One run of a kernel, from compute until its collectives have ended. Made by
+// new; frees itself at its end.
+class Run {
+ public:
+  Run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback)
+      : context_(context), done_(CopyOf(callback)) {}
+  virtual ~Run() {
+    for (TF_Tensor* tensor : held_) TF_DeleteTensor(tensor);
+  }
+  Run(const Run&) = delete;
+
+ protected:
+  // Ends the run, in failure where the code is not 0.
+  void End(int32_t code, const char* message) {
+    if (code != 0) {
+      Status status;
+      TF_SetStatus(status.get(), CodeOf(code), message);
+      TF_OpKernelContext_Failure(context_, status.get());
+    }
+    Finish();
+  }
+
+  // Frees the run before TensorFlow hears of its end and may reuse the context.
+  void Finish() {
+    const Callback done = std::move(done_);
+    delete this;
+    done();
+  }
+
+  TF_OpKernelContext* context_;
+  std::vector<TF_Tensor*> held_;  // until the end
+
+ private:
+  Callback done_;
+};
+
+template <Kind kKind>
+void* Create(TF_OpKernelConstruction* construction) {
+  auto attributes = std::make_unique<Attributes>();
+  attributes->kind = kKind;
+  Status status;
+  attributes->Read(construction, status.get());
+  if (!status.ok()) {
+    TF_OpKernelConstruction_Failure(construction, status.get());
+  }
+  return attributes.release();
+}
+
+inline void Destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
+
+// Registers an op and its kernel; each attribute, input and output as in
+// TensorFlow's op definitions.
+template <Kind kKind>
+void Register(const char* name, const std::vector<const char*>& attributes,
+              const std::vector<const char*>& inputs,
+              const std::vector<const char*>& outputs,
+              void (*shapes)(TF_ShapeInferenceContext*, TF_Status*),
+              void (*compute)(void*, TF_OpKernelContext*,
+                              TF_AsyncOpKernelDoneCallback*)) {
+  Status status;
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
+  for (const char* attribute : attributes) {
+    TF_OpDefinitionBuilderAddAttr(op, attribute);
+  }
+  TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");
+  TF_OpDefinitionBuilderAddAttr(op, "in_order: int = 0");
+  TF_OpDefinitionBuilderAddAttr(op, "plan: int = 0");
+  TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string = ''");
+  for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
+  for (const char* output : outputs) {
+    TF_OpDefinitionBuilderAddOutput(op, output);
+  }
+  // Else TensorFlow would merge equal ones, or drop one whose result is unused
+  // on this rank only.
+  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, shapes);
+  TF_RegisterOpDefinition(op, status.get());
+  if (status.ok()) {
+    TF_RegisterKernelBuilder(
+        name,
+        TF_NewAsyncKernelBuilder(name, "CPU", &Create<kKind>, compute,
+                                 &Destroy),
+        status.get());
+  }
+  if (!status.ok()) {
+    std::fprintf(stderr, "collective: cannot register %s: %s\n", name,
+                 TF_Message(status.get()));
+  }
+}
+
+}  // namespace collective::tensorflow
+
+#endif  // COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_

@@ -1,0 +1,112 @@
+// TensorFlow ops for the collectives whose outputs are shaped like their
+// inputs: all-reduce and broadcast, list in and list out.
+//
+// The kernels are asynchronous: they hand the tensors to the core's queue and
+// return, so no thread of TensorFlow ever waits for another rank. Tensors are
+// read and written where TensorFlow keeps them, in the same place where it lets
+// an input become the output.
+#include "bindings/tensorflow_kernel.h"
+
+namespace {
+
+using namespace collective::tensorflow;
+using collective::Kind;
+
+class RunOnList : public Run {
+ public:
+  using Run::Run;
+
+  void Start(const Attributes& attributes) {
+    Status status;
+    if (!Prepare(status.get())) {
+      TF_OpKernelContext_Failure(context_, status.get());
+      return Finish();
+    }
+    const int32_t code = Submit(attributes);
+    if (code != 0) End(code, collective_error());
+  }
+
+ private:
+  bool Prepare(TF_Status* status) {
+    const int length = TF_NumInputs(context_);
+    tensors_.resize(length);
+    shapes_.resize(length);
+    for (int i = 0; i < length; ++i) {
+      TF_Tensor* input = nullptr;
+      TF_GetInput(context_, i, &input, status);
+      if (TF_GetCode(status) != 0) return false;
+      collective_tensor& tensor = tensors_[i];
+      shapes_[i].resize(TF_NumDims(input));
+      for (size_t axis = 0; axis < shapes_[i].size(); ++axis) {
+        shapes_[i][axis] = TF_Dim(input, static_cast<int>(axis));
+      }
+      tensor.shape = shapes_[i].data();
+      tensor.dimensions = static_cast<int32_t>(shapes_[i].size());
+      tensor.count = TF_TensorElementCount(input);
+      tensor.dtype = DTypeOf(TF_TensorType(input));
+      // An input can become the output only while nobody else holds it.
+      TF_DeleteTensor(input);
+      int forwarded = -1;
+      TF_Tensor* output = TF_ForwardInputOrAllocateOutput(
+          context_, &i, 1, i, tensor.shape, tensor.dimensions, &forwarded,
+          status);
+      if (TF_GetCode(status) != 0) return false;
+      held_.push_back(output);
+      tensor.output = TF_TensorData(output);
+      tensor.input = tensor.output;
+      if (forwarded == i) continue;
+      TF_GetInput(context_, i, &input, status);
+      if (TF_GetCode(status) != 0) return false;
+      held_.push_back(input);
+      tensor.input = TF_TensorData(input);
+    }
+    return true;
+  }
+
+  int32_t Submit(const Attributes& attributes) {
+    collective_request request = RequestOf(attributes);
+    request.tensors = tensors_.data();
+    request.tensors_length = static_cast<int32_t>(tensors_.size());
+    return collective_submit(
+        &request,
+        [](void* argument, int32_t code, const char* message) {
+          static_cast<RunOnList*>(argument)->End(code, message);
+        },
+        this);
+  }
+  std::vector<collective_tensor> tensors_;
+  std::vector<std::vector<int64_t>> shapes_;
+};
+
+void Compute(void* kernel, TF_OpKernelContext* context,
+             TF_AsyncOpKernelDoneCallback* callback) {
+  (new RunOnList(context, callback))->Start(*static_cast<Attributes*>(kernel));
+}
+
+void SameShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const int64_t length = TF_ShapeInferenceContextNumInputs(context);
+  for (int i = 0; i < length; ++i) {
+    TF_ShapeHandle* shape = TF_NewShapeHandle();
+    TF_ShapeInferenceContextGetInput(context, i, shape, status);
+    TF_ShapeInferenceContextSetOutput(context, i, shape, status);
+    TF_DeleteShapeHandle(shape);
+  }
+}
+
+// Runs when tf.load_op_library loads this file.
+const bool registered = [] {
+  const std::vector<const char*> inputs = {"tensors: T"};
+  const std::vector<const char*> outputs = {"outputs: T"};
+  const char* types =
+      "T: list({float, double, half, bfloat16, int8, uint8, int32, int64, "
+      "bool}) >= 1";
+  Register<Kind::kAllReduce>("CollectiveAllReduce",
+                             {types, "reduction: int = 0", "algorithm: int = 0",
+                              "transport: int = -1"},
+                             inputs, outputs, &SameShapes, &Compute);
+  Register<Kind::kBroadcast>("CollectiveBroadcast", {types, "root: int = 0"},
+                             inputs, outputs, &SameShapes, &Compute);
+  return true;
+}();
+
+}  // namespace

@@ -1,0 +1,63 @@
+// The inner loops: copying, and reducing several arrays into one.
+//
+// They are compiled several times, for what different processors have, and
+// chosen once at run time; this interface is all the rest of the core sees.
+#ifndef COLLECTIVE_NATIVE_KERNELS_KERNELS_H_
+#define COLLECTIVE_NATIVE_KERNELS_KERNELS_H_
+
+#include <cstddef>
+
+#include "kernels/types.h"
+
+namespace collective {
+
+// Reduces `count` elements of `nsources` arrays, in the order given, so that
+// whoever computes it gets the same bits.
+//
+// "Stream" asks for non-temporal stores. They do not first fetch the line from
+// the core that read it last, which is 1.5 times (near cores) to 10 times (far
+// cores) as fast into memory that others read; but they must never follow a
+// read of the same line, and pay on private memory only when it is out of
+// cache.
+struct ReduceJob {
+  const void* const* sources;
+  int nsources;
+  int own;    // index of the source that is of the tensor's own type; the
+              // others are of the transport type (often the same)
+  void* out;  // user memory, tensor's type; may be null or equal a source
+  bool stream_out;
+  void* slot;  // shared memory, transport type; may be null
+  bool stream_slot;
+  size_t count;
+  int divisor;  // 1, or the number of ranks for an average
+};
+
+using ReduceKernel = void (*)(const ReduceJob& job);
+using ConvertKernel = void (*)(void* target, const void* source, size_t count,
+                               bool stream);
+
+struct Kernels {
+  const char* name;
+  void (*copy)(void* target, const void* source, size_t bytes, bool stream);
+  // Indexed by dtype and by Op; kAverage is kSum with a divisor. Null:
+  // undefined.
+  ReduceKernel reduce[kDTypes][kOps];
+  // float32 tensors on a 16-bit transport: [0] float16, [1] bfloat16.
+  ReduceKernel reduce_16[2][kOps];
+  ConvertKernel narrow[2];
+  ConvertKernel widen[2];
+};
+
+// The best kernels this processor can run. COLLECTIVE_SIMD=baseline|avx2|avx512
+// asks for lesser ones (for tests).
+const Kernels& BestKernels();
+
+// Made by the compiler, for a function that returned one would itself be
+// compiled for what the processor may lack. Without a name: not compiled in.
+extern const Kernels kKernelsBaseline;
+extern const Kernels kKernelsAvx2;
+extern const Kernels kKernelsAvx512;
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_KERNELS_KERNELS_H_

@@ -1,0 +1,131 @@
+#include "kernels/types.h"
+
+#include <cstdio>
+
+namespace collective {
+
+size_t SizeOf(DType dtype) {
+  constexpr size_t kSizes[kDTypes] = {4, 8, 2, 2, 1, 1, 4, 8, 1};
+  return kSizes[static_cast<int>(dtype)];
+}
+
+const char* NameOf(DType dtype) {
+  constexpr const char* kNames[kDTypes] = {"float32",  "float64", "float16",
+                                           "bfloat16", "int8",    "uint8",
+                                           "int32",    "int64",   "bool"};
+  return kNames[static_cast<int>(dtype)];
+}
+
+const char* NameOf(Op op) {
+  constexpr const char* kNames[kOps] = {"sum", "average", "min", "max",
+                                        "product"};
+  return kNames[static_cast<int>(op)];
+}
+
+const char* NameOf(Kind kind) {
+  constexpr const char* kNames[] = {
+      "all-reduce", "broadcast", "all-gather", "reduce-scatter",
+      "all-to-all", "barrier",   "join"};
+  return kNames[static_cast<int>(kind)];
+}
+
+const char* NameOf(Algorithm algorithm) {
+  constexpr const char* kNames[] = {
+      "auto", "direct",      "one-shot", "ring", "halving-doubling",
+      "tree", "hierarchical"};
+  return kNames[static_cast<int>(algorithm)];
+}
+
+std::string Printable(const std::string& text) {
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(text.c_str()[i + 1]);
+    const bool c1 = byte == 0xC2 && next >= 0x80 && next < 0xA0;  // as UTF-8
+    if (byte >= 0x20 && byte != 0x7F && !c1) {
+      shown += text[i];
+      continue;
+    }
+    char code[8];
+    std::snprintf(code, sizeof(code), "\\x%02x", c1 ? next : byte);
+    shown += code;
+    i += c1;
+  }
+  return shown;
+}
+
+namespace {
+
+bool Reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter;
+}
+
+// Counts of these differ from rank to rank by design (`counts` tells them all).
+bool ShapesMayDiffer(Kind kind) {
+  return kind == Kind::kAllGather || kind == Kind::kAllToAll;
+}
+
+struct Hash {
+  uint64_t value = 0x9E3779B97F4A7C15u;
+  void Add(uint64_t word) {
+    value = (value ^ word) * 0xFF51AFD7ED558CCDu;
+    value ^= value >> 32;
+  }
+};
+
+}  // namespace
+
+uint64_t Request::Signature() const {
+  Hash hash;
+  hash.Add(static_cast<uint64_t>(kind) | static_cast<uint64_t>(algorithm) << 8 |
+           static_cast<uint64_t>(Reduces(kind) ? op : Op::kSum) << 16 |
+           static_cast<uint64_t>(has_transport) << 24 |
+           static_cast<uint64_t>(transport) << 25 |
+           static_cast<uint64_t>(root) << 32);
+  for (unsigned char letter : name) hash.Add(letter);
+  hash.Add(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    hash.Add(static_cast<uint64_t>(tensor.dtype));
+    if (ShapesMayDiffer(kind)) continue;
+    hash.Add(static_cast<uint64_t>(tensor.count));
+    hash.Add(tensor.shape.size());
+    for (int64_t dimension : tensor.shape) {
+      hash.Add(static_cast<uint64_t>(dimension));
+    }
+  }
+  for (int64_t count : counts) hash.Add(static_cast<uint64_t>(count));
+  return hash.value;
+}
+
+std::string Request::Describe() const {
+  constexpr size_t kMostTensors = 6;
+  std::string text = NameOf(kind);
+  if (!name.empty()) text += " '" + Printable(name) + "'";
+  if (Reduces(kind)) text += std::string(" ") + NameOf(op);
+  if (kind == Kind::kBroadcast) text += " root=" + std::to_string(root);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (i == kMostTensors) {
+      text += " and " + std::to_string(tensors.size() - i) + " more";
+      break;
+    }
+    text += std::string(" ") + NameOf(tensors[i].dtype) + "[";
+    const std::vector<int64_t>& shape = tensors[i].shape;
+    for (size_t axis = 0; axis < shape.size(); ++axis) {
+      text += (axis ? "," : "") + std::to_string(shape[axis]);
+    }
+    text += "]";
+  }
+  if (algorithm != Algorithm::kAuto) {
+    text += std::string(" algorithm=") + NameOf(algorithm);
+  }
+  if (has_transport) text += std::string(" transport=") + NameOf(transport);
+  if (kind == Kind::kReduceScatter) {
+    for (size_t i = 0; i < counts.size(); ++i) {
+      text +=
+          (i ? "," : " elements for each rank ") + std::to_string(counts[i]);
+    }
+  }
+  return text + among;
+}
+
+}  // namespace collective

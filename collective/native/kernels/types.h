@@ -1,0 +1,114 @@
+// What a collective is made of: element types, operations, kinds, tensors.
+//
+// The numbers are part of the C ABI (c_api.h) and of the Python face; new ones
+// go at the end.
+#ifndef COLLECTIVE_NATIVE_KERNELS_TYPES_H_
+#define COLLECTIVE_NATIVE_KERNELS_TYPES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan.h"
+
+namespace collective {
+
+enum class DType : int32_t {
+  kFloat32 = 0,
+  kFloat64 = 1,
+  kFloat16 = 2,
+  kBFloat16 = 3,
+  kInt8 = 4,
+  kUInt8 = 5,
+  kInt32 = 6,
+  kInt64 = 7,
+  kBool = 8,
+};
+constexpr int kDTypes = 9;
+
+enum class Op : int32_t {
+  kSum = 0,
+  kAverage = 1,
+  kMin = 2,
+  kMax = 3,
+  kProduct = 4,
+};
+constexpr int kOps = 5;
+
+enum class Kind : int32_t {
+  kAllReduce = 0,
+  kBroadcast = 1,
+  kAllGather = 2,
+  kReduceScatter = 3,
+  kAllToAll = 4,
+  kBarrier = 5,
+  kJoin = 6,  // of a rank that takes part in what the others call (join.h)
+};
+constexpr int kKinds = 7;
+
+enum class Algorithm : int32_t {
+  kAuto = 0,
+  kDirect = 1,
+  kOneShot = 2,
+  kRing = 3,
+  kHalvingDoubling = 4,
+  kTree = 5,
+  kHierarchical = 6,
+};
+
+// kByName: ranks may submit in different orders; the first rank of the group
+// decides. kProgramOrder: every rank submits in the same order, as in MPI.
+enum class Order : int32_t { kProgramOrder = 0, kByName = 1 };
+
+size_t SizeOf(DType dtype);
+const char* NameOf(DType dtype);
+const char* NameOf(Op op);
+const char* NameOf(Kind kind);
+const char* NameOf(Algorithm algorithm);
+
+// Without what would do something to a terminal: a name may come from anywhere.
+std::string Printable(const std::string& text);
+
+// One tensor of a collective. `input` may equal `output`; they must not overlap
+// in any other way.
+struct Tensor {
+  const void* input = nullptr;
+  void* output = nullptr;
+  int64_t count = 0;  // elements of the input
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;  // only compared and told in errors
+};
+
+// One collective call on one rank.
+//
+// counts: elements per rank (all-gather, reduce-scatter: `size` entries) or the
+// whole matrix from sender to receiver, row by row (all-to-all: `size`
+// squared).
+struct Request {
+  Kind kind = Kind::kBarrier;
+  Op op = Op::kSum;
+  int root = 0;
+  Algorithm algorithm = Algorithm::kAuto;
+  // What the elements are on the way; other than the tensors' own type only for
+  // float32 all-reduce with kFloat16 or kBFloat16.
+  bool has_transport = false;
+  DType transport = DType::kFloat32;
+  std::string name;
+  std::vector<Tensor> tensors;
+  std::vector<int64_t> counts;
+  Plan plan;               // may differ between ranks
+  const char* among = "";  // which ranks, for Describe
+  uint64_t recorded = 0;   // its number in the recorder (recorder.h), if any
+  bool posted = false;     // already, by PostOneShot
+
+  // Equal on two ranks if and only if (but for hash collisions) they call the
+  // same collective.
+  uint64_t Signature() const;
+  // One line: "all-reduce 'grad' sum float32[3,4] ...".
+  std::string Describe() const;
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_KERNELS_TYPES_H_

@@ -1,8 +1,0 @@
-// Kernels for any processor the library was compiled for (SSE2, NEON).
-#include "kernels_loops.h"
-
-namespace collective {
-
-constexpr Kernels kKernelsBaseline = MakeKernels("baseline");
-
-}  // namespace collective

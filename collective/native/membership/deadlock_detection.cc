@@ -1,0 +1,183 @@
+// Which waits can have no end, because ranks do not make the same calls.
+//
+// On one host, ranks see in the shared memory who waits for whom. Between hosts
+// they tell: who has waited for some seconds tells the rank that it waits for;
+// and a rank that can do nothing itself before one comes that it waits for,
+// tells that one in turn what it has been told. What comes back to where it
+// began has been around a circle [Chandy, Misra, Haas, ACM TOCS 1(2), 1983].
+// It is no guess: each rank passes on only who waits for a collective that it
+// has not begun, so that none of the circle can have gone on meanwhile.
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+
+#include "membership/job.h"
+#include "membership/job_memory.h"
+
+namespace collective {
+namespace {
+
+// After which ranks that wait for each other are looked at. Longer than needed:
+// a thread of a rank that has not yet asked for anything could still come.
+constexpr double kPatienceSeconds = 5;
+
+// What this thread takes part in: of which communicator, and its number.
+thread_local int area_of_thread = 0;
+thread_local uint32_t number_of_thread = 0;
+
+}  // namespace
+
+int64_t Job::Patience() const {
+  return static_cast<int64_t>(
+      std::min(kPatienceSeconds, settings_.stall_seconds) * 1e9);
+}
+
+void Job::Begins(int area) {
+  if (!network_) return;
+  area_of_thread = area;
+  number_of_thread = ++begun_[area];
+}
+
+void Job::AwaitsNext(int area) {
+  if (!network_) return;
+  area_of_thread = area;
+  number_of_thread = begun_[area] + 1;
+}
+
+bool Job::Begun(const News& wait) const {
+  return static_cast<int32_t>(begun_[wait.area] - wait.number) >= 0;
+}
+
+std::string Job::Line(int rank, int other, const std::string& doing) {
+  return "rank " + std::to_string(rank) + " waits for rank " +
+         std::to_string(other) + " in " + doing;
+}
+
+void Job::BreakForCircle(const std::string& who) {
+  Break(Code::kFailedPrecondition,
+        "ranks wait for each other in different collectives:\n" + who,
+        "make the same calls, in the same order and with the same process set, "
+        "on every rank");
+}
+
+void Job::LongWait::LookElsewhere(int64_t now) {
+  Job& job = *job_;
+  const std::string line = Line(job.rank(), rank_, doing_.Describe());
+  const auto tell = [&](News news, const std::string& message) {
+    news.area = area_of_thread;
+    news.number = number_of_thread;
+    std::snprintf(news.message, sizeof(news.message), "%s", message.c_str());
+    job.network_->Tell({rank_}, news);
+  };
+  if (!told_elsewhere_) {
+    told_elsewhere_ = true;
+    News news = {News::kWaits, job.rank()};
+    news.since = start_;
+    news.function = doing_.plan.function;
+    news.name = std::hash<std::string>()(doing_.name);
+    news.group = doing_.plan.group;
+    tell(news, line);
+  }
+  std::vector<int> waits_for;
+  if (!job.AtRest(job.place_.local_rank, now, &waits_for) ||
+      waits_for.size() != 1) {
+    return;
+  }
+  std::vector<News> heard;
+  {
+    std::lock_guard<std::mutex> lock(job.waiting_mutex_);
+    for (const auto& [wait, news] : job.waits_elsewhere_) {
+      if (!job.Begun(news) && passed_on_.insert(wait).second) {
+        heard.push_back(news);
+      }
+    }
+  }
+  for (const News& news : heard) {
+    if (news.rank != job.rank()) {
+      News further = {News::kWaits, news.rank};
+      further.since = news.since;
+      further.passed_on = news.passed_on + 1;
+      tell(further, std::string(news.message) + "\n  " + line);
+    } else if (news.since == start_) {
+      job.BreakForCircle("  " + std::string(news.message) + "\n");
+    }
+  }
+}
+
+// Each of its threads has looked in vain after all the others had come to rest:
+// what these did before would have been seen. (One that was stopped looks too
+// long ago.) So the first of them that could go on, of all ranks, would need
+// another to have gone on before. A thread that nobody sees would do: hence the
+// queues are counted, and a second thread that calls ends it.
+bool Job::AtRest(int rank, int64_t now, std::vector<int>* waits_for) const {
+  const RankState& state = header_->ranks[rank];
+  const int64_t rest = Patience();
+  const auto rests = [&](const std::atomic<int64_t>& since,
+                         const std::atomic<int64_t>& looked) {
+    const int64_t last = looked.load();  // first: it is written last
+    return last - since.load() >= rest && now - last <= rest / 2;
+  };
+  int queues = state.queues.load();
+  if (state.several || now - state.changed < rest) return false;
+  int callers = state.held.load() && rests(state.held, state.held_looked);
+  for (const Waiting& one : state.waiting) {
+    const int32_t other = one.rank.load();
+    if (other == 0) continue;
+    one.caller ? ++callers : --queues;
+    if (other < 0 || !rests(one.since, one.looked)) return false;
+    waits_for->push_back(other - 1);
+  }
+  return callers == 1 && queues == 0 && !waits_for->empty();
+}
+
+bool Job::InCircle() const {
+  if (network_) return false;  // the ranks of other hosts are not seen here
+  const int64_t now = Now();
+  std::vector<std::vector<int>> waits_for(size());
+  std::vector<bool> stuck(size());
+  for (int rank = 0; rank < size(); ++rank) {
+    stuck[rank] = AtRest(rank, now, &waits_for[rank]);
+  }
+  // Who waits for one that is not stuck may yet go on, and so may who waits for
+  // that one.
+  for (bool fewer = true; fewer;) {
+    fewer = false;
+    for (int rank = 0; rank < size(); ++rank) {
+      for (int other : waits_for[rank]) {
+        if (!stuck[rank] || stuck[other]) continue;
+        stuck[rank] = false;
+        fewer = true;
+      }
+    }
+  }
+  return stuck[this->rank()];
+}
+
+// A function blocks the thread that calls it. So what it has not brought for so
+// long does not come, unless another thread runs a function of the same name.
+std::string Job::WaitsInVain(const Plan& mine) const {
+  if (mine.function == 0) return "";
+  const auto in_vain = [&](uint64_t function, int group, uint64_t name) {
+    return function == mine.function && group != mine.group &&
+           !PlanHas(mine.number, group, name);
+  };
+  const int64_t now = Now();
+  for (int i = 0; i < place_.local_size; ++i) {
+    for (const Waiting& one : header_->ranks[i].waiting) {
+      if (one.rank.load() == rank() + 1 && now - one.since >= Patience() &&
+          now - one.looked <= kStopped &&
+          in_vain(one.function, one.group, one.name)) {
+        return Line(here_.ranks[i], rank(), DoingOf(one)) + "; ";
+      }
+    }
+  }
+  std::lock_guard<std::mutex> lock(waiting_mutex_);
+  for (const auto& [wait, news] : waits_elsewhere_) {
+    if (!Begun(news) && in_vain(news.function, news.group, news.name)) {
+      return std::string(news.message) + "; ";
+    }
+  }
+  return "";
+}
+
+}  // namespace collective

@@ -1,0 +1,88 @@
+#include "transport/flat_buffer.h"
+
+#include <cstring>
+
+namespace collective {
+
+Flat::Flat(Communicator& ranks, const Reduction& reduction)
+    : ranks_(ranks),
+      reduction_(reduction),
+      size_(SizeOf(reduction.dtype)),
+      count_(reduction.span.length()) {
+  const Op op =
+      reduction.request.op == Op::kAverage ? Op::kSum : reduction.request.op;
+  combine_ =
+      ranks.kernels()
+          .reduce[static_cast<int>(reduction.dtype)][static_cast<int>(op)];
+  reduction.span.ForEach(
+      0, count_, [&](const Tensor& tensor, size_t, size_t, size_t count) {
+        if (count == count_) {
+          gathered_ = false;
+          data_ = static_cast<char*>(tensor.output);
+          if (tensor.input != tensor.output) {
+            std::memcpy(tensor.output, tensor.input, bytes(count));
+          }
+        }
+      });
+  if (!gathered_) return;
+  buffer_.assign(bytes(count_), 0);
+  data_ = buffer_.data();
+  reduction.span.ForEach(
+      0, count_,
+      [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
+        std::memcpy(at(position),
+                    static_cast<const char*>(tensor.input) + bytes(offset),
+                    bytes(count));
+      });
+}
+
+void Flat::Finish() {
+  if (!gathered_) return;
+  reduction_.span.ForEach(
+      0, count_,
+      [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
+        std::memcpy(static_cast<char*>(tensor.output) + bytes(offset),
+                    at(position), bytes(count));
+      });
+}
+
+void Flat::Reduce(int to, size_t send_begin, size_t send_end, int from,
+                  size_t begin, size_t end) {
+  ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
+                  bytes(end - begin), reduction_.request,
+                  [&](const char* mail, size_t offset, size_t length) {
+                    char* mine = at(begin) + offset;
+                    const void* sources[2] = {mail, mine};
+                    ReduceJob job = {};
+                    job.sources = sources;
+                    job.nsources = 2;
+                    job.own = 1;
+                    job.out = mine;
+                    job.count = length / size_;
+                    job.divisor = 1;
+                    combine_(job);
+                  });
+}
+
+void Flat::Replace(int to, size_t send_begin, size_t send_end, int from,
+                   size_t begin, size_t end) {
+  ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
+                  bytes(end - begin), reduction_.request,
+                  [&](const char* mail, size_t offset, size_t length) {
+                    std::memcpy(at(begin) + offset, mail, length);
+                  });
+}
+
+void Flat::Scale(size_t begin, size_t end) {
+  if (reduction_.divisor == 1 || begin == end) return;
+  const void* sources[1] = {at(begin)};
+  ReduceJob job = {};
+  job.sources = sources;
+  job.nsources = 1;
+  job.out = at(begin);
+  job.count = end - begin;
+  job.divisor = reduction_.divisor;
+  reduction_.kernel(job);
+}
+
+}  // namespace collective

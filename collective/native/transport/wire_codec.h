@@ -1,0 +1,57 @@
+// How the elements of a reduction travel between ranks: as they are, or
+// narrowed to 16 bits.
+#ifndef COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
+#define COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
+
+#include "algorithms/all_reduce.h"
+
+namespace collective {
+
+class Wire {
+ public:
+  explicit Wire(const Reduction& reduction)
+      : size_(SizeOf(reduction.dtype)),
+        bytes_(SizeOf(reduction.transport)),
+        narrow_(reduction.transport != reduction.dtype),
+        half_(reduction.transport == DType::kBFloat16) {}
+
+  // Of an element, on its way.
+  size_t bytes() const { return bytes_; }
+  bool narrow() const { return narrow_; }
+
+  const char* Input(const Tensor& tensor, size_t offset) const {
+    return static_cast<const char*>(tensor.input) + offset * size_;
+  }
+  char* Output(const Tensor& tensor, size_t offset) const {
+    return static_cast<char*>(tensor.output) + offset * size_;
+  }
+  // From a tensor's input; with `stream`, around the caches.
+  void CopyIn(void* to, const Tensor& tensor, size_t offset, size_t count,
+              bool stream) const {
+    if (narrow_) {
+      kernels_.narrow[half_](to, Input(tensor, offset), count, stream);
+    } else {
+      kernels_.copy(to, Input(tensor, offset), count * size_, stream);
+    }
+  }
+  // To its output; with `stream`, around the caches.
+  void CopyOut(const Tensor& tensor, size_t offset, const void* from,
+               size_t count, bool stream) const {
+    if (narrow_) {
+      kernels_.widen[half_](Output(tensor, offset), from, count, stream);
+    } else {
+      kernels_.copy(Output(tensor, offset), from, count * size_, stream);
+    }
+  }
+
+ private:
+  const Kernels& kernels_ = BestKernels();
+  const size_t size_;   // bytes of an element of the tensors
+  const size_t bytes_;  // and on the way
+  const bool narrow_;
+  const bool half_;  // index of the 16-bit kernels: bfloat16
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
