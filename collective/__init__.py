@@ -1,11 +1,12 @@
-"""Moves bytes between processes: who am I, and collectives among ranks.
+"""Trains Keras models on many workers, and moves bytes between them.
 
 >>> import collective
 >>> collective.init()
 >>> mean = collective.allreduce(np.arange(4.0) * collective.rank())
+>>> history = collective.fit(model, (x, y), epochs=3)
 
-Importing this package costs nothing: the native library is loaded by ``init()``,
-and neither NumPy nor TensorFlow before it is needed.
+Importing this package is cheap: each name below is imported when it is first used.
+``init()`` loads the native library; only ``fit`` and what trains imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collective import backends as backends
+    from collective import training as training
+    from collective.errors import CollectiveError as CollectiveError
+    from collective.errors import UsageError as UsageError
     from collective.library import Disagreement as Disagreement
     from collective.library import PeerLost as PeerLost
     from collective.library import Timeout as Timeout
@@ -52,8 +57,12 @@ if TYPE_CHECKING:
     from collective.session import rank as rank
     from collective.session import shutdown as shutdown
     from collective.session import size as size
+    from collective.training.checkpoint.schedule import Checkpoint as Checkpoint
+    from collective.training.fit import fit as fit
+    from collective.training.sweep.runner import fit_many as fit_many
 
 _HOMES = {
+    "errors": ("CollectiveError", "UsageError"),
     "library": ("Disagreement", "PeerLost", "Timeout"),
     "operations.allgather": ("allgather", "allgather_async"),
     "operations.allreduce": (
@@ -81,12 +90,18 @@ _HOMES = {
         "shutdown",
         "size",
     ),
+    "training.checkpoint.schedule": ("Checkpoint",),
+    "training.fit": ("fit",),
+    "training.sweep.runner": ("fit_many",),
 }
+_MODULES = ("backends", "training")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME_OF)
+__all__ = sorted([*_HOME_OF, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"collective.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'collective' has no attribute {name!r}")

@@ -1,1 +1,1 @@
-"""TODO."""
+"""``tf-parameter-server``: a chief, asynchronous workers, and servers of variables."""

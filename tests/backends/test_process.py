@@ -75,8 +75,8 @@ def test_runs_on_the_cores_it_is_given():
 def test_ends_with_the_process_that_asked_for_it():
     asks = (
         "import sys\n"
-        "from backends import process\n"
-        "process.run([sys.executable, '-c', 'import time; time.sleep(99)'], 90)"
+        "from collective.backends import supervised_run\n"
+        "supervised_run.run([sys.executable, '-c', 'import time; time.sleep(99)'], 90)"
     )
     asking = subprocess.Popen(
         [sys.executable, "-c", asks], cwd=launch.ROOT, env=launch.environment()

@@ -156,7 +156,7 @@ def test_where_there_is_no_tpu_it_is_told_at_once(monkeypatch):
 def test_a_tpu_that_cannot_be_reached_is_one_error():
     """As far as the strategy's own code goes without a TPU."""
     code, printed = python(
-        "import backends\n"
+        "import collective.backends\n"
         "from collective.errors import UsageError\n"
         "try: collective.backends.get('tf-tpu')\n"
         "except UsageError as error: print(error)\n",
@@ -173,7 +173,7 @@ def python(program: str, **variables: str) -> tuple[int | None, str]:
 
 def test_listing_imports_neither_tensorflow_nor_mpi():
     code, printed = python(
-        "import sys, backends\n"
+        "import sys, collective.backends\n"
         "from collective.environment import Environment\n"
         "collective.backends.list_backends()\n"
         "collective.backends.list_backends(Environment('mpirun', 2, 4, 2, 4))\n"
@@ -187,7 +187,7 @@ def test_mpirun_of_another_mpi_is_told(name):
     """Hydra says rank 2 of 4; the MPI that mpi4py loads does not hear it: 0 of 1."""
     pytest.importorskip("mpi4py")
     code, printed = python(
-        "import sys, backends\n"
+        "import sys, collective.backends\n"
         "from collective.errors import CollectiveError\n"
         "try:\n"
         f"    collective.backends.get({name!r})\n"

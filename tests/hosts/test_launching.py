@@ -65,7 +65,7 @@ def test_ranks_on_two_hosts_sum(hosts):
 
 def test_srun_with_pmix_joins_the_hosts(hosts):
     program = f"""
-from backends.registry import BACKENDS
+from collective.backends.registry import BACKENDS
 from collective.environment import detect
 print(detect().launcher, BACKENDS["native"].availability(detect()))
 {SUMS}
