@@ -1,8 +1,8 @@
-"""``python -m backends [--json]``: which backends can be used here, and why not.
+"""``python -m collective.backends [--json]``: which backends can be used here, and why not.
 
-With ``--json`` for programs, as ``python -m collective.doctor``, which lies a floor
-below and so must not import this: each backend as this process could use it, and as
-it could be used by two processes that mpirun starts.
+``--json`` is for programs, such as ``python -m collective.doctor``, which is a floor
+below and so must not import this. It lists each backend as this process could use it,
+and as two processes started by mpirun could.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from collective.environment import Environment, detect
 
 def main() -> None:
     """Prints the list."""
-    parser = argparse.ArgumentParser("python -m backends", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m collective.backends", description=__doc__
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     if not parser.parse_args().json:
         backends.print_list()

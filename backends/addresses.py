@@ -1,4 +1,4 @@
-"""Where the ranks of a job can reach each other: an address and a free port of each."""
+"""An address and a free port of each rank, for TensorFlow's own servers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def availability(environment: Environment) -> Availability:
 
 
 def world(environment: Environment) -> Any:
-    """What exchanges them, with mpi4py's names of the calls."""
+    """The communicator that exchanges them, with mpi4py's names."""
     if mpi_world.availability(environment).usable:
         return mpi_world.start(environment)
     return core_world.CoreWorld(environment)
 
 
 def leave(environment: Environment) -> None:
-    """Ends the exchange for good. Every rank calls it.
+    """Ends MPI, or the core, on all ranks; each calls it.
 
-    MPI lets no rank end before all others do, and here some end when another has.
+    MPI lets no rank end before all ranks do, but servers end when the chief has ended.
     """
     if mpi_world.availability(environment).usable:
         from mpi4py import MPI
@@ -50,7 +50,7 @@ def exchange(environment: Environment, world: Any) -> list[str]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-        # One host: loopback, whatever interfaces it has, or has not.
+        # One host: loopback, whatever interfaces it has.
         alone = environment.size == environment.local_size
         mine = [] if alone else interfaces.interfaces()
         ranks = world.allgather((mine, port))

@@ -1,6 +1,6 @@
-"""The few calls that ``tf-multiworker`` makes of MPI's world, by the native core.
+"""The MPI calls that ``tf-multiworker`` needs, by the native core.
 
-So it needs no MPI where our launcher, srun or torchrun starts all ranks on one host.
+So it runs without MPI where our launcher, srun or torchrun starts all ranks on one host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def can_serve(environment: Environment) -> bool:
 
 
 class CoreWorld:
-    """Named as in mpi4py.
+    """A communicator of all ranks, with mpi4py's names.
 
     Args:
         environment: This process' place.
@@ -62,6 +62,9 @@ class CoreWorld:
         import collective
 
         collective.barrier()
+
+    def Free(self) -> None:
+        """Does nothing: the core ends with the process."""
 
     def Abort(self, exit_code: int) -> None:
         """Ends this rank; the launcher then ends the others."""

@@ -6,15 +6,28 @@ import ctypes
 import functools
 import os
 import sys
+from dataclasses import dataclass
 
-from collective.backends.base import Options
+from collective.backends.base import CoreOptions
 from collective.environment import Environment, cores_per_process
 from collective.errors import UsageError
 
 
+@dataclass(frozen=True)
+class LocalDevicesOptions(CoreOptions):
+    """How many devices one process uses.
+
+    Attributes:
+        devices: Number of local devices (in-process backends only); where there
+            are fewer GPUs than this, logical CPU devices. None: the GPUs, or 2.
+    """
+
+    devices: int | None = None
+
+
 @functools.cache
 def gpus() -> int:
-    """How many GPUs this machine has; asks the driver's files, not TensorFlow."""
+    """How many GPUs this machine has, from the driver's files, without TensorFlow."""
     try:
         return len(os.listdir("/proc/driver/nvidia/gpus"))
     except OSError:
@@ -22,7 +35,7 @@ def gpus() -> int:
 
 
 def tensorflow_has_started() -> bool:
-    """Whether its devices are there: then their settings cannot change any more."""
+    """Whether its devices exist: then their settings cannot change any more."""
     if "tensorflow" not in sys.modules:
         return False
     # There is no public way to ask without starting it.
@@ -33,15 +46,23 @@ def tensorflow_has_started() -> bool:
 
 
 def configure(
-    options: Options, environment: Environment, sends_early: bool = False
+    options: CoreOptions,
+    environment: Environment,
+    overlaps: bool = False,
+    devices_each: int = 1,
 ) -> None:
     """Shares out cores and GPUs. Must run before TensorFlow's first operation.
 
-    A process among n on a host gets its share of the cores and, where there are
-    GPUs, the one of its local rank, or as many as it places its model over; memory is
-    taken as it is needed, not all at once. Where gradients are sent early, while
-    others are computed, TensorFlow gets a second thread for its operations: with one
-    only, what is ready to be sent waits until nothing is left to be computed.
+    A process among n on a host gets its share of the cores and, where there are GPUs,
+    those of its local rank. GPU memory is taken as it is needed, not all at once.
+
+    Args:
+        options: ``threads`` of them.
+        environment: This process' place on its host.
+        overlaps: Whether gradients are sent while others are computed. TensorFlow then
+            gets a second thread for its operations: with only one, a tensor that is
+            ready to be sent waits until nothing is left to compute.
+        devices_each: GPUs of a process.
     """
     import tensorflow as tf
 
@@ -50,13 +71,12 @@ def configure(
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(
-            max(threads, 2) if sends_early else threads
+            max(threads, 2) if overlaps else threads
         )
         physical = tf.config.list_physical_devices("GPU")
         if physical and environment.size > 1:
-            count = options.model_parallel
-            first = environment.local_rank * count % len(physical)
-            physical = physical[first : first + count]
+            first = environment.local_rank * devices_each % len(physical)
+            physical = physical[first : first + devices_each]
             tf.config.set_visible_devices(physical, "GPU")
         for gpu in physical:
             tf.config.experimental.set_memory_growth(gpu, True)
@@ -66,11 +86,11 @@ def configure(
 
 
 def _keep_freed_memory() -> None:
-    """Has the C library keep what TensorFlow frees, for the next step's tensors.
+    """Makes the C library keep what TensorFlow frees, for the next step's tensors.
 
-    glibc hands large blocks back at once. Each step then gets its activations and
-    gradients anew from the kernel, which clears every page of them. The numbers are
-    M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3).
+    By default glibc returns large blocks to the kernel at once, so each step would get
+    its activations and gradients from the kernel again, which clears every page. The
+    numbers are M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3).
     """
     if "MALLOC_TRIM_THRESHOLD_" in os.environ or "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return
@@ -81,11 +101,6 @@ def _keep_freed_memory() -> None:
     most = 2**31 - 1
     mallopt(-1, most)
     mallopt(-3, most)
-
-
-def stages(options: Options) -> list[str]:
-    """The devices over which a process places its model; none: it does not."""
-    return local_devices(options.model_parallel) if options.model_parallel > 1 else []
 
 
 def local_devices(count: int | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""How to start a Python program on each backend: the command and its environment."""
+"""The command that starts a Python program on a backend, and its environment."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import collective
-from collective.backends.base import Availability
-from collective.backends.registry import BACKENDS
-from collective.environment import Environment
+from collective.backends.launchers import STARTS, ranks
 from collective.launch import programs
 
 # The folder from which ranks import this package.
 ROOT = Path(collective.__file__).resolve().parent.parent
-# What launchers leave in the environment of a rank.
+# The variables that launchers set for a rank.
 OF_A_RANK = re.compile(
     "OMPI_(?!ALLOW)|PMI|PRTE_|SLURM_|TF_CONFIG$|TORCHELASTIC_|MPI_LOCAL"
     "|((COLLECTIVE|HOROVOD)_)?(LOCAL_|CROSS_|GROUP_)?(RANK|SIZE|WORLD_SIZE)$"
@@ -31,14 +29,14 @@ def line(
     """The command that starts a Python program on so many replicas of a backend.
 
     Args:
-        backend: One of ``BACKENDS``, or ``auto`` with a launcher.
+        backend: One of ``STARTS``, or ``auto`` with a launcher.
         processes: Replicas: processes, or devices of one process.
-        program: Arguments for Python, the backend's options not among them.
-        launcher: What starts the processes; by default what the backend wants.
+        program: Arguments for Python, without the backend's options.
+        launcher: The program that starts the processes; by default the backend's own.
     """
-    launcher = launcher or BACKENDS[backend].launcher
+    launcher = launcher or STARTS[backend].launcher
     options = ["--backend", backend]
-    if not launcher and not BACKENDS[backend].one_replica:
+    if not launcher and not STARTS[backend].one_replica:
         options += ["--devices", str(processes)]
     python = [sys.executable, *program, *options]
     if not launcher:
@@ -47,30 +45,17 @@ def line(
         start = [sys.executable, "-m", "collective.launch"]
     else:
         start = [programs.find(launcher) or launcher]
-    ranks = processes if backend == "auto" else BACKENDS[backend].ranks(processes)
-    return [*start, "-np", str(ranks), *python]
-
-
-def availability(backend: str, processes: int) -> Availability:
-    """Whether ``line`` can work here."""
-    kind = BACKENDS[backend]
-    if not kind.launcher:
-        return kind.availability(Environment())
-    if kind.launcher != "collectiverun" and not programs.find(kind.launcher):
-        made_by = "make horovod" if kind.launcher == "horovodrun" else "make train"
-        return Availability(False, f"there is no {kind.launcher}", made_by)
-    ranks = kind.ranks(processes)
-    return kind.availability(Environment(kind.launcher, 0, ranks, 0, ranks))
+    return [*start, "-np", str(ranks(backend, processes)), *python]
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a run, and what MPI asks of root.
+    """The environment of a run: it finds this package, and MPI runs as root.
 
     Args:
-        variables: Those it has anyway; by default those of this process.
+        variables: To start from; by default those of this process.
     """
     env = dict(os.environ if variables is None else variables)
-    # As where the environment is activated: horovodrun looks for mpirun there.
+    # As in an activated environment: horovodrun looks for mpirun there.
     path = [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
     env["PATH"] = os.pathsep.join(path)
     if os.geteuid() == 0:
@@ -84,5 +69,5 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def unlaunched(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a rank without its place: a job that it starts is a new one."""
+    """A rank's environment without its place in its job: for a new job that it starts."""
     return {k: v for k, v in variables.items() if not OF_A_RANK.match(k)}

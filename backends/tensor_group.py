@@ -1,15 +1,15 @@
-"""Ranks that hold one replica together, each a part of its large layers.
+"""Ranks that hold one replica together, each a shard of its large layers.
 
-Of N ranks, T neighbours are a group: rank r is part ``r % T`` of replica ``r // T``. All
-of a group read the same rows. What they compute between two large layers is the same on
-each; within one, each has its part, and they tell each other by these mappings, each
-with the gradient that makes the group one model:
+Of N ranks, T neighbours are a group: rank r has shard ``r % T`` of replica ``r // T``.
+All ranks of a group read the same rows. Between two large layers each computes the same
+values; within one, each computes with its shard. These mappings lead from one to the
+other, each with the gradient that makes the group one model:
 
     mapping     forward                 backward
-    enter       as it is                sum over the group
-    leave       sum over the group      as it is
-    split       one's own part          parts joined
-    join        parts joined            one's own part
+    enter       identity                sum over the group
+    leave       sum over the group      identity
+    split       this rank's shard       shards joined
+    join        shards joined           this rank's shard
 
 Source: M. Shoeybi et al., Megatron-LM, 2019 (``enter`` and ``leave`` are its f and g).
 """
@@ -17,13 +17,12 @@ Source: M. Shoeybi et al., Megatron-LM, 2019 (``enter`` and ``leave`` are its f 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
-from collective.backends.base import Backend
 from collective.errors import UsageError
 
 MOST_SETS = 63  # of the core's process sets in a job
@@ -32,30 +31,33 @@ _current: ContextVar[TensorGroup | None] = ContextVar("tensor_group", default=No
 
 
 def current() -> TensorGroup | None:
-    """The group for which layers are being made; None: they are whole."""
+    """The group over which layers that are built now are split; None: they are whole."""
     return _current.get()
 
 
 class TensorGroup:
-    """This rank's group, and the ranks that hold the same part of other replicas.
+    """This rank's group, and the ranks that hold the same shard of other replicas.
 
     Args:
-        backend: Has joined the job. Every rank makes its group at the same time.
+        rank, size: This rank's place in the job, which it has joined. Every rank makes
+            its group at the same time.
         parts: Ranks of a group.
+        require_all_ranks: Called before each collective; raises where it must not run.
 
     Attributes:
-        part, parts: This rank's number within its group, and how many they are.
+        part, parts: This rank's number within its group, and the size of the group.
         within: The group.
-        across: The ranks of all groups that have the same part.
+        across: The ranks of all groups that have the same shard.
 
     Raises:
         UsageError: ``parts`` does not divide the ranks, or they are too many.
     """
 
-    def __init__(self, backend: Backend, parts: int):
+    def __init__(
+        self, rank: int, size: int, parts: int, require_all_ranks: Callable[[], None]
+    ):
         from collective import ProcessSet
 
-        rank, size = backend.rank, backend.size
         if size % parts:
             raise UsageError(
                 f"{size} ranks cannot be cut into groups of {parts} (--tensor-parallel)",
@@ -67,7 +69,7 @@ class TensorGroup:
                 "sets, and a job has no more",
                 hint="--tensor-parallel nearer to the square root of the ranks",
             )
-        self.backend = backend
+        self._require_all_ranks = require_all_ranks
         self.part, self.parts = rank % parts, parts
         groups = [
             ProcessSet(range(first, first + parts)) for first in range(0, size, parts)
@@ -77,7 +79,7 @@ class TensorGroup:
 
     @contextlib.contextmanager
     def for_layers(self) -> Iterator[None]:
-        """Inside, layers are made for this group."""
+        """Layers that are built inside are split over this group."""
         token = _current.set(self)
         try:
             yield
@@ -88,26 +90,26 @@ class TensorGroup:
         """The sum over the group; without a gradient."""
         from collective import tensorflow_ops
 
-        self.backend.require_all_ranks()
+        self._require_all_ranks()
         (total,) = tensorflow_ops.all_reduce([tensor], process_set=self.within)
         return total
 
     def all_gather(self, tensor: Any) -> Any:
-        """``[n, ...]`` of each, one behind the other; n may differ. Without a gradient."""
+        """``[n, ...]`` of each rank, concatenated; n may differ. Without a gradient."""
         from collective import tensorflow_ops
 
-        self.backend.require_all_ranks()
+        self._require_all_ranks()
         return tensorflow_ops.allgather(tensor, process_set=self.within)
 
     def all_to_all(self, tensor: Any, splits: Any) -> tuple[Any, Any]:
-        """Rows for each, and those from each with their numbers. Without a gradient."""
+        """Sends rows to each rank; the rows and counts received. Without a gradient."""
         from collective import tensorflow_ops
 
-        self.backend.require_all_ranks()
+        self._require_all_ranks()
         return tensorflow_ops.alltoall(tensor, splits, process_set=self.within)
 
     def by_rank(self, rows: Any) -> Any:
-        """Of what each rank knows of all replicas: ``[replicas, n]`` to ``[ranks, n]``."""
+        """Each rank's ``[replicas, n]`` as one ``[ranks, n]``."""
         import tensorflow as tf
 
         by_rank = tf.reshape(self._side_by_side(rows), [-1, rows.shape[1]])
@@ -117,16 +119,16 @@ class TensorGroup:
         """Outside ``run``: the arrays of the group, joined along an axis."""
         import collective
 
-        self.backend.require_all_ranks()
+        self._require_all_ranks()
         first = np.ascontiguousarray(np.moveaxis(array, axis, 0))
         whole = collective.allgather(first, process_set=self.within)
         return np.ascontiguousarray(np.moveaxis(whole, 0, axis))
 
     def follow(self, array: np.ndarray) -> np.ndarray:
-        """Outside ``run``: the array of the first replica's rank with the same part."""
+        """Outside ``run``: the array of the first replica's rank with the same shard."""
         import collective
 
-        self.backend.require_all_ranks()
+        self._require_all_ranks()
         array = np.array(array, order="C")
         if array.size:
             whole = array.reshape(-1).view(np.uint8)
@@ -135,7 +137,7 @@ class TensorGroup:
         return array
 
     def enter(self, tensor: Any) -> Any:
-        """What all have alike, for use in parts."""
+        """A value that is equal on all ranks, for use with shards."""
         import tensorflow as tf
 
         @tf.custom_gradient
@@ -145,7 +147,7 @@ class TensorGroup:
         return mapping(tensor)
 
     def leave(self, tensor: Any) -> Any:
-        """The sum of what each has, alike for all."""
+        """The sum of the ranks' values, equal on all."""
         import tensorflow as tf
 
         @tf.custom_gradient
@@ -155,7 +157,7 @@ class TensorGroup:
         return mapping(tensor)
 
     def split(self, tensor: Any) -> Any:
-        """Of what all have alike, one's own part of the last axis."""
+        """This rank's shard of the last axis of a value that is equal on all ranks."""
         import tensorflow as tf
 
         @tf.custom_gradient
@@ -165,7 +167,7 @@ class TensorGroup:
         return mapping(tensor)
 
     def join(self, tensor: Any) -> Any:
-        """Parts of the last axis made whole, alike for all."""
+        """The shards of the last axis joined, equal on all ranks."""
         import tensorflow as tf
 
         @tf.custom_gradient

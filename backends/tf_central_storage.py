@@ -1,4 +1,10 @@
-"""One process, several devices, one copy: ``tf.distribute.CentralStorageStrategy``."""
+"""One process, several devices, one copy: ``tf.distribute.CentralStorageStrategy``.
+
+Sums: TensorFlow, in host memory.
+
+Sharp bits: each step sends the weights to every device. ``scope`` changes how variables
+assign, by a method from inside TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +13,41 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from collective.backends.base import Options
-from collective.backends.devices import local_devices
+from collective.backends.devices import LocalDevicesOptions, local_devices
 from collective.backends.tf_strategy import LocalStrategyBackend
 
 
 class CentralStorageBackend(LocalStrategyBackend):
     """A replica on each device; all read one copy of the variables, in host memory.
 
-    Memory of the devices holds no optimizer state; each step sends the weights to
-    every device.
+    The devices' memory holds no optimizer state.
     """
 
     name = "tf-central-storage"
     summary = "one process, several devices, variables on the CPU (CentralStorage)"
-    own_options = ("devices",)
+    option_type = LocalDevicesOptions
+    options: LocalDevicesOptions
 
-    def _strategy(self, options: Options) -> Any:
+    def _strategy(self) -> Any:
         import tensorflow as tf
 
         return tf.distribute.experimental.CentralStorageStrategy(
-            local_devices(options.devices), parameter_device="/cpu:0"
+            local_devices(self.options.devices), parameter_device="/cpu:0"
         )
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """The strategy's scope. Of what all replicas write, the first one's is taken.
+        """The strategy's scope. A variable takes the value that replica 0 writes.
 
-        The strategy refuses to choose where a variable does not say how (those of
-        Keras' optimizers do not); here every replica writes the same.
+        The strategy refuses to choose for a variable without an ``aggregation`` (those
+        of Keras' optimizers have none); here every replica writes the same value.
         """
         import tensorflow as tf
 
         def create(next_creator: Callable[..., Any], **how: Any) -> Any:
             variable = next_creator(**how)
-            says = how.get("aggregation") or tf.VariableAggregation.NONE
-            if self.replicas > 1 and says == tf.VariableAggregation.NONE:
+            aggregation = how.get("aggregation") or tf.VariableAggregation.NONE
+            if self.replicas > 1 and aggregation == tf.VariableAggregation.NONE:
                 variable._assign_func = functools.partial(
                     _first_writes, variable, variable._assign_func
                 )
@@ -55,7 +60,7 @@ class CentralStorageBackend(LocalStrategyBackend):
 def _first_writes(variable: Any, assign: Callable[..., Any], *args: Any, **how: Any):
     """Replaces ``AggregatingVariable._assign_func``, from inside TensorFlow.
 
-    Waits for no other replica, so it can be in a branch, as a strategy's own cannot.
+    It waits for no other replica, so unlike the strategy's own it may be in a branch.
     """
     import tensorflow as tf
 

@@ -1,13 +1,31 @@
-"""One process, several devices: ``tf.distribute.MirroredStrategy``."""
+"""One process, several devices: ``tf.distribute.MirroredStrategy``.
+
+Sums: TensorFlow's ``CrossDeviceOps``; between GPUs NCCL.
+
+Sharp bits: the model must be made in ``backend.scope()``. All replicas share one Python
+process, and TensorFlow's devices cannot be set up once it has started.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from collective.backends.base import Options
-from collective.backends.devices import local_devices
+from collective.backends.devices import LocalDevicesOptions, local_devices
 from collective.backends.tf_strategy import LocalStrategyBackend
 from collective.errors import UsageError
+
+
+@dataclass(frozen=True)
+class MirroredOptions(LocalDevicesOptions):
+    """What ``tf-mirrored`` takes.
+
+    Attributes:
+        cross_device_ops: ``auto``, ``nccl``, ``hierarchical-copy`` or
+            ``reduction-to-one-device`` (tf-mirrored).
+    """
+
+    cross_device_ops: str = "auto"
 
 
 class MirroredBackend(LocalStrategyBackend):
@@ -19,12 +37,13 @@ class MirroredBackend(LocalStrategyBackend):
 
     name = "tf-mirrored"
     summary = "one process, a replica on each local device (MirroredStrategy)"
-    own_options = ("devices", "cross_device_ops")
+    option_type = MirroredOptions
+    options: MirroredOptions
 
-    def _strategy(self, options: Options) -> Any:
+    def _strategy(self) -> Any:
         import tensorflow as tf
 
-        devices = local_devices(options.devices)
+        devices = local_devices(self.options.devices)
         return tf.distribute.MirroredStrategy(
             devices, cross_device_ops=self._cross_device_ops(devices)
         )

@@ -1,6 +1,10 @@
 """Several processes: ``tf.distribute.MultiWorkerMirroredStrategy``.
 
-Its TF_CONFIG is made from the launch, so that nobody has to write one (``addresses``).
+Sums: TensorFlow's own collectives over gRPC, or NCCL between GPUs. Its TF_CONFIG is made
+from the launch (``addresses``); the user writes none.
+
+Sharp bits: the backend must be made before TensorFlow's first operation, and the model in
+``backend.scope()``. A rank that dies ends the job.
 """
 
 from __future__ import annotations
@@ -9,31 +13,46 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
 
 from collective.backends import addresses
-from collective.backends.base import Availability, Options
+from collective.backends.base import Availability, CoreOptions
+from collective.backends.capabilities import ShardCollectives
 from collective.backends.devices import configure, gpus
-from collective.backends.flat_buffer import fused
 from collective.backends.tf_strategy import StrategyBackend
+from collective.buckets import reduce_flat
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
 
 
-class MultiWorkerBackend(StrategyBackend):
+@dataclass(frozen=True)
+class MultiWorkerOptions(CoreOptions):
+    """What ``tf-multiworker`` takes.
+
+    Attributes:
+        communication: ``auto``, ``ring`` or ``nccl`` (tf-multiworker).
+    """
+
+    communication: str = "auto"
+
+
+class MultiWorkerBackend(StrategyBackend, ShardCollectives):
     """A replica in each process, summed by TensorFlow's own collectives."""
 
     name = "tf-multiworker"
-    launcher = "mpirun"
     summary = "one replica a process, TensorFlow's collectives (MultiWorkerMirrored)"
-    own_options = ("communication",)
+    option_type = MultiWorkerOptions
+    options: MultiWorkerOptions
 
-    def __init__(self, options: Options, environment: Environment | None = None):
+    def __init__(
+        self, options: MultiWorkerOptions, environment: Environment | None = None
+    ):
         environment = environment or detect()
         super().__init__(options, environment)
         if options.communication not in COMMUNICATIONS:
@@ -76,10 +95,10 @@ class MultiWorkerBackend(StrategyBackend):
 
     @contextlib.contextmanager
     def only_rank_zero(self, what: str) -> Iterator[None]:
-        """Makes Keras' own use of the strategy raise too: it talks to every worker.
+        """Makes Keras' own use of the strategy raise too: it needs every worker.
 
-        ``model.evaluate`` and ``model.predict`` do so; without this, a callback that
-        calls them on rank 0 would wait for the others for ever.
+        Without this, a callback that calls ``model.evaluate`` or ``model.predict`` on
+        rank 0 would wait for ever.
         """
 
         def refuse(*_: Any, **__: Any) -> NoReturn:
@@ -98,15 +117,19 @@ class MultiWorkerBackend(StrategyBackend):
 
         reduce = super()._all_reduce
         # tf.identity: all_reduce refuses a tensor that has no device yet.
-        return fused(tensors, lambda vector: reduce([tf.identity(vector)])[0])
+        return reduce_flat(tensors, lambda vector: reduce([tf.identity(vector)])[0])
 
     def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """The root's array, by what exchanged the addresses."""
+        """The root's array, over the connection that exchanged the addresses."""
         return self.world.bcast(array, root=root)
 
     def _barrier(self) -> None:
         """Waits for every process."""
         self.world.Barrier()
+
+    def close(self) -> None:
+        """Frees what exchanged the addresses."""
+        self.world.Free()
 
     def abort(self, exit_code: int) -> None:
         """Ends every rank: ``MPI_Abort``, or the launcher when this one has ended."""

@@ -1,22 +1,20 @@
-"""One process, one device: ``tf.distribute.OneDeviceStrategy``."""
+"""One process, one device: ``tf.distribute.OneDeviceStrategy``. Nothing to sum."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from collective.backends.base import Options
 from collective.backends.devices import gpus
 from collective.backends.tf_strategy import LocalStrategyBackend
 
 
 class OneDeviceBackend(LocalStrategyBackend):
-    """What ``single`` does, within a strategy: the first GPU, or the CPU."""
+    """As ``single``, within a strategy: on the first GPU, or the CPU."""
 
     name = "tf-one-device"
     summary = "one process on one device, within a strategy (OneDeviceStrategy)"
-    one_replica = True
 
-    def _strategy(self, options: Options) -> Any:
+    def _strategy(self) -> Any:
         import tensorflow as tf
 
         found = tf.config.list_physical_devices("GPU")

@@ -1,4 +1,4 @@
-"""What the backends made of a ``tf.distribute.Strategy`` have in common."""
+"""The parts that all backends made of a ``tf.distribute.Strategy`` share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collective.backends.base import Availability, Backend, Options
+from collective.backends.base import Availability, Backend, CoreOptions
 from collective.backends.devices import configure, gpus
 from collective.environment import Environment
 from collective.errors import UsageError
@@ -60,9 +60,9 @@ class StrategyBackend(Backend):
 
 
 class LocalStrategyBackend(StrategyBackend):
-    """A strategy of one process over devices of its own. Subclasses make it."""
+    """A strategy of one process over its own devices. Subclasses make it."""
 
-    def __init__(self, options: Options, environment: Environment | None = None):
+    def __init__(self, options: CoreOptions, environment: Environment | None = None):
         super().__init__(options, environment)
         if self.size > 1:
             raise UsageError(
@@ -71,12 +71,12 @@ class LocalStrategyBackend(StrategyBackend):
                 hint=f"python train.py --backend {self.name}",
             )
         configure(options, Environment())
-        self.strategy = self._strategy(options)
+        self.strategy = self._strategy()
         self.replicas = self.strategy.num_replicas_in_sync
         self.local_replicas = range(self.replicas)
 
     @abstractmethod
-    def _strategy(self, options: Options) -> Any:
+    def _strategy(self) -> Any:
         """The strategy, over devices that TensorFlow has not touched yet."""
 
     @classmethod

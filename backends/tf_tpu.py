@@ -1,4 +1,9 @@
-"""One process, the cores of a TPU: ``tf.distribute.TPUStrategy``. Never run on a TPU."""
+"""One process, the cores of a TPU: ``tf.distribute.TPUStrategy``.
+
+Sums: TensorFlow, over the TPU's own network.
+
+Sharp bits: never run on a TPU; tested as far as its code goes without one.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from collective.backends.base import Availability, Options
+from collective.backends.base import Availability
+from collective.backends.devices import LocalDevicesOptions
 from collective.backends.tf_strategy import LocalStrategyBackend
 from collective.environment import Environment
 from collective.errors import UsageError
 
-# The driver's files: up to v4, and from v5e on. The latter are GPUs' in a guest, too.
+# The driver's files: up to v4, and from v5e on. A virtual machine's GPUs have the latter too.
 CHIPS = ("/dev/accel0", "/dev/vfio/0")
 HINT = "on a Cloud TPU VM: pip install tensorflow-tpu; elsewhere: export TPU_NAME=..."
 
@@ -22,29 +28,30 @@ class TPUBackend(LocalStrategyBackend):
 
     name = "tf-tpu"
     summary = "one process, a replica on each TPU core (TPUStrategy); never run on one"
-    own_options = ("devices",)
+    option_type = LocalDevicesOptions
+    options: LocalDevicesOptions
 
-    def _strategy(self, options: Options) -> Any:
+    def _strategy(self) -> Any:
         import tensorflow as tf
 
         tpu = os.environ.get("TPU_NAME", "local")
         try:
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu)
             strategy = tf.distribute.TPUStrategy(resolver)
-        except Exception as error:  # of many kinds: of TensorFlow, and of the network
+        except Exception as error:  # TensorFlow's and the network's, of many classes
             first = str(error).strip().split("\n")[0]
             raise UsageError(f"TPU {tpu!r}: {first}", hint=HINT) from error
         cores = strategy.num_replicas_in_sync
-        if options.devices not in (None, cores):
+        if self.options.devices not in (None, cores):
             raise UsageError(
-                f"--devices {options.devices}: TPU {tpu!r} has {cores} cores",
+                f"--devices {self.options.devices}: TPU {tpu!r} has {cores} cores",
                 hint="leave --devices out",
             )
         return strategy
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """By what is on this machine; asks no network, which could take a minute."""
+        """From this machine's files; asks no network, which could take a minute."""
         if environment.size > 1:
             return super().availability(environment)
         if "TPU_NAME" in os.environ:

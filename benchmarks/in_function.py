@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from collective.backends.base import Options
+from collective.backends import Options
 from collective.backends.devices import configure
 from collective.backends.horovod import installed
 from collective.backends.quiet import quiet

@@ -1,34 +1,133 @@
-"""Buckets: the gradients that are summed together, while others are computed."""
+"""Groups tensors for transport: which of them travel together, and as one flat vector.
+
+Every place that sends several tensors uses this module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 # The default between hosts (benchmarks/buckets.py). On one host the ranks compute on the
-# cores that would sum meanwhile, so there it is all in one.
+# cores that would sum meanwhile, so there all gradients are one bucket.
 BYTES_BETWEEN_HOSTS = 4 << 20
+# TensorFlow takes over a NumPy array without a copy when it is aligned like this.
+ALIGNMENT = 64
 
 
 def in_buckets(tensors: Sequence[Any], bytes_each: int | None) -> list[list[int]]:
-    """Places of the tensors, bucket by bucket, the last tensors first.
+    """Cuts a list of tensors into buckets, from its end.
 
-    So the buckets are in the order in which back-propagation makes gradients.
+    That is the order in which back-propagation makes gradients, so the first buckets
+    can leave while it still runs.
 
     Args:
-        tensors: Of TensorFlow, gradients in the order of the layers.
+        tensors: Of TensorFlow, with static shapes: gradients in the order of the layers.
         bytes_each: A bucket is closed once it has so many bytes; None: never.
+
+    Returns:
+        The indices of the tensors in each bucket.
     """
-    places = list(range(len(tensors)))
+    indices = list(range(len(tensors)))
     if bytes_each is None:
-        return [places]
+        return [indices]
     buckets: list[list[int]] = [[]]
     filled = 0
-    for place in reversed(places):
+    for index in reversed(indices):
         if filled >= bytes_each:
             buckets.append([])
             filled = 0
-        buckets[-1].append(place)
-        count = tensors[place].shape.num_elements() or 0
-        filled += count * tensors[place].dtype.size
+        buckets[-1].append(index)
+        count = tensors[index].shape.num_elements() or 0
+        filled += count * tensors[index].dtype.size
     return buckets
+
+
+def by_dtype(
+    tensors: Sequence[Any],
+    indices: Sequence[int] | None = None,
+    alone: float = math.inf,
+) -> list[list[int]]:
+    """Splits tensors by dtype, for transports that send one dtype in a message.
+
+    Args:
+        tensors: With static shapes: of TensorFlow, NumPy or Keras.
+        indices: Which of them; all by default.
+        alone: A tensor of so many elements or more has a group of its own, so that it
+            need not be copied into a vector with others.
+
+    Returns:
+        The indices of the tensors in each group, in order.
+    """
+    groups: dict[Any, list[int]] = {}
+    for index in range(len(tensors)) if indices is None else indices:
+        large = alone < math.inf and math.prod(tensors[index].shape) >= alone
+        # A dtype is a name in Keras and an object elsewhere.
+        key = (
+            index
+            if large
+            else getattr(tensors[index].dtype, "name", tensors[index].dtype)
+        )
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def reduce_flat(
+    tensors: Sequence[Any], reduce: Callable[[Any], Any], alone: float = math.inf
+) -> list[Any]:
+    """Reduces TensorFlow's tensors as one flat vector for each dtype.
+
+    Args:
+        tensors: Dense tensors with static shapes.
+        reduce: Maps a vector to a vector of the same shape.
+        alone: As for ``by_dtype``.
+
+    Returns:
+        The reduced tensors, in order.
+    """
+    import tensorflow as tf
+
+    out: list[Any] = [None] * len(tensors)
+    for indices in by_dtype(tensors, alone=alone):
+        sizes = [tensors[i].shape.num_elements() for i in indices]
+        vector = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], axis=0)
+        pieces = tf.split(reduce(vector), sizes)
+        for i, piece in zip(indices, pieces, strict=True):
+            out[i] = tf.reshape(piece, tensors[i].shape)
+    return out
+
+
+def reduce_arrays_flat(
+    arrays: Sequence[np.ndarray], reduce: Callable[[np.ndarray], object]
+) -> list[np.ndarray]:
+    """Reduces NumPy arrays as one flat vector for each dtype.
+
+    Args:
+        arrays: Of any shapes and dtypes.
+        reduce: Reduces a vector in place.
+
+    Returns:
+        The reduced arrays, in order: views of the vectors, aligned for TensorFlow.
+    """
+    out: list[Any] = [None] * len(arrays)
+    for indices in by_dtype(arrays):
+        dtype = arrays[indices[0]].dtype
+        step = ALIGNMENT // dtype.itemsize
+        starts = np.cumsum([0, *(-(-arrays[i].size // step) * step for i in indices)])
+        vector = aligned_empty(int(starts[-1]), dtype)
+        for i, start in zip(indices, starts, strict=False):
+            view = vector[start : start + arrays[i].size]
+            view[:] = arrays[i].reshape(-1)
+            out[i] = view.reshape(arrays[i].shape)
+        reduce(vector)
+    return out
+
+
+def aligned_empty(size: int, dtype: np.dtype) -> np.ndarray:
+    """An uninitialised vector whose memory begins at a multiple of ``ALIGNMENT``."""
+    raw = np.empty(size * dtype.itemsize + ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT
+    return raw[skip : skip + size * dtype.itemsize].view(dtype)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collective.backends import launch_command
-from collective.backends.registry import BACKENDS
+from collective.backends.launchers import STARTS
+from collective.backends.registry import BACKENDS, can_start
 from collective.backends.supervised_run import run
 from collective.bench.limits import Limits
 from collective.comparison.equality import TOLERANCE, Recorded, judge
@@ -23,7 +24,7 @@ from collective.errors import UsageError
 REFERENCE = "single"
 SHARE = "one share"
 # One replica, however many the others have.
-ALONE = (SHARE, *(name for name, kind in BACKENDS.items() if kind.one_replica))
+ALONE = (SHARE, *(name for name, start in STARTS.items() if start.one_replica))
 PROOF_STEPS = 30
 
 
@@ -99,7 +100,7 @@ class Comparison:
             raise UsageError(
                 f"unknown backend {name!r}", hint=f"--backends {','.join(BACKENDS)}"
             )
-        found = launch_command.availability(name, self.plan.most)
+        found = can_start(name, self.plan.most)
         if not found.usable:
             self.results.left_out[name] = f"{found.reason} (HINT: {found.hint})"
             if name in self.plan.backends:
@@ -266,7 +267,7 @@ class Comparison:
         path.unlink(missing_ok=True)
         options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
         options += ["--verbose", "0", "--steps", "2", "--json", str(path)]
-        launched = launch_command.availability("mpi", processes).usable
+        launched = can_start("mpi", processes).usable
         ended = run(
             launch_command.line(
                 "auto",

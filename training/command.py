@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from collective import backends
+from collective.backends.capabilities import Serving
 from collective.backends.quiet import quiet
 from collective.errors import UsageError
 from collective.training import models
@@ -92,7 +93,8 @@ def run(
         )
     with quiet():
         backend = backends.get(job.backend, job.options, lambda: _message(job))
-    backend.serve()
+    if isinstance(backend, Serving):
+        backend.serve()
     with quiet():
         tf.zeros([])  # the first operation starts the devices, and the chatter
     with ends_the_job(backend), explaining_memory():

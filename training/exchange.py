@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.backends.capabilities import TensorParallel
 
 
 def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
@@ -20,9 +21,15 @@ def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
         backend: What the processes talk through.
     """
 
+    all_reduce = (
+        backend.sum_over_processes
+        if isinstance(backend, TensorParallel)
+        else backend.all_reduce
+    )
+
     @tf.function(autograph=False)
     def summed(array: tf.Tensor) -> tf.Tensor:
-        return backend.run(lambda a: backend.sum_over_processes([a])[0], (array,))
+        return backend.run(lambda a: all_reduce([a])[0], (array,))
 
     def sums(array: np.ndarray) -> np.ndarray:
         array = np.asarray(array, np.float64)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from collective import backends
 from collective.backends.base import Backend
+from collective.backends.capabilities import Serving
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.callbacks import RankZeroCallbacks
@@ -84,7 +85,8 @@ def fit(
     if isinstance(backend, str):
         known = message(model) if isinstance(model, keras.Model) else None
         backend = backends.get(backend, gradients=known)
-    backend.serve()
+    if isinstance(backend, Serving):
+        backend.serve()
     with ends_the_job(backend), explaining_memory():
         told = ledger is not None
         plan = Input(

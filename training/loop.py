@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.backends.capabilities import Elastic
 from collective.elastic import generations
 from collective.errors import CollectiveError, UsageError
 from collective.training import keras_compat
@@ -225,6 +226,7 @@ class Loop:
         self.files.close()
         if self.timeline is not None:
             self.timeline.event("leaves the job")
+        assert isinstance(backend, Elastic)
         backend.leave()
         raise SystemExit(0)
 

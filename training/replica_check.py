@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError
 from collective.training.callbacks import followed_variables
 
@@ -108,7 +109,8 @@ class DesyncAlarm:
         try:
             of_tensors = of_all().numpy()
         except tf.errors.OpError as error:
-            if not self.backend.lost(error):
+            backend = self.backend
+            if not (isinstance(backend, Elastic) and backend.lost(error)):
                 raise
             of_tensors = np.zeros([len(checksums), len(paths), BYTES])  # never known
         told = self._error(checksums, of_tensors, paths, number)

@@ -1,5 +1,6 @@
 """``--backend auto``: the backend that sums this model's gradients fastest here.
 
-``choose`` decides; ``probe`` measures, ``probe_cache`` keeps what it found, and
-``prediction`` turns it into the time of a step.
+Begin with ``choose``, which decides. ``probe`` times a backend in a separate job,
+``probe_cache`` keeps the measurements, ``prediction`` turns them into the time of a step,
+and ``forked`` finds the sizes of the model's gradients.
 """

@@ -1,12 +1,15 @@
 """``--backend auto``: the backend that will sum this model's gradients fastest here.
 
 Several ranks on one host have several backends to choose from. Each is timed once, in
-a job of its own on the same ranks (``probe``), and what was found is kept
-(``probe_cache``): a backend that crashes or hangs does so over there. Rank 0 predicts
-from it what each would take for the gradients of this model (``prediction``) and the
-others follow it, so all choose alike. Ranks on several hosts, ranks of horovodrun and a
-process alone go by a rule, and all with ``COLLECTIVE_PROBE=0``; with
-``COLLECTIVE_PROBE=again`` nothing that was kept is used.
+a separate job on the same ranks (``probe``), so that a backend that crashes or hangs
+does not take this job with it. The measurements are kept (``probe_cache``); a failure is
+not, so the next job tries again. Rank 0 predicts from them the all-reduce time of this
+model's gradients on each backend (``prediction``), chooses, and sends its choice to every
+other rank.
+
+A rule decides instead for ranks on several hosts, ranks of horovodrun and a process
+alone; and everywhere with ``COLLECTIVE_PROBE=0``. With ``COLLECTIVE_PROBE=again`` kept
+measurements are ignored.
 """
 
 from __future__ import annotations
@@ -22,26 +25,27 @@ from collective.backends import launch_command, supervised_run
 from collective.backends.auto import probe_cache
 from collective.backends.auto.forked import in_a_fork
 from collective.backends.auto.prediction import Point, fit
-from collective.backends.base import Options
 from collective.backends.core_world import CoreWorld, can_serve
 from collective.backends.devices import gpus, tensorflow_has_started
 from collective.backends.horovod.backend import HorovodBackend
+from collective.backends.launchers import STARTS
 from collective.backends.native import NativeBackend
-from collective.backends.registry import BACKENDS
+from collective.backends.options import Options
+from collective.backends.registry import BACKENDS, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
 
-# Sizes in bytes of the tensors that a step sums, or how to find out.
+# Sizes in bytes of the tensors that a step sums, or a function that returns them.
 Gradients = Sequence[int] | Callable[[], Sequence[int]] | None
 UNKNOWN = (4 << 20,)
 SWITCH = "COLLECTIVE_PROBE"
-PROBE_SECONDS = 50  # below the 60 after which ranks that wait say so
+PROBE_SECONDS = 50  # below the 60 after which waiting ranks report a stall
 FORK_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What ``auto`` means here.
+    """The backend that ``auto`` takes here.
 
     Attributes:
         name: The backend.
@@ -62,14 +66,14 @@ def choose(
 
     Args:
         environment: This process' place.
-        options: Only backends that take them are chosen from.
+        options: Only backends that take them are candidates.
         gradients: A function is called on rank 0 only, in a fork.
 
     Raises:
-        CollectiveError: A rank did not come.
+        CollectiveError: A rank did not join.
     """
     rule = by_rule(environment.now, options)
-    named = rule.name == HorovodBackend.name  # by whoever typed horovodrun
+    named = rule.name == HorovodBackend.name  # the user typed horovodrun
     alone = environment.size == 1 or environment.joins
     if alone or named or not can_serve(environment):
         return rule
@@ -80,7 +84,7 @@ def choose(
     cores = sorted(set().union(*world.allgather(os.sched_getaffinity(0))))
     steps = _choosing(rule, environment, options, gradients, cores)
     chosen = None
-    while chosen is None:  # one round for each probe, so that nobody waits for long
+    while chosen is None:  # one round for each probe, so that no rank waits for long
         mine = next(steps) if environment.rank == 0 else None
         chosen = world.allgather(mine)[0]
     if not joined and chosen.name != NativeBackend.name:
@@ -89,7 +93,7 @@ def choose(
 
 
 def by_rule(environment: Environment, options: Options) -> Choice:
-    """By the launcher and the devices alone."""
+    """The choice by launcher and devices alone."""
     if environment.launched:
         started = f"{environment.launcher} started {environment.size} processes"
         if environment.launcher == "horovodrun":
@@ -109,18 +113,16 @@ def by_rule(environment: Environment, options: Options) -> Choice:
 
 def candidates(environment: Environment, options: Options) -> list[str]:
     """The backends that launched ranks can choose from."""
-    asked = {o for o in vars(options) if getattr(options, o) != getattr(Options(), o)}
-    others = {o for kind in BACKENDS.values() for o in kind.own_options}
     found = [
         name
         for name, kind in BACKENDS.items()
-        if kind.launcher
+        if STARTS[name].launcher
         and kind.synchronous
         and kind.availability(environment).usable
-        and not asked & (others - set(kind.own_options))
+        and set_options(options) <= kind.option_names()
     ]
     if tensorflow_has_started() and MultiWorkerBackend.name in found:
-        found.remove(MultiWorkerBackend.name)  # it would be too late
+        found.remove(MultiWorkerBackend.name)  # it must be made before that
     return found
 
 
@@ -131,7 +133,7 @@ def _choosing(
     gradients: Gradients,
     cores: Sequence[int],
 ) -> Iterator[Choice | None]:
-    """Rank 0: None after each probe, then the choice, or the rule's. Raises nothing."""
+    """Rank 0: yields None after each probe, then the choice. Raises nothing."""
     try:
         names = candidates(environment, options)
         if len(names) < 2 or os.environ.get(SWITCH) == "0":
@@ -139,7 +141,9 @@ def _choosing(
             return
         sizes, of = _sizes(gradients)
         cache = probe_cache.ProbeCache(probe_cache.job(environment))
-        found = {} if os.environ.get(SWITCH) == "again" else cache.read()
+        found: dict[str, probe_cache.Found] = {}
+        if os.environ.get(SWITCH) != "again":
+            found.update(cache.read())
         missing = [name for name in names if name not in found]
         for number, name in enumerate(missing, 1):
             print(f"auto: timing {name} on {environment.size} ranks, {number} of "
@@ -148,15 +152,19 @@ def _choosing(
             kept = cache.write(found)
             yield None
         if missing:
-            how = "kept" if kept else f"cannot be kept in {cache.path.parent}"
+            how = (
+                "measurements are kept"
+                if kept
+                else f"cannot be kept in {cache.path.parent}"
+            )
             print(f"auto: {how} for next time", flush=True)
         found = {name: found[name] for name in names}
         choice = fastest(found, sizes)
         if choice is None:
-            choice = Choice(rule.name, f"{rule.because}; no probe went well")
-        print(told(choice, found, of), flush=True)
+            choice = Choice(rule.name, f"{rule.because}; every probe failed")
+        print(table(choice, found, of), flush=True)
         yield choice
-    except Exception as error:  # ranks wait for the answer
+    except Exception as error:  # the other ranks wait for the choice
         first = str(error).split("\n")[0]
         why = f"{rule.because}; not measured: {type(error).__name__}: {first}"
         yield Choice(rule.name, why)
@@ -165,7 +173,7 @@ def _choosing(
 def fastest(
     found: Mapping[str, probe_cache.Found], sizes: Sequence[int]
 ) -> Choice | None:
-    """The choice that measurements lead to.
+    """The backend with the shortest predicted all-reduce.
 
     Args:
         found: By backend.
@@ -191,15 +199,15 @@ def fastest(
 def time(
     name: str, environment: Environment, cores: Sequence[int]
 ) -> probe_cache.Found:
-    """Times a backend in a job of its own on this host.
+    """Times a backend in a separate job on this host.
 
     Args:
         name: The backend.
-        environment: The job that asks.
-        cores: What its ranks may use together.
+        environment: This process' place.
+        cores: The cores that the ranks may use together.
 
     Returns:
-        What was measured, or why nothing was.
+        The measurements, or why there are none.
     """
     with tempfile.TemporaryDirectory(prefix="collective-probe-") as folder:
         path = Path(folder, "points.json")
@@ -216,14 +224,14 @@ def time(
 
 
 def _launcher(environment: Environment, name: str) -> str:
-    """What starts the probe: what started this job, or else what the backend wants."""
+    """The launcher of the probe: this job's own, or else the backend's."""
     if environment.launcher in ("mpirun", "horovodrun", "collectiverun"):
         return environment.launcher
-    return BACKENDS[name].launcher
+    return STARTS[name].launcher
 
 
 def _sizes(gradients: Gradients) -> tuple[Sequence[int], str]:
-    """Bytes of each tensor of a step's all-reduce, and how to tell of them."""
+    """Bytes of each tensor of a step's all-reduce, and a description of them."""
     sizes = gradients
     if callable(sizes):
         started = tensorflow_has_started()
@@ -234,8 +242,8 @@ def _sizes(gradients: Gradients) -> tuple[Sequence[int], str]:
     return sizes, f"{sum(sizes) / 2**20:.3g} MiB in {number}"
 
 
-def told(choice: Choice, found: Mapping[str, probe_cache.Found], of: str) -> str:
-    """The choice in lines, one for each candidate."""
+def table(choice: Choice, found: Mapping[str, probe_cache.Found], of: str) -> str:
+    """The choice as text, one line for each candidate."""
     lines = [f"auto: predicted all-reduce of a step, {of}:"]
     for name, seconds in choice.predicted.items():
         points = found[name]
@@ -250,5 +258,8 @@ def told(choice: Choice, found: Mapping[str, probe_cache.Found], of: str) -> str
         )
     for name, failure in found.items():
         if isinstance(failure, str):
-            lines.append(f"  {name:<15}{failure}; HINT: {SWITCH}=again tries it again")
+            lines.append(
+                f"  {name:<15}{failure}; the next job tries it again "
+                f"(HINT: {SWITCH}=0 times none)"
+            )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Asks a fork of this process, which then is as if nothing had been asked."""
+"""Calls a function in a fork, so that this process keeps no trace of it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 def in_a_fork(function: Callable[[], Any], seconds: float) -> Any | None:
     """Calls a function in a fork of this process.
 
-    Only for a process whose TensorFlow has not started: of its threads, a fork has none.
+    Only for a process whose TensorFlow has not started: a fork has none of its threads.
 
     Args:
-        function: What it returns must fit into JSON. Nothing it prints is seen.
+        function: Its result must fit into JSON. Nothing it prints is seen.
         seconds: Its deadline.
 
     Returns:
-        What it returned; None if it raised, crashed or did not end in time.
+        Its result; None if it raised, crashed or did not end in time.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -49,7 +49,7 @@ def in_a_fork(function: Callable[[], Any], seconds: float) -> Any | None:
 
 
 def _answer(function: Callable[[], Any], reader: int, writer: int) -> None:
-    """The fork: nothing of it gets back into what its parent was doing."""
+    """The fork: calls the function, writes the result and ends."""
     try:
         os.close(reader)
         nowhere = os.open(os.devnull, os.O_RDWR)

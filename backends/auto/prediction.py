@@ -1,7 +1,7 @@
-"""How long an all-reduce will take, from a few that were timed.
+"""Predicts the time of an all-reduce from a few that were timed.
 
-The model is the usual one of a message's time, latency + bytes / bandwidth [Hockney,
-1994], with a term more for backends that pay for each tensor in a call.
+The model is latency + bytes / bandwidth [R. Hockney, 1994], with one more term for
+backends whose calls take longer for each tensor.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def fit(points: Sequence[Point]) -> Fit:
     """Least squares of the relative errors, no coefficient below zero.
 
     Relative, because a prediction 10 % off is as bad at 20 microseconds as at 20
-    milliseconds. The best of the fits to each choice of columns that come out positive
-    is the constrained optimum, and there are but seven choices.
+    milliseconds. The constrained optimum is the best of the fits to each subset of
+    columns with no negative coefficient, and there are only seven subsets.
 
     Args:
         points: At least one, with seconds above zero.

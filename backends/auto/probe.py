@@ -20,13 +20,13 @@ from collective.backends.auto.prediction import Point
 from collective.backends.base import Backend
 from collective.backends.quiet import quiet
 
-# Bytes and tensors of the calls that ``auto`` is fitted to: a second or two in all.
+# Bytes and tensors of the calls that ``auto`` times: a second or two together.
 CALLS = (
     *((4, 1), (1 << 16, 1), (1 << 20, 1), (1 << 24, 1)),
     *((1 << 20, 64), (1 << 24, 64), (1 << 26, 64)),
 )
-MOVED = 256 << 20  # bytes, of all calls of a size together, about
-TIMES = (5, 100)
+TOTAL_BYTES = 256 << 20  # of all calls of a size together, about
+REPEATS = (5, 100)  # lowest and highest number of calls
 
 
 def measure(backend: Backend, size: int, tensors: int = 1) -> Point:
@@ -37,16 +37,16 @@ def measure(backend: Backend, size: int, tensors: int = 1) -> Point:
     rows = [tf.fill([count], float(backend.rank + 1)) for _ in range(tensors)]
 
     def step() -> tf.Tensor:
-        # Each replica's own: one and the same tensor would not be summed.
+        # A copy for each replica: a strategy does not sum a tensor that they share.
         return backend.all_reduce([tf.identity(row) for row in rows])[-1]
 
-    # They are captured, not passed: Python takes its time over each argument.
+    # The tensors are captured, not passed: arguments take time in Python.
     @tf.function(autograph=False)
     def call() -> tf.Tensor:
         return backend.run(step, ())
 
     seconds = []
-    for _ in range(min(max(MOVED // size, TIMES[0]), TIMES[1]) + 2):
+    for _ in range(min(max(TOTAL_BYTES // size, REPEATS[0]), REPEATS[1]) + 2):
         begin = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - begin)
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sizes", help="bytes, with commas between")
     parser.add_argument("--deadline", type=float, default=600, help="in seconds")
     args = parser.parse_args(arguments)
-    # Whoever started this may be gone, and the backend may hang.
+    # The process that started this may have ended, and the backend may hang.
     faulthandler.dump_traceback_later(args.deadline, exit=True)
     with quiet():
         backend = backends.get(args.backend, backends.Options(devices=args.devices))

@@ -1,7 +1,8 @@
-"""What probes have found, kept for the next job like this one.
+"""The measurements of probes, kept for the next job of the same kind.
 
-One JSON file for each kind of job, in the user's cache folder: measurements of one
-machine, number of ranks and set of versions are never taken for another's.
+One JSON file for each kind of job, in the user's cache folder, so that measurements of
+one machine, number of ranks and set of versions never serve for another. Failures are
+not kept: a busy machine must not rule out a backend for all later jobs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 
 from collective import library
 from collective.backends.auto.prediction import Point
-from collective.backends.cache_folder import cache_folder
 from collective.backends.devices import gpus
 from collective.backends.horovod import installed
 from collective.environment import Environment
@@ -26,11 +26,11 @@ from collective.errors import CollectiveError
 from collective.launch import versions
 from collective.net import private_files
 
-Found = list[Point] | str  # what was measured, or why nothing was
+Found = list[Point] | str  # the measurements, or why there are none
 
 
 def job(environment: Environment) -> dict[str, Any]:
-    """What the speed of an all-reduce depends on: the machine, the ranks, versions."""
+    """Everything the speed of an all-reduce depends on: machine, ranks, versions."""
     found = versions.installed()
     return {
         "processor": _processor(),
@@ -50,14 +50,14 @@ def job(environment: Environment) -> dict[str, Any]:
 
 def folder() -> Path:
     """The user's folder for probes."""
-    return cache_folder() / "probes"
+    return private_files.cache_folder() / "probes"
 
 
 class ProbeCache:
-    """The probes of one kind of job.
+    """The measurements for one kind of job.
 
     Args:
-        of: What they depend on (``job``).
+        of: The kind of job (``job``).
 
     Attributes:
         path: The file; it need not exist. A broken one counts as none.
@@ -68,28 +68,30 @@ class ProbeCache:
         name = hashlib.sha256(json.dumps(self.of, sort_keys=True).encode()).hexdigest()
         self.path = folder() / f"{name[:16]}.json"
 
-    def read(self) -> dict[str, Found]:
-        """What is known, by backend."""
+    def read(self) -> dict[str, list[Point]]:
+        """The measurements, by backend."""
         try:
             kept = json.loads(self.path.read_text())
             if kept["job"] != self.of:
                 return {}
             return {
-                name: found if isinstance(found, str) else [_point(p) for p in found]
-                for name, found in kept["found"].items()
+                name: [_point(point) for point in points]
+                for name, points in kept["found"].items()
+                if not isinstance(points, str)  # a failure, kept by an older version
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
     def write(self, found: Mapping[str, Found]) -> bool:
-        """Keeps it, whole or not at all; whether that could be."""
+        """Replaces the file by the measurements among ``found``; whether it could."""
         plain = {
-            name: one if isinstance(one, str) else [dataclasses.asdict(p) for p in one]
-            for name, one in found.items()
+            name: [dataclasses.asdict(point) for point in points]
+            for name, points in found.items()
+            if not isinstance(points, str)
         }
         part = self.path.with_suffix(f".{os.getpid()}.part")
         with contextlib.suppress(OSError, CollectiveError):
-            private_files.folder(cache_folder())
+            private_files.folder(private_files.cache_folder())
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part.write_text(json.dumps({"job": self.of, "found": plain}, indent=1))
             part.replace(self.path)
@@ -124,7 +126,7 @@ def _mpi() -> str | None:
 
 
 def _core() -> str | None:
-    """The core as it was built: its version changes less often than it does."""
+    """A hash of the core as it was built: it changes more often than its version."""
     try:
         return hashlib.sha256(library.path().read_bytes()).hexdigest()[:16]
     except OSError:

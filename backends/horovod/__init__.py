@@ -1,5 +1,6 @@
 """Horovod as a backend, and a build of it that fits the installed TensorFlow.
 
-``backend`` sums by Horovod's ``grouped_allreduce``; ``build`` compiles Horovod once for
-each TensorFlow and ``wheel`` keeps the result.
+Begin with ``backend``, which sums by Horovod's ``grouped_allreduce``. ``build`` compiles
+Horovod once for each TensorFlow, ``wheel`` names and keeps the result, ``installed`` says
+whether it fits, and ``run`` is the ``horovodrun`` of this environment.
 """

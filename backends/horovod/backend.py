@@ -1,9 +1,12 @@
 """Horovod: gradients by ``grouped_allreduce``, started by horovodrun or mpirun.
 
-Between hosts they go in buckets, each as soon as it is there. On one host all go at once.
+Sums: Horovod's background thread, over MPI, Gloo or NCCL. Between hosts gradients travel
+in buckets, each as soon as back-propagation has made it; on one host as one bucket.
 
-Horovod's own settings (fusion threshold, cycle time, timeline, ...) reach it as they
-always do, by the options of ``horovodrun`` and by ``HOROVOD_*`` variables.
+Sharp bits: a build of Horovod fits one TensorFlow, one MPI and one Python (``build``).
+Horovod's own settings (fusion threshold, cycle time, timeline, ...) work as always, by
+the options of ``horovodrun`` and by ``HOROVOD_*`` variables. A rank that dies ends the
+job.
 """
 
 from __future__ import annotations
@@ -17,29 +20,32 @@ from typing import Any
 
 import numpy as np
 
-from collective.backends.base import Availability, Backend, Options
+from collective.backends.base import Availability
+from collective.backends.capabilities import (
+    Overlap,
+    OverlapOptions,
+    ShardCollectives,
+)
 from collective.backends.devices import configure
 from collective.backends.horovod import installed
-from collective.buckets import in_buckets
+from collective.buckets import by_dtype, in_buckets
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
 BUILD = "make horovod"
-# What the ranks that are left get to read, in the words of Horovod and of its Gloo.
+# Horovod's and its Gloo's error on the ranks that are left.
 LOST = re.compile("Horovod has been shut down|gloo/transport")
-# Launchers end all ranks when one has failed, so those left need not speak.
+# Launchers end all ranks when one has failed, so the ranks that are left wait quietly.
 ENDED_BY_LAUNCHER_SECONDS = 10
 
 
-class HorovodBackend(Backend):
+class HorovodBackend(Overlap, ShardCollectives):
     """A replica in each process, summed by Horovod."""
 
     name = "horovod"
-    launcher = "horovodrun"
     summary = "one replica a process, Horovod's grouped_allreduce (MPI or Gloo)"
-    own_options = ("bucket_bytes",)
 
-    def __init__(self, options: Options, environment: Environment | None = None):
+    def __init__(self, options: OverlapOptions, environment: Environment | None = None):
         environment = environment or detect()
         super().__init__(options, environment)
         try:
@@ -75,21 +81,20 @@ class HorovodBackend(Backend):
         if self.size == 1:
             return tensors
         out: list[Any] = [None] * len(tensors)
-        for bucket in in_buckets(tensors, self._bucket_bytes):
-            for dtype in dict.fromkeys(tensors[i].dtype for i in bucket):
-                places = [i for i in bucket if tensors[i].dtype == dtype]
+        for bucket in in_buckets(tensors, self.bucket_bytes):
+            for indices in by_dtype(tensors, bucket):
                 sums = self.hvd.grouped_allreduce(
-                    [tensors[i] for i in places],
+                    [tensors[i] for i in indices],
                     op=self.hvd.Sum,
                     name=self._name(),
                     ignore_name_scope=True,
                 )
-                for i, total in zip(places, sums, strict=True):
+                for i, total in zip(indices, sums, strict=True):
                     out[i] = total
         return out
 
     def _name(self) -> str | None:
-        """What the ranks know a call by: the function and the number of the call in it.
+        """The name by which ranks match a call: its function, and its number there.
 
         Horovod's own names come from those of tensors, which differ where one rank
         traces a function more often than another.
@@ -113,7 +118,7 @@ class HorovodBackend(Backend):
         return array
 
     def close(self) -> None:
-        """Leaves the job, and with it ends Horovod for all."""
+        """Ends Horovod on all ranks."""
         self.hvd.shutdown()
 
     def abort(self, exit_code: int) -> None:
@@ -123,7 +128,7 @@ class HorovodBackend(Backend):
         os._exit(exit_code)
 
     def ended_by_another(self, error: BaseException) -> int | None:
-        """Waits for the launcher's end where Horovod says that another rank is gone."""
+        """Waits for the launcher to end this rank, where Horovod lost another one."""
         if not LOST.search(str(error)):
             return None
         time.sleep(ENDED_BY_LAUNCHER_SECONDS)

@@ -1,10 +1,10 @@
 """Builds Horovod into this environment: ``python -m collective.backends.horovod.build``.
 
-Horovod comes as source only, and its build takes minutes; so its wheel is kept, and
-the next environment that it fits takes it from there (``backends/horovod/wheel.py``).
+Horovod is distributed as source only, and its build takes minutes; so its wheel is
+kept, and the next environment that it fits reuses it (``backends/horovod/wheel.py``).
 
 One file is left out of the build for TensorFlow 2.19 and newer, where it no longer
-compiles. It serves all-reduce inside functions compiled by XLA, and nothing else.
+compiles. It is only for all-reduce inside functions compiled by XLA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from collective.backends.cache_folder import cache_folder
 from collective.backends.horovod import installed, run, wheel
 from collective.backends.horovod.wheel import VERSION, Target
 from collective.errors import CollectiveError, UsageError
@@ -27,7 +26,7 @@ from collective.net import private_files
 
 # What Horovod's setup.py imports; setuptools 81 has no pkg_resources any more.
 TOOLS = ("setuptools<81", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
-# The file in the way, and the TensorFlow that moved one of its headers.
+# The file that no longer compiles, and the TensorFlow that moved one of its headers.
 LEFT_OUT, LEFT_OUT_SINCE = "xla_mpi_ops.cc", (2, 19)
 CHOSEN = {
     "HOROVOD_WITH_TENSORFLOW": "1",
@@ -60,7 +59,7 @@ def build(wanted: Target) -> Path:
     """Builds a wheel and keeps it.
 
     Raises:
-        UsageError: What a build needs is not there.
+        UsageError: A program that the build needs is missing.
         CollectiveError: The build failed.
     """
     for program in (os.environ.get("CXX", "c++"), "make"):
@@ -72,7 +71,7 @@ def build(wanted: Target) -> Path:
     keep = wheel.cache()
     log = keep / f"{wanted.version}.log"
     try:
-        private_files.folder(cache_folder())
+        private_files.folder(private_files.cache_folder())
         keep.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
     except OSError as error:
@@ -90,19 +89,19 @@ def build(wanted: Target) -> Path:
         environment |= CHOSEN
         environment["HOROVOD_LOCAL_VERSION"] = wanted.version.partition("+")[2]
         environment["HOROVOD_WITH_MPI" if wanted.mpi else "HOROVOD_WITHOUT_MPI"] = "1"
-        # pip's own cache knows a wheel by its name only, whatever it was built for.
+        # pip's own cache knows a wheel only by its name, not by its target.
         command = [*PIP, "wheel", "--no-build-isolation", "--no-deps", "--no-cache-dir"]
         command += ["--verbose", "--wheel-dir", name, str(source)]
         if _logged(command, environment, log):
             raise CollectiveError(f"{wanted} does not build", hint=f"less {log}")
         (made,) = Path(name).glob("horovod-*.whl")
-        # Whole under its own name: another build may be looking for it.
+        # Moved into place when it is complete: another build may look for it now.
         os.replace(shutil.copy(made, keep / f"{os.getpid()}"), keep / made.name)
         return keep / made.name
 
 
 def _fetch(work: Path, environment: Mapping[str, str], log: Path) -> None:
-    """Puts the tools and the unpacked source into the folder ``work``."""
+    """Downloads the tools and the unpacked source into the folder ``work``."""
     cmake = [] if shutil.which("cmake") else ["cmake"]
     tools = ["install", "--target", str(work / "tools"), *TOOLS, *cmake]
     source = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
@@ -120,7 +119,7 @@ def leave_out(lists: Path) -> None:
     """Takes the file that does not compile out of a list of sources.
 
     Raises:
-        CollectiveError: It is not there.
+        CollectiveError: The list does not name it exactly once.
     """
     lines = lists.read_text().splitlines(keepends=True)
     rest = [line for line in lines if LEFT_OUT not in line]
@@ -143,7 +142,7 @@ def _environment(tools: Path) -> dict[str, str]:
     }
     mpi = shutil.which("mpicxx", path=path)
     if mpi and Path(mpi).is_relative_to(sys.prefix):
-        # Wherever the wheel is installed, it looks for MPI there, in lib, first.
+        # The wheel looks for MPI first in lib of the environment it is installed in.
         env["LDFLAGS"] = f"-Wl,-rpath,$ORIGIN/../../../.. {env.get('LDFLAGS', '')}"
     return env
 

@@ -1,4 +1,4 @@
-"""Which Horovod is installed, and whether it fits: read from files, nothing imported."""
+"""Which Horovod is installed, and whether it fits: from its files, without importing it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def version() -> str | None:
-    """The version of the Horovod that is installed, its local part too."""
+    """The version of the installed Horovod, with its local part."""
     try:
         return importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:

@@ -1,17 +1,17 @@
-"""What ``horovodrun`` does here: Horovod's own launcher, with five things settled.
+"""The ``horovodrun`` of this environment: Horovod's own launcher, with five changes.
 
 - Built with MPI, it hands the job to ``mpirun`` in the spelling of Open MPI 4
   (``-bind-to none``), which Open MPI 5 refuses. ``--binding-args``, an option of
   Horovod's, gives a spelling that both take.
-- It tells ``mpirun`` that there is room for all ranks. With more of them than cores,
-  each then spins on a core that another one needs; so they are told to yield.
-- Ranks that ``mpirun`` starts cannot see that ``horovodrun`` was typed. A variable
+- It allows ``mpirun`` more ranks than cores. Each of them would spin on a core that
+  another one needs; so a variable makes idle ranks yield.
+- Ranks that ``mpirun`` starts cannot see that the user typed ``horovodrun``. A variable
   says so.
-- With Gloo it ends with 1 whatever happened. The failing rank's exit code is passed.
-- It takes no abbreviations: among them would be options of the program it starts, as
-  ``--timeline``, which it would refuse as ambiguous.
+- With Gloo it always ends with 1. Here it ends with the failing rank's exit code.
+- It takes no abbreviated options: options of the program that it starts, such as
+  ``--timeline``, would be refused as ambiguous.
 
-All else, options and defaults too, is Horovod's.
+Everything else, options and defaults too, is Horovod's.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import re
 import sys
 from pathlib import Path
 
-# Tells the ranks who started the job; collective/environment.py reads it.
+# Set for the ranks of horovodrun; collective/environment reads it.
 MARK = "COLLECTIVE_HOROVODRUN"
 YIELD = "OMPI_MCA_mpi_yield_when_idle"
-# In front of the user's own options, so that theirs wins. Other MPIs ignore it.
+# Before the user's own options, so that theirs win. Other MPIs ignore it.
 BINDING = "--binding-args=--bind-to none --map-by slot"
 
 

@@ -1,7 +1,7 @@
-"""Which build of Horovod fits here, by what name, and where it is kept.
+"""Which build of Horovod fits here, its name, and where it is kept.
 
 A build fits one TensorFlow, one MPI and one Python. So the wheel has the first two in
-its version and the third in its folder, and a build for others is never picked up.
+its version and the third in its folder, and no other build is ever picked up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from collective.backends.cache_folder import cache_folder
 from collective.backends.horovod import installed
 from collective.errors import UsageError
 from collective.net import private_files
@@ -53,7 +52,7 @@ class Target:
 
 
 def target() -> Target:
-    """What a build would be for, here and now.
+    """The target of a build in this environment.
 
     Raises:
         UsageError: Without TensorFlow.
@@ -78,8 +77,8 @@ def search_path() -> str:
 def _mpi() -> tuple[str, str] | None:
     for option in ("--showme:version", "-v"):  # Open MPI's, MPICH's
         command = ["env", f"PATH={search_path()}", "mpicxx", option]
-        told = subprocess.run(command, capture_output=True, text=True).stdout
-        found = re.search(r"(Open MPI|MPICH)(?: version)? (\d[\w.]*)", told)
+        printed = subprocess.run(command, capture_output=True, text=True).stdout
+        found = re.search(r"(Open MPI|MPICH)(?: version)? (\d[\w.]*)", printed)
         if found:
             return found[1], found[2]
     return None
@@ -88,15 +87,15 @@ def _mpi() -> tuple[str, str] | None:
 def cache() -> Path:
     """The user's folder for wheels of this Python on this kind of machine."""
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
-    return cache_folder() / "horovod" / abi
+    return private_files.cache_folder() / "horovod" / abi
 
 
 def kept(wanted: Target) -> Path | None:
     """The wheel of an earlier build for this target.
 
     Raises:
-        CollectiveError: If others than this user could have put it there.
+        CollectiveError: If another user could have put it there.
     """
-    if cache_folder().exists():
-        private_files.check(cache_folder())
+    if private_files.cache_folder().exists():
+        private_files.check(private_files.cache_folder())
     return next(cache().glob(f"horovod-{wanted.version}-*.whl"), None)

@@ -1,1 +1,4 @@
-"""``tf-parameter-server``: a chief, asynchronous workers, and servers of variables."""
+"""``tf-parameter-server``: a chief, asynchronous workers, and servers of variables.
+
+Begin with ``backend``, the chief's side; ``server`` is the other ranks' side.
+"""

@@ -2,7 +2,12 @@
 
 Rank 0 is the chief: it has the data, hands batches to whichever worker is free, and
 waits for none of them. The next ranks are workers; the last ones hold the variables.
-Each update is one worker's batch, applied to what the variables are by then.
+
+Sums: nothing. Each update is one worker's batch, applied to the variables' values of that
+moment.
+
+Sharp bits: two runs never give the same model. Only rank 0 runs the training's code. A
+worker that dies is started again; a parameter server that dies ends the job.
 """
 
 from __future__ import annotations
@@ -18,36 +23,37 @@ from typing import Any
 import numpy as np
 
 from collective.backends import addresses
-from collective.backends.base import Availability, Backend, Options
+from collective.backends.base import Availability, Backend
+from collective.backends.capabilities import Serving, ServingOptions
 from collective.backends.devices import configure
-from collective.backends.parameter_server.server import Bell, Task, serve
+from collective.backends.parameter_server.server import (
+    ChiefListener,
+    Task,
+    serve,
+)
 from collective.backends.quiet import is_quiet
 from collective.backends.tf_strategy import StrategyBackend
 from collective.environment import Environment, cores_per_process, detect
 from collective.errors import CollectiveError, UsageError
 
-SHARD_BYTES = 256 << 10  # variables of two such parts or more are cut [TensorFlow]
+SHARD_BYTES = 256 << 10  # variables of two such shards or more are split [TensorFlow]
 AHEAD = 2  # batches handed out for each worker
-SECONDS = 10  # for the rank of a server that died to tell of it
+SECONDS = 10  # in which the rank of a server that died reports it
 
 
-class ParameterServerBackend(StrategyBackend):
+class ParameterServerBackend(StrategyBackend, Serving):
     """Workers that train without waiting for each other.
 
-    Only the chief runs the training's code, as one process with one replica; on the
-    other ranks ``serve``, or ``scope``, does not return.
-
-    Attributes:
-        workers: Their number.
+    Only the chief runs the training's code, as one process with one replica; on every
+    other rank ``serve``, or ``scope``, does not return.
     """
 
     name = "tf-parameter-server"
-    launcher = "mpirun"
     summary = "a chief, workers and servers, asynchronous (ParameterServerStrategy)"
-    own_options = ("parameter_servers",)
-    synchronous = False
+    option_type = ServingOptions
+    options: ServingOptions
 
-    def __init__(self, options: Options, environment: Environment | None = None):
+    def __init__(self, options: ServingOptions, environment: Environment | None = None):
         environment = environment or detect()
         super().__init__(options, environment)
         servers = options.parameter_servers or 1
@@ -59,10 +65,10 @@ class ParameterServerBackend(StrategyBackend):
                 hint=f"mpirun -np {servers + 2} python train.py --backend {self.name} "
                 f"--parameter-servers {servers}",
             )
-        os.environ["GRPC_FAIL_FAST"] = "use_caller"  # who is dead is told at once
+        os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a dead server is an error at once
         world = addresses.world(environment)
         tasks = addresses.exchange(environment, world)
-        bell = addresses.exchange(environment, world)[0]
+        chief = addresses.exchange(environment, world)[0]
         addresses.leave(environment)
         cluster = {
             "chief": tasks[:1],
@@ -74,13 +80,13 @@ class ParameterServerBackend(StrategyBackend):
             index = self.rank - 1 - (workers if job == "ps" else 0)
             threads = options.threads or cores_per_process(environment)
             self.task = Task(cluster, job, index, threads, environment)
-            self.bell_at = bell
+            self.chief_address = chief
             return
         # From here on the chief, one process with one replica as far as a step sees.
         self.size = self.replicas = 1
         self.local_replicas = range(1)
         self._under_way: deque[_Scheduled] = deque()
-        self.bell = Bell(bell, environment.size - 1)
+        self.listener = ChiefListener(chief, environment.size - 1)
         import tensorflow as tf
 
         if is_quiet():
@@ -117,24 +123,19 @@ class ParameterServerBackend(StrategyBackend):
             return Availability(False, found.reason, hint)
         return found
 
-    @classmethod
-    def ranks(cls, replicas: int) -> int:
-        """A chief and a server besides."""
-        return replicas + 2
-
     def serve(self) -> None:
-        """On all ranks but the chief: serves until it is gone, and ends the process."""
+        """On every rank but the chief: serves until it has ended, and ends the process."""
         if self.rank == 0:
             return
         try:
-            serve(self.task, self.bell_at)
+            serve(self.task, self.chief_address)
         except CollectiveError as error:
             print(f"rank {self.rank}: error: {error}", file=sys.stderr, flush=True)
             sys.exit(error.exit_code)
         sys.exit(0)
 
     def scope(self) -> Any:
-        """On the chief, the strategy's; variables made in it are on the servers."""
+        """On the chief, the strategy's; variables made in it live on the servers."""
         self.serve()
         return super().scope()
 
@@ -156,21 +157,21 @@ class ParameterServerBackend(StrategyBackend):
         return scheduled
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Writes: there is one copy, and one replica."""
+        """A plain assignment: there is one copy, and one replica."""
         Backend.assign(self, variables, values)
 
 
 def _leave_errors_to_the_steps() -> None:
-    """Keeps a traceback off the screen when TensorFlow's threads stumble.
+    """Hides the tracebacks of TensorFlow's threads when a server dies.
 
-    Where a server dies, what they were doing fails, and so does the step that waits
-    for it, which tells; now and then the thread falls over its own bookkeeping, too.
+    The step that waits for such a thread fails too, and reports the error; the thread's
+    own traceback is sometimes of its bookkeeping only.
     """
-    tell = threading.excepthook
+    report = threading.excepthook
 
     def hook(error: threading.ExceptHookArgs) -> None:
         if error.thread is None or "ProcessingLoop-" not in error.thread.name:
-            tell(error)
+            report(error)
 
     threading.excepthook = hook
 
@@ -187,7 +188,7 @@ def _read_as_arrays() -> None:
 
 
 class _Scheduled:
-    """What a worker will return: a vector, and perhaps more that nobody asks for."""
+    """A worker's future result: a vector, or a vector and more."""
 
     def __init__(self, value: Any, explain: Callable[[Exception], Exception]):
         self._value, self._explain = value, explain
@@ -216,6 +217,6 @@ def _explained(error: Exception, explain: Callable[[Exception], Exception]):
     time.sleep(SECONDS)
     return CollectiveError(
         f"a server of the cluster does not answer: {str(error).splitlines()[0]}",
-        hint="start the job again; with --checkpoint-dir DIR --resume it goes on from "
+        hint="start the job again; with --checkpoint-dir DIR --resume it continues from "
         "the last checkpoint",
     )

@@ -1,8 +1,8 @@
 """A rank that serves: TensorFlow's server in a fork of it, watched until the job ends.
 
-The fork can die without the rank, and so without the job: a launcher ends all ranks as
-soon as one is gone. What a worker was doing is done again by another; a parameter
-server takes its part of the model with it.
+The fork can die without its rank, and so without the job: a launcher ends all ranks as
+soon as one has ended. A worker's batch is given to another worker; a parameter server
+that dies takes its shard of the model with it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import NoReturn
 from collective.backends.devices import gpus
 from collective.environment import Environment
 from collective.errors import CollectiveError
+from collective.log import log
 
-PATIENCE = 60  # seconds for all ranks to have come
+TIMEOUT = 60  # seconds until all ranks have connected
 GIVE_UP = (3, 60.0)  # deaths of a worker within so many seconds
 Cluster = dict[str, list[str]]
 
@@ -47,57 +48,57 @@ class Task:
     environment: Environment
 
 
-class Bell:
-    """The chief's line to all that serve it. With the chief's process it is cut.
+class ChiefListener:
+    """The chief's connections to all ranks that serve it; they close when it ends.
 
-    TensorFlow's last words to its servers come late at the end of that process, and
-    would wait long for servers that are gone.
+    TensorFlow tells its servers of the end late in that process, and would wait long
+    for servers that have died.
 
     Args:
         address: ``host:port`` to listen at.
-        ranks: That will come.
+        ranks: Number of ranks that will connect.
 
     Raises:
-        CollectiveError: They did not.
+        CollectiveError: Not all did in time.
     """
 
     def __init__(self, address: str, ranks: int):
-        self.lines: list[socket.socket] = []
+        self.connections: list[socket.socket] = []
         with socket.create_server(("", int(address.rsplit(":", 1)[1]))) as server:
-            deadline = time.monotonic() + PATIENCE
-            while len(self.lines) < ranks:
+            deadline = time.monotonic() + TIMEOUT
+            while len(self.connections) < ranks:
                 server.settimeout(max(0.01, deadline - time.monotonic()))
                 try:
-                    self.lines.append(server.accept()[0])
+                    self.connections.append(server.accept()[0])
                 except TimeoutError:
                     raise CollectiveError(
-                        f"{ranks - len(self.lines)} of {ranks} servers did not start "
-                        f"within {PATIENCE} s",
+                        f"{ranks - len(self.connections)} of {ranks} servers did not start "
+                        f"within {TIMEOUT} s",
                         hint="python -m collective.doctor",
                         everywhere=False,
                     ) from None
 
 
-def serve(task: Task, bell: str) -> None:
-    """Serves until the chief is gone.
+def serve(task: Task, chief: str) -> None:
+    """Serves until the chief has ended.
 
     Args:
         task: What to serve.
-        bell: The address of the chief's ``Bell``.
+        chief: The address of its ``ChiefListener``.
 
     Raises:
-        CollectiveError: A parameter server has died, or a worker again and again.
+        CollectiveError: A parameter server has died, or a worker too often.
     """
     pid, deaths = _start(task), [0.0]
     try:
-        with _call(bell) as line:
-            while not select.select([line], [], [], 0.2)[0]:
+        with _connect(chief) as connection:
+            while not select.select([connection], [], [], 0.2)[0]:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if not ended:
                     continue
                 pid = 0
                 deaths.append(time.monotonic())
-                _lost(task, os.waitstatus_to_exitcode(status), deaths)
+                _report_death(task, os.waitstatus_to_exitcode(status), deaths)
                 pid = _start(task)
     finally:
         if pid:
@@ -106,13 +107,13 @@ def serve(task: Task, bell: str) -> None:
             os.waitpid(pid, 0)
 
 
-def _lost(task: Task, code: int, deaths: list[float]) -> None:
-    """Tells of a server that died; raises where the job cannot go on."""
+def _report_death(task: Task, code: int, deaths: list[float]) -> None:
+    """Logs the death of a server; raises where the job cannot continue."""
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     if task.job == "ps":
         raise CollectiveError(
             f"parameter server {task.index} {how}, and its part of the model is lost",
-            hint="start the job again; with --checkpoint-dir DIR --resume it goes on "
+            hint="start the job again; with --checkpoint-dir DIR --resume it continues "
             "from the last checkpoint",
             everywhere=False,
         )
@@ -120,27 +121,28 @@ def _lost(task: Task, code: int, deaths: list[float]) -> None:
     if len(deaths) > number and deaths[-1] - deaths[-number] < seconds:
         raise CollectiveError(
             f"worker {task.index} {how}, the {number}rd time within {seconds:.0f} s",
-            hint="TF_CPP_MIN_LOG_LEVEL=0 shows what it tells; if it is memory, "
+            hint="TF_CPP_MIN_LOG_LEVEL=0 shows what it logs; if it is memory, "
             "--accumulate 4",
             everywhere=False,
         )
-    print(
-        f"rank {task.environment.rank}: worker {task.index} {how}; it is started again",
-        file=sys.stderr,
-        flush=True,
+    log.warning(
+        "rank %d: worker %d %s; it is started again",
+        task.environment.rank,
+        task.index,
+        how,
     )
 
 
-def _call(bell: str) -> socket.socket:
-    host, port = bell.rsplit(":", 1)
-    deadline = time.monotonic() + PATIENCE
+def _connect(chief: str) -> socket.socket:
+    host, port = chief.rsplit(":", 1)
+    deadline = time.monotonic() + TIMEOUT
     while True:
         try:
             return socket.create_connection((host, int(port)))
         except OSError:
             if time.monotonic() > deadline:
                 raise CollectiveError(
-                    f"the chief does not answer at {bell}",
+                    f"the chief does not answer at {chief}",
                     hint="python -m collective.doctor",
                     everywhere=False,
                 ) from None
@@ -153,31 +155,33 @@ def _start(task: Task) -> int:
     Returns:
         Its process.
     """
-    alive, held = os.pipe()  # closes when this process is gone
-    ready, tell = os.pipe()
+    alive, held = os.pipe()  # closes when this process ends
+    ready, signal_ready = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(held)
         os.close(ready)
-        _be_server(task, alive, tell)
+        _be_server(task, alive, signal_ready)
     os.close(alive)
-    os.close(tell)
+    os.close(signal_ready)
     with open(ready, "rb") as listening:
         listening.read(1)
     return pid
 
 
-def _be_server(task: Task, alive: int, tell: int) -> NoReturn:
+def _be_server(task: Task, alive: int, signal_ready: int) -> NoReturn:
     def end_with_the_rank() -> None:
         os.read(alive, 1)
         os._exit(0)
 
     threading.Thread(target=end_with_the_rank, daemon=True).start()
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank's business
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles it
         import tensorflow as tf
 
-        more = len(task.cluster["worker"]) + 1  # each waits for others, and holds one
+        more = (
+            len(task.cluster["worker"]) + 1
+        )  # each waits for other tasks, and holds a thread
         config = tf.compat.v1.ConfigProto(
             intra_op_parallelism_threads=task.threads,
             inter_op_parallelism_threads=max(task.threads, more),
@@ -195,8 +199,8 @@ def _be_server(task: Task, alive: int, tell: int) -> NoReturn:
             protocol="grpc",
             config=config,
         )
-        os.write(tell, b"1")
-        os.close(tell)
+        os.write(signal_ready, b"1")
+        os.close(signal_ready)
         server.join()
     except BaseException:
         traceback.print_exc()

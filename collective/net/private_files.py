@@ -10,9 +10,19 @@ import os
 import stat
 from pathlib import Path
 
+import platformdirs
+
 from collective.errors import CollectiveError
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def cache_folder() -> Path:
+    """The user's folder for files of ours that can be made again; it need not exist.
+
+    ``$XDG_CACHE_HOME/collective``, by default ``~/.cache/collective``.
+    """
+    return platformdirs.user_cache_path("collective", appauthor=False)
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:

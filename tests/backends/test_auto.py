@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from collective import library
-from collective.backends import launch_command
+from collective.backends import Options, launch_command
 from collective.backends.auto import choose, probe_cache
 from collective.backends.auto.prediction import Fit, Point, fit
 from collective.backends.auto.probe import CALLS
-from collective.backends.base import Options
 from collective.environment import Environment, detect
 from tests import launch
 
@@ -71,9 +70,9 @@ def test_chooses_by_the_gradients_of_the_model(sizes, wanted):
     assert set(choice.predicted) == {"fast-link", "soon-there"}
     line = FAST_LINK if wanted == "fast-link" else Fit(1e-5, 2e-6, 1e-9)
     assert choice.predicted[wanted] == pytest.approx(line.seconds(sizes), rel=1e-3)
-    lines = choose.told(choice, found, "1 MiB").splitlines()
+    lines = choose.table(choice, found, "1 MiB").splitlines()
     assert "<- chosen" in lines[1] and lines[1].split()[0] == wanted
-    assert "broken" in lines[3] and "HINT: COLLECTIVE_PROBE=again" in lines[3]
+    assert "broken" in lines[3] and "HINT: COLLECTIVE_PROBE=0" in lines[3]
     assert choose.fastest({"broken": "did not end in time"}, sizes) is None
 
 
@@ -90,15 +89,24 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_what_was_found_is_kept_for_jobs_like_this_one(cache):
-    found = {"native": timed(SOON_THERE), "horovod": "did not end in time"}
+    found = {"native": timed(SOON_THERE), "mpi": timed(FAST_LINK)}
     assert cache.read() == {}
-    cache.write(found)
+    assert cache.write(found)
     assert cache.read() == found
     assert [f.name for f in cache.path.parent.iterdir()] == [cache.path.name]
     other = probe_cache.ProbeCache({"ranks": 2, "tensorflow": ("cpu", "2.21")})
     assert other.path != cache.path and other.read() == {}
     os.replace(cache.path, other.path)  # as if two keys had one hash
     assert other.read() == {}
+
+
+def test_a_failure_is_not_kept(cache):
+    cache.write({"native": timed(SOON_THERE), "horovod": "did not end in time"})
+    assert cache.read() == {"native": timed(SOON_THERE)}
+    assert "in time" not in cache.path.read_text()
+    older = {"job": cache.of, "found": {"horovod": "did not end in time"}}
+    cache.path.write_text(json.dumps(older))
+    assert cache.read() == {}
 
 
 @pytest.mark.parametrize("text", [
@@ -148,7 +156,7 @@ def test_a_job_within_a_job_is_a_new_one(place):
 
 IN_FORKS = """
 import os, time
-from backends.forked import in_a_fork
+from collective.backends.auto.forked import in_a_fork
 assert in_a_fork(lambda: [1, 2], 20) == [1, 2]
 assert in_a_fork(lambda: print("not seen") or 1 / 0, 20) is None
 assert in_a_fork(lambda: os._exit(3), 20) is None
@@ -167,9 +175,9 @@ def test_a_fork_answers_or_is_ended():
 
 CHOOSES = """
 import sys
-from backends import auto
-from backends.base import Options
-from backends.prediction import Point
+from collective.backends import Options
+from collective.backends.auto import choose as auto
+from collective.backends.auto.prediction import Point
 from collective.environment import detect
 
 def time(name, environment, cores):
@@ -183,8 +191,11 @@ auto.candidates = lambda *_: ["native", "tf-multiworker", "mpi"]
 place = detect()
 choice = auto.choose(place, Options(), [4000] if place.rank == 0 else None)
 assert choice.name == "mpi" and list(choice.predicted) == ["mpi", "native"], choice
-auto.time = None  # what is kept needs no probe
+tried = []
+auto.time = lambda name, *_: tried.append(name) or "ended with exit code 1"
 assert auto.choose(place, Options(), [4000]) == choice
+# A failure is not kept, so it is timed again; measurements are.
+assert tried == (["tf-multiworker"] if place.rank == 0 else []), tried
 auto.fastest = None
 choice = auto.choose(place, Options(), [4000])
 assert choice.name == "native" and "not measured: TypeError" in choice.because, choice
@@ -202,7 +213,7 @@ def test_all_ranks_follow_rank_zero(tmp_path):
     )
     assert code == 0, printed
     assert printed.count("] chosen\n") == 3, printed
-    assert printed.count("auto: timing") == 3
+    assert printed.count("auto: timing") == 5
 
 
 @pytest.mark.compares

@@ -19,7 +19,7 @@ pytestmark = [
 ASKS = """
 import sys
 import numpy as np
-from backends.core_world import CoreWorld
+from collective.backends.core_world import CoreWorld
 from collective.environment import detect
 
 place = detect()

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from collective.backends.base import Options
+from collective.backends import Options
 from collective.backends.parameter_server.backend import ParameterServerBackend
 from collective.environment import Environment
 from collective.errors import UsageError

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from collective import backends
+from collective.backends import Options
 from collective.backends.auto import choose
-from collective.backends.base import Options
 from collective.backends.horovod import installed
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment

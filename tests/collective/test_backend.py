@@ -9,7 +9,7 @@ from collective.environment import Environment
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("collective.backends.devices")
 
-from collective.backends.base import Options
+from collective.backends import Options
 from collective.backends.native import NativeBackend
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collective.backends import launch_command
-from collective.backends.registry import BACKENDS
+from collective.backends.launchers import STARTS
+from collective.backends.registry import BACKENDS, can_start
 from collective.comparison.perturbations import PERTURBATIONS
 from tests import launch
 
@@ -34,7 +34,7 @@ def compare(folder: Path, *options: str, seconds: float = 900, **variables: str)
 
 
 def usable():
-    return {b for b in BACKENDS if launch_command.availability(b, 2).usable}
+    return {b for b in BACKENDS if can_start(b, 2).usable}
 
 
 def test_digits_on_every_backend(tmp_path):
@@ -58,11 +58,11 @@ def test_digits_on_every_backend(tmp_path):
     assert learned["samples"] == found["learned"]["single"]["samples"]
     assert len(learned["accuracy"]) == len(learned["samples"]) > 1
     assert "trains another model by design" in printed
-    summed = {n for n in synchronous if not kinds[n].one_replica}
+    summed = {n for n in synchronous if not STARTS[n].one_replica}
     assert set(found["allreduce"]) == summed
     assert len(found["floor"]) == len(found["allreduce"]["mpi"])
     auto = found["auto"]["2"]
-    assert set(auto["predicted"]) == {n for n in summed if kinds[n].launcher}
+    assert set(auto["predicted"]) == {n for n in summed if STARTS[n].launcher}
     assert auto["backend"] == min(auto["predicted"], key=auto["predicted"].get)
     assert f"auto takes {auto['backend']}, " in printed
     for told in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from collective import backends
-from collective.backends.base import Options
+from collective.backends import Options
 
 BACKEND = backends.get(sys.argv[1], Options(bucket_bytes=10_000))
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from collective.backends.base import Options
+from collective.backends import Options
 from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import UsageError

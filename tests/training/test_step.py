@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from collective.backends.base import Options
+from collective.backends import Options
 from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import CollectiveError

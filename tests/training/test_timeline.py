@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from collective.backends.base import Options
+from collective.backends import Options
 from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.training.reporting import timeline

@@ -18,6 +18,7 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from collective.backends.base import Backend
+from collective.backends.capabilities import Elastic
 from collective.elastic.preemption import RENEWS, WAITING, Preemption
 from collective.errors import CollectiveError, UsageError
 from collective.training.checkpoint.state import State, broadcast
@@ -87,6 +88,7 @@ class Change:
 
 def enter(backend: Backend) -> Change:
     """Comes into the job that runs, with nothing of its state yet."""
+    assert isinstance(backend, Elastic)
     former = backend.enter()
     return Change(former, len(former), time.perf_counter())
 
@@ -113,8 +115,9 @@ def going_on(
         except Regroup as agreed:
             left = agreed.leaving
         except Exception as error:
-            if not backend.lost(error):
+            if not (isinstance(backend, Elastic) and backend.lost(error)):
                 raise
+        assert isinstance(backend, Elastic)
         noticed, size = time.perf_counter(), backend.size
         change = Change(backend.regroup(), size, noticed, left)
 

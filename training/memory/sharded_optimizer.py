@@ -21,7 +21,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective.backends.base import Backend, Options
+from collective.backends import Options
+from collective.backends.base import Backend
+from collective.backends.capabilities import ShardCollectives
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.memory import partitioned
@@ -83,7 +85,11 @@ class Sharding(Parted):
         backend: One with a replica in each process.
     """
 
+    backend: ShardCollectives
+
     def __init__(self, model: keras.Model, backend: Backend):
+        assert isinstance(backend, ShardCollectives)
+        all_gather = backend.all_gather
         super().__init__(model, backend)
         self.variables = list(model.trainable_variables)
         self.lengths = [
@@ -95,7 +101,7 @@ class Sharding(Parted):
             )
         self._slots = {id(v): self.variables[i] for v, i in slots}
         self._gathered = tf.function(
-            lambda part: backend.run(backend.all_gather, (part,)), autograph=False
+            lambda part: backend.run(all_gather, (part,)), autograph=False
         )
 
     def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from collective.backends.base import Backend, Collective
+from collective.backends.base import Backend
+from collective.backends.capabilities import Collective, Recording
 from collective.training.exchange import gather, gather_few, total
 from collective.training.reporting import clocks
 from collective.training.reporting.report import Layout
@@ -133,7 +134,7 @@ class Timeline:
         self.ended = False
         self._steps: list[_Step] = []
         self._others: list[Event] = []
-        backend.record(True)
+        self._record(True)
         self.file.add(self._header(joined_at))
 
     def place(self, hosts: np.ndarray) -> None:
@@ -176,17 +177,22 @@ class Timeline:
 
     def flush(self) -> None:
         """Writes all that has ended."""
-        collectives = self.backend.recorded()
+        backend = self.backend
+        recorded = backend.recorded() if isinstance(backend, Recording) else []
         since = _since_wall_clock()
         events = self._others
         for step in self._steps:
-            inside = [c for c in collectives if step.ready <= c.begin <= step.done]
+            inside = [c for c in recorded if step.ready <= c.begin <= step.done]
             events += self._of_step(step, inside, since)
         self._steps, self._others = [], []
         self.file.add(events)
         if self.file.full:
-            self.backend.record(False)
+            self._record(False)
         self.flushed = clocks.now()
+
+    def _record(self, on: bool) -> None:
+        if isinstance(self.backend, Recording):
+            self.backend.record(on)
 
     def _of_step(
         self, step: _Step, collectives: Sequence[Collective], since: float
@@ -258,7 +264,7 @@ class Timeline:
     def end(self) -> None:
         """Writes the rest, and merges the hosts. Every process calls it."""
         self.flush()
-        self.backend.record(False)
+        self._record(False)
         if self.hosts > 1 and not self.ended:
             self._merge()
         self.ended = True
@@ -267,7 +273,7 @@ class Timeline:
         """Writes what it can."""
         with contextlib.suppress(Exception):
             self.flush()
-        self.backend.record(False)
+        self._record(False)
         self.file.close()
 
     def _merge(self) -> None:

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collective.backends import launch_command
-from collective.backends.base import Options
+from collective.backends import Options, launch_command
 from collective.backends.devices import gpus
+from collective.backends.launchers import STARTS, Start
+from collective.backends.launchers import ranks as ranks_of
 from collective.backends.registry import BACKENDS
 from collective.backends.supervised_run import run
 from collective.environment import Environment, detect
@@ -180,7 +181,7 @@ def _check_backend(name: str, ranks: int) -> None:
         )
     kind, place = BACKENDS[name], Environment()
     if ranks > 1:
-        size = kind.ranks(ranks)
+        size = ranks_of(name, ranks)
         place = Environment(_launcher(name), 0, size, 0, size)
     found = kind.availability(place)
     if not found.usable:
@@ -192,7 +193,7 @@ def _check_backend(name: str, ranks: int) -> None:
 
 def _launcher(backend: str) -> str:
     """What starts several ranks."""
-    return getattr(BACKENDS.get(backend), "launcher", "") or "collectiverun"
+    return STARTS.get(backend, Start()).launcher or "collectiverun"
 
 
 def _groups(

@@ -1,0 +1,62 @@
+"""Makes the backend that the user names, or the one that ``auto`` chooses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from collective import recorder, session
+from collective.backends.auto.choose import Choice, choose
+from collective.backends.base import Backend
+from collective.backends.capabilities.elastic import with_launcher_options
+from collective.backends.options import Options
+from collective.backends.registry import BACKENDS, refuse_foreign_options
+from collective.environment import detect
+from collective.errors import CollectiveError, UsageError
+
+
+def get(
+    name: str = "auto",
+    options: Options | None = None,
+    gradients: Sequence[int] | Callable[[], Sequence[int]] | None = None,
+) -> Backend:
+    """Makes a backend. Call it before the first TensorFlow operation.
+
+    Args:
+        name: One of ``BACKENDS``, or ``auto``.
+        options: Devices, threads, communication.
+        gradients: For ``auto``: bytes of each tensor that a step will sum, or a
+            function that returns them (called in a fork, before TensorFlow has started).
+
+    Raises:
+        UsageError: Unknown or unusable here, or an option is another backend's;
+            says why and what to type.
+    """
+    options = with_launcher_options(options or Options())
+    environment = detect()
+    if options.min_np is not None and session.is_initialized():
+        environment = session.called()  # ranks may have left or joined since the start
+    choice = Choice(name, "asked for")
+    if name == "auto":
+        choice = choose(environment, options, gradients)
+        name = choice.name
+    if name not in BACKENDS:
+        raise UsageError(
+            f"unknown backend {name!r}", hint=f"--backend {' | '.join(BACKENDS)}"
+        )
+    refuse_foreign_options(name, options)
+    kind = BACKENDS[name]
+    kind.check_options(options, environment)
+    found = kind.availability(environment.now)
+    if not found.usable:
+        raise UsageError(
+            f"backend {name!r} cannot be used here: {found.reason}", hint=found.hint
+        )
+    backend = kind(options, environment)
+    backend.chosen_because, backend.predicted = choice.because, choice.predicted
+    # Ranks of an asynchronous backend do not wait for each other, so the recorder would
+    # take every pause for a stall. Where the core is initialized, it has started it.
+    if backend.synchronous and not session.is_initialized():
+        with contextlib.suppress(CollectiveError):  # a job without a name
+            recorder.start(environment, session.job_name(environment))
+    return backend
