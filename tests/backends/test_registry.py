@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import pytest
@@ -10,6 +11,8 @@ from collective import backends
 from collective.backends import Options
 from collective.backends.auto import choose
 from collective.backends.horovod import installed
+from collective.backends.launchers import STARTS
+from collective.backends.registry import set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
 from collective.errors import UsageError
@@ -63,6 +66,25 @@ def test_every_backend_says_whether_it_can_be_used(environment):
         assert availability.reason
         assert bool(availability.hint) != availability.usable
     assert found["single"].usable == (environment.size == 1)
+
+
+def test_every_backend_has_a_launcher_and_every_option_a_backend():
+    assert list(STARTS) == list(backends.BACKENDS)
+    taken = [kind.option_names() for kind in backends.BACKENDS.values()]
+    assert set().union(*taken) == {f.name for f in dataclasses.fields(Options)}
+    given = Options(min_np=2, devices=3, threads=4)
+    assert set_options(given) == {"min_np", "devices", "threads"}
+
+
+def test_more_ranks_than_were_started_are_refused():
+    with pytest.raises(UsageError, match="--min-np 2, and the number of ranks is 1"):
+        backends.get("native", Options(min_np=2))
+
+
+def test_elastic_ranks_share_no_replica():
+    with pytest.raises(UsageError, match="its part of the layers is lost") as caught:
+        backends.get("native", Options(min_np=1, tensor_parallel=2))
+    assert caught.value.exit_code == 2
 
 
 def test_without_mpi4py_the_hint_installs_it(monkeypatch):
