@@ -105,7 +105,7 @@ def _native() -> dict[str, Any]:
 
 def _backends() -> dict[str, Any] | None:
     """Another floor's business: asked as a program, never imported. None without it."""
-    code, told = _ask(sys.executable, "-m", "collective.backends", "--json")
+    code, told = _ask(sys.executable, "-m", "backends", "--json")
     try:
         return json.loads(told) if code == 0 else None
     except ValueError:
