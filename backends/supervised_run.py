@@ -20,7 +20,7 @@ TAIL = 30  # lines of a failed run that are kept
 
 
 @dataclass(frozen=True)
-class Result:
+class CompletedRun:
     """How a run ended.
 
     Attributes:
@@ -46,7 +46,7 @@ def run(
     seconds: float,
     variables: Mapping[str, str] | None = None,
     cores: Sequence[int] = (),
-) -> Result:
+) -> CompletedRun:
     """Runs a command to its end or its deadline. Every process it started ends with it.
 
     Args:
@@ -75,7 +75,7 @@ def run(
             _end(process)
         printed.seek(0)
         text = printed.read().decode(errors="replace")
-    return Result(code, "\n".join(text.splitlines()[-TAIL:]))
+    return CompletedRun(code, "\n".join(text.splitlines()[-TAIL:]))
 
 
 def _bind_to_parent(parent: int, cores: Sequence[int]) -> None:

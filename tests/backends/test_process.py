@@ -17,7 +17,7 @@ from tests import launch
 pytestmark = pytest.mark.launches
 
 
-def run(program: str, seconds: float = 30, **more) -> supervised_run.Ended:
+def run(program: str, seconds: float = 30, **more) -> supervised_run.CompletedRun:
     return supervised_run.run([sys.executable, "-c", program], seconds, **more)
 
 
