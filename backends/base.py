@@ -8,7 +8,8 @@ can do is in ``collective.backends.capabilities``, one class each.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ class Backend(RankZeroGuard, ABC):
     have one process with several replicas.
 
     A subclass implements ``availability`` and ``_all_reduce``; with several processes
-    also ``_broadcast_array``, ``_barrier`` and ``abort``. The public methods first check
-    that every rank takes part, then call those.
+    also ``_broadcast_bytes`` and ``_barrier``. The public methods check that every rank
+    takes part, then call those.
 
     Attributes:
         name: What the user types behind ``--backend``.
@@ -123,11 +124,6 @@ class Backend(RankZeroGuard, ABC):
     @abstractmethod
     def availability(cls, environment: Environment) -> Availability:
         """Says whether this backend works here. Never raises, starts nothing."""
-
-    @classmethod
-    def option_names(cls) -> set[str]:
-        """The names of the options that it takes."""
-        return {field.name for field in dataclasses.fields(cls.option_type)}
 
     @classmethod
     def check_options(cls, options: CoreOptions, environment: Environment) -> None:
@@ -222,12 +218,14 @@ class Backend(RankZeroGuard, ABC):
             CollectiveError: Where only one rank would take part.
         """
         self.require_all_ranks()
+        array = np.array(array, order="C")
         with recorder.span(recorder.BROADCAST, "by the backend", array.nbytes):
-            return self._broadcast_array(array, root)
-
-    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """Broadcasts as ``broadcast_array``; every rank takes part."""
+            if array.size:
+                self._broadcast_bytes(array.reshape(-1).view(np.uint8), root)
         return array
+
+    def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
+        """Overwrites a uint8 vector by the root's; nothing to do in one process."""
 
     def barrier(self) -> None:
         """Waits until every process has called it.
@@ -240,14 +238,19 @@ class Backend(RankZeroGuard, ABC):
             self._barrier()
 
     def _barrier(self) -> None:
-        """Waits as ``barrier``; every rank takes part."""
-        self._broadcast_array(np.zeros(1, np.float32))
+        """Waits as ``barrier``; nothing to wait for in one process."""
 
     def close(self) -> None:
         """Ends what the backend started. The process may continue without it."""
 
     def abort(self, exit_code: int) -> None:
-        """Ends the whole job from one rank, so that no other rank waits for it."""
+        """Ends the whole job from one rank, so that no other rank waits for it.
+
+        By default this process ends at once; the launcher then ends every other rank.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
 
     def ended_by_another(self, error: BaseException) -> int | None:
         """The exit code of another rank that ended the job, if the error says only that.

@@ -47,15 +47,11 @@ class CoreWorld:
         cuts = np.cumsum(lengths)[:-1]
         return [pickle.loads(part.tobytes()) for part in np.split(parts, cuts)]
 
-    def bcast(self, array: np.ndarray, root: int) -> np.ndarray:
-        """The array of one rank, on every rank; shapes must agree."""
+    def Bcast(self, array: np.ndarray, root: int) -> None:
+        """Overwrites an array by the root's; shapes and dtypes must agree."""
         import collective
 
-        array = np.array(array, order="C")
-        if array.size:
-            whole = array.reshape(-1).view(np.uint8)
-            collective.broadcast(whole, root, out=whole, name="bcast")
-        return array
+        collective.broadcast(array, root, out=array, name="Bcast")
 
     def Barrier(self) -> None:
         """Waits for every rank."""

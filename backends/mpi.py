@@ -108,12 +108,10 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
         out.set_shape(shape)
         return out
 
-    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """The root's array, by ``MPI_Bcast``."""
-        array = np.array(array, order="C")
+    def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
+        """``MPI_Bcast``."""
         with self._same_outcome():
-            self.world.Bcast(array.reshape(-1).view(np.uint8), root=root)
-        return array
+            self.world.Bcast(data, root=root)
 
     def _barrier(self) -> None:
         """``MPI_Barrier``."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -187,15 +186,10 @@ class NativeBackend(
         rows = tensorflow_ops.allgather(row[None])
         return tf.ensure_shape(rows, [self.size, *row.shape])
 
-    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """The root's array, through shared memory."""
+    def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         import collective
 
-        array = np.array(array, order="C")
-        if array.size:
-            whole = array.reshape(-1).view(np.uint8)
-            collective.broadcast(whole, root, out=whole, name="broadcast_array")
-        return array
+        collective.broadcast(data, root, out=data, name="broadcast_array")
 
     def _barrier(self) -> None:
         """Waits for every process."""
@@ -252,9 +246,7 @@ class NativeBackend(
         library.load().collective_abort(
             f"rank {self.rank} {ENDED} {exit_code}".encode()
         )
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
+        super().abort(exit_code)
 
     def ended_by_another(self, error: BaseException) -> int | None:
         """Reads the exit code from the error that ``abort`` makes every collective raise."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from collective.backends.base import Availability, Backend, CoreOptions
 from collective.backends.horovod.backend import HorovodBackend
 from collective.backends.launchers import STARTS, ranks
@@ -59,6 +61,11 @@ def can_start(backend: str, replicas: int) -> Availability:
     return kind.availability(Environment(launcher, 0, size, 0, size))
 
 
+def options_of(name: str) -> set[str]:
+    """The names of the options that a backend takes."""
+    return {field.name for field in dataclasses.fields(BACKENDS[name].option_type)}
+
+
 def set_options(options: CoreOptions) -> set[str]:
     """The names of the options that differ from their defaults."""
     default = Options()
@@ -73,7 +80,7 @@ def refuse_foreign_options(name: str, options: CoreOptions) -> None:
     Raises:
         UsageError: Names the option and the backends that take it.
     """
-    taken = BACKENDS[name].option_names()
+    taken = options_of(name)
     if STARTS[name].one_replica:
         devices = getattr(options, "devices", None) or 1
         if devices > 1:
@@ -83,7 +90,7 @@ def refuse_foreign_options(name: str, options: CoreOptions) -> None:
             )
         taken |= {"devices"}
     for option in sorted(set_options(options) - taken):
-        owners = [n for n, kind in BACKENDS.items() if option in kind.option_names()]
+        owners = [owner for owner in BACKENDS if option in options_of(owner)]
         raise UsageError(
             f"--{option.replace('_', '-')} is an option of backend "
             f"{' and '.join(map(repr, owners))}, and this is {name!r}",

@@ -119,9 +119,9 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
         # tf.identity: all_reduce refuses a tensor that has no device yet.
         return reduce_flat(tensors, lambda vector: reduce([tf.identity(vector)])[0])
 
-    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """The root's array, over the connection that exchanged the addresses."""
-        return self.world.bcast(array, root=root)
+    def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
+        """Over the connection that exchanged the addresses."""
+        self.world.Bcast(data, root=root)
 
     def _barrier(self) -> None:
         """Waits for every process."""

@@ -141,7 +141,7 @@ def run(
             if tell is not None and backend.rank == 0:
                 tell(summary)
                 tell = None
-            if backend.options.min_np is not None:
+            if backend.elastic:
                 backend.barrier()  # where rank 0 dies now, another one tells
 
         result.afterwards(tell_once)

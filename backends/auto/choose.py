@@ -31,7 +31,7 @@ from collective.backends.horovod.backend import HorovodBackend
 from collective.backends.launchers import STARTS
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
-from collective.backends.registry import BACKENDS, set_options
+from collective.backends.registry import BACKENDS, options_of, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
 
@@ -119,7 +119,7 @@ def candidates(environment: Environment, options: Options) -> list[str]:
         if STARTS[name].launcher
         and kind.synchronous
         and kind.availability(environment).usable
-        and set_options(options) <= kind.option_names()
+        and set_options(options) <= options_of(name)
     ]
     if tensorflow_has_started() and MultiWorkerBackend.name in found:
         found.remove(MultiWorkerBackend.name)  # it must be made before that

@@ -11,7 +11,6 @@ job.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -109,23 +108,16 @@ class HorovodBackend(Overlap, ShardCollectives):
         number = self._traced[graph] = self._traced.get(graph, 0) + 1
         return re.sub("[^A-Za-z0-9]+", "_", f"sums {number} of {graph.name}")
 
-    def _broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """The root's array, by Horovod's ``broadcast``, as bytes."""
-        array = np.array(array, order="C")
-        if array.size:
-            whole = array.reshape(-1).view(np.uint8)
-            whole[:] = self.hvd.broadcast(whole, root_rank=root, name="broadcast_array")
-        return array
+    def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
+        data[:] = self.hvd.broadcast(data, root_rank=root, name="broadcast_array")
+
+    def _barrier(self) -> None:
+        """A broadcast: Horovod starts none before every rank has called it."""
+        self._broadcast_bytes(np.zeros(1, np.uint8), root=0)
 
     def close(self) -> None:
         """Ends Horovod on all ranks."""
         self.hvd.shutdown()
-
-    def abort(self, exit_code: int) -> None:
-        """Ends this rank at once; the launcher then ends the others."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
 
     def ended_by_another(self, error: BaseException) -> int | None:
         """Waits for the launcher to end this rank, where Horovod lost another one."""

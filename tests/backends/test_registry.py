@@ -12,7 +12,7 @@ from collective.backends import Options
 from collective.backends.auto import choose
 from collective.backends.horovod import installed
 from collective.backends.launchers import STARTS
-from collective.backends.registry import set_options
+from collective.backends.registry import options_of, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
 from collective.errors import UsageError
@@ -70,7 +70,7 @@ def test_every_backend_says_whether_it_can_be_used(environment):
 
 def test_every_backend_has_a_launcher_and_every_option_a_backend():
     assert list(STARTS) == list(backends.BACKENDS)
-    taken = [kind.option_names() for kind in backends.BACKENDS.values()]
+    taken = map(options_of, backends.BACKENDS)
     assert set().union(*taken) == {f.name for f in dataclasses.fields(Options)}
     given = Options(min_np=2, devices=3, threads=4)
     assert set_options(given) == {"min_np", "devices", "threads"}

@@ -63,7 +63,7 @@ def check(model: keras.Model, backend: Backend) -> None:
                 "--shard-optimizer has none",
                 hint="drop one of the two",
             )
-    if backend.options.min_np is not None:
+    if backend.elastic:
         raise UsageError(
             "with a rank that dies, its part of the sharded optimizer is lost",
             hint="drop --min-np and go on from a --checkpoint-dir, or drop "
