@@ -1,6 +1,7 @@
 """Jobs that grow while they train: scripts in the manner of Horovod Elastic's."""
 
 import ast
+import os
 import subprocess
 import sys
 
@@ -9,9 +10,10 @@ import pytest
 from collective import library
 from tests.launch import environment
 
-pytestmark = pytest.mark.skipif(
-    not library.path().exists(), reason="the core was not built"
-)
+pytestmark = [
+    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="is a rank itself"),
+    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+]
 
 START = """
 import os, sys
