@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective import library, session, tensorflow_place
+from collective import library, tensorflow_place
 from collective.buckets import in_buckets
 from collective.errors import CollectiveError
 from collective.operations.kinds import (
@@ -264,14 +264,8 @@ def _with_rows(result: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def _group(process_set: ProcessSet | None) -> int:
-    if process_set is None:
-        return 0
-    if process_set.group < 0:
-        raise CollectiveError(
-            f"rank {session.rank()} is not in {process_set!r}",
-            hint="call it on the members of the set only",
-        )
-    return process_set.group
+    # The core refuses a rank outside of the set when the op runs.
+    return process_set.number if process_set else 0
 
 
 def _name(kind: str, name: str | None) -> str:

@@ -22,7 +22,6 @@ CHECK = "a check of the caller's arguments, which puts nothing into the graph"
 EAGER = "runs in Python, between steps"
 ALLOWED = {
     "tensorflow_ops.broadcast": FIXED,
-    "tensorflow_ops._group": CHECK,
     "tensorflow.collectives._check_root": CHECK,
     "tensorflow.gradients.GradientReduction.__call__": FIXED,
     "tensorflow.keras_hooks._agree_on_overflow.everywhere": FIXED,
