@@ -46,7 +46,6 @@ def get(
         )
     refuse_foreign_options(name, options)
     kind = BACKENDS[name]
-    kind.check_options(options, environment)
     found = kind.availability(environment.now)
     if not found.usable:
         raise UsageError(
