@@ -116,6 +116,7 @@ class Backend(ABC):
         own_options: Names of the ``Options`` that other backends refuse.
         joins: Whether this process comes to a job that runs, and is not in it yet:
             until ``enter`` it is alone.
+        elastic: Whether the job continues when ranks die, leave or join.
         called: The number that it was started with; no other process of the job has it.
         one_replica: Whether there is never more than one replica.
         tensor: The ranks that hold one replica together; None: each has its own.
@@ -138,6 +139,7 @@ class Backend(ABC):
         self.joins, self.called = environment.joins, environment.rank
         environment = environment.now
         self.options = options
+        self.elastic = options.min_np is not None
         self.rank, self.size = environment.rank, environment.size
         self.local_rank = environment.local_rank
         self.local_size = environment.local_size

@@ -20,7 +20,7 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
-from collective.training.callbacks import followed_variables
+from collective.training.variables import replicated_variables
 
 # Of a checksum. Each byte travels as a float, which even bfloat16 holds exactly.
 BYTES = 8
@@ -39,7 +39,7 @@ class DesyncAlarm:
     """
 
     def __init__(self, model: keras.Model, backend: Backend, every: int):
-        self.variables = followed_variables(model)
+        self.variables = replicated_variables(model)
         self.backend = backend
         copies = max(backend.most_replicas, backend.size)
         self.every = every if copies > 1 else 0

@@ -25,7 +25,6 @@ from collective.errors import UsageError, printable
 from collective.training.checkpoint import storage
 from collective.training.checkpoint.state import State
 from collective.training.input.plan import Plan
-from collective.training.ledger.writer import Ledger
 from collective.training.memory import partitioned
 
 # At most so much of a training's time goes into its checkpoints.
@@ -78,7 +77,7 @@ class Checkpoint:
         self._known: list[Path] = []  # the last ones, oldest first
         self._buffers: list[np.ndarray] | None = None
         self._not_before = 0.0
-        self._left_out = 0
+        self._skipped = 0
         self._thread: threading.Thread | None = None
         self._lock: int | None = None
 
@@ -115,17 +114,17 @@ class Checkpoint:
         """Whether the state before ``step`` is to be written."""
         return epoch_ended if self.every is None else step % self.every == 0
 
-    def save(self, take: Take, ledger: Ledger | None = None) -> None:
-        """Writes a state in the background, or leaves it out if that costs too much.
+    def save(self, take: Take, before_write: Callable[[], None] | None = None) -> None:
+        """Writes a state in the background, or skips it if that costs too much.
 
         Args:
-            take: Makes the state; not called where it is left out.
-            ledger: Brought to the disk before the checkpoint.
+            take: Makes the state; not called if it is skipped.
+            before_write: Called before the state is written, in the same thread.
         """
         begin = time.perf_counter()
         writing = self._thread is not None and self._thread.is_alive()
         if writing or begin < self._not_before:
-            self._left_out += 1
+            self._skipped += 1
             return
         state = take(self._buffers)
         if self._buffers is None:
@@ -133,8 +132,8 @@ class Checkpoint:
         taken = time.perf_counter() - begin
 
         def write() -> None:
-            self._save(state, ledger)
-            # As if the writing took it all from the step: it takes memory, too.
+            self._save(state, before_write)
+            # As if the step waited for the writing: it takes memory bandwidth, too.
             cost = taken + time.thread_time()
             self._not_before = begin + cost / PART_OF_TIME
 
@@ -153,21 +152,21 @@ class Checkpoint:
             os.close(self._lock)
             self._lock = None
 
-    def end(self, state: State, ledger: Ledger | None = None) -> None:
-        """Writes the last state, and waits for all that is being written."""
+    def end(self, state: State, before_write: Callable[[], None] | None = None) -> None:
+        """Writes the last state, and returns when it is on the disk."""
         self.wait()
-        self._save(state, ledger)
-        if self._left_out:
+        self._save(state, before_write)
+        if self._skipped:
             _tell(
-                f"{self._left_out} checkpoints were left out: so many would have taken "
+                f"{self._skipped} checkpoints were left out: so many would have taken "
                 f"more than {PART_OF_TIME:.0%} of the time",
                 hint="a larger --checkpoint-every; or leave it to do so",
             )
 
-    def _save(self, state: State, ledger: Ledger | None) -> None:
+    def _save(self, state: State, before_write: Callable[[], None] | None) -> None:
         try:
-            if ledger is not None:
-                ledger.sync()
+            if before_write is not None:
+                before_write()
             path = self._write(state)
         except Exception as error:
             self.failed = str(error).strip().split("\n")[0]

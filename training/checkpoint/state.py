@@ -17,9 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training.callbacks import all_variables
 from collective.training.checkpoint import random_state
+from collective.training.exchange import gather_few
 from collective.training.memory import partitioned
+from collective.training.variables import all_variables
+
+Gathered = Mapping[int, np.ndarray]
+"""Partitioned variables, whole on rank 0, by the ``id`` of the variable."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class State:
 def values_of(
     model: keras.Model,
     buffers: Sequence[np.ndarray] | None = None,
-    gathered: Mapping[int, np.ndarray] | None = None,
+    gathered: Gathered | None = None,
 ) -> list[np.ndarray]:
     """The values of ``all_variables(model)`` now, for ``State.variables``.
 
@@ -114,6 +118,17 @@ def broadcast(state: State, backend: Backend, root: int = 0) -> State:
     if not mine:
         arrays = [np.empty(s["shape"], s["dtype"]) for s in about["arrays"]]
     return unflatten([backend.broadcast_array(array, root) for array in arrays], about)
+
+
+def newest(mine: State, backend: Backend) -> tuple[State, int]:
+    """The newest of all ranks' states, on every rank. Every rank calls it.
+
+    Returns:
+        The state, and the lowest rank that has it.
+    """
+    places = gather_few(backend, [mine.epoch, mine.step])
+    root = max(range(backend.size), key=lambda rank: (*places[rank], -rank))
+    return broadcast(mine, backend, root), root
 
 
 def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:

@@ -30,9 +30,9 @@ import keras
 import numpy as np
 
 from collective.training import keras_compat
-from collective.training.callbacks import all_variables
 from collective.training.checkpoint.state import State, flatten, unflatten
 from collective.training.input.plan import Plan
+from collective.training.variables import all_variables
 
 FORMAT, VERSION = "collective.checkpoint", 1
 WEIGHTS, ARRAYS, MANIFEST = (
