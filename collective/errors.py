@@ -82,6 +82,7 @@ class ProcessExit(SystemExit):
 
     def __init__(self, exit_code: int):
         super().__init__(exit_code)
+        self.exit_code = exit_code
 
 
 class LeaveJob(ProcessExit):

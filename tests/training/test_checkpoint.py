@@ -192,7 +192,7 @@ def test_a_layer_that_cannot_be_saved_is_told(alone, tmp_path, capsys):
     assert names(tmp_path) == []
     printed = capsys.readouterr().err
     assert printed.count("could not be written to ") == 3, printed
-    assert printed.count("no, never; none is there; the training goes on") == 3
+    assert printed.count("no, never; none is there; the training continues") == 3
 
 
 @PLAIN
@@ -251,11 +251,11 @@ BAD = {
     ),
     "flipped-arrays": (
         lambda p: flip(p / storage.ARRAYS),
-        "collective.training.npz is torn",
+        "training.npz is torn",
     ),
     "no-arrays": (
         lambda p: (p / storage.ARRAYS).unlink(),
-        "collective.training.npz is missing",
+        "training.npz is missing",
     ),
     "flipped-manifest": (
         lambda p: flip(p / storage.MANIFEST),
@@ -353,7 +353,7 @@ def test_what_costs_too_much_is_left_out(alone, tmp_path, monkeypatch, capsys):
     train(alone, steps=9, checkpoint=Checkpoint(tmp_path, every=2))
     # The first, to know what it costs; and the last, whatever it costs.
     assert names(tmp_path) == ["step-000000002", "step-000000009"]
-    assert "warning: 3 checkpoints were left out" in capsys.readouterr().err
+    assert "warning: 3 checkpoints were skipped" in capsys.readouterr().err
 
 
 @PLAIN

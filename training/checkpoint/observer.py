@@ -59,7 +59,7 @@ class CheckpointObserver(Observer):
         if not self._backend.elastic:
             resume = "again" if checkpoint.resume else "with --resume"
             recorder.advise(
-                f"should the job end, the same command {resume} goes on from "
+                f"should the job end, the same command {resume} continues from "
                 f"{checkpoint.folder}"
             )
         if self._backend.rank or self._backend.joins:

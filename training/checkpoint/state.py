@@ -1,8 +1,8 @@
 """The state of a training between two steps: taken, kept, sent, put back.
 
-Everything the next step depends on, and nothing of which rank or backend it ran on: a
-state taken on four replicas goes on on three, or on another backend. What depends on
-the number of the step alone (order of rows, masks) is in its number.
+It has everything that the next step depends on, and nothing of the rank or backend: a
+state taken on four replicas continues on three, or on another backend. The order of rows
+and the masks depend on the number of the step alone.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class State:
     """What a training is at the end of a step.
 
     Attributes:
-        epoch: The epoch to go on with, from 0.
-        step: The step to go on with; steps count on over epochs. That of the next
-            epoch, while ``epoch`` is still this one, when validation and the hooks of
-            its end are to come.
+        epoch: The epoch to continue with, from 0.
+        step: The step to continue with; steps count on over epochs. It is the first of
+            the next epoch, while ``epoch`` is still this one, if its validation and
+            the hooks of its end are still to run.
         variables: Values of ``all_variables(model)``: weights, layer state with
             seed generators, optimizer.
         sums: What the metrics of the epoch so far are made of (``Averages.sums``);
@@ -83,13 +83,13 @@ def values_of(
 
     Without buffers, nothing is copied on a CPU: TensorFlow's tensors do not change, and
     a variable whose memory somebody holds gets other memory with its next update. That
-    memory is new, and the machine takes three times as long to find it as to copy: who
-    takes a state again and again gives the arrays of an earlier one.
+    memory is new, and to allocate it takes three times as long as to copy: a caller that
+    takes states repeatedly passes the arrays of an earlier one.
 
     Args:
         model: Built, with its optimizer.
         buffers: Arrays to copy the values into, from an earlier call.
-        gathered: Where each rank has parts, what ``Parted.gather`` returned.
+        gathered: Of partitioned variables, what ``Position.gather`` returned.
 
     Returns:
         The buffers; or arrays that must not be written to.
