@@ -123,7 +123,7 @@ def times(timeline: Path) -> str:
     """How long ranks took to agree, and then to the end of a step: the longest."""
     events, told = json.loads(timeline.read_text()), []
     for event in events:
-        if not re.fullmatch(r"goes on as rank \d+ of \d+", event["name"]):
+        if not re.fullmatch(r"continues as rank \d+ of \d+", event["name"]):
             continue
         mine = [e for e in events if e["name"] == "step" and e["pid"] == event["pid"]]
         ends = [e["ts"] + e["dur"] for e in mine]

@@ -68,6 +68,42 @@ class UsageError(CollectiveError):
     exit_code = 2
 
 
+class ProcessExit(SystemExit):
+    """The job needs nothing more of this process, which ends with an exit code.
+
+    A subclass of ``SystemExit``, for the launcher reads the exit code also of a user's
+    own script that calls ``collective.fit`` and knows of no job: Python ends it with
+    this code and without a traceback, ``finally`` blocks run, and an ``except
+    Exception`` around ``fit`` does not keep a rank alive that has left its job.
+
+    Args:
+        exit_code: The code.
+    """
+
+    def __init__(self, exit_code: int):
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class LeaveJob(ProcessExit):
+    """This rank has left an elastic job, which continues without it."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class NextGeneration(ProcessExit):
+    """Every rank ends, and the launcher starts the job's next generation."""
+
+
+class JoinRejected(ProcessExit):
+    """This process cannot join the job; the error is printed, the job continues."""
+
+
+class EndedByAnotherRank(ProcessExit):
+    """Another rank has ended the job and printed why."""
+
+
 def exit_code(program: Callable[[], int]) -> int:
     """Runs a program; tells the ``CollectiveError`` that it may end with.
 

@@ -270,7 +270,7 @@ def test_an_interrupt_is_told_once_with_what_goes_on(command, monkeypatch):
     monkeypatch.setattr(cli, "_run", interrupted)
     codes, printed = command("--checkpoint-dir", "{tmp}/runs")
     assert codes == {130} and "Traceback" not in printed
-    assert printed.count("interrupted\nHINT: --resume goes on from the last") == 1
+    assert printed.count("interrupted\nHINT: --resume continues from the last") == 1
 
 
 # --- programs of their own --------------------------------------------------------

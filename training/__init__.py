@@ -1,8 +1,12 @@
-"""The shared step, the sharded input, and the loop that runs them."""
+"""The shared step, the sharded input, and the loop that runs them.
+
+Begin with ``fit``, the recipe of a training; then ``loop``, the order of things in it,
+and ``step``, one update. ``observer`` says how everything else is attached to the loop.
+"""
 
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.fit import fit
-from collective.training.loop import Result
+from collective.training.result import Result
 from collective.training.sweep.runner import Trained, fit_many
 
 __all__ = ["Checkpoint", "Result", "Trained", "fit", "fit_many"]

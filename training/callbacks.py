@@ -1,9 +1,9 @@
 """Ordinary Keras callbacks in a job of many ranks.
 
 They run on rank 0 alone, so files are written once and decisions taken once. What a
-callback can change (stop_training, the learning rate, weights) is sent to the other
-ranks behind each hook that some callback overrides. A collective called from inside a
-callback would wait for ranks that are elsewhere; it raises instead.
+callback can change (stop_training, the learning rate, weights) is broadcast after each
+hook that some callback overrides. A collective inside a callback would wait for ranks
+that do not call it; it raises instead.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import keras
 import numpy as np
 
 from collective import recorder
-from collective.backends.base import Backend
 from collective.training.memory import partitioned
+from collective.training.observer import FinishedStep, Observer
+from collective.training.position import Position
+from collective.training.variables import broadcast_model
 
 HOOKS = (
     "on_train_begin",
@@ -36,39 +38,37 @@ _ALIASES = {
 }
 
 
-class RankZeroCallbacks:
-    """Runs hooks on rank 0 and makes every rank follow what they decided.
+class RankZeroCallbacks(Observer):
+    """Runs hooks on rank 0, and makes every rank follow what they decided.
 
     Args:
         callbacks: The user's. Rank 0's count; other ranks may have none.
-        model: The compiled model.
-        backend: What the ranks talk through.
-        epochs, steps: Told to the callbacks, as Keras does.
+        position: Of the training.
+        epochs, steps: Given to the callbacks as ``params``, as Keras does.
     """
 
     def __init__(
         self,
         callbacks: Sequence[keras.callbacks.Callback],
-        model: keras.Model,
-        backend: Backend,
+        position: Position,
         epochs: int,
         steps: int,
     ):
-        self.model = model
-        self.backend = backend
+        self.position = position
+        self.model = position.model
+        self.backend = position.backend
         self.callbacks = list(callbacks)
-        self.hooks: set[str] = set()
+        self.hooks: set[str] = set()  # that a callback of rank 0 overrides
         self._params = {"epochs": epochs, "steps": steps, "verbose": 1}
         self._ready = False
-        self._epoch = 0
-        self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
-        model.stop_training = False
+        self._epoch = self._first = 0
+        self._last: dict[str, tuple[int, ...]] = {}  # epoch and batch of the last call
+        self.model.stop_training = False
 
-    def agree(self) -> None:
-        """Finds out which hooks matter. Every rank calls it, first of all.
+    def begin(self) -> None:
+        """Finds out which hooks matter, and calls ``on_train_begin``.
 
-        Rank 0 tells: a script may make callbacks there only. They are called again
-        when another rank has become rank 0.
+        Rank 0 decides: a script may make callbacks there only.
         """
         if self.backend.rank == 0 and not self._ready:
             self._ready = True
@@ -79,22 +79,58 @@ class RankZeroCallbacks:
         agreed = self.backend.broadcast_array(np.array(mine, np.float32))
         self.hooks = {hook for hook, used in zip(HOOKS, agreed, strict=True) if used}
         if any("batch" in hook for hook in self.hooks):
-            self.hooks.add("on_epoch_end")  # what they changed is followed there
+            self.hooks.add("on_epoch_end")  # broadcasts what hooks of batches changed
+        self._call("on_train_begin", {})
 
-    def call(self, hook: str, *args: Any) -> None:
-        """Runs a hook on rank 0; afterwards all ranks agree again.
+    def reconfigured(self, root: int) -> None:
+        """As ``begin``: another rank may have become rank 0."""
+        self.begin()
 
-        After hooks of a batch only ``stop_training`` and the learning rate travel;
-        after all others, the end of the epoch among them, every variable of model and
-        optimizer does. A callback does not see that something is done again because a
-        rank has died: no hook is called twice for the same epoch or batch.
+    def begin_epoch(self, epoch: int, first: int, last: int) -> None:
+        """Calls ``on_epoch_begin``."""
+        self._epoch, self._first = epoch, first
+        self._call("on_epoch_begin", epoch, {})
+
+    def before_input(self, number: int) -> None:
+        """Calls ``on_train_batch_begin``."""
+        if "on_train_batch_begin" in self.hooks:
+            self._call("on_train_batch_begin", number - self._first, {})
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Calls ``on_train_batch_end``."""
+        if "on_train_batch_end" in self.hooks:
+            averages = self.position.averages
+            logs = averages.logs() if averages and self.backend.rank == 0 else {}
+            self._call("on_train_batch_end", step.number - self._first, logs)
+
+    def before_validation(self) -> None:
+        """Calls ``on_test_begin``."""
+        self._call("on_test_begin", {})
+
+    def after_validation(self, logs: dict[str, float]) -> None:
+        """Calls ``on_test_end``."""
+        self._call("on_test_end", logs)
+
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """Calls ``on_epoch_end``."""
+        self._call("on_epoch_end", epoch, dict(logs))
+
+    def end(self) -> None:
+        """Calls ``on_train_end``."""
+        self._call("on_train_end", {})
+
+    def _call(self, hook: str, *args: Any) -> None:
+        """Runs a hook on rank 0; afterwards all ranks have the same model again.
+
+        After hooks of a batch only ``stop_training`` and the learning rate are
+        broadcast; after all others, the end of the epoch among them, every variable of
+        model and optimizer is. No hook is called twice for the same epoch or batch,
+        though an elastic job repeats what a dead rank has interrupted.
 
         Args:
             hook: Name of the Keras hook, ``on_epoch_end``.
-            args: What Keras hands to it: epoch or batch number, logs.
+            args: What Keras gives to it: epoch or batch number, logs.
         """
-        if hook == "on_epoch_begin":
-            self._epoch = args[0]
         if hook not in self.hooks:
             return
         numbers = [n for n in args if isinstance(n, int)]
@@ -118,35 +154,7 @@ class RankZeroCallbacks:
         if "batch" in hook:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
         else:
-            make_alike(self.model, self.backend)
-
-
-def followed_variables(model: keras.Model) -> list[keras.Variable]:
-    """What makes two ranks the same: weights, layer state, optimizer state.
-
-    Not the variables of which each rank has a part.
-    """
-    parts = partitioned.of(model)
-    return [
-        v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
-    ]
-
-
-def make_alike(model: keras.Model, backend: Backend) -> None:
-    """Gives every rank rank 0's model; every rank calls it."""
-    backend.broadcast(followed_variables(model))
-    parts = partitioned.of(model)
-    if parts is not None:
-        parts.follow()
-
-
-def all_variables(model: keras.Model) -> list[keras.Variable]:
-    """Weights, layer state and optimizer state."""
-    return [
-        *model.trainable_variables,
-        *model.non_trainable_variables,
-        *model.optimizer.variables,
-    ]
+            broadcast_model(self.model, self.backend)
 
 
 def _learning_rate(optimizer: keras.Optimizer) -> list[keras.Variable]:

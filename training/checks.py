@@ -1,4 +1,4 @@
-"""What can be found wrong before the first step, on every rank alike."""
+"""What is refused before the first step, on every rank alike."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.source import Source
+
+
+def check_batch(backend: Backend, global_batch_size: int, accumulate: int) -> None:
+    """Refuses a global batch that cannot give each replica a row.
+
+    Raises:
+        UsageError: It is too small, or ``accumulate`` is below 1.
+    """
+    replicas = backend.most_replicas
+    if global_batch_size < replicas:
+        raise UsageError(
+            f"a global batch of {global_batch_size} rows cannot be shared by "
+            f"{replicas} replicas",
+            hint=f"--global-batch-size {replicas} or more, or fewer replicas",
+        )
+    if accumulate < 1:
+        raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
 
 
 def check_model(model: keras.Model, backend: Backend) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from collective.backends.quiet import quiet
 from collective.environment import detect
-from collective.errors import CollectiveError, UsageError
+from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.operations.kinds import ALGORITHMS, TRANSPORTS
 from collective.streams import open_streams, outlive_readers
 
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     add("--parameter-servers", type=count, metavar="N",
         help="ranks that hold the variables (tf-parameter-server; default: 1)")  # fmt: skip
     add("--min-np", type=count, metavar="N",
-        help="go on without ranks that die while N are left (native, mpi)")  # fmt: skip
+        help="continue without ranks that die while N are left (native, mpi)")  # fmt: skip
     add("--tensor-parallel", type=count, default=1, metavar="T",
         help="ranks that hold one replica together, its large layers in parts\n"
         "(native; docs/parallel.md)")  # fmt: skip
@@ -108,8 +108,8 @@ def parser() -> argparse.ArgumentParser:
         help="every N steps (default: at the end of each epoch)")  # fmt: skip
     add("--checkpoint-keep", type=count, metavar="K",
         help="keep the last K checkpoints (default: 3)")  # fmt: skip
-    add("--resume", action="store_true", help="go on from the last good checkpoint")
-    add("--ledger", metavar="FILE", help="note which rows each step has used")
+    add("--resume", action="store_true", help="continue from the last good checkpoint")
+    add("--ledger", metavar="FILE", help="write down which rows each step has used")
 
     add = g["many"].add_argument
     add("--sweep", metavar="FILE",
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     outlive_readers()
     try:
         place = detect()
-        rank = 0 if place.joins else place.rank  # who comes later has nobody to speak
+        rank = 0 if place.joins else place.rank  # one that joins is alone at first
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -173,21 +173,23 @@ def main(argv: list[str] | None = None) -> int:
                 silenced.enter_context(contextlib.redirect_stdout(nowhere))
             args = parser().parse_args(argv)
     except SystemExit as end:
-        _let_rank_zero_speak(rank if end.code else 0)
+        _wait_for_rank_zero(rank if end.code else 0)
         raise
     try:
         return _run(args, rank)
     except CollectiveError as error:
         rank = rank if error.rank is None else error.rank
         if error.everywhere:
-            _let_rank_zero_speak(rank)
+            _wait_for_rank_zero(rank)
         where = "" if error.everywhere else f"rank {rank}: "
         if rank == 0 or not error.everywhere:
             print(f"{where}error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except ProcessExit as end:
+        return end.exit_code
     except KeyboardInterrupt:
         if rank == 0:
-            again = "--resume goes on from the last checkpoint"
+            again = "--resume continues from the last checkpoint"
             hint = (
                 again if args.checkpoint_dir else f"--checkpoint-dir DIR; then {again}"
             )
@@ -195,11 +197,11 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _let_rank_zero_speak(rank: int) -> None:
-    """Waits, on other ranks: a launcher ends all ranks as soon as one has failed.
+def _wait_for_rank_zero(rank: int) -> None:
+    """Gives rank 0 time to print: a launcher ends all ranks as soon as one has failed.
 
-    Where MPI has started, its own end makes ranks wait for each other: rank 0 would wait
-    for those that sleep.
+    Not after MPI has started: its finalization waits for every rank, so rank 0 would
+    wait for those that sleep.
     """
     if rank != 0 and "mpi4py.MPI" not in sys.modules:
         time.sleep(10)
@@ -229,13 +231,16 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         )
     checkpoint = _checkpoint(args)
 
-    def tell(summary: Summary) -> None:
+    def report(summary: Summary) -> None:
         summary.print()
         if args.json:
             summary.write_json(args.json)
 
     command.run(
-        command.Job.of(vars(args)), checkpoint=checkpoint, ledger=args.ledger, tell=tell
+        command.Job.of(vars(args)),
+        checkpoint=checkpoint,
+        ledger=args.ledger,
+        report=report,
     )
     if checkpoint is not None and checkpoint.failed:
         raise CollectiveError(

@@ -1,4 +1,4 @@
-"""What ``train.py`` does: data, model and backend by name, trained and told about."""
+"""What ``train.py`` does: data, model and backend by name, training and summary."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ def run(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     checkpoint: Checkpoint | None = None,
     ledger: str | None = None,
-    tell: Callable[[Summary], None] | None = None,
+    report: Callable[[Summary], None] | None = None,
 ) -> Summary:
     """Trains, evaluates on the test data and sums up. Every rank calls it.
 
     Args:
         job: What to train.
         callbacks, checkpoint, ledger: As for ``collective.training.fit``.
-        tell: Called on rank 0, with the summary.
+        report: Called on rank 0, with the summary.
 
     Raises:
-        UsageError: An option asks for what is not there or does not fit.
+        UsageError: An option asks for what does not exist or does not fit.
         CollectiveError: The training went wrong.
     """
     if job.precision == "float64" and job.options.transport_dtype:
@@ -96,7 +96,7 @@ def run(
     if isinstance(backend, Serving):
         backend.serve()
     with quiet():
-        tf.zeros([])  # the first operation starts the devices, and the chatter
+        tf.zeros([])  # the first operation starts the devices, and prints about them
     with ends_the_job(backend), explaining_memory():
         _set_precision(job.precision)
         keras.utils.set_random_seed(job.seed)
@@ -136,15 +136,15 @@ def run(
             len(data.train),
         )
 
-        def tell_once() -> None:
-            nonlocal tell
-            if tell is not None and backend.rank == 0:
-                tell(summary)
-                tell = None
+        def report_once() -> None:
+            nonlocal report
+            if report is not None and backend.rank == 0:
+                report(summary)
+                report = None
             if backend.elastic:
-                backend.barrier()  # where rank 0 dies now, another one tells
+                backend.barrier()  # if rank 0 dies before it, a new rank 0 reports
 
-        result.afterwards(tell_once)
+        result.afterwards(report_once)
     return summary
 
 
@@ -159,7 +159,7 @@ def _set_precision(precision: str) -> None:
 
 
 def _message(job: Job) -> list[int]:
-    """What a step will send. For a fork: it makes data and model to find out."""
+    """What a step will send. Makes data and model, so it is called in a fork."""
     _set_precision(job.precision)
     return message(_model(job, datasets.load(job.data, seed=job.seed)))
 

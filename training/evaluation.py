@@ -68,7 +68,7 @@ class Evaluation:
         """
         self.backend.require_all_ranks()
         place = self.backend.local_replicas, self.backend.replicas
-        if place != self._cut_for:  # at first, and when ranks have died
+        if place != self._cut_for:  # the first call, and after a change of the ranks
             steps = self.input.steps_per_epoch
             self._dataset = self.input.dataset(0, steps, *place)
             self._cut_for = place
@@ -103,11 +103,11 @@ class Evaluation:
         )
         count = tf.cast(batch.global_rows, tf.float64)
         metrics = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
-        others = [
+        means = [
             tf.reshape(tf.cast(t, tf.float64) * count, [1])
             for t in tf.nest.flatten(sums._replace(metrics=[]))
         ]
-        local = tf.concat([tf.cast([rows], tf.float64), *others, *metrics], axis=0)
+        local = tf.concat([tf.cast([rows], tf.float64), *means, *metrics], axis=0)
         return self.backend.all_reduce([local])[0]
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:
@@ -118,9 +118,9 @@ class Evaluation:
             pieces.append(rest[:size].reshape(spec.shape))
             rest = rest[size:]
         sums: Sums = tf.nest.pack_sequence_as(self._shapes, pieces)
-        planned, *weighed = sums.losses
+        planned, *weighted = sums.losses
         loss = planned / rows + sum(
-            t / w if w else 0.0 for t, w in zip(weighed, sums.weights, strict=True)
+            t / w if w else 0.0 for t, w in zip(weighted, sums.weights, strict=True)
         )
         logs = {"loss": float(loss)}
         trackers = keras_compat.loss_trackers(self.model)

@@ -1,4 +1,4 @@
-"""What every process tells all others, by whatever sums the gradients."""
+"""Small arrays from every process to every process, through the backend."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
     sum before all have given their arrays, the function is a barrier, too.
 
     Args:
-        backend: What the processes talk through.
+        backend: What sums over the processes.
     """
-
     all_reduce = (
         backend.sum_over_processes
         if isinstance(backend, TensorParallel)
@@ -52,8 +51,8 @@ def gather(backend: Backend, mine: np.ndarray | float) -> np.ndarray:
 def gather_few(backend: Backend, mine: Sequence[float]) -> np.ndarray:
     """As ``gather``, for a few numbers: by a broadcast from each process.
 
-    Nothing is traced for it, and no process needs to know the number of the others
-    when it gives its own: it is for a job whose ranks change.
+    Builds no graph, so that it also serves after a change of the ranks, where the graph
+    of ``gather`` would have the old number of processes.
     """
     own = np.asarray(mine, np.float64)
     return np.stack([backend.broadcast_array(own, r) for r in range(backend.size)])

@@ -1,4 +1,4 @@
-"""One rank fails: the job ends, with that rank's error, and nobody waits."""
+"""One rank fails: the job ends with that rank's error, and no rank waits for it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.errors import CollectiveError, UsageError
+from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
 
 
 @contextlib.contextmanager
 def ends_the_job(backend: Backend) -> Iterator[None]:
     """Ends all ranks when one of them leaves the block by an exception.
 
-    An error that every rank meets alike needs no help: each leaves by itself. Any
-    other would leave the rest waiting in the next collective, so the rank that failed
-    tells what happened and aborts the job with its exit code.
+    An error that every rank raises alike needs no help: each ends by itself. After any
+    other the rest would wait in the next collective, so the rank that failed prints
+    what happened and aborts the job with its exit code.
+
+    Raises:
+        EndedByAnotherRank: The error says only that another rank has ended the job.
     """
     try:
         yield
@@ -31,16 +34,16 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             error.rank = backend.rank
         if backend.size == 1 or alike or isinstance(error, SystemExit):
             raise
-        echo = backend.ended_by_another(error)
-        if echo is not None:  # that rank has told what happened
-            raise SystemExit(echo) from None
+        exit_code = backend.ended_by_another(error)
+        if exit_code is not None:
+            raise EndedByAnotherRank(exit_code) from None
         if isinstance(error, KeyboardInterrupt):
             recorder.close()
             print(f"rank {backend.rank}: interrupted", file=sys.stderr, flush=True)
             backend.abort(130)
             raise
-        recorder.incident(_told(backend.rank, error))
-        recorder.close()  # that it ends now is known
+        recorder.incident(_description(backend.rank, error))
+        recorder.close()  # its end is no second incident
         if isinstance(error, CollectiveError):
             print(f"rank {backend.rank}: error: {error}", file=sys.stderr, flush=True)
             backend.abort(error.exit_code)
@@ -54,14 +57,14 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         raise
 
 
-def _told(rank: int, error: BaseException) -> str:
+def _description(rank: int, error: BaseException) -> str:
     file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
     return f"rank {rank} failed: {type(error).__name__} at {file}:{line}\n{error}"
 
 
 @contextlib.contextmanager
 def explaining_memory() -> Iterator[None]:
-    """Turns a complaint about memory into one with a remedy, within ``ends_the_job``."""
+    """Adds a remedy to errors about memory; used within ``ends_the_job``."""
     try:
         yield
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:

@@ -7,23 +7,29 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
-from collective.errors import UsageError
-from collective.training import keras_compat
 from collective.training.callbacks import RankZeroCallbacks
+from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
-from collective.training.checks import check_labels, check_model
+from collective.training.checks import check_batch, check_labels, check_same_data
+from collective.training.elastic.membership import Membership
 from collective.training.evaluation import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.gradient_sizes import message
-from collective.training.input.pipeline import Batch, Input
-from collective.training.loop import Loop, Result
-from collective.training.memory import partitioned, sharded_optimizer
-from collective.training.parallel import partition, placement
+from collective.training.input.pipeline import Input
+from collective.training.ledger.observer import LedgerObserver
+from collective.training.loop import Loop
+from collective.training.observer import Observer
+from collective.training.position import Position
+from collective.training.prepare import prepare_model
+from collective.training.reporting.heartbeat import Heartbeat
+from collective.training.reporting.progress import ProgressBar
+from collective.training.reporting.timeline import TimelineObserver
+from collective.training.reporting.timing import TimingObserver
+from collective.training.result import Result
 from collective.training.step import Step
 
 
@@ -74,98 +80,128 @@ def fit(
         callbacks: Keras callbacks; they run on rank 0, all ranks follow.
         verbose: 0 silent, 1 a bar, 2 a line an epoch, ``auto``.
         timeline: File for a Chrome trace of what every rank did when.
-        checkpoint: Where the state of the training is kept, and gone on from.
-        ledger: A file that is told which rows each step has used; see
+        checkpoint: Where the state of the training is kept, and resumed from.
+        ledger: A file for the rows that each step has used; see
             ``collective.training.ledger.verify``.
 
     Raises:
         UsageError: What was asked for cannot be done; nothing was trained.
         CollectiveError: The loss is not finite, or the replicas differ.
+        ProcessExit: The job needs nothing more of this process, as that it leaves an
+            elastic job.
     """
     if isinstance(backend, str):
-        known = message(model) if isinstance(model, keras.Model) else None
-        backend = backends.get(backend, gradients=known)
+        sizes = message(model) if isinstance(model, keras.Model) else None
+        backend = backends.get(backend, gradients=sizes)
     if isinstance(backend, Serving):
         backend.serve()
     with ends_the_job(backend), explaining_memory():
-        told = ledger is not None
-        plan = Input(
-            data, global_batch_size, seed=seed, shuffle=shuffle, tell_rows=told
+        inputs = Input(
+            data,
+            global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            tell_rows=ledger is not None,
         )
-        loop = Loop(backend, plan, epochs, steps)
-        loop.check(accumulate)
-        spec = plan.spec
-        if backend.stages:
-            placement.check(
-                backend,
-                recompute=recompute,
-                shard_optimizer=shard_optimizer,
-                jit_compile=jit_compile,
-            )
-        model = _ready(model, backend, spec, shard_optimizer, jit_compile)
-        if backend.stages and placement.of(model) is None:
-            rows = -(-global_batch_size // (backend.replicas * accumulate))
-            placement.Placement(model, backend.stages, rows)
-        check_labels(model, plan.source)
-        loop.begin(model, checkpoint, ledger)
+        check_batch(backend, global_batch_size, accumulate)
+        check_same_data(backend, inputs.source)
+        model = prepare_model(
+            model,
+            backend,
+            inputs.spec,
+            rows=-(-global_batch_size // (backend.replicas * accumulate)),
+            recompute=recompute,
+            shard_optimizer=shard_optimizer,
+            jit_compile=jit_compile,
+        )
+        check_labels(model, inputs.source)
+        per_epoch = inputs.steps_per_epoch
+        last_step = epochs * per_epoch if steps is None else steps
+        position = Position(model, backend, gathers=checkpoint is not None)
+        result = Result(model, backend, position.history, position.losses)
+        observers, membership = _observers(
+            position,
+            result,
+            inputs,
+            epochs=-(-last_step // per_epoch),
+            callbacks=callbacks,
+            verbose=verbose,
+            timeline=timeline,
+            checkpoint=checkpoint,
+            ledger=ledger,
+        )
+        smallest_batch = inputs.rows % global_batch_size or global_batch_size
         step = Step(
             model,
             backend,
-            spec,
+            inputs.spec,
             accumulate=accumulate,
             jit_compile=jit_compile,
             recompute=recompute,
             seed=seed,
-            maybe_empty=loop.smallest < backend.most_replicas,
+            maybe_empty=smallest_batch < backend.most_replicas,
             check_every=check_every,
         )
-        validate = None
+        evaluate = None
         if validation_data is not None:
             source = Input(validation_data, global_batch_size).source
-            validate = Evaluation(
-                model,
-                backend,
-                source,
-                max(global_batch_size, 32 * backend.most_replicas),
-            )
-        hooks = RankZeroCallbacks(
-            callbacks, model, backend, loop.epochs, plan.steps_per_epoch
+            rows = max(global_batch_size, 32 * backend.most_replicas)
+            evaluate = Evaluation(model, backend, source, rows)
+        loop = Loop(
+            position,
+            step,
+            inputs.moving() if backend.elastic else inputs.dataset,
+            per_epoch,
+            last_step,
+            observers,
+            evaluate,
         )
-        return loop.run(step, hooks, validate, verbose, timeline)
+        if membership is not None:
+            return membership.run(loop, result)
+        loop.run()
+        return result
 
 
-def _ready(
-    model: keras.Model | Callable[[], keras.Model],
-    backend: Backend,
-    spec: Batch,
-    shard_optimizer: bool,
-    jit_compile: bool,
-) -> keras.Model:
-    """Makes the model where a function was given; builds all of its variables."""
-    if not isinstance(model, keras.Model):
-        with backend.scope():
-            model = model()
-    check_model(model, backend)
-    if shard_optimizer:
-        sharded_optimizer.check(model, backend)
-    if backend.tensor is not None:
-        partition.check(backend, model, jit_compile)
-    whole = not shard_optimizer and backend.tensor is None
-    with_optimizer = whole and not backend.stages
-    with backend.scope():
-        try:
-            keras_compat.build(model, spec[:3], optimizer=with_optimizer)
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
-            shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
-            first = str(error).strip().split("\n")[0]
-            raise UsageError(
-                f"model {model.name!r} does not fit the data (a row of x has shape "
-                f"{shape}): {first}",
-                hint="give the model the input shape and the number of outputs of the "
-                "data, or choose another --data",
-            ) from error
-    if not whole and partitioned.of(model) is None:
-        (sharded_optimizer.Sharding if shard_optimizer else partition.TensorParts)(
-            model, backend
-        )
-    return model
+def _observers(
+    position: Position,
+    result: Result,
+    inputs: Input,
+    *,
+    epochs: int,
+    callbacks: Sequence[keras.callbacks.Callback],
+    verbose: str | int,
+    timeline: str | None,
+    checkpoint: Checkpoint | None,
+    ledger: str | os.PathLike[str] | None,
+) -> tuple[list[Observer], Membership | None]:
+    """The observers that were asked for, innermost first, and the state to start from.
+
+    A timeline or a ledger has the step before callbacks can fail in it; a checkpoint
+    has what they changed, and so has the state with which a rank leaves.
+    """
+    plan, backend = inputs.plan, position.backend
+    observers: list[Observer] = [Heartbeat()]
+    if timeline:
+        observers.append(TimelineObserver(timeline, position))
+    observers.append(TimingObserver(result.timing, position))
+    before_write = None
+    if ledger is not None:
+        noting = LedgerObserver(ledger, position, plan)
+        observers.append(noting)
+        before_write = noting.sync
+    if str(verbose) != "0":
+        observers.append(ProgressBar(position, epochs, verbose))
+    observers.append(
+        RankZeroCallbacks(callbacks, position, epochs, inputs.steps_per_epoch)
+    )
+    saving = membership = None
+    if checkpoint is not None:
+        saving = CheckpointObserver(checkpoint, position, plan, before_write)
+        observers.append(saving)
+    if backend.elastic:
+        membership = Membership(position, inputs, saving)
+        membership.find_start()
+        observers.append(membership)
+    if saving is not None:
+        saving.find_start()
+    return observers, membership

@@ -1,4 +1,4 @@
-"""What a step sends through its all-reduce."""
+"""How many bytes a step sends through its all-reduce."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import keras
 
-SMALL = 64  # elements; tensors up to this size ride together in one
+SMALL = 64  # elements; tensors up to this size are sent as one
 
 
 def message(model: keras.Model) -> list[int]:
@@ -16,20 +16,20 @@ def message(model: keras.Model) -> list[int]:
     weighed losses (see ``collective.training.losses``) one set of gradients only.
 
     Args:
-        model: If it is not built, nothing is known.
+        model: A model that is not built has no known sizes.
 
     Returns:
-        The sizes; none where they are not known.
+        The sizes; empty if they are not known.
     """
     if not model.built:
         return []
     variables = [*model.trainable_variables]
-    variables += [v for v in model.non_trainable_variables if _moves(v)]
+    variables += [v for v in model.non_trainable_variables if _changes(v)]
     width = 8 if any(v.dtype == "float64" for v in variables) else 4
     counts = [math.prod(v.shape) for v in variables]
     small = sum(count for count in counts if count <= SMALL)
     return [width * n for n in (small + 1, *(c for c in counts if c > SMALL))]
 
 
-def _moves(variable: keras.Variable) -> bool:
+def _changes(variable: keras.Variable) -> bool:
     return "seed_generator" not in variable.path

@@ -1,4 +1,4 @@
-"""Finds what a user names as ``module:function``."""
+"""Imports what a user names as ``module:function``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The alarm for replicas that no longer hold the same model.
 
 Every replica applies the same update to the same values, so all hold the same bits. A
-callback that changes one rank's weights, a faulty memory or an own layer that writes
-variables breaks that, and nothing else would tell. So, every so many steps, a 64-bit
-checksum of each replica's parameters and optimizer state rides in the step's
-all-reduce. Where checksums differ, the tensors' own are exchanged, and the error names
+callback that changes one rank's weights, faulty memory or a layer that writes variables
+breaks that, and nothing else would notice. So, every so many steps, the step's
+all-reduce includes a 64-bit checksum of each replica's parameters and optimizer state.
+If they differ, the ranks exchange a checksum of each tensor, and the error names
 replica, tensor and step.
 """
 
@@ -21,9 +21,9 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError
-from collective.training.callbacks import followed_variables
+from collective.training.variables import replicated_variables
 
-# Of a checksum. Each byte travels as a float, which even bfloat16 holds exactly.
+# Of a checksum. Each byte is sent as a float, exact even in bfloat16.
 BYTES = 8
 
 
@@ -35,12 +35,12 @@ class DesyncAlarm:
 
     Args:
         model: Compiled and built.
-        backend: What the replicas talk through.
+        backend: What sums over the replicas.
         every: Steps from one comparison to the next; 0 for never.
     """
 
     def __init__(self, model: keras.Model, backend: Backend, every: int):
-        self.variables = followed_variables(model)
+        self.variables = replicated_variables(model)
         self.backend = backend
         copies = max(backend.most_replicas, backend.size)
         self.every = every if copies > 1 else 0
@@ -50,7 +50,7 @@ class DesyncAlarm:
         return bool(self.every) and number % self.every == 0
 
     def contribution(self, number: tf.Tensor) -> tf.Tensor:
-        """Inside ``run``: what of this replica rides in the all-reduce.
+        """Inside ``run``: what this replica adds to the all-reduce.
 
         Args:
             number: Of the step, int64 scalar.
@@ -75,7 +75,7 @@ class DesyncAlarm:
         return tf.concat([tf.fingerprint(tf.reshape(v, [1, -1])) for v in values], 0)
 
     def _in_own_row(self, values: tf.Tensor) -> tf.Tensor:
-        """Behind a first axis of the replicas; zeros in the rows of the others."""
+        """``values`` in this replica's row, behind a first axis of the replicas."""
         rows = tf.one_hot(self.backend.replica(), self.backend.most_replicas)
         return tf.tensordot(rows, tf.cast(values, tf.float32), axes=0)
 
@@ -85,7 +85,7 @@ class DesyncAlarm:
         Args:
             checksums: ``[most_replicas, BYTES]``, the sum of all contributions; where
                 several ranks hold a replica, ``[ranks, BYTES]``.
-            number: Of the step that they rode in.
+            number: The step whose all-reduce had them.
 
         Raises:
             CollectiveError: Naming replica, tensor and step.
@@ -108,14 +108,14 @@ class DesyncAlarm:
         paths = [v.path for v in self.variables]
         try:
             of_tensors = of_all().numpy()
-        except tf.errors.OpError as error:
+        except tf.errors.OpError as failure:
             backend = self.backend
-            if not (isinstance(backend, Elastic) and backend.lost(error)):
+            if not (isinstance(backend, Elastic) and backend.lost(failure)):
                 raise
-            of_tensors = np.zeros([len(checksums), len(paths), BYTES])  # never known
-        told = self._error(checksums, of_tensors, paths, number)
-        recorder.incident(told.message)
-        raise told
+            of_tensors = np.zeros([len(checksums), len(paths), BYTES])  # unknown
+        error = self._error(checksums, of_tensors, paths, number)
+        recorder.incident(error.message)
+        raise error
 
     def _error(
         self,
@@ -125,8 +125,8 @@ class DesyncAlarm:
         number: int,
     ) -> CollectiveError:
         rows = [row.tobytes() for row in checksums]
-        (most, count), *others = Counter(rows).most_common(2)
-        majority = not others or others[0][1] < count
+        (most, count), *rest = Counter(rows).most_common(2)
+        majority = not rest or rest[0][1] < count
         right = rows.index(most) if majority else 0
         odd = [r for r, row in enumerate(rows) if row != rows[right]]
         differ = np.any(of_tensors[odd] != of_tensors[right], axis=(0, 2))
@@ -135,14 +135,14 @@ class DesyncAlarm:
         if len(tensors) > 1:
             where += f" and {len(tensors) - 1} more of {len(paths)} tensors"
         who, verb = self._named(odd), "has" if len(odd) == 1 else "have"
-        told = f"{who} {verb} other values in {where} than "
-        told += "the others" if majority else f"{self._named([right])}"
+        what = f"{who} {verb} other values in {where} than "
+        what += "the others" if majority else f"{self._named([right])}"
         if not majority:
-            told += "; there is no majority, so either may be wrong"
+            what += "; there is no majority, so either may be wrong"
         if number >= self.every:
-            told += f". At step {number - self.every} all were the same"
+            what += f". At step {number - self.every} all were the same"
         return CollectiveError(
-            f"step {number}: {told}.",
+            f"step {number}: {what}.",
             hint="look for code that changes weights on some ranks only (a callback's "
             "hook of a batch), for ranks on unlike processors, and for faulty memory; "
             "--check-every 0 switches the comparison off",

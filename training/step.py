@@ -22,7 +22,7 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError
 from collective.training import keras_compat
 from collective.training.accumulation import accumulate, cut
-from collective.training.elastic.control_messages import Notices
+from collective.training.elastic.control_messages import ControlMessages
 from collective.training.forward import Forward, Sums
 from collective.training.gradient_sizes import SMALL
 from collective.training.input.pipeline import Batch
@@ -79,7 +79,7 @@ class Step:
         self.layout = Layout(model)
         self.parted, self.shards = partitioned.of(model), sharded_optimizer.of(model)
         self.alarm = DesyncAlarm(model, backend, check_every)
-        self.notices = Notices(backend)
+        self.notices = ControlMessages(backend)
         keras_compat.switch_off_gradient_sum(self.optimizer)
         if not backend.synchronous:
             keras_compat.count_atomically(self.optimizer)
@@ -129,9 +129,9 @@ class Step:
         args = (without_none(batch), tf.constant(number, tf.int64))
         self.notices.prepare()
         told = self.backend.call(self._run, args, self._explained)
-        report, *more = told if self.alarm.every or self.notices.told else [told]
-        if self.notices.told:
-            self.notices.hear(more.pop())
+        report, *more = told if self.alarm.every or self.notices.enabled else [told]
+        if self.notices.enabled:
+            self.notices.receive(more.pop())
         if self.alarm.due(number):
             self.alarm.compare(more[0].numpy(), number)
         return report

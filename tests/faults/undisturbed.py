@@ -82,7 +82,7 @@ def assert_same(got: list[float], steps: int = STEPS) -> None:
     np.testing.assert_allclose(got, losses(steps), rtol=1e-12)
 
 
-def assert_perfect_ledger(file: Any, steps: int = STEPS) -> verify.Account:
+def assert_perfect_ledger(file: Any, steps: int = STEPS) -> verify.Proof:
     found = verify.check(file)
     assert found.faults == []
     epochs, rest = divmod(steps, PER_EPOCH)

@@ -92,7 +92,7 @@ def test_hosts_come_and_go(
     assert found.faults == []
     had = [run.replicas for run in found.runs]
     assert [n for i, n in enumerate(had) if had[i - 1 : i] != [n]] == replicas, printed
-    assert f"collective: round {len(then)}: {replicas[-1]} rank" in printed
+    assert f"collective: generation {len(then)}: {replicas[-1]} rank" in printed
     assert list((tmp_path / "runs").glob(f"step-{STEPS:09d}"))
 
 

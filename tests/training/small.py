@@ -11,9 +11,9 @@ import keras
 import numpy as np
 
 from collective.training import Checkpoint, fit
-from collective.training.callbacks import followed_variables
 from collective.training.checkpoint import schedule
-from collective.training.loop import Result
+from collective.training.result import Result
+from collective.training.variables import replicated_variables
 from tests import launch
 
 ROWS, BATCH, FEATURES, CLASSES = 53, 10, 6, 3
@@ -108,7 +108,7 @@ def gather(backend: Any, value: Any) -> list[Any]:
 
 def state(trained: keras.Model) -> list[np.ndarray]:
     """Weights, layer state and optimizer state."""
-    return [np.array(v) for v in followed_variables(trained)]
+    return [np.array(v) for v in replicated_variables(trained)]
 
 
 def learning_rate(trained: keras.Model) -> float:

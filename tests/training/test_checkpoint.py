@@ -17,9 +17,9 @@ import pytest
 
 from collective.errors import UsageError
 from collective.training import Checkpoint, keras_compat
-from collective.training.callbacks import followed_variables
 from collective.training.checkpoint import schedule, storage
 from collective.training.checkpoint.state import values_of
+from collective.training.variables import replicated_variables
 from tests import launch
 from tests.training import small
 from tests.training.small import (
@@ -80,7 +80,7 @@ def test_resumed_anywhere_it_is_the_uninterrupted_run(first, tmp_path, capfd):
     checkpoint = Waiting(tmp_path / "a", every=4, keep=99)
     end = 2 * PER_EPOCH + 2
     train(first, callbacks(), **settings, steps=end, checkpoint=checkpoint)
-    assert schedule.failed is None
+    assert checkpoint.failed is None
     written, *others = gather(first, names(tmp_path / "a"))
     # Every fourth, one of them between two epochs, and the last, in the middle of one.
     assert written == [f"step-{s:09d}" for s in (4, 8, 12, 14)] and end == 14
@@ -145,7 +145,7 @@ def test_a_state_stays_as_it_was_taken(alone):
     train(alone, model=made, epochs=1)
     moved = 0
     for value, copy, variable in zip(
-        taken, copies, followed_variables(made), strict=True
+        taken, copies, replicated_variables(made), strict=True
     ):
         np.testing.assert_array_equal(value, copy)
         moved += not np.array_equal(np.array(variable), copy)
@@ -165,7 +165,7 @@ def test_keras_alone_can_read_the_weights(alone, tmp_path):
 @PLAIN
 def test_keras_format_holds_all_but_seeds(alone, tmp_path):
     made = train(alone, model=everything, steps=1).model
-    variables = followed_variables(made)
+    variables = replicated_variables(made)
     path = str(tmp_path / "x.weights.h5")
     values = [np.asarray(np.array(v) + np.array(1, v.dtype)) for v in variables]
     left = keras_compat.save_weights(made, variables, values, Path(path))
@@ -192,7 +192,7 @@ def test_a_layer_that_cannot_be_saved_is_told(alone, tmp_path, capsys):
     assert names(tmp_path) == []
     printed = capsys.readouterr().err
     assert printed.count("could not be written to ") == 3, printed
-    assert printed.count("no, never; none is there; the training goes on") == 3
+    assert printed.count("no, never; none is there; the training continues") == 3
 
 
 @PLAIN
@@ -251,11 +251,11 @@ BAD = {
     ),
     "flipped-arrays": (
         lambda p: flip(p / storage.ARRAYS),
-        "collective.training.npz is torn",
+        "training.npz is torn",
     ),
     "no-arrays": (
         lambda p: (p / storage.ARRAYS).unlink(),
-        "collective.training.npz is missing",
+        "training.npz is missing",
     ),
     "flipped-manifest": (
         lambda p: flip(p / storage.MANIFEST),
@@ -353,7 +353,7 @@ def test_what_costs_too_much_is_left_out(alone, tmp_path, monkeypatch, capsys):
     train(alone, steps=9, checkpoint=Checkpoint(tmp_path, every=2))
     # The first, to know what it costs; and the last, whatever it costs.
     assert names(tmp_path) == ["step-000000002", "step-000000009"]
-    assert "warning: 3 checkpoints were left out" in capsys.readouterr().err
+    assert "warning: 3 checkpoints were skipped" in capsys.readouterr().err
 
 
 @PLAIN

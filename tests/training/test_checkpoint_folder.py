@@ -79,7 +79,7 @@ def goes_on_without_the_disk(backend, folder, free, capsys) -> str:
         backend, [full, Frees(5, lambda: free(True))], steps=7, checkpoint=checkpoint
     )
     assert result.losses == train(backend, steps=7).losses
-    assert schedule.failed is None
+    assert checkpoint.failed is None
     assert names(folder) == ["step-000000006", "step-000000007"]
     assert not list(folder.glob(".part*"))
     printed = capsys.readouterr().err

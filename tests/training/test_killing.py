@@ -66,8 +66,8 @@ def assert_perfect_ledger(folder: Path, replicas: list[int]) -> None:
 def assert_survived(backend: str, folder: Path) -> None:
     printed = start(backend, 3, folder, "survived")
     first, second = SURVIVED_AT
-    assert f"rank 0 of 3 died; 2 ranks go on from step {first} " in printed
-    assert f"rank 0 of 2 died; 1 rank goes on from step {second} " in printed
+    assert f"rank 0 of 3 died; 2 ranks continue from step {first} " in printed
+    assert f"rank 0 of 2 died; 1 rank continues from step {second} " in printed
     assert "rank 0 is dead; " in printed  # as accounts tell: by its number then
     assert "rank 0 (started as 1) is dead; " in printed
     np.testing.assert_allclose(
@@ -90,8 +90,8 @@ def test_a_rank_leaves_and_another_joins(tmp_path):
     printed = start("native", 2, tmp_path, "grown")
     # Both are told to all in the step after, and no step is made again.
     first, second = TOLD_AT + 1, JOINED_AT + 1
-    assert f"rank 0 of 2 left; 1 rank goes on from step {first} " in printed
-    assert f"1 joined; 2 ranks go on from step {second} " in printed
+    assert f"rank 0 of 2 left; 1 rank continues from step {first} " in printed
+    assert f"1 joined; 2 ranks continue from step {second} " in printed
     np.testing.assert_allclose(
         losses(tmp_path, "grown"), losses(tmp_path, "whole"), rtol=1e-12
     )
@@ -123,8 +123,8 @@ def assert_rows(events: list[dict], first: int, second: int) -> None:
     ]
     told = [(e["pid"], e["name"]) for e in events if e["ph"] == "i"]
     assert [told for row, told in told if row == 0][-1] == "leaves the job"
-    assert (1, "goes on as rank 0 of 1") in told
-    assert (2, "goes on as rank 1 of 2") in told
+    assert (1, "continues as rank 0 of 1") in told
+    assert (2, "continues as rank 1 of 2") in told
     # One clock: what they did together, they did at the same time.
     together = {row: rows[row] for row in (1, 2)}
     assert assert_overlap(together, "all-reduce", error=WALL_CLOCK) == STEPS - second

@@ -1,9 +1,8 @@
 """The generators of random numbers that live outside of any layer.
 
 No step draws from them: order of rows, masks and noise follow from the seed and the
-number of the step. But what a user's callback or a model's ``build`` draws does come
-from Python's, NumPy's or Keras' global generator, so they belong to the state of a
-training. TensorFlow's own stateful generators cannot be read and are left alone.
+number of the step. But a user's callback or a model's ``build`` may draw from Python's,
+NumPy's or Keras' global generator, so they belong to the state of a training. TensorFlow's own stateful generators cannot be read and are left alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Checkpoints of a training: when one is due, written behind its back, gone on from.
+"""Checkpoints of a training: when one is due, written in the background, resumed from.
 
-Rank 0 alone writes and reads; the others get what it has read by broadcast, so hosts
-need no disk in common. At the end of a step the state is copied, into memory kept for
-it, and a thread writes it while the next steps run. What both cost is measured, and a
-checkpoint that comes before that is a twentieth of the time gone by is left out.
+Rank 0 alone writes and reads, and broadcasts what it has read, so hosts need no common
+disk. At the end of a step the state is copied into memory kept for it, and a thread
+writes it while the next steps run. The cost of both is measured: a checkpoint is skipped
+if checkpoints would take more than a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from collective.errors import UsageError, printable
 from collective.training.checkpoint import storage
 from collective.training.checkpoint.state import State
 from collective.training.input.plan import Plan
-from collective.training.ledger.writer import Ledger
 from collective.training.memory import partitioned
 
-# At most so much of a training's time goes into its checkpoints.
+# Checkpoints take at most this fraction of a training's time.
 PART_OF_TIME = 0.05
 LOCK = ".lock"
-# So long a training before may take to end.
+# A former training may take so long to release the folder.
 PATIENCE_SECONDS = 5.0
 
 Take = Callable[[Sequence[np.ndarray] | None], State]
@@ -39,16 +38,16 @@ Take = Callable[[Sequence[np.ndarray] | None], State]
 
 
 class Checkpoint:
-    """Where a training keeps its state, for ``collective.training.fit(..., checkpoint=...)``.
+    """A folder for a training's state, for ``collective.training.fit(..., checkpoint=...)``.
 
     Args:
-        folder: Made where it is not there; one for each training.
+        folder: Created if missing; one for each training.
         every: Steps between two checkpoints; None: one at the end of each epoch.
-            Where that would take more than 5 % of the time, some are left out. There is
-            one at the end of the training, always.
-        keep: How many are kept, the last ones.
-        resume: Goes on from the newest one that is whole and of this training; from
-            the start where there is none at all.
+            If that would take more than 5 % of the time, some are skipped. The one at
+            the end of the training is always written.
+        keep: How many of the last ones are kept.
+        resume: Continues from the newest one that is valid and of this training; from
+            the start if the folder has none at all.
 
     Attributes:
         failed: Why the last checkpoint could not be written; None if it was.
@@ -78,19 +77,19 @@ class Checkpoint:
         self._known: list[Path] = []  # the last ones, oldest first
         self._buffers: list[np.ndarray] | None = None
         self._not_before = 0.0
-        self._left_out = 0
+        self._skipped = 0
         self._thread: threading.Thread | None = None
         self._lock: int | None = None
 
     def begin(
         self, model: keras.Model, plan: Plan, again: bool = False
     ) -> State | None:
-        """The state to go on with, None for a new training. Rank 0 calls it.
+        """The state to resume from, None for a new training. Rank 0 calls it.
 
         Args:
             model: Whose state it is.
             plan: Of the batches.
-            again: Resumes, whatever was asked: this job has begun before.
+            again: Resumes also if the user did not ask: the launcher restarted the job.
 
         Raises:
             UsageError: If the folder cannot be used as was asked.
@@ -101,31 +100,31 @@ class Checkpoint:
         return self._newest(model, plan)
 
     def take_over(self, model: keras.Model, plan: Plan) -> None:
-        """Makes ready to write; in the middle of a training, after another rank.
+        """Prepares to write; also in the middle of a training, after another rank.
 
         Raises:
-            UsageError: If the folder cannot be written to, or another training that
-                runs writes to it.
+            UsageError: If the folder cannot be written to, or another running training
+                writes to it.
         """
         self._write = lambda state: storage.write(state, model, plan, self.folder)
-        self._take_folder()
+        self._open_folder()
         self._known = storage.saved_in(self.folder)[: self.keep][::-1]
 
     def due(self, step: int, epoch_ended: bool) -> bool:
         """Whether the state before ``step`` is to be written."""
         return epoch_ended if self.every is None else step % self.every == 0
 
-    def save(self, take: Take, ledger: Ledger | None = None) -> None:
-        """Writes a state in the background, or leaves it out if that costs too much.
+    def save(self, take: Take, before_write: Callable[[], None] | None = None) -> None:
+        """Writes a state in the background, or skips it if that costs too much.
 
         Args:
-            take: Makes the state; not called where it is left out.
-            ledger: Brought to the disk before the checkpoint.
+            take: Makes the state; not called if it is skipped.
+            before_write: Called before the state is written, in the same thread.
         """
         begin = time.perf_counter()
         writing = self._thread is not None and self._thread.is_alive()
         if writing or begin < self._not_before:
-            self._left_out += 1
+            self._skipped += 1
             return
         state = take(self._buffers)
         if self._buffers is None:
@@ -133,8 +132,8 @@ class Checkpoint:
         taken = time.perf_counter() - begin
 
         def write() -> None:
-            self._save(state, ledger)
-            # As if the writing took it all from the step: it takes memory, too.
+            self._save(state, before_write)
+            # As if the step waited for the writing: it takes memory bandwidth, too.
             cost = taken + time.thread_time()
             self._not_before = begin + cost / PART_OF_TIME
 
@@ -147,27 +146,27 @@ class Checkpoint:
             self._thread.join()
 
     def close(self) -> None:
-        """Waits as ``wait``, and leaves the folder to others."""
+        """Waits as ``wait``, and unlocks the folder."""
         self.wait()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def end(self, state: State, ledger: Ledger | None = None) -> None:
-        """Writes the last state, and waits for all that is being written."""
+    def end(self, state: State, before_write: Callable[[], None] | None = None) -> None:
+        """Writes the last state, and returns when it is on the disk."""
         self.wait()
-        self._save(state, ledger)
-        if self._left_out:
-            _tell(
-                f"{self._left_out} checkpoints were left out: so many would have taken "
-                f"more than {PART_OF_TIME:.0%} of the time",
-                hint="a larger --checkpoint-every; or leave it to do so",
+        self._save(state, before_write)
+        if self._skipped:
+            _warn(
+                f"{self._skipped} checkpoints were skipped: all would have taken more "
+                f"than {PART_OF_TIME:.0%} of the time",
+                hint="a larger --checkpoint-every; or leave it so",
             )
 
-    def _save(self, state: State, ledger: Ledger | None) -> None:
+    def _save(self, state: State, before_write: Callable[[], None] | None) -> None:
         try:
-            if ledger is not None:
-                ledger.sync()
+            if before_write is not None:
+                before_write()
             path = self._write(state)
         except Exception as error:
             self.failed = str(error).strip().split("\n")[0]
@@ -175,9 +174,9 @@ class Checkpoint:
             hint = "see what model.save_weights says of this model"
             if isinstance(error, OSError):
                 hint = "free some space on that disk"
-            _tell(
+            _warn(
                 f"the checkpoint of step {state.step} could not be written to "
-                f"{self.folder}: {self.failed}; {last} there; the training goes on",
+                f"{self.folder}: {self.failed}; {last} there; the training continues",
                 hint=hint,
             )
             return
@@ -186,10 +185,10 @@ class Checkpoint:
         while len(self._known) > self.keep:
             shutil.rmtree(self._known.pop(0), ignore_errors=True)
 
-    def _take_folder(self) -> None:
+    def _open_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._keep_others_out()
+            self._lock_folder()
             storage.remove_parts(self.folder)
             usable = os.access(self.folder, os.W_OK | os.X_OK)
         except OSError:
@@ -201,8 +200,8 @@ class Checkpoint:
                 everywhere=False,
             )
 
-    def _keep_others_out(self) -> None:
-        """As long as this process lives, or until ``close``."""
+    def _lock_folder(self) -> None:
+        """Keeps other processes out while this one lives, or until ``close``."""
         if self._lock is not None:
             return
         lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -221,7 +220,7 @@ class Checkpoint:
                     everywhere=False,
                 ) from None
             except OSError:
-                pass  # this disk has no locks
+                pass  # this file system has no locks
             self._lock = lock
             return
 
@@ -230,7 +229,7 @@ class Checkpoint:
         if found and not self.resume:
             raise UsageError(
                 f"{self.folder} has checkpoints already, up to {found[0].name}",
-                hint="--resume goes on from there; or another --checkpoint-dir",
+                hint="--resume continues from there; or another --checkpoint-dir",
                 everywhere=False,
             )
         reason = ""
@@ -240,7 +239,7 @@ class Checkpoint:
                     state = storage.read(path, model, plan)
             except storage.Unusable as error:
                 reason = reason or f"{path.name}: {error}"
-                _tell(f"{path} is not used: {error}")
+                _warn(f"{path} is not used: {error}")
                 continue
             self._known = found[place:][::-1]
             print(f"resumed from {path}: epoch {state.epoch + 1}, step {state.step}")
@@ -256,7 +255,7 @@ class Checkpoint:
         return None
 
 
-def _tell(what: str, hint: str = "") -> None:
+def _warn(what: str, hint: str = "") -> None:
     print(printable(f"warning: {what}"), file=sys.stderr)
     if hint:
         print(f"HINT: {hint}", file=sys.stderr)

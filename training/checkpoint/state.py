@@ -1,8 +1,8 @@
 """The state of a training between two steps: taken, kept, sent, put back.
 
-Everything the next step depends on, and nothing of which rank or backend it ran on: a
-state taken on four replicas goes on on three, or on another backend. What depends on
-the number of the step alone (order of rows, masks) is in its number.
+It has everything that the next step depends on, and nothing of the rank or backend: a
+state taken on four replicas continues on three, or on another backend. The order of rows
+and the masks depend on the number of the step alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training.callbacks import all_variables
 from collective.training.checkpoint import random_state
+from collective.training.exchange import gather_few
 from collective.training.memory import partitioned
+from collective.training.variables import all_variables
+
+Gathered = Mapping[int, np.ndarray]
+"""Partitioned variables, whole on rank 0, by the ``id`` of the variable."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,10 @@ class State:
     """What a training is at the end of a step.
 
     Attributes:
-        epoch: The epoch to go on with, from 0.
-        step: The step to go on with; steps count on over epochs. That of the next
-            epoch, while ``epoch`` is still this one, when validation and the hooks of
-            its end are to come.
+        epoch: The epoch to continue with, from 0.
+        step: The step to continue with; steps count on over epochs. It is the first of
+            the next epoch, while ``epoch`` is still this one, if its validation and
+            the hooks of its end are still to run.
         variables: Values of ``all_variables(model)``: weights, layer state with
             seed generators, optimizer.
         sums: What the metrics of the epoch so far are made of (``Averages.sums``);
@@ -73,19 +77,19 @@ class State:
 def values_of(
     model: keras.Model,
     buffers: Sequence[np.ndarray] | None = None,
-    gathered: Mapping[int, np.ndarray] | None = None,
+    gathered: Gathered | None = None,
 ) -> list[np.ndarray]:
     """The values of ``all_variables(model)`` now, for ``State.variables``.
 
     Without buffers, nothing is copied on a CPU: TensorFlow's tensors do not change, and
     a variable whose memory somebody holds gets other memory with its next update. That
-    memory is new, and the machine takes three times as long to find it as to copy: who
-    takes a state again and again gives the arrays of an earlier one.
+    memory is new, and to allocate it takes three times as long as to copy: a caller that
+    takes states repeatedly passes the arrays of an earlier one.
 
     Args:
         model: Built, with its optimizer.
         buffers: Arrays to copy the values into, from an earlier call.
-        gathered: Where each rank has parts, what ``Parted.gather`` returned.
+        gathered: Of partitioned variables, what ``Position.gather`` returned.
 
     Returns:
         The buffers; or arrays that must not be written to.
@@ -114,6 +118,17 @@ def broadcast(state: State, backend: Backend, root: int = 0) -> State:
     if not mine:
         arrays = [np.empty(s["shape"], s["dtype"]) for s in about["arrays"]]
     return unflatten([backend.broadcast_array(array, root) for array in arrays], about)
+
+
+def newest(mine: State, backend: Backend) -> tuple[State, int]:
+    """The newest of all ranks' states, on every rank. Every rank calls it.
+
+    Returns:
+        The state, and the lowest rank that has it.
+    """
+    places = gather_few(backend, [mine.epoch, mine.step])
+    root = max(range(backend.size), key=lambda rank: (*places[rank], -rank))
+    return broadcast(mine, backend, root), root
 
 
 def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:

@@ -1,16 +1,16 @@
-"""One checkpoint on disk: written whole or not at all, and read only if unharmed.
+"""One checkpoint on disk: written whole or not at all, and read only if undamaged.
 
 A folder ``step-000000120`` holds
 
     model.weights.h5   weights, layer state and optimizer, in Keras' own format:
                        ``model.load_weights`` reads it
-    collective.training.npz       what that format has no place for: running sums of the metrics,
+    training.npz       what that format has no place for: running sums of the metrics,
                        losses, random state
     checkpoint.json    position, plan of the batches, history; CRC-32 of both files
                        and of itself
 
-It is made under another name, brought to the disk, and then renamed: at every moment
-there is the old one or the new one, never half of it.
+It is written under another name, synced to the disk, and then renamed: at every moment
+the folder has the old one or the new one, never half of it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import keras
 import numpy as np
 
 from collective.training import keras_compat
-from collective.training.callbacks import all_variables
 from collective.training.checkpoint.state import State, flatten, unflatten
 from collective.training.input.plan import Plan
+from collective.training.variables import all_variables
 
 FORMAT, VERSION = "collective.checkpoint", 1
 WEIGHTS, ARRAYS, MANIFEST = (
     "model.weights.h5",
-    "collective.training.npz",
+    "training.npz",
     "checkpoint.json",
 )
 NAME = re.compile(r"step-(\d+)")
@@ -50,7 +50,7 @@ class Unusable(Exception):
 
 
 def saved_in(folder: Path) -> list[Path]:
-    """What is named as a checkpoint there, the newest first."""
+    """The folders named as checkpoints, the newest first."""
     if not folder.is_dir():
         return []
     found = [p for p in folder.iterdir() if NAME.fullmatch(p.name)]
@@ -58,7 +58,7 @@ def saved_in(folder: Path) -> list[Path]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Removes what a killed process has left half written, or half replaced."""
+    """Removes what a killed process has left half written or half replaced."""
     for aside in folder.glob(f"{REPLACED}*"):
         target = folder / aside.name.removeprefix(REPLACED)
         if not target.exists():
@@ -94,8 +94,8 @@ def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
         )
         held = set(range(len(variables))) - set(left)
         rest = io.BytesIO()
-        others = {f"array_{i}": a for i, a in enumerate(arrays) if i not in held}
-        np.savez(rest, **others)  # type: ignore[arg-type]
+        unheld = {f"array_{i}": a for i, a in enumerate(arrays) if i not in held}
+        np.savez(rest, **unheld)  # type: ignore[arg-type]
         _put(part / ARRAYS, rest.getvalue())
         body = {
             "format": FORMAT,
@@ -129,15 +129,15 @@ def read(path: Path, model: keras.Model, plan: Plan) -> State:
         Unusable: If it is torn, foreign, or of another training.
     """
     about = _manifest(path)
-    for name, told in about["files"].items():
+    for name, checksum in about["files"].items():
         if not (path / name).is_file():
             raise Unusable(f"{name} is missing")
-        if _sum(path / name) != told:
+        if _sum(path / name) != checksum:
             raise Unusable(f"{name} is torn: its checksum is another")
     variables = all_variables(model)
     specs = about["state"]["arrays"]
-    there = [s for s in specs if s["name"].startswith("variable ")]
-    if [(tuple(s["shape"]), s["dtype"]) for s in there] != [
+    saved = [s for s in specs if s["name"].startswith("variable ")]
+    if [(tuple(s["shape"]), s["dtype"]) for s in saved] != [
         (tuple(v.shape), v.dtype) for v in variables
     ]:
         raise Unusable("it is of another model, optimizer or precision")
@@ -169,10 +169,10 @@ def _manifest(path: Path) -> dict[str, Any]:
             raise Unusable("it is no checkpoint of this program")
         if body["version"] != VERSION:
             raise Unusable(f"it is of version {body['version']}, here it is {VERSION}")
-        told = body.pop("crc32")
+        checksum = body.pop("crc32")
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         raise Unusable(f"{MANIFEST} is torn") from None
-    if _sum_of(body) != told:
+    if _sum_of(body) != checksum:
         raise Unusable(f"{MANIFEST} is torn: its checksum is another")
     return body
 

@@ -1,9 +1,8 @@
-"""What ranks tell each other between steps: one leaves, somebody waits to come in.
+"""What ranks announce to each other between steps, within the step's own all-reduce.
 
-Or the launcher has asked one of them for the job's next round.
-
-A number for each replica rides in the step's all-reduce, in places of its own, so all
-ranks know it at the end of the same step, and no message is added.
+A rank leaves, a process waits to join, or the launcher asks for the job's next
+generation. Each replica adds a number in a place of its own, so every rank knows all of
+them at the end of the same step, and no message is sent for it.
 """
 
 from __future__ import annotations
@@ -19,68 +18,69 @@ from collective.elastic.preemption import LEAVES, RENEWS, WAITING, Preemption
 
 
 @dataclass(frozen=True)
-class News:
-    """What all ranks have heard in a step.
+class ControlMessage:
+    """What all ranks know after a step.
 
     Attributes:
         leaving: Ranks that leave at its end.
-        waiting: Whether somebody waits to come in.
-        renews: Whether all end for the next round.
+        waiting: Whether a process waits to join.
+        next_generation: Whether all end for the job's next generation.
     """
 
     leaving: Sequence[int]
     waiting: bool
-    renews: bool
+    next_generation: bool
 
 
-class Notices:
-    """What this rank tells, and hears.
+class ControlMessages:
+    """Sends and receives the control messages of this rank.
 
     Args:
-        backend: Where its ranks may not come and go, nothing is told.
+        backend: If it is not elastic, nothing is sent.
 
     Attributes:
-        told: Whether anything is ever told.
-        preemption: Whether this rank was told to end.
+        enabled: Whether anything is ever sent.
+        preemption: Whether this rank was asked to end (SIGTERM).
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
-        self.told = backend.options.min_np is not None
+        self.enabled = backend.elastic
         self.preemption = Preemption()
-        self._heard = np.zeros(0, np.int64)
-        if self.told:
+        self._total = np.zeros(0, np.int64)
+        if self.enabled:
             with tf.device("CPU"):
                 self._mine = tf.Variable(0, trainable=False, dtype=tf.int64)
-            self._now = 0
+            self._current = 0
 
     def prepare(self) -> None:
-        """Before a step: what this rank will tell in it."""
-        if not self.told:
+        """Before a step: sets what this rank sends in it."""
+        if not self.enabled:
             return
-        now = self.preemption.news()
-        if now != self._now:
-            self._now = now
-            self._mine.assign(now)
+        current = self.preemption.news()
+        if current != self._current:
+            self._current = current
+            self._mine.assign(current)
 
     def contribution(self) -> list[tf.Tensor]:
-        """Inside ``run``: what of this replica rides in the all-reduce.
+        """Inside ``run``: what this replica adds to the all-reduce.
 
         Returns:
-            A vector of ``most_replicas`` numbers, each exact even in bfloat16.
+            A float32 vector of ``most_replicas`` numbers, each exact even in bfloat16;
+            an empty list if nothing is ever sent.
         """
-        if not self.told:
+        if not self.enabled:
             return []
         mine = tf.cast(self._mine.read_value(), tf.float32)
         return [tf.one_hot(self.backend.replica(), self.backend.most_replicas) * mine]
 
-    def hear(self, total: tf.Tensor) -> None:
-        """After a step: the sum of all contributions."""
-        self._heard = np.rint(total.numpy()).astype(np.int64)
+    def receive(self, total: tf.Tensor) -> None:
+        """After a step: takes the sum of all contributions."""
+        self._total = np.rint(total.numpy()).astype(np.int64)
 
     @property
-    def news(self) -> News:
-        """What was heard in the last step."""
-        leaving = np.flatnonzero(self._heard & LEAVES).tolist()
-        waiting, renews = (bool((self._heard & n).any()) for n in (WAITING, RENEWS))
-        return News(leaving, waiting, renews)
+    def received(self) -> ControlMessage:
+        """What was received in the last step."""
+        leaving = np.flatnonzero(self._total & LEAVES).tolist()
+        waiting, renews = (bool((self._total & n).any()) for n in (WAITING, RENEWS))
+        return ControlMessage(leaving, waiting, renews)

@@ -1,7 +1,7 @@
-"""The state of a training, kept on each host for the job's next round.
+"""The state of a training, kept on each host for the job's next generation.
 
-In the form of a checkpoint, with its checksums, in a folder of the user's alone. The
-newest of what the hosts have kept is what all go on from, so any one of them is enough.
+In the form of a checkpoint, with its checksums, in a folder of the user's alone. Every
+rank continues from the newest state that any host has kept, so one host is enough.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collective.training.input.plan import Plan
 _trainings = itertools.count()  # of this process
 
 
-class Handover:
-    """What one round of a job gives to the next.
+class StateHandoff:
+    """What one generation of a job gives to the next.
 
     Args:
-        backend: Its first rank on each host keeps, and finds.
+        backend: The first rank of each host keeps and finds the state.
 
     Attributes:
-        possible: Whether there may be a next round. Only in the first training of a
-            script: what came before it would be made again.
+        possible: Whether there may be a next generation. Only in the first training of
+            a script: the next generation would repeat those before it.
     """
 
     def __init__(self, backend: Backend):
@@ -36,52 +36,58 @@ class Handover:
         self.backend = backend
 
     @property
-    def _mine(self) -> bool:
+    def _keeps(self) -> bool:
         return self.possible and self.backend.local_rank == 0
 
     def find(self, model: keras.Model, plan: Plan) -> State | None:
-        """What this host has kept in the round before; None if nothing."""
-        folder = generations.kept() if self._mine else None
+        """What this host has kept in the former generation; None if nothing."""
+        folder = generations.kept() if self._keeps else None
         if folder is None:
             return None
         try:
             found = storage.saved_in(folder)
             return storage.read(found[0], model, plan) if found else None
         except (storage.Unusable, OSError) as error:
-            _tell(f"what {folder} keeps is not used: {error}")
+            _warn(f"what {folder} keeps is not used: {error}")
             return None
 
     def keep(self, state: State, model: keras.Model, plan: Plan) -> bool:
-        """Keeps a state; whether that was done here."""
-        if not self._mine:
+        """Keeps a state; returns whether this process has kept it."""
+        if not self._keeps:
             return False
         try:
             storage.write(state, model, plan, generations.keep())
         except Exception as error:
-            _tell(f"step {state.step} could not be kept for the next round: {error}")
+            _warn(
+                f"step {state.step} could not be kept for the next generation: {error}"
+            )
             generations.drop()
             return False
         return True
 
     def taken(self, step: int | None) -> None:
-        """Every rank goes on from that step; None: nobody has kept anything."""
+        """Every rank has the state to start from: removes what was kept.
+
+        Args:
+            step: Where every rank continues; None if no host has kept a state.
+        """
         if not self.possible or not generations.number():
             return
-        if self._mine:
+        if self._keeps:
             generations.drop()
         if self.backend.rank:
             return
         if step is None:
-            _tell("no host has kept the state: the training begins anew")
+            _warn("no host has kept the state: the training starts again at step 0")
             return
         size = self.backend.size
         print(
-            f"collective: round {generations.number()}: {size} "
-            f"rank{'s go' if size > 1 else ' goes'} on from step {step}",
+            f"collective: generation {generations.number()}: {size} "
+            f"rank{'s continue' if size > 1 else ' continues'} from step {step}",
             file=sys.stderr,
             flush=True,
         )
 
 
-def _tell(what: str) -> None:
+def _warn(what: str) -> None:
     print(f"warning: {what}", file=sys.stderr, flush=True)

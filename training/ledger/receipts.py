@@ -1,12 +1,12 @@
-"""What each replica says it has read, on its way to rank 0 in the step's own sum.
+"""What each replica has read, sent to rank 0 in the step's own all-reduce.
 
-A ledger must tell which rows were *read*, and only their reader knows. So each replica
-puts the places of its rows in the global batch and a mark of their numbers into one
-row of a small matrix; the all-reduce of the gradients carries it along. A step that
-was not finished by all thus leaves no receipt, and no message is added.
+A ledger must say which rows were *read*, and only their reader knows. So each replica
+puts the places of its rows in the global batch and a checksum of their numbers into one
+row of a small matrix, which the all-reduce of the gradients sums with the rest. A step
+that some rank did not finish leaves no receipt, and no message is added.
 
-The sum may be of float32, or travel as bfloat16, so numbers go byte by byte: integers
-up to 255 are exact in all of them.
+The sum may be of float32, or sent as bfloat16, so numbers are sent byte by byte:
+integers up to 255 are exact in all of these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write(read: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
 
     Args:
         read: int64 ``[n, 2]``, place and row number of each row it has read.
-        replica, replicas: Its number, and how many there are.
+        replica, replicas: Its number, and the number of replicas.
 
     Returns:
         float32 ``[replicas, SIZE]``, zero in all other rows.

@@ -2,9 +2,9 @@
 
     python -m collective.training.ledger.verify FILE
 
-Replays what ``collective.training.ledger.writer`` has written, through kills and resumes: what a
-resume has undone does not count. Computes from the plan which rows each replica had to
-read in each step, and compares with what the replica says it has read.
+Replays what ``collective.training.ledger.writer`` has written, through kills and
+resumes: what a resume has undone does not count. Computes from the plan which rows each
+replica had to read in each step, and compares with what the replica says it has read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Run:
     """What followed one ``from`` line.
 
     Attributes:
-        start: Its step.
+        start: Its first step.
         replicas, backend: Who ran.
-        last: The last step noted, or ``start - 1``.
-        undone: Steps noted before that it undid.
+        last: The last step written, or ``start - 1``.
+        undone: Steps written before that it undid.
     """
 
     start: int
@@ -45,8 +45,8 @@ class Run:
 
 
 @dataclasses.dataclass
-class Account:
-    """What a ledger comes to.
+class Proof:
+    """What a ledger proves.
 
     Attributes:
         plan: The training's.
@@ -61,11 +61,11 @@ class Account:
     epochs: list[int]
 
 
-def check(path: str | os.PathLike[str]) -> Account:
+def check(path: str | os.PathLike[str]) -> Proof:
     """Replays a ledger.
 
     Raises:
-        UsageError: If it is not there, or no ledger.
+        UsageError: If it cannot be read, or is no ledger.
     """
     plan, runs, steps, faults = _replay(path)
     per_epoch = plan.steps_per_epoch
@@ -97,20 +97,20 @@ def check(path: str | os.PathLike[str]) -> Account:
             faults += _named(epoch, "was not used", np.flatnonzero(used < wanted))
             faults += _named(epoch, "was used twice", np.flatnonzero(used > 1))
         epochs.append(int((used > 0).sum()))
-    return Account(plan, runs, faults, epochs)
+    return Proof(plan, runs, faults, epochs)
 
 
 def _named(epoch: int, what: str, rows: np.ndarray) -> list[str]:
-    told = [f"epoch {epoch}: row {row} {what}" for row in rows[:10]]
+    named = [f"epoch {epoch}: row {row} {what}" for row in rows[:10]]
     if len(rows) > 10:
-        told.append(f"epoch {epoch}: and {len(rows) - 10} more rows: {what}")
-    return told
+        named.append(f"epoch {epoch}: and {len(rows) - 10} more rows: {what}")
+    return named
 
 
 def _replay(
     path: str | os.PathLike[str],
 ) -> tuple[Plan, list[Run], Steps, list[str]]:
-    """The steps that count in the end, and what went wrong on the way to them."""
+    """The steps that no later line undoes, and what is wrong with them."""
     plan: Plan | None = None
     runs: list[Run] = []
     steps: Steps = {}
@@ -119,10 +119,10 @@ def _replay(
         if lacking := _lacking(line):
             raise _no_ledger(path, f"line {number} has no {lacking!r}")
         if "from" in line:
-            told, start = Plan(**line["plan"]), line["from"]
-            if plan not in (None, told) and start:
-                faults.append(f"line {number}: goes on with another plan of batches")
-            plan = told
+            resumed, start = Plan(**line["plan"]), line["from"]
+            if plan not in (None, resumed) and start:
+                faults.append(f"line {number}: continues with another plan of batches")
+            plan = resumed
             gone = [step for step in steps if step >= start]
             for step in gone:
                 del steps[step]
@@ -132,7 +132,7 @@ def _replay(
             continue
         step = line["step"]
         if not runs:
-            raise _no_ledger(path, f"line {number} comes before any 'from'")
+            raise _no_ledger(path, f"line {number} is before any 'from'")
         if step in steps:
             faults.append(f"step {step} was made twice, its rows used twice")
         elif len(line["read"]) != runs[-1].replicas:
@@ -147,7 +147,7 @@ def _replay(
 
 
 def _lacking(line: dict[str, Any]) -> str:
-    """What a line of a ledger would have, and this one has not; mostly nothing."""
+    """The field that a line lacks; empty if it has all."""
     needed = ("replicas", "backend", "plan") if "from" in line else ("read",)
     lacking = [name for name in needed if name not in line]
     fields = {field.name for field in dataclasses.fields(Plan)}
@@ -157,7 +157,7 @@ def _lacking(line: dict[str, Any]) -> str:
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines that are whole; a kill may have torn one at the end of a run."""
+    """The complete lines; a kill may have torn one at the end of a run."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read().split("\n")
@@ -190,9 +190,9 @@ def _no_ledger(path: Any, why: str) -> UsageError:
     )
 
 
-def tell(account: Account) -> None:
-    """Prints an account."""
-    for run in account.runs:
+def print_proof(proof: Proof) -> None:
+    """Prints what a ledger proves."""
+    for run in proof.runs:
         undone = f", {run.undone} steps undone and made again" if run.undone else ""
         replicas = f"{run.replicas} replica" + "s" * (run.replicas > 1)
         print(
@@ -200,12 +200,12 @@ def tell(account: Account) -> None:
             if run.last >= run.start
             else f"from step {run.start}: no step on {replicas} ({run.backend}){undone}"
         )
-    rows = account.plan.rows
-    for epoch, used in enumerate(account.epochs):
-        if not account.faults:
+    rows = proof.plan.rows
+    for epoch, used in enumerate(proof.epochs):
+        if not proof.faults:
             part = f"all {rows} rows" if used == rows else f"{used} of {rows} rows"
             print(f"epoch {epoch}: {part}, each used once")
-    for fault in account.faults:
+    for fault in proof.faults:
         print(printable(f"error: {fault}"))
 
 
@@ -221,9 +221,9 @@ def main(arguments: list[str]) -> int:
         return 2
 
     def program() -> int:
-        account = check(arguments[0])
-        tell(account)
-        return 1 if account.faults else 0
+        proof = check(arguments[0])
+        print_proof(proof)
+        return 1 if proof.faults else 0
 
     return exit_code(program)
 

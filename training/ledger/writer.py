@@ -1,10 +1,10 @@
 """Writes a ledger: which rows each step has used, on which replica.
 
-The file is only ever appended to, one line of JSON at a time by rank 0. A ``from`` line
-tells that the state before some step was put in place (a start, a resume, a change of
-workers) on how many replicas; whatever was noted from that step on is undone by it. A
-``step`` line tells what each replica has read in a step that all have finished: places
-in the global batch, and a mark of the row numbers, as the reader itself saw them.
+Rank 0 only ever appends to the file, one line of JSON at a time. A ``from`` line says
+that the state before some step was put in place (a start, a resume, a change of ranks)
+and on how many replicas; it undoes all lines of that step and later ones. A ``step``
+line says what each replica has read in a step that every rank has finished: places in
+the global batch, and a checksum of the row numbers, as the reader itself saw them.
 ``python -m collective.training.ledger.verify`` proves from it that every row was used once an epoch.
 """
 
@@ -39,7 +39,7 @@ class Ledger:
     """Appends to the file. Rank 0 has one.
 
     Args:
-        path: The file; made where it is not there.
+        path: The file; created if missing.
 
     Raises:
         UsageError: If it cannot be written to.
@@ -60,7 +60,7 @@ class Ledger:
             os.write(self._file, b"\n")  # torn by a kill: the next line is whole
 
     def begin(self, plan: Plan, step: int, replicas: int, backend: str) -> None:
-        """Notes that the state before ``step`` is in place on so many replicas."""
+        """Writes that the state before ``step`` is in place on so many replicas."""
         self._append(
             {
                 "from": step,
@@ -72,11 +72,11 @@ class Ledger:
         )
 
     def add(self, step: int, receipts: Iterable[tuple[int, int, int]]) -> None:
-        """Notes what each replica has read in a finished step: start, stop, mark."""
+        """Writes what each replica has read in a finished step: start, stop, mark."""
         self._append({"step": step, "read": [list(r) for r in receipts]})
 
     def sync(self) -> None:
-        """Returns when the disk has all that was noted."""
+        """Returns when the disk has all that was written."""
         os.fsync(self._file)
 
     def close(self) -> None:

@@ -8,56 +8,64 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 
 import keras
 
-Logs = dict[str, float]
+from collective.training.observer import FinishedStep, Observer
+from collective.training.position import Position
 
 
-class Progress:
-    """One progress bar per epoch.
+class ProgressBar(Observer):
+    """One bar an epoch.
 
     Args:
-        epochs: Number of epochs.
-        verbose: 0 prints nothing, 1 a bar, 2 a line per epoch; ``auto`` is a bar on a
+        position: Of the training.
+        epochs: Their number.
+        verbose: 0 nothing, 1 a bar, 2 a line an epoch; ``auto`` is a bar on a
             terminal and a line elsewhere.
         interval: Seconds between two drawings.
     """
 
-    def __init__(self, epochs: int, verbose: str | int, interval: float = 0.1):
+    def __init__(
+        self, position: Position, epochs: int, verbose: str | int, interval: float = 0.1
+    ):
+        self.position = position
         self.epochs = epochs
         self.verbose = (
             (1 if sys.stdout.isatty() else 2) if verbose == "auto" else int(verbose)
         )
         self.interval = interval
+        self._bar: keras.utils.Progbar | None = None  # on rank 0, in an epoch
+        self._first, self._drawn = 0, 0.0
 
-    def begin(self, epoch: int, steps: int) -> None:
+    def begin_epoch(self, epoch: int, first: int, last: int) -> None:
         """Starts the bar of an epoch."""
-        if not self.verbose:
+        if not self.verbose or self.position.backend.rank:
             return
         if self.epochs > 1:
             print(f"Epoch {epoch + 1}/{self.epochs}", flush=True)
-        self.bar = keras.utils.Progbar(steps, verbose=self.verbose)
-        self.drawn = time.monotonic()
+        self._bar = keras.utils.Progbar(last - first, verbose=self.verbose)
+        self._first, self._drawn = first, time.monotonic()
 
-    def update(self, done: int, logs: Callable[[], Logs]) -> None:
-        """Draws the bar when it is due.
+    def after_step(self, step: FinishedStep) -> None:
+        """Draws the bar when it is due."""
+        if self._bar is None or self.verbose != 1:
+            return
+        if time.monotonic() - self._drawn >= self.interval:
+            assert self.position.averages is not None
+            self._draw(self._bar, self.position.averages.logs(), finalize=False)
+            self._drawn = time.monotonic()
 
-        Args:
-            done: Steps done in this epoch.
-            logs: Makes the averages of the epoch so far; called only when drawing.
-        """
-        if self.verbose == 1 and time.monotonic() - self.drawn >= self.interval:
-            self._draw(done, logs(), finalize=False)
-            self.drawn = time.monotonic()
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """Draws the bar for the last time, with the validation's results."""
+        if self._bar is not None:
+            self._draw(self._bar, logs, finalize=True)
+            self._bar = None
 
-    def end(self, done: int, logs: Logs) -> None:
-        """Draws the final bar, with the results of validation."""
-        if self.verbose:
-            self._draw(done, logs, finalize=True)
-
-    def _draw(self, done: int, logs: Logs, finalize: bool) -> None:
-        # These are averages already; Keras must not average them again.
-        self.bar.stateful_metrics = set(logs)
-        self.bar.update(done, list(logs.items()), finalize=finalize)
+    def _draw(
+        self, bar: keras.utils.Progbar, logs: dict[str, float], finalize: bool
+    ) -> None:
+        # Averages already: Keras must show them as they are.
+        bar.stateful_metrics = set(logs)
+        done = self.position.step - self._first
+        bar.update(done, list(logs.items()), finalize=finalize)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collective.errors import CollectiveError, UsageError
-from collective.training.loop import Result
+from collective.training.result import Result
 
 SCHEMA = 1
 

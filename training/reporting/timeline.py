@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.backends.capabilities import Collective, Recording
 from collective.training.exchange import gather, gather_few, total
+from collective.training.observer import FinishedStep, Observer
+from collective.training.position import Position
 from collective.training.reporting import clocks
 from collective.training.reporting.report import Layout
 from collective.training.reporting.trace_file import Event, TraceFile
@@ -131,7 +133,7 @@ class Timeline:
         limit = LIMIT_BYTES * int(np.count_nonzero(hosts == here)) // backend.size
         self.file = TraceFile(_part(path, here == home), limit, create=False)
         self.flushed = clocks.now()
-        self.ended = False
+        self.ended = self.closed = False
         self._steps: list[_Step] = []
         self._others: list[Event] = []
         self._record(True)
@@ -161,11 +163,8 @@ class Timeline:
         if done - self.flushed > FLUSH_SECONDS:
             self.flush()
 
-    @contextlib.contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Records what happens between steps."""
-        begin = clocks.now()
-        yield
+    def span(self, name: str, begin: float) -> None:
+        """Records what happened between two steps, from ``begin`` (``clocks.now``)."""
         self._others.append(self._span(name, begin, clocks.now()))
 
     def event(self, name: str) -> None:
@@ -270,7 +269,10 @@ class Timeline:
         self.ended = True
 
     def close(self) -> None:
-        """Writes what it can."""
+        """Writes what it can. May be called twice."""
+        if self.closed:
+            return
+        self.closed = True
         with contextlib.suppress(Exception):
             self.flush()
         self._record(False)
@@ -310,6 +312,66 @@ class Timeline:
         for first in range(0, len(events), BATCH):
             whole.add(events[first : first + BATCH])
         whole.close()
+
+
+class TimelineObserver(Observer):
+    """Writes the timeline while the training runs.
+
+    Args:
+        path: The trace, on rank 0's host.
+        position: Of the training.
+    """
+
+    def __init__(self, path: str, position: Position):
+        self.path = path
+        self.position = position
+        self.timeline: Timeline | None = None
+        self._validation_began = 0.0
+
+    def begin(self) -> None:
+        """Begins the trace."""
+        self._join()
+
+    def reconfigured(self, root: int) -> None:
+        """Ranks that have just joined get a row; each rank notes its new number."""
+        timeline, backend = self._join(), self.position.backend
+        timeline.event(f"continues as rank {backend.rank} of {backend.size}")
+
+    def _join(self) -> Timeline:
+        backend, step = self.position.backend, self.position.step
+        self.timeline = together(self.timeline, self.path, backend, step)
+        return self.timeline
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Takes the step."""
+        if self.timeline is not None:
+            self.timeline.step(
+                step.number, step.begin, step.ready, step.done, step.report
+            )
+
+    def before_validation(self) -> None:
+        """The validation begins."""
+        self._validation_began = clocks.now()
+
+    def after_validation(self, logs: dict[str, float]) -> None:
+        """The validation has ended."""
+        if self.timeline is not None:
+            self.timeline.span("validation", self._validation_began)
+
+    def end(self) -> None:
+        """Merges the files of all hosts."""
+        if self.timeline is not None:
+            self.timeline.end()
+
+    def leaving(self) -> None:
+        """Marks the moment."""
+        if self.timeline is not None:
+            self.timeline.event("leaves the job")
+
+    def close(self) -> None:
+        """Writes what it can."""
+        if self.timeline is not None:
+            self.timeline.close()
 
 
 def _part(path: str, home: bool) -> str:

@@ -9,9 +9,12 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.training.exchange import gather, gather_few
+from collective.training.observer import FinishedStep, Observer
+from collective.training.position import Position
+from collective.training.reporting.report import Averages
 
 PARTS = ("input", "compute", "wait", "all_reduce", "update")
-# Steps for which ranks exchange start times to compute how long each waited.
+# The waiting is known for so many steps: each rank sends the others one number a step.
 LAST = 1000
 
 
@@ -21,12 +24,12 @@ class Timing:
 
     Attributes:
         input: Waiting for the next batch.
-        step: The step itself.
-        all_reduce: Part of ``step``: from the last local sum to the last global sum.
-        update: Part of ``step``: from the last global sum to its end.
-        wait: Part of ``all_reduce``: until the slowest process arrived. Zero for
-            replicas within one process, and before the last ``LAST`` steps.
-        started: When the local sums were complete, by this host's clock.
+        step: In the step.
+        all_reduce: Of that, from the last local sum to the last global one.
+        update: Of that, from the last global sum to the end of the step.
+        wait: Of ``all_reduce``, until the slowest process had its local sums, too. Zero
+            for replicas within one process, and before the last ``LAST`` steps.
+        started: When, by this host's clock, the local sums were ready.
         rows: Rows of each global batch.
 
     The first step of each batch size is excluded from every figure: it traces graphs,
@@ -79,8 +82,8 @@ class Timing:
         middle = order[len(order) // 4 : len(order) - len(order) // 4]
         return {name: float(parts[name][middle].mean()) for name in PARTS}
 
-    def exchange_waits(self, backend: Backend) -> None:
-        """Fills in ``wait`` from every rank's start times. Every rank calls it.
+    def compute_wait(self, backend: Backend) -> None:
+        """Fills in ``wait`` from when every rank started. Every rank calls it.
 
         Between hosts it includes the difference of their clocks.
         """
@@ -96,3 +99,49 @@ class Timing:
         spans = np.asarray(self.all_reduce[-count:])
         waits = np.clip(slowest - mine, 0, spans)
         self.wait[-count:] = waits.tolist()
+
+
+class TimingObserver(Observer):
+    """Fills in a ``Timing`` while the training runs.
+
+    Args:
+        timing: What to fill in.
+        position: Of the training.
+    """
+
+    def __init__(self, timing: Timing, position: Position):
+        self.timing = timing
+        self.position = position
+        self._averages: Averages | None = None
+        self._ended: list[float] = []  # of the epoch's steps, by the report's clock
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Takes what is known without waiting for the report."""
+        self.timing.input.append(step.ready - step.begin)
+        self.timing.step.append(step.done - step.ready)
+        self._ended.append(step.ended)
+        self._averages = self.position.averages
+
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """Reads the reports of the epoch's steps."""
+        self._read_reports()
+
+    def reconfigured(self, root: int) -> None:
+        """Reads the reports of the interrupted epoch's steps."""
+        self._read_reports()
+
+    def _read_reports(self) -> None:
+        if self._averages is None:
+            return
+        layout, timing = self._averages.layout, self.timing
+        for values, end in zip(self._averages.reports, self._ended, strict=True):
+            start, stop = values[layout.REDUCE_START], values[layout.REDUCE_STOP]
+            timing.started.append(float(start))
+            timing.all_reduce.append(float(stop - start))
+            timing.update.append(max(0.0, float(end - stop)))
+            timing.rows.append(int(values[layout.ROWS]))
+        self._averages, self._ended = None, []
+
+    def end(self) -> None:
+        """Exchanges when each rank was ready."""
+        self.timing.compute_wait(self.position.backend)

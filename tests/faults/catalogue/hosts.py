@@ -109,7 +109,7 @@ def left(who: str, leavers: str, backend: str) -> Fault:
         code=0,
         seconds=None,
         # Ranks that have no row in a short batch are told a step later.
-        told=(rf"ranks? .* left; {stay} ranks go on from step (8|9|10) ",),
+        told=(rf"ranks? .* left; {stay} ranks continue from step (8|9|10) ",),
         inside=f"terminate forward {leavers} 7",
         holds=no_step_again([4, stay]),
         backend=backend,

@@ -29,7 +29,7 @@ def killed(place: str, rank: int, backend: str = "native", launcher: str = "") -
         f"the job ends, and names the rank; {RESUMED}",
         code=128 + signal.SIGKILL,
         seconds=5 if backend == "native" else 10,
-        told=(NAMED[by].format(rank), "HINT: .*--resume goes on from .*runs"),
+        told=(NAMED[by].format(rank), "HINT: .*--resume continues from .*runs"),
         inside=f"kill {place} {rank} 7",
         holds=goes_on_from_checkpoint,
         backend=backend,

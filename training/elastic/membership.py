@@ -1,0 +1,267 @@
+"""Trains while ranks die, leave or join: repeats the loop, from the newest state.
+
+The update comes after the all-reduce, so every rank holds the state after the last step
+that it has finished, and some may have finished one step more than others when a rank
+dies. The newest state wins: no step that any rank has finished is made twice. Ranks that
+leave or wait to join are announced in the step's all-reduce, so every rank knows of them
+at the end of the same step, and the job is reconfigured before the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from collective.backends.base import Backend
+from collective.backends.capabilities import Elastic
+from collective.elastic import generations
+from collective.elastic.preemption import RENEWS, WAITING
+from collective.errors import (
+    CollectiveError,
+    JoinRejected,
+    LeaveJob,
+    NextGeneration,
+    UsageError,
+)
+from collective.training.checkpoint.observer import CheckpointObserver
+from collective.training.checkpoint.state import broadcast, newest
+from collective.training.checks import check_same_data
+from collective.training.elastic.control_messages import ControlMessages
+from collective.training.elastic.reconfigure import (
+    Change,
+    Reconfigure,
+    join,
+    repeat_on_change,
+)
+from collective.training.elastic.state_handoff import StateHandoff
+from collective.training.exchange import gather_few
+from collective.training.input.pipeline import Input
+from collective.training.loop import Loop
+from collective.training.observer import FinishedStep, Observer, methods
+from collective.training.position import Position
+from collective.training.result import Result
+
+T = TypeVar("T")
+# A job with too few ranks waits so long for more, where it may grow; as Horovod.
+WAIT_SECONDS = 600.0
+POLL_SECONDS = 0.2
+
+
+@dataclass
+class ElasticResult(Result):
+    """A result whose ``afterwards`` survives the death of ranks.
+
+    Attributes:
+        repeat: Trains again from the newest state to the end, after a change.
+    """
+
+    repeat: Callable[[Change], None] = field(kw_only=True, repr=False)
+
+    def afterwards(self, action: Callable[[], T]) -> T:
+        """Runs an action; the remaining ranks repeat it when a rank dies meanwhile.
+
+        They first agree on the end of the training again: the rank that died may have
+        been the only one that had finished the last step.
+        """
+
+        def attempt(change: Change | None) -> T:
+            if change is not None:
+                self.repeat(change)
+            return action()
+
+        return repeat_on_change(self.backend, attempt)
+
+
+class Membership(Observer):
+    """Reconfigures the job between two steps, and repeats the loop.
+
+    Args:
+        position: Of the training.
+        inputs: The training data.
+        checkpoint: Writes a last checkpoint when too few ranks are left.
+
+    Attributes:
+        handoff: Keeps the state for the next generation.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        inputs: Input,
+        checkpoint: CheckpointObserver | None,
+    ):
+        self.position = position
+        self.backend: Backend = position.backend
+        self.inputs = inputs
+        self.checkpoint = checkpoint
+        self.handoff = StateHandoff(self.backend)
+        options = self.backend.options
+        self.least, self.grows = options.min_np or 1, options.max_np is not None
+
+    def find_start(self) -> None:
+        """Sets the position's ``start`` to what this host kept for this generation."""
+        self.position.start = self.handoff.find(self.position.model, self.inputs.plan)
+
+    def run(self, loop: Loop, result: Result) -> Result:
+        """As ``loop.run``, repeated after each change of the ranks.
+
+        Returns:
+            The result, with an ``afterwards`` that is repeated, too.
+
+        Raises:
+            ProcessExit: This rank leaves, or the job's next generation begins.
+            CollectiveError: Fewer than ``min_np`` ranks are left.
+        """
+        self.loop = loop
+        self.messages: ControlMessages = loop.step.notices
+        change = join(self.backend) if self.backend.joins else None
+        with self.messages.preemption, contextlib.closing(loop):
+            repeat_on_change(self.backend, self._attempt, change)
+        return ElasticResult(**vars(result), repeat=self._repeat)
+
+    def _repeat(self, change: Change) -> None:
+        with contextlib.closing(self.loop):
+            self._attempt(change)
+
+    def _attempt(self, change: Change | None) -> None:
+        """Trains from the state that all ranks agree on, to the end."""
+        if change is None:
+            self._begin()
+        else:
+            self._continue(change)
+        self.loop.train()
+
+    def _begin(self) -> None:
+        position = self.position
+        if self.backend.size > 1 and not position.agree_on_start():
+            # Rank 0's model whole or not at all: if rank 0 dies meanwhile, the model
+            # of another rank must still be its own.
+            broadcast(position.fresh(), self.backend).put(position.model)
+        self.handoff.taken(None if position.start is None else position.start.step)
+        self.loop.begin()
+
+    def _continue(self, change: Change) -> None:
+        """Continues with the newest state, if enough ranks are left."""
+        backend, position, loop = self.backend, self.position, self.loop
+        joined = change.former[backend.rank] < 0
+        try:
+            if change.joined:
+                check_same_data(backend, self.inputs.source)
+            position.start, root = newest(position.latest(), backend)
+            loop.begin(root)
+        except UsageError as error:
+            if not joined:
+                raise
+            print(f"rank {backend.rank}: error: {error}", file=sys.stderr)
+            backend.close()
+            raise JoinRejected(error.exit_code) from None
+        finished = position.epoch >= loop.epochs
+        if backend.rank == 0 and (finished or self._enough or self.grows):
+            change.print(position.step)
+        if not (finished or self._enough):
+            if self.grows:
+                self._wait_for_ranks()
+            self._give_up(backend.size, change.size)
+
+    @property
+    def _enough(self) -> bool:
+        return self.backend.size >= self.least
+
+    def _wait_for_ranks(self) -> None:
+        """Returns if no rank joins in time.
+
+        Raises:
+            Reconfigure: Ranks wait to join.
+            NextGeneration: The launcher has found other hosts.
+        """
+        backend, preemption = self.backend, self.messages.preemption
+        if backend.rank == 0:
+            print(
+                f"collective: too few ranks to continue: {backend.size}, and --min-np "
+                f"is {self.least}; waiting {WAIT_SECONDS:.0f} s for others to join",
+                file=sys.stderr,
+                flush=True,
+            )
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            mine = preemption.news() & (WAITING | RENEWS)
+            gives_up = preemption.noticed or time.monotonic() > deadline
+            found, gives_up = backend.broadcast_array(np.array([mine, gives_up]))
+            if found & RENEWS:
+                self._begin_next_generation()
+            if found & WAITING:
+                raise Reconfigure
+            if gives_up:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Acts on what ranks announced in the step.
+
+        Raises:
+            Reconfigure: Ranks leave, or wait to join; raised on all that stay.
+            LeaveJob: This rank leaves.
+            NextGeneration: The launcher asks for the job's next generation.
+        """
+        position, backend = self.position, self.backend
+        if position.step >= self.loop.last_step or position.stopped:
+            return
+        received = self.messages.received
+        if received.next_generation:
+            self._begin_next_generation()
+        if not (received.leaving or received.waiting):
+            return
+        stay = backend.size - len(received.leaving)
+        if stay < self.least and not (stay and self.grows):
+            self._give_up(stay, backend.size)
+        if backend.rank not in received.leaving:
+            raise Reconfigure(received.leaving)
+        for leaving in methods(self.loop.observers, "leaving"):
+            leaving()
+        self.loop.close()  # before another rank takes the files over
+        assert isinstance(backend, Elastic)
+        backend.leave()
+        raise LeaveJob
+
+    def _begin_next_generation(self) -> None:
+        """Keeps the state and ends every rank; returns if no host can keep it."""
+        if not self.handoff.possible:
+            return
+        if self.checkpoint is not None:
+            self.checkpoint.wait()  # Keras writes one file of a model at a time
+        position = self.position
+        kept = self.handoff.keep(position.latest(), position.model, self.inputs.plan)
+        if not gather_few(self.backend, [kept]).any():
+            self.handoff.possible = False  # the job continues as it is
+            return
+        raise NextGeneration(generations.EXIT_CODE)
+
+    def _give_up(self, left: int, size: int) -> None:
+        """Ends the job, with a checkpoint if the user asked for checkpoints.
+
+        Raises:
+            CollectiveError: On rank 0; it aborts the job.
+        """
+        if self.backend.rank:
+            self.backend.barrier()  # rank 0 ends the job
+        folder: Any = None
+        if self.checkpoint is not None:
+            self.checkpoint.save_last(self.position.start or self.position.take())
+            folder = self.checkpoint.folder
+        if folder is not None:
+            hint = f"--resume continues from {folder}, on fewer ranks, too"
+        else:
+            hint = "--checkpoint-dir, to continue from there"
+            hint = f"a smaller --min-np; and {hint}" if left else hint
+        raise CollectiveError(
+            f"step {self.position.step}: of {size} ranks {left} "
+            f"{'is' if left == 1 else 'are'} left, and --min-np is {self.least}",
+            hint=hint,
+            everywhere=False,
+        )

@@ -1,0 +1,36 @@
+"""Which variables make two ranks the same."""
+
+from __future__ import annotations
+
+import keras
+
+from collective.backends.base import Backend
+from collective.training.memory import partitioned
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """Weights, layer state and optimizer state."""
+    return [
+        *model.trainable_variables,
+        *model.non_trainable_variables,
+        *model.optimizer.variables,
+    ]
+
+
+def replicated_variables(model: keras.Model) -> list[keras.Variable]:
+    """Those of ``all_variables`` that every rank holds whole."""
+    parts = partitioned.of(model)
+    return [
+        v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
+    ]
+
+
+def broadcast_model(model: keras.Model, backend: Backend) -> None:
+    """Gives every rank rank 0's model. Every rank calls it.
+
+    One variable at a time, so that no rank holds the whole model twice.
+    """
+    backend.broadcast(replicated_variables(model))
+    parts = partitioned.of(model)
+    if parts is not None:
+        parts.follow()
