@@ -4,7 +4,7 @@ A folder ``step-000000120`` holds
 
     model.weights.h5   weights, layer state and optimizer, in Keras' own format:
                        ``model.load_weights`` reads it
-    collective.training.npz       what that format has no place for: running sums of the metrics,
+    training.npz       what that format has no place for: running sums of the metrics,
                        losses, random state
     checkpoint.json    position, plan of the batches, history; CRC-32 of both files
                        and of itself
@@ -37,7 +37,7 @@ from collective.training.input.plan import Plan
 FORMAT, VERSION = "collective.checkpoint", 1
 WEIGHTS, ARRAYS, MANIFEST = (
     "model.weights.h5",
-    "collective.training.npz",
+    "training.npz",
     "checkpoint.json",
 )
 NAME = re.compile(r"step-(\d+)")
