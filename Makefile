@@ -1,4 +1,4 @@
-# make train | test | test-hosts | test-faults | soak | test-equivalence | test-horovod | test-compare | horovod | lint | sanitize | arm64: .venv is made first.
+# make train | test | test-hosts | test-faults | soak | test-equivalence | test-horovod | test-compare | horovod | docs | lint | sanitize | arm64: .venv is made first.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train horovod test test-hosts test-mpis test-faults soak test-equivalence test-horovod test-compare lint sanitize arm64 constraints clean
+.PHONY: help train horovod test test-hosts test-mpis test-faults soak test-equivalence test-horovod test-compare docs lint sanitize arm64 constraints clean
 help:
 	@sed -n 1p Makefile | cut -c3-
 
@@ -35,7 +35,7 @@ train: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-# Every fault of docs/reliability.md; TABLE=docs/reliability.md writes what was measured
+# Every fault of docs/reference/reliability.md; TABLE=docs/reference/reliability.md writes what was measured
 # into its table.
 test-faults: $(VENV)/ready
 	$(BIN)/python -m pytest tests/faults $(if $(TABLE),--table $(TABLE))
@@ -75,6 +75,12 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p collective
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'collective/native/*.cc' 'collective/native/*.h')
+
+# The site, in build/site: strict, so a broken link fails; it loads nothing from elsewhere.
+docs: $(VENV)/ready
+	$(BIN)/python -c 'import material, mkdocstrings' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
 
 # The native core under AddressSanitizer with UndefinedBehaviorSanitizer, then
 # under ThreadSanitizer.

@@ -1,6 +1,6 @@
 """What a comparison found: one object, written as ``results.json``.
 
-``docs/results.schema.json`` is its JSON Schema.
+``docs/reference/results.schema.json`` is its JSON Schema.
 """
 
 from __future__ import annotations

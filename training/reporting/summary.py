@@ -25,7 +25,7 @@ SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Everything a run tells. Described field by field in ``docs/summary.md``.
+    """Everything a run tells. Described field by field in ``docs/reference/summary.md``.
 
     Times are seconds, memory bytes; see `collective.training.reporting.timing` for what is left out.
     """

@@ -38,7 +38,7 @@ class Trained:
 
     Attributes:
         name: Of the training; its files in the folder are ``NAME.json``, the summary
-            (``docs/summary.md``), and ``NAME.log``, the last that it printed.
+            (``docs/reference/summary.md``), and ``NAME.log``, the last that it printed.
         options: What was asked for.
         summary: What is in the file; None where it failed.
         failure: Why it did, in a few words; empty where it did not.
