@@ -103,7 +103,7 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     text = " ".join(text.split()).replace("<", "&lt;").replace("*", "\\*")
     text = re.sub(r"docs/([\w/-]+)\.md", r"[\1](../\1.md)", text)
     shown = "default" in text or not action.option_strings
-    if not shown and action.nargs != 0 and action.default not in (None, ""):
+    if not shown and action.nargs != 0 and action.default not in (None, "", [], ()):
         text = f"{text} (default: {action.default})"
     return text or "(no description)"
 
