@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -290,31 +291,44 @@ def recovery() -> None:
     d.save("recovery.svg")
 
 
-def comparison(results: dict) -> None:
-    """Rates of every backend, and how far its weights are from the reference's."""
-    ranks, timed = max(results["fast"].items(), key=lambda item: int(item[0]))
-    proof = results["equal"]["float64"]
-    rates = {
-        name: run["rates"]
-        for name, run in timed.items()
-        if run["rates"] and name not in ("one share",)
+def measured() -> dict[str, list[float]]:
+    """Median, lowest and highest rate of each backend, from the page of measurements."""
+    page = (ASSETS.parent / "reference" / "measurements.md").read_text()
+    row = re.compile(r"^\| `([\w-]+)`([^|]*)\| ([\d,]+) \(([\d,]+)–([\d,]+)\)", re.M)
+    return {
+        name: [float(number.replace(",", "")) for number in numbers]
+        for name, note, *numbers in row.findall(page.split("\n## ")[1])
+        if "1 thread" not in note
     }
-    order = sorted(rates, key=lambda name: -statistics.median(rates[name]))
-    top = max(max(values) for values in rates.values())
-    height = 104 + 34 * len(order)
-    d = Drawing(900, height + 40, "Speed and sameness of every backend")
-    cores = results["machine"]["cores"]
-    d.text(20, 30, f"{ranks} replicas on {cores} cores", 15, bold=True)
-    d.text(170, 56, "samples per second: median, lowest and highest round", 12,
-           color="#52606d")  # fmt: skip
-    d.text(610, 56, f"largest relative difference from {proof['reference']}, float64",
+
+
+def comparison(results: dict) -> None:
+    """Rates of every backend, and how far its model is from the reference's.
+
+    Rates are those of the results; where these have none, those in the page of
+    measurements.
+    """
+    proof = results["equal"]["float64"]
+    timed = results["fast"].get(str(max(map(int, results["fast"] or [0]))), {})
+    rates = {
+        name: [statistics.median(run["rates"]), min(run["rates"]), max(run["rates"])]
+        for name, run in timed.items()
+        if run["rates"] and name != "one share"
+    } or measured()
+    order = sorted(rates, key=lambda name: -rates[name][0])
+    top = max(high for _, _, high in rates.values())
+    bottom = 66 + 34 * len(order)
+    d = Drawing(900, bottom + 48, "Speed and sameness of every backend")
+    d.text(20, 30, f"{max(results['options']['np'])} replicas on "
+           f"{results['machine']['cores']} cores, model cnn", 15, bold=True)  # fmt: skip
+    d.text(170, 56, "samples per second: median, lowest, highest", 12, color="#52606d")
+    d.text(590, 56, f"largest relative difference from {proof['reference']}, float64",
            12, color="#52606d")  # fmt: skip
 
     def place(difference: float) -> float:
         """Where a difference is on the axis from 1e-17 to 1e-11."""
-        return 610 + 250 * (math.log10(max(difference, 1e-17)) + 17) / 6
+        return 590 + 270 * (math.log10(max(difference, 1e-17)) + 17) / 6
 
-    bottom = 66 + 34 * len(order)
     for power in range(-17, -10, 2):
         x = place(10.0**power)
         d.line(x, 66, x, bottom, RULE, 0.6)
@@ -324,31 +338,26 @@ def comparison(results: dict) -> None:
     d.text(place(1e-12), bottom + 32, "limit 1e-12", 11, "middle", color=RED)
     for number, name in enumerate(order):
         y = 72 + 34 * number
-        values = rates[name]
-        middle = statistics.median(values)
+        middle, low, high = rates[name]
         d.text(20, y + 15, name, 13, bold=name == order[0])
-        width = 330 / top
+        width = 320 / top
         d.bar(170, y, middle * width, 20, GREY if name == "single" else BLUE)
-        d.line(170 + min(values) * width, y + 10, 170 + max(values) * width, y + 10)
-        d.text(178 + max(values) * width, y + 15, f"{middle:,.0f}", 12)
+        d.line(170 + low * width, y + 10, 170 + high * width, y + 10, ORANGE, 2.5)
+        d.text(178 + high * width, y + 15, f"{middle:,.0f}", 12)
         verdict = proof["verdicts"].get(name)
-        if name == proof["reference"]:
-            d.text(610, y + 15, "the reference", 12, color="#52606d")
-        elif verdict is None:
-            d.text(610, y + 15, "asynchronous: not equal, by design", 12,
+        if name == "tf-parameter-server":
+            d.text(596, y + 15, "asynchronous: not equal, by design", 12,
+                   color="#52606d")  # fmt: skip
+        elif name == proof["reference"] or verdict is None:
+            reference = name == proof["reference"]
+            d.text(596, y + 15, "the reference" if reference else "not in this run", 12,
                    color="#52606d")  # fmt: skip
         else:
             far = max(verdict["loss"] or 0, verdict["parameter"] or 0)
+            color = GREEN if verdict["equal"] else RED
             d.parts.append(
-                f'<circle cx="{place(far):.1f}" cy="{y + 10}" r="5" '
-                f'fill="{GREEN if verdict["equal"] else RED}"/>'
+                f'<circle cx="{place(far):.1f}" cy="{y + 10}" r="5.5" fill="{color}"/>'
             )
-    versions = results["versions"]
-    names = (("tensorflow", "TensorFlow"), ("keras", "Keras"))
-    told = ", ".join(f"{n} {versions[key]}" for key, n in names if key in versions)
-    command = results["options"]["command"]
-    words = command if isinstance(command, str) else " ".join(command)
-    d.text(20, height + 24, f"compare.py {words}   {told}", 11, color="#52606d")
     d.save("comparison.svg")
 
 
