@@ -110,6 +110,29 @@ def test_pages_that_the_code_names_exist():
     assert [found for found in sorted(names) if not (ROOT / found).is_file()] == []
 
 
+def test_files_that_the_pages_name_exist():
+    folders = "collective|training|backends|comparison|benchmarks|deploy|tests|examples"
+    named = re.compile(
+        rf"(?<![\w/.-])((?:{folders})/[\w/.-]*\.(?:py|cc|h|yaml|sbatch))\b"
+    )
+    gone = [
+        f"{name(page)}: {found}"
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+        for found in named.findall(page.read_text())
+        if not (ROOT / found).is_file()
+    ]
+    assert gone == []
+
+
+def test_the_reference_has_every_public_name():
+    import collective
+
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    named = set(re.findall(r"\bcollective\.(\w+)", page))
+    assert set(collective.__all__) - named == set()
+
+
 def hook():
     """The module that fills the reference from the parsers."""
     pytest.importorskip("mkdocs")
