@@ -102,11 +102,11 @@ def floors() -> None:
     width, left = 900, 250
     rows = []
     for _, what, _, rooms in stories:
-        lines, x = 1, left
+        lines, x = 1, float(left)
         for room in rooms:
             w = 0 if room == "|" else 18 + 7.3 * len(room)
             if room == "|" or x + w > width - 60:
-                lines, x = lines + 1, left
+                lines, x = lines + 1, float(left)
             x += w + 8 if w else 0
         rows.append(max(40 + 15 * len(_wrapped(what, 34)), 20 + 32 * lines))
     d = Drawing(width, sum(rows) + 12 * len(rows) + 40, "Floors and rooms")
@@ -116,11 +116,11 @@ def floors() -> None:
         d.text(28, y + 24, name, 15, bold=True)
         for number, part in enumerate(_wrapped(what, 34)):
             d.text(28, y + 42 + 15 * number, part, 11.5, color="#52606d")
-        x, top = left, y + 12
+        x, top = float(left), y + 12
         for room in rooms:
             w = 0 if room == "|" else 18 + 7.3 * len(room)
             if room == "|" or x + w > width - 60:
-                x, top = left, top + 32
+                x, top = float(left), top + 32
             if w:
                 d.parts.append(
                     f'<rect x="{x:.1f}" y="{top:.1f}" width="{w:.1f}" height="24" rx="4" '

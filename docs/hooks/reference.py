@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from mkdocs.exceptions import PluginError
 
@@ -55,16 +56,15 @@ def parser_of(module: str) -> argparse.ArgumentParser:
     def capture(parser: argparse.ArgumentParser, file: Any = None) -> None:
         raise _Captured(parser)
 
-    printing = argparse.ArgumentParser.print_help
-    argparse.ArgumentParser.print_help = capture  # type: ignore[method-assign]
-    arguments, sys.argv = sys.argv, [module, "--help"]
-    try:
-        importlib.import_module(module).main(["--help"])
-    except _Captured as captured:
-        return captured.parser
-    finally:
-        argparse.ArgumentParser.print_help = printing  # type: ignore[method-assign]
-        sys.argv = arguments
+    main = importlib.import_module(module).main
+    with (
+        mock.patch.object(argparse.ArgumentParser, "print_help", capture),
+        mock.patch.object(sys, "argv", [module, "--help"]),
+    ):
+        try:
+            main(["--help"])
+        except _Captured as captured:
+            return captured.parser
     raise LookupError(f"{module}.main(['--help']) prints no help of argparse")
 
 
