@@ -1,6 +1,6 @@
 """The results of a comparison: one object, written as ``results.json``.
 
-``docs/results.schema.json`` is its JSON Schema.
+``docs/reference/results.schema.json`` is its JSON Schema.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def test_the_default_run_learns_the_digits_and_sums_up(tmp_path):
         assert f"\n  {part} " in printed
     assert "Traceback" not in printed and "oneDNN" not in printed
     summary = json.loads((tmp_path / "run.json").read_text())
-    schema = json.loads((ROOT / "docs/summary.schema.json").read_text())
+    schema = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(summary, schema)
     assert summary["test"]["accuracy"] >= 0.97
@@ -315,8 +315,8 @@ def test_the_schema_has_the_fields_of_summary_and_job():
     from collective.training.command import Job
     from collective.training.reporting.summary import Summary
 
-    schema = json.loads((ROOT / "docs/summary.schema.json").read_text())
-    page = (ROOT / "docs/summary.md").read_text()
+    schema = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())
+    page = (ROOT / "docs/reference/summary.md").read_text()
     options = schema["properties"]["options"]
     for kind, part in (
         (Summary, schema),

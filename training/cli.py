@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         help="continue without ranks that die while N are left (native, mpi)")  # fmt: skip
     add("--tensor-parallel", type=count, default=1, metavar="T",
         help="ranks that hold one replica together, its large layers in parts\n"
-        "(native; docs/parallel.md)")  # fmt: skip
+        "(native; docs/how-to/parallel.md)")  # fmt: skip
     add("--model-parallel", type=count, default=1, metavar="D",
         help="devices of each process over which the layers of a model are placed\n"
         "(single, native, mpi)")  # fmt: skip
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
 
     add = g["many"].add_argument
     add("--sweep", metavar="FILE",
-        help="train all models that FILE names, and nothing else (docs/sweep.md)")  # fmt: skip
+        help="train all models that FILE names, and nothing else (docs/how-to/sweeps.md)")  # fmt: skip
 
     add = g["numbers"].add_argument
     add("--precision", default="float32",
@@ -269,7 +269,7 @@ def _sweep(args: argparse.Namespace) -> int:
             f"{option} beside --sweep: the options of its trainings are in the file",
             hint=f"base: {{{unlike[0]}: {given[unlike[0]]}}} in {args.sweep}"
             if known
-            else f"drop {option}; docs/sweep.md has what a sweep writes",
+            else f"drop {option}; docs/how-to/sweeps.md has what a sweep writes",
         )
     return command.run(args.sweep)
 

@@ -11,7 +11,7 @@ therefore taken apart at its last step, the reduction:
 Terms from ``add_loss``, regularisers, and the value of a user's own ``compute_loss``
 are taken as means over the rows: each replica contributes by its share of the rows.
 That is exact for what does not depend on the batch and for means over it; a term that
-*sums* over the batch would come out smaller on more replicas (docs/sharp-bits.md).
+*sums* over the batch would come out smaller on more replicas (docs/reference/sharp-bits.md).
 """
 
 from __future__ import annotations

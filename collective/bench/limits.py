@@ -1,6 +1,6 @@
 """What this machine could do at best, measured, and the floor it sets for a time.
 
-The model and its symbols are explained in docs/algorithms.md.
+The model and its symbols are explained in docs/explanation/algorithms.md.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Mpirun(Job):
             f"the connection to {', '.join(dict.fromkeys(names))} was lost; what became "
             f"of rank {', '.join(map(str, there))} of {self.size} is not known\n"
             "HINT: see whether the host runs, and python -m collective.doctor with the "
-            "same hosts; --mpi-args can give it more time (docs/launching.md)"
+            "same hosts; --mpi-args can give it more time (docs/how-to/launching.md)"
         )
 
 

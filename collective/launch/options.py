@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     add("-np", "--num-proc", type=int, metavar="N",
         help="number of ranks; default: all slots of -H or --hostfile")  # fmt: skip
     add("--min-np", "--min-num-proc", type=int, metavar="N",
-        help="go on without ranks that die, while N are left (docs/elastic.md)")  # fmt: skip
+        help="go on without ranks that die, while N are left (docs/how-to/elastic.md)")  # fmt: skip
     add("--max-np", "--max-num-proc", type=int, metavar="N",
         help="start new ranks for those that are lost, up to N in all")  # fmt: skip
     add("command", nargs=argparse.REMAINDER, help="program and arguments of each rank")

@@ -41,7 +41,7 @@ def allreduce(
         process_set: The ranks that take part; None for all.
         algorithm: ``auto``, ``direct``, ``one-shot``, ``ring``,
             ``halving-doubling``, ``tree`` or ``hierarchical``; see
-            docs/algorithms.md.
+            docs/explanation/algorithms.md.
         transport_dtype: ``float16`` or ``bfloat16``: what float32 elements are on
             the way. They are summed in float32; every rank gets the rounded sum.
 

@@ -1,4 +1,4 @@
-"""Python objects and variables: from one rank to all, and from all to each."""
+"""Python objects and variables: broadcast, all-gathered, and exchanged by all-to-all."""
 
 import horovod.tensorflow as hvd
 import tensorflow as tf

@@ -18,7 +18,7 @@ losses = []
 
 @hvd.elastic.run
 def train(state):
-    """Goes on from the state, whichever rank it came from."""
+    """Continues from the state, which every rank now has."""
     history = model.fit(
         x,
         y,

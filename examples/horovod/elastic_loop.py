@@ -1,4 +1,4 @@
-"""Elastic state of a loop of one's own: variables and objects, committed and synced."""
+"""Elastic state of a custom loop: variables and objects, committed and synced."""
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -26,7 +26,7 @@ def step(rows, targets):
 
 @hvd.elastic.run
 def train(state):
-    """Goes on from the state, whichever rank it came from."""
+    """Continues from the state, which every rank now has."""
     while state.batch < 20:
         rows = slice(16 * state.batch, 16 * state.batch + 16)
         losses.append(float(step(tf.constant(x[rows]), tf.constant(y[rows]))))

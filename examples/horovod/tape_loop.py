@@ -1,4 +1,4 @@
-"""A training loop of one's own: gradient tape, compiled step, broadcast at the start."""
+"""A custom training loop: gradient tape, compiled step, broadcast at the start."""
 
 import horovod.tensorflow as hvd
 import keras

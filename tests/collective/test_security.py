@@ -1,4 +1,4 @@
-"""What docs/security.md promises: each promise is tried by who would break it."""
+"""What docs/reference/security.md promises: each promise is tried by who would break it."""
 
 import contextlib
 import os

@@ -14,7 +14,7 @@ from collective.comparison import baseline, figures, page, tables
 from collective.comparison.speed import Auto, Timed, bottleneck, fastest
 from tests.comparison.made_up import results, timed
 
-SCHEMA = Path(__file__).parents[2] / "docs" / "results.schema.json"
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "results.schema.json"
 
 
 def test_the_fastest_is_clear_only_when_ahead_in_every_round():

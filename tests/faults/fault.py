@@ -26,7 +26,7 @@ def nothing(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """One row of the table in docs/reliability.md.
+    """One row of the table in docs/reference/reliability.md.
 
     Attributes:
         name: What happens.

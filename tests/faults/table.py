@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md, made of what runs have measured."""
+"""The table of docs/reference/reliability.md, made of what runs have measured."""
 
 from __future__ import annotations
 

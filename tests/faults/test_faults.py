@@ -2,7 +2,7 @@
 
 make test-faults
 python -m pytest tests/faults -k "launcher and mpi"
-python -m pytest tests/faults --table docs/reliability.md    # writes what was measured
+python -m pytest tests/faults --table docs/reference/reliability.md    # writes what was measured
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
 
 
 def test_the_table_has_every_fault():
-    rows = table.rows(launch.ROOT / "docs" / "reliability.md")
+    rows = table.rows(launch.ROOT / "docs" / "reference" / "reliability.md")
     keys = [table.key(fault) for fault in FAULTS]
-    assert list(rows) == keys, "make test-faults TABLE=docs/reliability.md"
+    assert list(rows) == keys, "make test-faults TABLE=docs/reference/reliability.md"
     assert len(set(keys)) == len(keys)

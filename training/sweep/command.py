@@ -1,6 +1,6 @@
 """``train.py --sweep FILE``: runs the trainings of a file, prints a table, plots losses.
 
-The file is YAML; ``docs/sweep.md`` describes it.
+The file is YAML; ``docs/how-to/sweeps.md`` describes it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read(path: str) -> dict[str, Any]:
         if type(value) is not KEYS[key]:
             raise UsageError(
                 f"{path}: {key} is {value!r}, not a {KEYS[key].__name__}",
-                hint="see docs/sweep.md",
+                hint="see docs/how-to/sweeps.md",
             )
     grid = content.get("grid", {})
     lists = [v if isinstance(v, list) else [v] for v in grid.values()]

@@ -59,7 +59,7 @@ class Recorder {
     std::atomic<int64_t> sampled;  // when `stack` was
     // Where a training loop is: 1 + 2 * step when it waits for the input, one
     // more within the step, else 0; and since when, in seconds. Python stores
-    // it, for a call would cost as much as all the rest (docs/recorder.md).
+    // it, for a call would cost as much as all the rest (docs/how-to/flight-recorder.md).
     double at, since;
     std::atomic<uint64_t> last;  // number
     Entry entries[kEntries];

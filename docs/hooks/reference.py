@@ -1,0 +1,164 @@
+"""Fills pages of the site from the code: options of programs, and the module map.
+
+A page asks for it by a line such as ``<!-- options: collective.training.cli -->`` or
+``<!-- modules: training -->``. MkDocs calls ``on_page_markdown`` for each page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from mkdocs.exceptions import PluginError
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+_MARKER = re.compile(r"^<!-- (options|modules): (\S+) -->$", re.M)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replaces the markers of a page by what they ask for."""
+    makers = {"options": options, "modules": modules}
+    return _MARKER.sub(lambda found: makers[found[1]](found[2]), markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuses a page that would load anything from another server."""
+    if loaded := re.search(
+        r'<(?:script|img|link rel="stylesheet")[^>]*"https?:[^>]*>', output
+    ):
+        raise PluginError(f"{page.file.src_uri} loads {loaded[0]}")
+    return output
+
+
+class _Captured(Exception):
+    """Carries a program's parser out of its ``main``."""
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self.parser = parser
+
+
+def parser_of(module: str) -> argparse.ArgumentParser:
+    """The parser of the program whose ``main`` is in a module.
+
+    It is caught at the moment in which it would print its help, so the hook depends on
+    nothing but ``main``.
+    """
+
+    def capture(parser: argparse.ArgumentParser, file: Any = None) -> None:
+        raise _Captured(parser)
+
+    main = importlib.import_module(module).main
+    with (
+        mock.patch.object(argparse.ArgumentParser, "print_help", capture),
+        mock.patch.object(sys, "argv", [module, "--help"]),
+    ):
+        try:
+            main(["--help"])
+        except _Captured as captured:
+            return captured.parser
+    raise LookupError(f"{module}.main(['--help']) prints no help of argparse")
+
+
+def options(module: str) -> str:
+    """Every option of a program, group by group, as definition lists."""
+    parser = parser_of(module)
+    lines: list[str] = []
+    for group in parser._action_groups:
+        actions = [
+            action
+            for action in group._group_actions
+            if action.help is not argparse.SUPPRESS and action.dest != "help"
+        ]
+        if not actions:
+            continue
+        title = {"options": "General", "positional arguments": "Arguments"}
+        name = title.get(group.title or "", (group.title or "").rstrip(":"))
+        lines += [f"## {name[:1].upper()}{name[1:]}", ""]
+        if group.description:
+            lines += ["```", group.description, "```", ""]
+        for action in actions:
+            lines += [f"`{_invocation(action)}`", f":   {_help(parser, action)}", ""]
+    return "\n".join(lines)
+
+
+def _invocation(action: argparse.Action) -> str:
+    value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
+    if action.choices and not action.metavar:
+        value = "{" + ",".join(map(str, action.choices)) + "}"
+    text = ", ".join(action.option_strings)
+    return f"{text} {value}".strip() if action.nargs != 0 else text
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    text = " ".join(text.split()).replace("<", "&lt;").replace("*", "\\*")
+    text = re.sub(r"docs/([\w/-]+)\.md", r"[\1](../\1.md)", text)
+    shown = "default" in text or not action.option_strings
+    if not shown and action.nargs != 0 and action.default not in (None, "", [], ()):
+        text = f"{text} (default: {action.default})"
+    return text or "(no description)"
+
+
+def modules(folder: str) -> str:
+    """A table of the files below a folder, with the first line of what each says."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    files = sorted({ROOT / name for name in listed.stdout.split()})
+    rooms: dict[Path, list[Path]] = {}
+    for file in files:
+        if file.suffix in (".py", ".cc", ".h") and file.is_file():
+            rooms.setdefault(file.parent, []).append(file)
+    lines = []
+    for room in sorted(rooms):
+        lines += [f"### `{room.relative_to(ROOT)}/`", ""]
+        first = room / "__init__.py"
+        if first.is_file():
+            lines += [_first_line(first), ""]
+        rows = [
+            f"| `{file.name}` | {_first_line(file)} |"
+            for file in _without_headers(rooms[room])
+            if file != first
+        ]
+        if rows:
+            lines += ["| file | what it does |", "|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _without_headers(files: list[Path]) -> list[Path]:
+    """Leaves a header out where its source file is listed."""
+    sources = {file.stem for file in files if file.suffix == ".cc"}
+    return [f for f in files if f.suffix != ".h" or f.stem not in sources]
+
+
+def _first_line(file: Path) -> str:
+    if file.suffix == ".py":
+        text = ast.get_docstring(ast.parse(file.read_text())) or ""
+        text = text.split("\n\n")[0]
+    else:
+        text = _comment(file) or _comment(file.with_suffix(".h"))
+    text = " ".join(text.split()).replace("|", "\\|").replace("``", "`")
+    return re.split(r"(?<=[.:;]) ", text)[0].rstrip(":;") or "&nbsp;"
+
+
+def _comment(file: Path) -> str:
+    """The first comment of a C++ file that is a sentence."""
+    if not file.is_file():
+        return ""
+    comment: list[str] = []
+    for line in file.read_text().splitlines():
+        if line.startswith("//"):
+            comment.append(line.lstrip("/ ").strip())
+        elif comment:
+            break
+    return " ".join(comment)
