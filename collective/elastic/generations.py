@@ -36,7 +36,7 @@ def number() -> int:
 
 def asked() -> bool:
     """Whether this rank is asked to end for the next round."""
-    return there() and membership_file.told() == membership_file.RENEW
+    return there() and membership_file.told() == membership_file.RESTART
 
 
 def name_of(job: str) -> Path:

@@ -1,4 +1,8 @@
-"""Slurm's short form of many names: ``node[01-04,7]`` is node01 to node04 and node7."""
+"""Slurm's short form of many names: ``node[01-04,7]`` is node01 to node04 and node7.
+
+The package python-hostlist reads and writes it, too. It is not used here: its licence is
+the GPL, and it sorts the names that it writes, where ranks are placed in the order given.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ def _numbers(text: str) -> list[str]:
     for part in text.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"[{text}] is no list of numbers like [01-04,7]")
+            raise ValueError(f"[{text}] is not a list of numbers like [01-04,7]")
         first, last = found[1], found[2] or found[1]
         if int(last) < int(first):
             raise ValueError(f"the range {part} runs backwards")

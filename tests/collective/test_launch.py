@@ -105,7 +105,7 @@ def test_ends_with_the_code_of_the_first_rank_that_failed():
     start = time.monotonic()
     result = launch(3, *python(code), timeout=30)
     assert result.returncode == 7
-    assert "rank 1 ended with 7" in result.stderr
+    assert "rank 1 ended with exit code 7" in result.stderr
     assert time.monotonic() - start < 30
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import collective
 from collective import session
-from collective.preemption import LEAVES, Preemption
+from collective.elastic.preemption import LEAVES, Preemption
 
 slots = Path(sys.argv[1])
 collective.init()
@@ -66,8 +66,8 @@ def test_ranks_come_and_go_with_the_slots(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[0] 2 3 1 0\n", ended.stderr
     assert "rank 2 ended by SIGKILL" in ended.stderr  # before it was in
-    assert "rank 3 is started, to join the others" in ended.stderr
-    assert "rank 3 is told to leave: there are 1 slots" in ended.stderr
+    assert "rank 3 is started to join the job" in ended.stderr
+    assert "rank 3 is asked to leave: the job has slots for 1 rank" in ended.stderr
 
 
 @pytest.mark.parametrize(

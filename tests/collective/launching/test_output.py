@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from collective.hosts import Host
-from collective.launch import output, single_host
+from collective.hosts import Host, is_local
+from collective.launch import output
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = [sys.executable, "-m", "collective.launch"]
@@ -45,7 +45,7 @@ def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files):
     done = launch("-np", "2", *files, sys.executable, "-c", RAISES)
     assert done.returncode == 1
     last = done.stderr.splitlines()
-    assert last[-1] == "collective.launch: rank 1 failed: it ended with 1"
+    assert last[-1] == "collective.launch: rank 1 failed: it ended with exit code 1"
     assert last[-2] == "RuntimeError: of rank 1"
     assert ("[1] out 1" in done.stdout) is not to_files
     if to_files:
@@ -54,7 +54,7 @@ def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files):
 
 
 def test_numbers_of_files_are_as_wide_as_the_largest(tmp_path):
-    made = output.Output(3, 11, output.Style(directory=tmp_path))
+    made = output.RankOutput(3, 11, output.OutputStyle(directory=tmp_path))
     made.finish(0)
     assert (tmp_path / "rank.03" / "stderr").exists()
 
@@ -110,21 +110,19 @@ def test_what_a_rank_started_dies_with_a_killed_launcher():
     assert not psutil.wait_procs(family, timeout=20)[1]
 
 
-def test_last_words():
+def test_last_error_lines():
     first = ["Traceback (most recent call last):", "  a", "Error: 1"]
     second = ["Traceback (most recent call last):", "  b", "Error: 2", ""]
-    assert output.last_words(["x", *first, "y", *second]) == second[:-1]
-    assert output.last_words([str(i) for i in range(50)])[0] == "38"
+    assert output.last_error_lines(["x", *first, "y", *second]) == second[:-1]
+    assert output.last_error_lines([str(i) for i in range(50)])[0] == "38"
     deep = [*second[:1], *(f"  {i}" for i in range(100)), "Error: deep"]
-    words = output.last_words(deep)
+    words = output.last_error_lines(deep)
     assert (words[0], words[-1], "  ..." in words) == (deep[0], deep[-1], True)
-    assert output.last_words([]) == []
+    assert output.last_error_lines([]) == []
 
 
 def test_which_hosts_are_this_one():
-    assert all(
-        single_host.is_here(Host(n)) for n in ("localhost", "127.0.0.1", "127.0.0.2")
-    )
-    assert not single_host.is_here(Host("192.0.2.77"))
-    assert not single_host.is_here(Host("nowhere.invalid"))
-    assert not single_host.is_here(Host("localhost", user="somebody"))
+    assert all(is_local(Host(n)) for n in ("localhost", "127.0.0.1", "127.0.0.2"))
+    assert not is_local(Host("192.0.2.77"))
+    assert not is_local(Host("nowhere.invalid"))
+    assert not is_local(Host("localhost", user="somebody"))
