@@ -16,6 +16,7 @@ from collective.errors import UsageError
 from collective.launch import horovod_settings, remote_shell
 from collective.launch.options import ElasticOptions, LaunchOptions, MpiOptions
 from collective.launch.output import OutputStyle
+from collective.launch.versions import installed
 
 EXAMPLE = "python -m collective.launch -np 2 python train.py"
 _JSRUN = "LSF's jsrun is not supported; within an allocation: -H or --hostfile"
@@ -112,6 +113,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"collective.launch: {message}\nHINT: {self.prog} --help\n")
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        print(f"collective {installed().get('collective', '(not installed)')}")
+        parser.exit()
+
+
 class _Refuse(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
         name = self.option_strings[0]
@@ -137,6 +144,7 @@ def parser() -> argparse.ArgumentParser:
     add("command", nargs=argparse.REMAINDER, help="program and arguments of each rank")
     add("-cb", "--check-build", action="store_true",
         help="show what this installation can do, as horovodrun does")  # fmt: skip
+    add("-v", "--version", nargs=0, action=_Version, help="print the version")
     add("--verbose", action="store_true", help="print what is started and how it ends")
     add("--dry-run", action="store_true", help="only print what would be started")
     add("--config-file", metavar="FILE", help="YAML with horovodrun's settings")

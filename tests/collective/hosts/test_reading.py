@@ -109,6 +109,8 @@ MALFORMED = [
     ("-oProxyCommand=x", 1, "no host before"),
     ("-x", 1, "is not the name or address of a host"),
     ("[::1", 1, "brackets"),
+    ("[fe80::1%$(touch-x)]:1", 1, "neither host:slots nor an IPv6 address"),
+    ("fe80::1%a;b", 1, "neither host:slots nor an IPv6 address"),
     ("[::1]:", 1, "no number after the colon"),
     ("[2001:db8::g]:2", 1, "no"),
     ("n[01-", 1, "brackets"),

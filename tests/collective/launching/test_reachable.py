@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,24 @@ def test_a_connection_back(monkeypatch):
         assert told.startswith(f"no connection from it to {host}: another program")
     told = probe.why_cut_off(words, "secret")
     assert told == f"no connection from it to {host}: Connection refused"
+
+
+def test_the_way_back_stays_open_where_descriptors_run_out(monkeypatch):
+    """Many idle connections may take them all for a while."""
+    mine = [interfaces.Interface("lo", "127.0.0.5/8")]
+    monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
+    failures = [OSError(errno.EMFILE, "Too many open files")] * 3
+    accept = socket.socket.accept
+
+    def fails_first(listener):
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fails_first)
+    with probe.listening(["lo"], "secret") as words:
+        assert probe.why_cut_off(words, "secret") == ""
+    assert not failures
 
 
 def relay(*lines: str) -> tuple[Relay, list[bool]]:
