@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from collective.errors import UsageError
-from collective.hosts import names, slurm
 from collective.hosts.host import Host
 
 
@@ -37,21 +36,6 @@ def _lines(one: Callable[[Host], str]) -> Callable[[Sequence[Host]], str]:
     return lambda hosts: "".join(f"{one(host)}\n" for host in hosts)
 
 
-def _slurm(hosts: Sequence[Host]) -> str:
-    counts = [host.slots for host in hosts if host.slots]
-    if any(host.user for host in hosts) or len(counts) not in (0, len(hosts)):
-        raise UsageError(
-            "Slurm's variables have no users, and slots of all hosts or of none",
-            hint=f"write one of {', '.join(d for d in DIALECTS if d != 'slurm')}",
-        )
-    if any(":" in host.name for host in hosts):
-        raise UsageError(
-            "Slurm's variables have no IPv6 addresses", hint="give the hosts' names"
-        )
-    text = f"SLURM_JOB_NODELIST={names.compress([host.name for host in hosts])}\n"
-    return text + (f"SLURM_TASKS_PER_NODE={slurm.tasks(counts)}\n" if counts else "")
-
-
 DIALECTS: dict[str, Callable[[Sequence[Host]], str]] = {
     "openmpi": _lines(_openmpi),
     "mpich": _lines(_mpich),
@@ -59,7 +43,6 @@ DIALECTS: dict[str, Callable[[Sequence[Host]], str]] = {
     "deepspeed": _lines(_slots),
     "mpi-operator": _lines(_slots),
     "list": lambda hosts: ",".join(map(_item, hosts)),
-    "slurm": _slurm,
 }
 
 
