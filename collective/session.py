@@ -42,6 +42,8 @@ def init(environment: Environment | None = None) -> None:
         return
     called = environment or detect()
     place, _called = called.now, called if called.joins else None
+    if _called is None:
+        membership_file.tell(membership_file.JOINING)
     library.check(
         library.load().collective_init(
             place.rank,

@@ -1,4 +1,4 @@
-"""What ranks and the launcher of an elastic job report to each other.
+"""What the launcher and the ranks of a job on one host report to each other.
 
 A byte for each rank that was ever started, in memory of the launcher that ranks open
 through ``/proc``: it has no name of its own, and ends with the launcher.
@@ -11,8 +11,9 @@ import functools
 import os
 
 VARIABLE = "COLLECTIVE_BOARD"
-# Written by a rank: it is in the job; it has left it, and the job continues.
-JOINED, LEFT = b"j", b"l"
+# Written by a rank: it waits for the other ranks to join; it is in the job; it has left
+# the job, which continues.
+JOINING, JOINED, LEFT = b"w", b"j", b"l"
 # Written by the launcher for other ranks (``native/membership/exited_ranks.cc``): the rank
 # has exited.
 EXITED = b"e"
@@ -37,8 +38,12 @@ class MembershipFile:
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
 
     def read(self, rank: int) -> bytes:
-        """The state of a rank, by its number at the start; ``b""`` before it joined."""
+        """The state of a rank, by its number at the start; ``b""`` before all others."""
         return os.pread(self._file, 1, rank).strip(b"\0")
+
+    def has_joined(self, rank: int) -> bool:
+        """Whether a rank has ever been in the job."""
+        return self.read(rank) not in (b"", JOINING)
 
     def ask_to_restart(self, rank: int) -> None:
         """Asks a rank, which has joined, to end for the next generation."""
@@ -50,7 +55,7 @@ class MembershipFile:
 
 
 def tell(state: bytes) -> None:
-    """Writes the state of this rank; does nothing without an elastic launcher."""
+    """Writes the state of this rank; does nothing without our launcher."""
     with contextlib.suppress(OSError):
         os.pwrite(_open(os.environ.get(VARIABLE, "")), state, _number())
 

@@ -63,7 +63,9 @@ class ElasticSupervisor(Supervisor):
         membership: MembershipFile,
         growth: Growth | None,
     ):
-        super().__init__(specs, size, style, verbose=verbose, elastic=True)
+        super().__init__(
+            specs, size, style, verbose=verbose, elastic=True, membership=membership
+        )
         self.min_np = min_np
         self.membership = membership
         self.growth = growth

@@ -50,12 +50,16 @@ class RankSupervisor(Supervisor):
         announces: bool,
         membership: MembershipFile | None,
     ):
-        elastic = membership is not None
         super().__init__(
-            [spec], size, style, verbose=verbose, elastic=elastic, inherit_files=True
+            [spec],
+            size,
+            style,
+            verbose=verbose,
+            elastic=membership is not None,
+            inherit_files=True,
+            membership=membership,
         )
         self.announces = announces
-        self.membership = membership
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
         """As of ``Supervisor``."""
@@ -74,8 +78,8 @@ class RankSupervisor(Supervisor):
         return f"rank {rank} on {socket.gethostname()}"
 
     def _consequence(self) -> str:
-        early = self.membership is not None and not self.membership.read(0)
-        return EARLY if early else ""
+        membership = self.membership
+        return "" if membership is None or membership.has_joined(0) else EARLY
 
     def _end_with(self, parent: int) -> None:
         """Ends the rank when mpirun's daemon is killed: it then has another parent.
@@ -151,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _ask_to_restart(membership: MembershipFile) -> None:
     """On SIGUSR1, which mpirun passes on, repeatedly: the rank may not have joined yet."""
-    if membership.read(0):
+    if membership.has_joined(0):
         membership.ask_to_restart(0)
 
 

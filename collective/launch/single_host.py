@@ -71,10 +71,12 @@ class SingleHost(OneGeneration):
                 f"{size} ranks on this host, {how}: {shlex.join(options.command)}"
             )
         style, verbose, elastic = options.style, options.verbose, options.elastic
-        if elastic.min_np is None:
-            return Supervisor(self._specs(size), size, style, verbose=verbose)
         membership = MembershipFile(size)
         self.variables[MEMBERSHIP_FILE] = membership.path
+        if elastic.min_np is None:
+            return Supervisor(
+                self._specs(size), size, style, verbose=verbose, membership=membership
+            )
         growth = None
         if elastic.max_np is not None:
             growth = Growth(self.slots or (lambda: size), elastic.max_np, self._late)

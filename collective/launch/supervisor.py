@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from collective.elastic.membership_file import JOINING, MembershipFile
 from collective.launch import processes
 from collective.launch.cores import describe
 from collective.launch.output import (
@@ -29,6 +30,7 @@ from collective.launch.output import (
 from collective.launch.watchdog import Watchdog
 
 GRACE_SECONDS = 5.0
+_POLL_SECONDS = 0.1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Limits of the system, not of the program: see _why_not_started.
 _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
@@ -64,6 +66,7 @@ class Supervisor:
         elastic: Whether ranks save their state on SIGTERM: then a closed terminal
             (SIGHUP) reaches them as SIGTERM.
         inherit_files: Whether they get all open files, as the ranks of MPICH must.
+        membership: Where ranks note that they wait for each other, or have joined.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Supervisor:
         verbose: bool = False,
         elastic: bool = False,
         inherit_files: bool = False,
+        membership: MembershipFile | None = None,
     ):
         self.specs = specs
         self.size = size
@@ -82,6 +86,7 @@ class Supervisor:
         self.verbose = verbose
         self.elastic = elastic
         self.inherit_files = inherit_files
+        self.membership = membership
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
         self.outputs: dict[int, RankOutput] = {}  # by rank
         self.ending = False
@@ -165,7 +170,12 @@ class Supervisor:
         """A process ended: ``code`` is its exit code, or minus the signal."""
         if self.verbose:
             print_message(f"{self._name(rank)} ended {how_ended(code)}")
-        if code == 0 or self.ending:
+        if self.ending:
+            return
+        if code == 0:
+            if self.membership is not None and not self.membership.has_joined(rank):
+                args = (rank, self.membership)
+                threading.Thread(target=self._end_if_awaited, args=args).start()
             return
         consequence = self._consequence()
         if code < 0 and self.processes:
@@ -176,6 +186,24 @@ class Supervisor:
             )
         self._note_failure(rank, code, consequence)
         self._end(signal.SIGTERM)
+
+    def _end_if_awaited(self, absent: int, membership: MembershipFile) -> None:
+        """Ends the job when a rank waits in init for one that has exited before."""
+        while self.processes and not self.ending:
+            running = [rank for rank, _ in list(self.processes.values())]
+            waiting = [rank for rank in running if membership.read(rank) == JOINING]
+            if waiting:
+                how = "with exit code 0 before it called collective.init()"
+                print_message(
+                    f"{self._name(absent)} ended {how}, where "
+                    f"{self._name(waiting[0])} waits for it; ending the other ranks\n"
+                    "HINT: every rank must call collective.init(); see what "
+                    f"{self._name(absent)} printed, or start fewer ranks"
+                )
+                self.exit_code, self.failed = 1, (absent, how)
+                self._end(signal.SIGTERM)
+                return
+            time.sleep(_POLL_SECONDS)
 
     def _consequence(self) -> str:
         """What follows from a failure, for the message."""
