@@ -49,6 +49,7 @@ class ElasticSupervisor(Supervisor):
         growth: None: no rank joins later.
     """
 
+    membership: MembershipFile
     grows_by_itself = True
     finishing = lost_host = False
 
