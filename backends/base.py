@@ -135,8 +135,8 @@ class Backend(ABC):
 
     def __init__(self, options: Options, environment: Environment | None = None):
         environment = environment or detect()
-        self.joins, self.called = environment.joins, environment.rank
-        environment = environment.now
+        self.joins, self.called = environment.joining, environment.rank
+        environment = environment.current
         self.options = options
         self.rank, self.size = environment.rank, environment.size
         self.local_rank = environment.local_rank

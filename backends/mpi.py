@@ -183,7 +183,7 @@ class MPIBackend(Backend):
         """The others ``regroup``, and do not wait for this process to end."""
         from mpi4py import MPI
 
-        membership_file.tell(membership_file.LEFT)
+        membership_file.write(membership_file.LEFT)
         self._part(stays=False)
         atexit.unregister(MPI.Finalize)
 

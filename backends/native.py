@@ -49,7 +49,7 @@ class NativeBackend(Backend):
         algorithm_number(options.algorithm)  # told now, not in the first step
         transport_number(options.transport_dtype)
         collective.init(environment)
-        if session.size() < environment.now.size:
+        if session.size() < environment.current.size:
             self._leave_out(environment.size)
         if options.tensor_parallel > 1:
             self._share_replicas(options.tensor_parallel)

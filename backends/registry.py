@@ -73,7 +73,7 @@ def get(
         options = dataclasses.replace(options, max_np=int(most))
     environment = detect()
     if options.min_np is not None and session.is_initialized():
-        environment = session.called()  # ranks may have come and gone since the start
+        environment = session.launch_info()  # ranks may have come and gone since the start
     because, predicted = "asked for", {}
     if name == "auto":
         from collective.backends.auto import choose
@@ -90,7 +90,7 @@ def get(
             f"--min-np {options.min_np}, and the number of ranks is {environment.size}",
             hint=f"--min-np {environment.size} or less",
         )
-    usable = BACKENDS[name].availability(environment.now)
+    usable = BACKENDS[name].availability(environment.current)
     if not usable.usable:
         raise UsageError(
             f"backend {name!r} cannot be used here: {usable.reason}", hint=usable.hint

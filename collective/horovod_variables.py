@@ -80,7 +80,7 @@ def start_timeline() -> None:
 
     Also warns, once and on rank 0, of the variables that are ignored.
     """
-    if session.called().rank != 0:
+    if session.launch_info().rank != 0:
         return
     for variable, why in IGNORED.items():
         if os.environ.get(variable, "0") not in ("", "0"):

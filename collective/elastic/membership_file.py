@@ -54,13 +54,13 @@ class MembershipFile:
         os.pwrite(self._file, EXITED, rank)
 
 
-def tell(state: bytes) -> None:
+def write(state: bytes) -> None:
     """Writes the state of this rank; does nothing without our launcher."""
     with contextlib.suppress(OSError):
         os.pwrite(_open(os.environ.get(VARIABLE, "")), state, _number())
 
 
-def told() -> bytes:
+def read() -> bytes:
     """The state of this rank, as it or the launcher wrote it; or ``b""``."""
     with contextlib.suppress(OSError):
         file = _open(os.environ.get(VARIABLE, ""))

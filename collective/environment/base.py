@@ -31,7 +31,7 @@ class Environment:
         cross_rank, cross_size: Number of this host, and number of hosts, among those
             that have a process with this ``local_rank``. If the launcher does not set
             them, they are computed for hosts with equally many processes.
-        joins: Whether the job was running before this process started. Until it has
+        joining: Whether the job was running before this process started. Until it has
             joined, the process is a job of its own, and ``rank`` is only its name.
     """
 
@@ -42,7 +42,7 @@ class Environment:
     local_size: int = 1
     cross_rank: int = -1
     cross_size: int = -1
-    joins: bool = False
+    joining: bool = False
 
     def __post_init__(self) -> None:
         if self.cross_rank < 0:
@@ -56,9 +56,9 @@ class Environment:
         return bool(self.launcher)
 
     @property
-    def now(self) -> Environment:
+    def current(self) -> Environment:
         """The present ranks and sizes: one process, if it has still to join the job."""
-        return Environment(self.launcher) if self.joins else self
+        return Environment(self.launcher) if self.joining else self
 
 
 def place_on(launcher: str, rank: int, hosts: Sequence[Hashable]) -> Environment:

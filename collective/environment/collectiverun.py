@@ -34,4 +34,6 @@ class CollectiveRun(Launcher):
 
     def environment(self) -> Environment:
         """All ranks and sizes; ``COLLECTIVE_JOINS`` marks a process that joins later."""
-        return dataclasses.replace(super().environment(), joins=JOINS in self.variables)
+        return dataclasses.replace(
+            super().environment(), joining=JOINS in self.variables
+        )

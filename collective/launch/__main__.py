@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(options: LaunchOptions) -> int:
-    for name in (generations.JOB, generations.NUMBER):
+    for name in (generations.JOB_VARIABLE, generations.NUMBER_VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
     elastic = options.elastic
     if elastic.discovery_script:

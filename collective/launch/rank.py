@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         announces=options.announce,
         membership=membership if elastic else None,
     )
-    if generations.there():
+    if generations.may_restart():
         signal.signal(signal.SIGUSR1, lambda *_: _ask_to_restart(membership))
     code = job.run()
     if code == generations.EXIT_CODE:

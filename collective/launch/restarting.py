@@ -115,7 +115,7 @@ class RestartingLauncher:
 
     def _remove_kept_state(self) -> None:
         """Removes what hosts have kept for a generation that did not take place there."""
-        generations.forget(self.name)
+        generations.remove_state_of(self.name)
         for host in self.hosts - {rank.host for rank in self.ranks}:
             command = self.options.shell.command(host, "collective.elastic.generations")
             processes.run(command, _FORGET_SECONDS, f"{self.name}\n")
@@ -125,7 +125,10 @@ class RestartingLauncher:
             where = ", ".join(f"{h}:{n}" for h, n in _counts(self.ranks).items())
             print_message(f"generation {number}: {len(self.ranks)} ranks, on {where}")
         self.hosts |= {rank.host for rank in self.ranks}
-        variables = {generations.JOB: self.name, generations.NUMBER: str(number)}
+        variables = {
+            generations.JOB_VARIABLE: self.name,
+            generations.NUMBER_VARIABLE: str(number),
+        }
         launcher: MultiHost | SingleHost
         if self.options.mpi.always or not all(
             hosts.is_local(r.host) for r in self.ranks

@@ -23,14 +23,14 @@ from collective.elastic.preemption import LEAVES, Preemption
 
 slots = Path(sys.argv[1])
 collective.init()
-if session.joins():
+if session.is_joining():
     if os.environ["COLLECTIVE_RANK"] == "2":
         os.kill(os.getpid(), signal.SIGKILL)
     session.enter()
 sizes, asked = [], [3, 1]
 with Preemption() as told:
     while True:
-        news = collective.allgather(np.array([told.news()]))
+        news = collective.allgather(np.array([told.flags()]))
         if news[collective.rank()] & LEAVES:
             session.leave()
             sys.exit(0)

@@ -26,15 +26,15 @@ collective.init()
 if generations.number() == 0:
     slots.with_suffix(".part").write_text("localhost:2")
     slots.with_suffix(".part").rename(slots)
-    while not generations.asked() and time.monotonic() < give_up:
+    while not generations.restart_requested() and time.monotonic() < give_up:
         time.sleep(0.01)
-    (generations.keep() / "kept").write_text("state")
+    (generations.make_state_folder() / "kept").write_text("state")
     sys.exit(generations.EXIT_CODE)
-kept = collective.allgather(np.array([generations.kept() is not None]))
+kept = collective.allgather(np.array([generations.kept_state() is not None]))
 collective.barrier()
 if collective.rank() == 0:
-    print(generations.number(), collective.size(), (generations.kept() / "kept").read_text())
-    generations.drop()
+    print(generations.number(), collective.size(), (generations.kept_state() / "kept").read_text())
+    generations.remove_state()
 collective.barrier()
 """
 
@@ -60,24 +60,24 @@ def test_a_job_restarts(tmp_path):
 @pytest.fixture
 def job(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv(generations.JOB, "name")
-    monkeypatch.setenv(generations.NUMBER, "1")
+    monkeypatch.setenv(generations.JOB_VARIABLE, "name")
+    monkeypatch.setenv(generations.NUMBER_VARIABLE, "1")
 
 
 def test_only_what_the_user_has_kept_is_found(job, tmp_path):
-    assert generations.kept() is None
-    folder = generations.keep()
-    assert generations.kept() == folder and folder.stat().st_mode & 0o777 == 0o700
+    assert generations.kept_state() is None
+    folder = generations.make_state_folder()
+    assert generations.kept_state() == folder and folder.stat().st_mode & 0o777 == 0o700
     shutil.move(folder, tmp_path / "elsewhere")
     Path(folder).symlink_to(tmp_path / "elsewhere")
-    assert generations.kept() is None
+    assert generations.kept_state() is None
     folder.unlink()
-    generations.keep()
-    generations.drop()
+    generations.make_state_folder()
+    generations.remove_state()
     assert not folder.exists()
 
 
 def test_nothing_is_kept_where_somebody_was_before(job, tmp_path):
-    generations.name_of("name").symlink_to(tmp_path)
+    generations.state_folder("name").symlink_to(tmp_path)
     with pytest.raises(FileExistsError):
-        generations.keep()
+        generations.make_state_folder()
