@@ -50,8 +50,10 @@ class ElasticSupervisor(Supervisor):
     """
 
     membership: MembershipFile
+    # Of interest where the job may restart; see MpirunSupervisor for the other values.
     grows_by_itself = True
     finishing = lost_host = False
+    lost_ranks: frozenset[int] = frozenset()
 
     def __init__(
         self,
@@ -77,11 +79,6 @@ class ElasticSupervisor(Supervisor):
         self.dismissed: set[int] = set()
         self.not_before, self.pause = 0.0, PAUSE_SECONDS
         self.restart_requested = self.restarts = False
-
-    @property
-    def lost_ranks(self) -> set[int]:
-        """Ranks whose slots wait for another host: none, this job replaces its own."""
-        return set()
 
     def request_restart(self) -> None:
         """Asks the ranks to end for the next generation; from any thread."""

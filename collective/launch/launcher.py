@@ -65,26 +65,3 @@ class OneGeneration(ABC):
             print(self.dry_run(ranks))
             return 0
         return self.supervisor(ranks).run()
-
-
-class RestartableJob(Protocol):
-    """A running job that can end for its next generation, on other hosts.
-
-    Attributes:
-        grows_by_itself: Whether it starts and ends ranks of this host as slots change.
-        lost_host: Whether it ended because a host was lost.
-    """
-
-    grows_by_itself: bool
-    lost_host: bool
-
-    def request_restart(self) -> None:
-        """Asks the ranks to end after the step under way; from any thread."""
-
-    @property
-    def finishing(self) -> bool:
-        """Whether ranks have ended in a way after which a restart makes no sense."""
-
-    @property
-    def lost_ranks(self) -> set[int]:
-        """Ranks that have ended while the job continues without them."""

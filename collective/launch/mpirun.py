@@ -44,7 +44,7 @@ class MpirunSupervisor(Supervisor):
             have. None: the first failure ends it.
     """
 
-    grows_by_itself = False
+    grows_by_itself = False  # ranks can join on other hosts by a restart only
 
     def __init__(
         self,

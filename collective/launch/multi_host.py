@@ -79,7 +79,7 @@ class MultiHost(OneGeneration):
     def _watcher(self) -> list[str]:
         """The start of each rank's command: our own supervisor on its host."""
         style = self.options.style
-        words = [sys.executable, "-m", "collective.launch.rank", "--announce"]
+        words = [sys.executable, "-m", "collective.launch.rank"]
         if not style.prefix:
             words.append("--no-prefix")
         if style.timestamp:

@@ -34,40 +34,15 @@ _POLL_SECONDS = 0.5
 class RankSupervisor(Supervisor):
     """One rank and its output; the launcher that reads it makes the report.
 
-    Args:
-        spec, size, style, verbose: As for ``Supervisor``.
-        announces: Whether to print that the rank has started, and how it ended.
-        membership: In an elastic job, where the rank notes that it has joined.
+    ``membership`` is None but in an elastic job.
     """
-
-    def __init__(
-        self,
-        spec: ProcessSpec,
-        size: int,
-        style: OutputStyle,
-        *,
-        verbose: bool,
-        announces: bool,
-        membership: MembershipFile | None,
-    ):
-        super().__init__(
-            [spec],
-            size,
-            style,
-            verbose=verbose,
-            elastic=membership is not None,
-            inherit_files=True,
-            membership=membership,
-        )
-        self.announces = announces
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
         """As of ``Supervisor``."""
         parent = os.getppid()
 
         def watch() -> None:
-            if self.announces:
-                print_message(f"{self._name(self.specs[0].rank)} started")
+            print_message(f"{self._name(self.specs[0].rank)} started")
             threading.Thread(target=self._end_with, args=(parent,), daemon=True).start()
             if on_started is not None:
                 on_started()
@@ -93,7 +68,7 @@ class RankSupervisor(Supervisor):
 
     def _on_exit(self, rank: int, code: int) -> None:
         super()._on_exit(rank, code)
-        if not self.announces or code:
+        if code:
             return
         if self.membership is not None and self.membership.read(0) == LEFT:
             print_message(f"{self._name(rank)} left")
@@ -117,7 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--no-binding", action="store_true")
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--announce", action="store_true")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     try:
@@ -127,18 +101,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     membership = MembershipFile(1)
     elastic = MIN_NP in os.environ
+    spec = ProcessSpec(
+        environment.rank,
+        options.command,
+        {membership_file.VARIABLE: membership.path},
+        cores=() if options.no_binding else _cores(environment),
+        takes_input=environment.rank == 0,
+    )
     job = RankSupervisor(
-        ProcessSpec(
-            environment.rank,
-            options.command,
-            {membership_file.VARIABLE: membership.path},
-            cores=() if options.no_binding else _cores(environment),
-            takes_input=environment.rank == 0,
-        ),
+        [spec],
         environment.size,
         OutputStyle(not options.no_prefix, options.timestamp, options.directory),
         verbose=options.verbose,
-        announces=options.announce,
+        elastic=elastic,
+        inherit_files=True,
         membership=membership if elastic else None,
     )
     if generations.may_restart():

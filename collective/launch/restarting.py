@@ -25,7 +25,6 @@ from collective.launch.elastic import (
     PAUSE_SECONDS,
     ElasticSupervisor,
 )
-from collective.launch.launcher import RestartableJob
 from collective.launch.mpirun import MpirunSupervisor
 from collective.launch.multi_host import MultiHost
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
@@ -57,7 +56,7 @@ class RestartingLauncher:
         self.only_local = _why_only_local(options)
         self.ranks: Sequence[Rank] = []
         self.hosts: set[Host] = set()  # all that have had ranks
-        self.job: RestartableJob | None = None
+        self.job: ElasticSupervisor | MpirunSupervisor | None = None
         self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
         self.lost = 0
         self.not_before, self.pause = 0.0, PAUSE_SECONDS
@@ -175,7 +174,7 @@ class RestartingLauncher:
 
     def _running(self) -> dict[str, int]:
         """How many ranks each host has, without those that were lost."""
-        lost = self.job.lost_ranks if self.job is not None else set()
+        lost = self.job.lost_ranks if self.job is not None else ()
         return _counts([rank for rank in self.ranks if rank.rank not in lost])
 
     def _wanted(self) -> list[Rank]:
