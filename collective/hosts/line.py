@@ -24,7 +24,7 @@ _KEYS = {
 # MPICH's, which do not affect how many ranks run where.
 _IGNORED = frozenset({"binding", "ifname"})
 EXPECTED = (
-    "node1 slots=4 (Open MPI, DeepSpeed, MPI operator), node1:4 (MPICH, Intel MPI), "
+    "a line like node1 slots=4 (Open MPI, DeepSpeed), node1:4 (MPICH, Intel MPI), "
     "[2001:db8::1]:4 or user@node1"
 )
 
