@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.elastic.preemption import LEAVES, RENEWS, WAITING, Preemption
+from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Notices:
         """Before a step: what this rank will tell in it."""
         if not self.told:
             return
-        now = self.preemption.news()
+        now = self.preemption.flags()
         if now != self._now:
             self._now = now
             self._mine.assign(now)
@@ -82,5 +82,5 @@ class Notices:
     def news(self) -> News:
         """What was heard in the last step."""
         leaving = np.flatnonzero(self._heard & LEAVES).tolist()
-        waiting, renews = (bool((self._heard & n).any()) for n in (WAITING, RENEWS))
+        waiting, renews = (bool((self._heard & n).any()) for n in (WAITING, RESTARTS))
         return News(leaving, waiting, renews)

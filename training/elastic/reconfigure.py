@@ -19,7 +19,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
-from collective.elastic.preemption import RENEWS, WAITING, Preemption
+from collective.elastic.preemption import RESTARTS, WAITING, Preemption
 from collective.errors import CollectiveError, UsageError
 from collective.training.checkpoint.state import State, broadcast
 from collective.training.checks import check_same_data
@@ -174,7 +174,7 @@ def enough(
     if backend.rank == 0 and (there or grows):
         change.tell(step)
     while not there and grows and (come := _others_come(backend, told, least)):
-        if not come & RENEWS:
+        if not come & RESTARTS:
             raise Regroup
         renew()
     return there
@@ -191,7 +191,7 @@ def _others_come(backend: Backend, told: Preemption, least: int) -> int:
         )
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        here = told.news() & (WAITING | RENEWS)
+        here = told.flags() & (WAITING | RESTARTS)
         in_vain = told.noticed or time.monotonic() > deadline
         come, in_vain = backend.broadcast_array(np.array([here, in_vain]))
         if come or in_vain:

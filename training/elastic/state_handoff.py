@@ -32,7 +32,7 @@ class Handover:
     """
 
     def __init__(self, backend: Backend):
-        self.possible = generations.there() and next(_trainings) == 0
+        self.possible = generations.may_restart() and next(_trainings) == 0
         self.backend = backend
 
     @property
@@ -41,7 +41,7 @@ class Handover:
 
     def find(self, model: keras.Model, plan: Plan) -> State | None:
         """What this host has kept in the round before; None if nothing."""
-        folder = generations.kept() if self._mine else None
+        folder = generations.kept_state() if self._mine else None
         if folder is None:
             return None
         try:
@@ -56,10 +56,10 @@ class Handover:
         if not self._mine:
             return False
         try:
-            storage.write(state, model, plan, generations.keep())
+            storage.write(state, model, plan, generations.make_state_folder())
         except Exception as error:
             _tell(f"step {state.step} could not be kept for the next round: {error}")
-            generations.drop()
+            generations.remove_state()
             return False
         return True
 
@@ -68,7 +68,7 @@ class Handover:
         if not self.possible or not generations.number():
             return
         if self._mine:
-            generations.drop()
+            generations.remove_state()
         if self.backend.rank:
             return
         if step is None:
