@@ -111,7 +111,7 @@ class Backend(RankZeroGuard, ABC):
         self.check_options(options, environment)
         self.options = options
         self.called = environment.rank
-        environment = environment.now
+        environment = environment.current
         self.rank, self.size = environment.rank, environment.size
         self.local_rank = environment.local_rank
         self.local_size = environment.local_size

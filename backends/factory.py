@@ -35,7 +35,9 @@ def get(
     options = with_launcher_options(options or Options())
     environment = detect()
     if options.min_np is not None and session.is_initialized():
-        environment = session.called()  # ranks may have left or joined since the start
+        environment = (
+            session.launch_info()
+        )  # ranks may have left or joined since the start
     choice = Choice(name, "asked for")
     if name == "auto":
         choice = choose(environment, options, gradients)
@@ -46,7 +48,7 @@ def get(
         )
     refuse_foreign_options(name, options)
     kind = BACKENDS[name]
-    found = kind.availability(environment.now)
+    found = kind.availability(environment.current)
     if not found.usable:
         raise UsageError(
             f"backend {name!r} cannot be used here: {found.reason}", hint=found.hint

@@ -195,7 +195,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
         """Every other rank calls ``regroup``, and does not wait for this process' end."""
         from mpi4py import MPI
 
-        membership_file.tell(membership_file.LEFT)
+        membership_file.write(membership_file.LEFT)
         self._split(stays=False)
         atexit.unregister(MPI.Finalize)
 

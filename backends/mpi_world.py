@@ -90,7 +90,7 @@ def start(environment: Environment, elastic: bool = False) -> Any:
             f"({_mpirun_of(MPI)}), or reinstall mpi4py for yours: "
             "pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
-    membership_file.tell(membership_file.JOINED)
+    membership_file.write(membership_file.JOINED)
     return world.Dup()  # messages of ours never match those of the user's own calls
 
 

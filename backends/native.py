@@ -79,7 +79,7 @@ class NativeBackend(
         algorithm_number(options.algorithm)  # refused now, not in the first step
         transport_number(options.transport_dtype)
         collective.init(environment)
-        if session.size() < environment.now.size:
+        if session.size() < environment.current.size:
             self._continue_without_missing(environment.size)
         self._share_replicas()
         self._configure_devices(environment)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from collective.backends import launch_command
+from collective.launch import processes
 
-LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 5
 TAIL = 30  # lines of a failed run that are kept
 
@@ -56,15 +52,14 @@ def run(
         cores: The cores it may use; by default those of this process.
     """
     with tempfile.TemporaryFile() as printed:
-        parent = os.getpid()
-        process = subprocess.Popen(
+        process = processes.start(
             command,
+            on_parent_death=signal.SIGTERM,  # so that launchers end their ranks
+            cores=cores,
             env=launch_command.environment() if variables is None else variables,
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: _bind_to_parent(parent, cores),
         )
         code: int | None = None
         try:
@@ -72,41 +67,7 @@ def run(
         except subprocess.TimeoutExpired:
             pass
         finally:
-            _end(process)
+            processes.end_group(process, GRACE_SECONDS)
         printed.seek(0)
         text = printed.read().decode(errors="replace")
     return CompletedRun(code, "\n".join(text.splitlines()[-TAIL:]))
-
-
-def _bind_to_parent(parent: int, cores: Sequence[int]) -> None:
-    """In the new process: SIGTERM when its parent ends; runs on the given cores."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if cores:
-        os.sched_setaffinity(0, cores)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Ends the rest of a run: first by SIGTERM, so that launchers end their ranks.
-
-    horovodrun ends before its mpirun, which still has to remove the ranks' shared
-    memory: so this waits for the whole process group.
-    """
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if not _signal_group(process, number):
-            break
-        end = time.monotonic() + GRACE_SECONDS
-        while _signal_group(process, 0) and time.monotonic() < end:
-            time.sleep(0.02)
-    process.wait(10)
-
-
-def _signal_group(process: subprocess.Popen, number: int) -> bool:
-    """Sends a signal, or 0 for none; whether any process of the group still exists."""
-    process.poll()  # a process that has ended exists until its status was read
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return False
-    return True

@@ -1,8 +1,8 @@
 """Errors a user can act on: what happened, where, and a HINT with what to type.
 
-An error that every rank meets alike (a bad option, a file that is not there) is
-told once, by rank 0; one that a single rank meets is told by that rank. The exit
-code is 2 for wrong use and 1 for a run that went wrong.
+An error that every rank raises alike (a bad option, a missing file) is printed once, by
+rank 0; an error of a single rank is printed by that rank. The exit code is 2 for wrong
+use and 1 for a run that failed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 
 def printable(text: str) -> str:
-    r"""A text that does nothing to a terminal: names in it may come from anywhere.
+    r"""A text without effect on a terminal: names in it may come from anywhere.
 
-    Control characters but newline and tab, and those that turn the direction of
-    writing, become ``\x1b``, as Python writes them in a literal.
+    Control characters but newline and tab, and those that change the direction of
+    writing, are escaped as in a Python literal: ``\x1b``.
     """
     return "".join(
         letter
@@ -31,13 +31,13 @@ class CollectiveError(Exception):
 
     Args:
         message: What happened, in one sentence, naming rank, step or file.
-        hint: What to type or change; printed behind ``HINT:``.
-        exit_code: What the process should exit with.
-        everywhere: True when every rank raises the same error, so that only
-            rank 0 needs to tell it.
+        hint: What to type or change; printed after ``HINT:``.
+        exit_code: Exit code of the process; by default the class'.
+        everywhere: True when every rank raises the same error, so that only rank 0
+            needs to print it.
 
     Attributes:
-        rank: Who raised it, where that is no longer what the launcher said.
+        rank: The rank that raised it, if it has changed since the launch.
     """
 
     exit_code = 1
@@ -63,7 +63,7 @@ class CollectiveError(Exception):
 
 
 class UsageError(CollectiveError):
-    """The user asked for what cannot be done: exit code 2, nothing was started."""
+    """The user asked for something impossible: exit code 2, nothing was started."""
 
     exit_code = 2
 
@@ -105,10 +105,10 @@ class EndedByAnotherRank(ProcessExit):
 
 
 def exit_code(program: Callable[[], int]) -> int:
-    """Runs a program; tells the ``CollectiveError`` that it may end with.
+    """Runs a program, and prints the ``CollectiveError`` that it may raise.
 
     Args:
-        program: Returns its exit code.
+        program: Returns an exit code.
 
     Returns:
         That code, or the error's.

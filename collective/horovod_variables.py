@@ -1,6 +1,6 @@
-"""The ``HOROVOD_*`` variables: what means something here is honoured, the rest named.
+"""The ``HOROVOD_*`` variables: those with a meaning here work, the rest give a warning.
 
-Variables that a launcher sets to tell a process its place are ``environment.py``'s.
+Variables by which a launcher sets ranks and sizes are in ``environment``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import os
 
 from collective import session, timeline
 from collective.errors import UsageError
-
-LOG = logging.getLogger("collective")
+from collective.log import log
 
 _LEVELS = {
     "TRACE": logging.DEBUG,
@@ -22,7 +21,7 @@ _LEVELS = {
     "FATAL": logging.CRITICAL,
 }
 
-# Horovod's seconds, and what the core calls them.
+# Horovod's seconds, and the core's variable for them.
 _SECONDS = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "COLLECTIVE_STALL_SECONDS",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "COLLECTIVE_TIMEOUT",
@@ -32,7 +31,7 @@ _NEVER = "1000000000"
 
 IGNORED = {
     "HOROVOD_CYCLE_TIME": "collectives start when they are called, not in cycles",
-    "HOROVOD_CACHE_CAPACITY": "there is no cache of responses",
+    "HOROVOD_CACHE_CAPACITY": "it has no cache of responses",
     "HOROVOD_HIERARCHICAL_ALLREDUCE": "many hosts always reduce host by host",
     "HOROVOD_HIERARCHICAL_ALLGATHER": "the core chooses the algorithm",
     "HOROVOD_TORUS_ALLREDUCE": "the core chooses the algorithm",
@@ -51,23 +50,23 @@ IGNORED = {
 
 
 def honour() -> None:
-    """Hands the variables on to the core, and names those that do nothing here.
+    """Sets the core's variables from Horovod's.
 
-    Called before the core is started: it reads its settings then.
+    Called before the core starts: it reads its settings then.
 
     Raises:
-        UsageError: If a variable holds what it cannot.
+        UsageError: If a variable has a bad value.
     """
     level = os.environ.get("HOROVOD_LOG_LEVEL", "")
     if level:
         if level.upper() not in _LEVELS:
             raise UsageError(
-                f"HOROVOD_LOG_LEVEL={level} is no level",
+                f"HOROVOD_LOG_LEVEL={level} is not a level",
                 hint=f"one of: {', '.join(_LEVELS).lower()}",
             )
-        LOG.setLevel(_LEVELS[level.upper()])
+        log.setLevel(_LEVELS[level.upper()])
     for theirs, ours in _SECONDS.items():
-        # 0 is "never" in Horovod, which is no choice here: nothing waits for ever.
+        # 0 is "never" in Horovod; here every wait has a deadline.
         value = os.environ.get(theirs, "0")
         if value not in ("", "0"):
             os.environ.setdefault(ours, value)
@@ -79,32 +78,32 @@ def honour() -> None:
 def start_timeline() -> None:
     """Records the collectives of rank 0, if ``HOROVOD_TIMELINE`` names a file.
 
-    And names, once and on rank 0, the variables that were ignored.
+    Also warns, once and on rank 0, of the variables that are ignored.
     """
-    if session.called().rank != 0:
+    if session.launch_info().rank != 0:
         return
     for variable, why in IGNORED.items():
         if os.environ.get(variable, "0") not in ("", "0"):
-            LOG.warning("collective: %s is ignored: %s", variable, why)
+            log.warning("%s is ignored: %s", variable, why)
     path = os.environ.get("HOROVOD_TIMELINE", "")
     if path and path != "DYNAMIC":
         timeline.start(path)
 
 
 def fusion_bytes() -> int | None:
-    """``HOROVOD_FUSION_THRESHOLD``: the bytes that gradients are sent in at a time.
+    """``HOROVOD_FUSION_THRESHOLD``: size of the buckets of gradients, in bytes.
 
-    None, all at once, where it is not set. 0 is one tensor at a time.
+    None, for one bucket, if it is not set. 0 is one tensor at a time.
 
     Raises:
-        UsageError: If it is no number of bytes.
+        UsageError: If it is not a number of bytes.
     """
     value = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
     if not value:
         return None
     if not value.isdecimal():
         raise UsageError(
-            f"HOROVOD_FUSION_THRESHOLD={value} is no number of bytes",
-            hint="as in HOROVOD_FUSION_THRESHOLD=67108864",
+            f"HOROVOD_FUSION_THRESHOLD={value} is not a number of bytes",
+            hint="for example: export HOROVOD_FUSION_THRESHOLD=67108864",
         )
     return max(int(value), 1)

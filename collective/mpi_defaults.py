@@ -1,10 +1,10 @@
 """Lets ``mpirun -np 4`` start four ranks on a machine with two cores.
 
-Open MPI refuses to start more ranks than there are cores unless told
-``--oversubscribe`` each time, and refuses root unless two variables are set.
+Open MPI refuses to start more ranks than cores without ``--oversubscribe``, and refuses
+root without two variables.
 ``python -m collective.mpi_defaults`` makes both the default for the Open MPI of this
 Python environment, and for no other; root's variables only where root runs it, as in
-a container. It is what ``make`` does, so that the README's commands work as they stand.
+a container. ``make`` runs it, so that the README's commands work as they are.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def write(prefix: Path) -> bool:
         prefix: The root of a virtual environment.
 
     Returns:
-        True when they are there now; False where the environment has no Open MPI 5 of
-        its own, as with a system's or a cluster's MPI, which is left alone.
+        True when they are set now; False if the environment has no Open MPI 5 of its own,
+        as with a system's or a cluster's MPI, which stays unchanged.
     """
     parameters = prefix / "etc" / "prte-mca-params.conf"
     if prefix == Path(sys.base_prefix) or not parameters.exists():
@@ -46,4 +46,6 @@ def _append(file: Path, line: str) -> None:
 
 if __name__ == "__main__":
     done = write(Path(sys.prefix))
-    print("mpirun may start more ranks than cores" if done else "mpirun left as it is")
+    print(
+        "mpirun may start more ranks than cores" if done else "mpirun stays unchanged"
+    )

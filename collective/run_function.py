@@ -2,8 +2,8 @@
 
 As ``horovod.run``. The ranks are started by ``python -m collective.launch``, each as
 ``python -m collective.run_function FOLDER``: it reads the call from the folder and
-writes its result there. With other hosts the folder is in the working directory, which
-the hosts must share.
+writes its result there. With several hosts the folder is in the working directory, which
+they must share.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ def run(
     Args:
         func: Any function; it and its arguments are pickled by value.
         args, kwargs: Its arguments.
-        num_proc: How many ranks.
-        np: The same, by its older name.
-        start_timeout: Seconds in which the ranks must have joined.
-        executable: The Python to run; this one by default.
+        num_proc: Number of ranks.
+        np: Alias of ``num_proc``.
+        start_timeout: Seconds until all ranks must have joined.
+        executable: The Python of the ranks; this one by default.
         **options: ``hosts``, ``hostfile``, ``ssh_port``, ``ssh_identity_file``,
             ``network_interfaces``, ``mpi_args``, ``output_filename``, ``use_gloo``,
             ``use_mpi``, ``disable_cache`` and ``verbose``, as of the launcher.
 
     Returns:
-        What each rank returned, in order.
+        The results, by rank.
 
     Raises:
-        CollectiveError: If a rank failed; with what it raised.
+        CollectiveError: If a rank failed; with its traceback.
         NotImplementedError: For Horovod's elastic options.
     """
     chosen = _launcher_options(options)
@@ -99,8 +99,8 @@ def _launcher_options(options: Mapping[str, Any]) -> list[str]:
             continue
         if name not in _LAUNCHER:
             raise NotImplementedError(
-                f"collective.run({name}=...): a job here keeps its ranks\n"
-                f"HINT: one of: {', '.join(_LAUNCHER)}"
+                f"collective.run({name}=...) is not supported: the ranks of its jobs "
+                f"are fixed\nHINT: one of: {', '.join(_LAUNCHER)}"
             )
         flag = name in ("use_gloo", "use_mpi", "disable_cache", "verbose")
         if not isinstance(value, str) and not flag and isinstance(value, Sequence):
@@ -110,35 +110,35 @@ def _launcher_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _results(folder: Path, ranks: int, code: int) -> list[Any]:
-    # The first to fail: the others may have failed for want of it.
+    # The first to fail: other ranks may have failed because of it.
     failures = sorted(
         folder.glob("*.failure"), key=lambda file: file.stat().st_mtime_ns
     )
     for file in failures:
         raise CollectiveError(
             f"collective.run: rank {file.stem} of {ranks} failed\n{file.read_text()}",
-            hint="see the last line above",
+            hint="the last line above says why",
         )
     results = []
     for rank in range(ranks):
         result = folder / f"{rank}.result"
         if code or not result.exists():
             raise CollectiveError(
-                f"collective.run: the job ended with {code}, and rank {rank} "
+                f"collective.run: the job ended with exit code {code}, and rank {rank} "
                 f"{'with' if result.exists() else 'without'} a result",
-                hint="see what the ranks printed",
+                hint="the output of the ranks, above, says why",
             )
         results.append(cloudpickle.loads(private_files.read(result)))
     return results
 
 
 def _rank(folder: Path) -> int:
-    """One rank: the exit code."""
+    """Runs one rank; returns its exit code."""
     rank = detect().rank
     if not (folder / "call").exists():
         print(
             f"collective.run: rank {rank} does not see {folder}\n"
-            "HINT: call it in a directory that all hosts share",
+            "HINT: call collective.run in a directory that all hosts share",
             file=sys.stderr,
         )
         return 1
@@ -147,7 +147,7 @@ def _rank(folder: Path) -> int:
         result = cloudpickle.dumps(func(*args, **kwargs))
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
-            error = RuntimeError("the function exited, and returned nothing")
+            error = RuntimeError("the function exited without a result")
         (folder / f"{rank}.failure").write_text(
             "".join(traceback.format_exception(error)).rstrip()
         )

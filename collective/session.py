@@ -19,7 +19,8 @@ from collective.errors import CollectiveError
 
 _place: Environment | None = None
 _process = 0  # that joined: a fork of it is not a rank
-_called: Environment | None = None  # what one that comes later is called until it is in
+# Of a process that joins a running job, until it has joined.
+_launch_info: Environment | None = None
 _MOST_RANKS = 128
 
 
@@ -37,11 +38,13 @@ def init(environment: Environment | None = None) -> None:
     Raises:
         CollectiveError: If the native core was not built, or a rank did not come.
     """
-    global _place, _process, _called
+    global _place, _process, _launch_info
     if _place is not None:
         return
-    called = environment or detect()
-    place, _called = called.now, called if called.joins else None
+    launched = environment or detect()
+    place, _launch_info = launched.current, launched if launched.joining else None
+    if _launch_info is None:
+        membership_file.write(membership_file.JOINING)
     library.check(
         library.load().collective_init(
             place.rank,
@@ -56,9 +59,9 @@ def init(environment: Environment | None = None) -> None:
     if size.value < place.size:
         place = place_on(place.launcher, rank.value, [0] * size.value)
     _place, _process = place, os.getpid()
-    if _called is None:
-        membership_file.tell(membership_file.JOINED)
-    recorder.start(place, job_name(place), called.rank)
+    if _launch_info is None:
+        membership_file.write(membership_file.JOINED)
+    recorder.start(place, job_name(place), launched.rank)
     atexit.register(shutdown)
 
 
@@ -105,9 +108,9 @@ def waiting() -> int:
     return library.load().collective_waiting()
 
 
-def joins() -> bool:
+def is_joining() -> bool:
     """Whether this process has come to a job that runs, and is not in it yet."""
-    return _called is not None
+    return _launch_info is not None
 
 
 def enter() -> list[int]:
@@ -116,7 +119,7 @@ def enter() -> list[int]:
     Returns:
         As ``regroup``.
     """
-    global _called
+    global _launch_info
     before = signal.getsignal(signal.SIGINT)
     ends_at_once = threading.current_thread() is threading.main_thread()
     if ends_at_once:  # Python would hear Ctrl-C only when it is in
@@ -124,14 +127,14 @@ def enter() -> list[int]:
     former = _meet(library.load().collective_enter)
     if ends_at_once:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-    _called = None
-    membership_file.tell(membership_file.JOINED)
+    _launch_info = None
+    membership_file.write(membership_file.JOINED)
     return former
 
 
 def leave() -> None:
     """Leaves a job that goes on without this rank: the others ``regroup``."""
-    membership_file.tell(membership_file.LEFT)
+    membership_file.write(membership_file.LEFT)
     if place().size > place().local_size:
         library.check(library.load().collective_part())
     shutdown()
@@ -146,7 +149,7 @@ def _meet(how: Callable[..., int]) -> list[int]:
     hosts = (ctypes.c_int32 * size.value)()
     library.check(library.load().collective_hosts(hosts))
     _place = place_on(launcher, rank.value, list(hosts))
-    recorder.follow(_place, _called)
+    recorder.follow(_place, _launch_info)
     return list(former[: size.value])
 
 
@@ -168,9 +171,9 @@ def place() -> Environment:
     return _place
 
 
-def called() -> Environment:
+def launch_info() -> Environment:
     """As ``place``; of a process that is not in the job yet, what the launcher says."""
-    return _called or place()
+    return _launch_info or place()
 
 
 def rank() -> int:

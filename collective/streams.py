@@ -1,4 +1,4 @@
-"""Standard streams that end no run: closed ones are opened, a full disk is told."""
+"""Standard streams that end no run, even if they are closed or their disk is full."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import sys
 from typing import Any
 
+from collective.log import log
+
 
 def open_streams() -> None:
-    """Opens what a daemon has started us without; any text can be shown afterwards.
+    """Opens the standard streams that are closed, and lets them take any text.
 
-    Else a pipe or a file of ours would get the number of a stream that is closed.
+    Otherwise the next pipe or file would get the descriptor of a closed stream.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -23,13 +25,13 @@ def open_streams() -> None:
 
 
 def outlive_readers() -> None:
-    """From now on standard output may fail, as where its reader ends: it is told once.
+    """From now on, a failing standard output is one warning and not an exception.
 
-    Hours of training must not be lost for a line that nobody reads.
+    Hours of training must not be lost because the reader of a pipe has ended.
     """
     given = sys.stdout
     if given is not sys.__stdout__ or not isinstance(given, io.TextIOWrapper):
-        return  # somebody else's, as a notebook's or a test's
+        return  # replaced, as in a notebook or a test
     given.flush()
     raw = _Lasting(given.fileno(), "w", closefd=False)
     sys.stdout = io.TextIOWrapper(
@@ -49,10 +51,8 @@ class _Lasting(io.FileIO):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
-            print(
-                f"warning: standard output cannot be written to: {error.strerror}; "
-                "what is printed from here on is lost",
-                file=sys.stderr,
-                flush=True,
+            log.warning(
+                "standard output cannot be written: %s; further output is lost",
+                error.strerror,
             )
             return len(data)

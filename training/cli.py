@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     outlive_readers()
     try:
         place = detect()
-        rank = 0 if place.joins else place.rank  # one that joins is alone at first
+        rank = 0 if place.joining else place.rank  # one that joins is alone at first
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

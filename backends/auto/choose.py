@@ -72,9 +72,9 @@ def choose(
     Raises:
         CollectiveError: A rank did not join.
     """
-    rule = by_rule(environment.now, options)
+    rule = by_rule(environment.current, options)
     named = rule.name == HorovodBackend.name  # the user typed horovodrun
-    alone = environment.size == 1 or environment.joins
+    alone = environment.size == 1 or environment.joining
     if alone or named or not can_serve(environment):
         return rule
     import collective

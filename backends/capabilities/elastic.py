@@ -56,7 +56,7 @@ class Elastic(Backend):
     def __init__(self, options: ElasticOptions, environment: Environment | None = None):
         environment = environment or detect()
         super().__init__(options, environment)
-        self.joins = environment.joins
+        self.joins = environment.joining
         self.elastic = options.min_np is not None
         self._max_replicas = options.max_np
         self._rank_variable: Any = None

@@ -1,1 +1,5 @@
-"""``python -m collective.doctor``: what is here, what works, and what to type if not."""
+"""``python -m collective.doctor``: what is installed, what works, and what to type if not.
+
+``machine`` examines one machine, ``multi_host`` has every host of a list do so and measures
+the network between them (``wire``); ``findings`` says what is wrong, ``report`` prints it.
+"""

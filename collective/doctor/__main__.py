@@ -1,4 +1,4 @@
-"""Examines this machine and, with a hostfile, all hosts and the wires between them.
+"""Examines this machine and, with a hostfile, all hosts and the network between them.
 
 python -m collective.doctor
 python -m collective.doctor --backend mpi --json
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +16,11 @@ from typing import Any
 from collective import hosts
 from collective.doctor import findings, machine, multi_host, report
 from collective.errors import CollectiveError, printable
+from collective.launch import remote_shell
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; those about hosts are the launcher's."""
+    """The options; those about hosts are as of the launcher."""
     p = argparse.ArgumentParser(
         "python -m collective.doctor",
         description=__doc__,
@@ -29,19 +29,15 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("--json", action="store_true", help="for programs")
     add("--backend", action="append", default=[], metavar="NAME",
-        help="must be usable here, or the exit code is 1; may be repeated")  # fmt: skip
+        help="exit code 1 unless it can be used here; may be repeated")  # fmt: skip
     where = p.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="LIST", help="node1:2,node2:2")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="any dialect")
-    add("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
-    add("--remote-shell", default=os.environ.get("COLLECTIVE_REMOTE_SHELL", "ssh"),
-        metavar="PROGRAM", help="what reaches a host, in place of ssh")  # fmt: skip
+    remote_shell.add_options(p)
     add("--network-interfaces", dest="nics", default="", metavar="LIST",
         help="those that must carry the traffic")  # fmt: skip
-    add(
-        "--start-timeout", type=int, metavar="SECONDS", help="for a host to answer (30)"
-    )
+    add("--start-timeout", type=int, metavar="SECONDS",
+        help="for ssh to connect to a host (8)")  # fmt: skip
     add("--facts", action="store_true", help=argparse.SUPPRESS)
     return p
 
@@ -50,11 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Returns:
-        0 only when all that was asked for works; 1 when not; 2 for bad arguments.
+        0 if everything asked for works; 1 if not; 2 for bad arguments.
     """
     options = parser().parse_args(arguments)
-    options.nics = [name for name in options.nics.split(",") if name]
-    if options.facts:  # what a doctor on another host asked for
+    if options.facts:  # a doctor on another host has started this one
         print(json.dumps(machine.examine()))
         return 0
     try:
@@ -64,11 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found: dict[str, Any] = {"machine": machine.examine()}
         wrong = findings.of_machine(found["machine"], options.backend)
         if listed:
-            found["hosts"], silent = multi_host.examine(listed, options)
+            shell = remote_shell.from_options(options)
+            found["hosts"], silent = multi_host.examine(listed, shell)
             wrong += silent + multi_host.compare(found["hosts"])
             answered = {m["name"] for m in found["hosts"]}
             found["wires"], broken = multi_host.measure(
-                [host for host in listed if host.name in answered], options
+                [host for host in listed if host.name in answered],
+                shell,
+                [name for name in options.nics.split(",") if name],
             )
             wrong += broken
     except CollectiveError as error:

@@ -1,4 +1,4 @@
-"""What is wrong: each finding says what, and what to type."""
+"""What is wrong with a machine: each finding says what, and what to type."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Finding:
     """Something that does not work, or may not.
 
     Attributes:
-        what: In one sentence.
+        what: One sentence.
         hint: What to type or change.
-        fatal: Whether something that was asked for does not work because of it.
+        fatal: Whether something that the user asked for does not work because of it.
     """
 
     what: str
@@ -24,7 +24,7 @@ class Finding:
     fatal: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """The object that ``--json`` prints."""
         return asdict(self)
 
 
@@ -33,7 +33,7 @@ def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> list[Findi
 
     Args:
         machine: What ``machine.examine`` found.
-        asked: Backends that must be usable here.
+        asked: Names of backends that must be usable here.
     """
     found: list[Finding] = []
     mpi, native = machine["mpi"], machine["native"]
@@ -41,7 +41,7 @@ def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> list[Findi
         found.append(
             Finding(
                 f"two MPIs: mpirun is {mpi['family']} ({mpi['mpirun']}), but mpi4py "
-                f"loads {mpi['mpi4py']}; every process would believe it is alone",
+                f"loads {mpi['mpi4py']}; every process would be rank 0 of 1",
                 "put the mpirun of the MPI that mpi4py loads first on the PATH, or: "
                 "pip install --force-reinstall --no-binary mpi4py mpi4py",
             )
@@ -76,8 +76,8 @@ def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> list[Findi
         if name not in backends:
             found.append(
                 Finding(
-                    f"there is no backend {name!r}",
-                    f"one of {', '.join(backends)}"
+                    f"unknown backend {name!r}",
+                    f"--backend with one of {', '.join(backends)}"
                     if backends
                     else "install the whole project: pip install -e .",
                 )

@@ -1,4 +1,4 @@
-"""What this machine has. Each question has a deadline; none imports TensorFlow but Horovod's."""
+"""What this machine has. Each question has a deadline; only Horovod's imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from collective import library
 from collective.errors import CollectiveError
 from collective.launch import mpi, versions
-from collective.launch.run_command import ask
+from collective.launch.processes import run
 from collective.net import interfaces
 
 _SECONDS = 60
@@ -24,8 +26,7 @@ _MPI4PY = (
     "import mpi4py; mpi4py.rc.initialize = False\n"
     "from mpi4py import MPI; print(MPI.Get_library_version())"
 )
-# horovodrun --check-build tells the same, and starts every framework for it: half a
-# minute.
+# horovodrun --check-build prints the same, and imports every framework: half a minute.
 _HOROVOD = """
 import horovod.tensorflow as hvd
 kinds = ("MPI", "Gloo", "NCCL", "CCL", "DDL")
@@ -34,9 +35,9 @@ print("TensorFlow", *(k for k in kinds if getattr(hvd, k.lower() + "_built")()))
 
 
 def examine() -> dict[str, Any]:
-    """All of it, as JSON takes it.
+    """Everything below, in types that JSON has.
 
-    Sizes are in bytes. ``clock`` is before and after, in seconds since 1970.
+    Sizes are in bytes. ``clock`` is the time before and after, in seconds since 1970.
     """
     start = time.time()
     return {
@@ -57,11 +58,11 @@ def examine() -> dict[str, Any]:
 
 
 def _ask(*words: str) -> tuple[int, str]:
-    """Exit status and output of a command; -1 and why where it does not run."""
-    answer = ask(words, _SECONDS)
+    """Exit code and output of a command; -1 and the reason if it does not run."""
+    answer = run(words, _SECONDS)
     if answer.code is None:
-        return -1, answer.said
-    return answer.code, answer.out if answer.code == 0 else answer.said
+        return -1, answer.error
+    return answer.code, answer.out if answer.code == 0 else answer.error
 
 
 def _mpi() -> dict[str, Any]:
@@ -72,8 +73,10 @@ def _mpi() -> dict[str, Any]:
     except CollectiveError as error:
         found["error"] = error.message
     if importlib.util.find_spec("mpi4py") is not None:
-        code, told = _ask(sys.executable, "-c", _MPI4PY)
-        line = " ".join(told.strip().splitlines()[:1] if code == 0 else told.split())
+        code, output = _ask(sys.executable, "-c", _MPI4PY)
+        line = " ".join(
+            output.strip().splitlines()[:1] if code == 0 else output.split()
+        )
         # "Open MPI v5.0.11, package: ..." or "MPICH Version: 5.0.2"
         found["mpi4py" if code == 0 else "error"] = line.split(", ")[0][-300:]
     return found
@@ -82,8 +85,8 @@ def _mpi() -> dict[str, Any]:
 def _horovod() -> dict[str, Any]:
     if importlib.util.find_spec("horovod") is None:
         return {"installed": False, "built_for": []}
-    code, told = _ask(sys.executable, "-c", _HOROVOD)
-    return {"installed": True, "built_for": told.split() if code == 0 else []}
+    code, output = _ask(sys.executable, "-c", _HOROVOD)
+    return {"installed": True, "built_for": output.split() if code == 0 else []}
 
 
 def _native() -> dict[str, Any]:
@@ -104,10 +107,10 @@ def _native() -> dict[str, Any]:
 
 
 def _backends() -> dict[str, Any] | None:
-    """Another floor's business: asked as a program, never imported. None without it."""
-    code, told = _ask(sys.executable, "-m", "backends", "--json")
+    """A program of its own: this package must not import a backend. None without it."""
+    code, output = _ask(sys.executable, "-m", "collective.backends", "--json")
     try:
-        return json.loads(told) if code == 0 else None
+        return json.loads(output) if code == 0 else None
     except ValueError:
         return None
 
@@ -116,9 +119,11 @@ def _gpus() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     query = "--query-gpu=name,memory.total,driver_version"
-    code, told = _ask("nvidia-smi", query, "--format=csv,noheader")
+    code, output = _ask("nvidia-smi", query, "--format=csv,noheader")
     return (
-        [line.strip() for line in told.splitlines() if line.strip()] if not code else []
+        [line.strip() for line in output.splitlines() if line.strip()]
+        if not code
+        else []
     )
 
 
@@ -134,13 +139,8 @@ def _nccl() -> str:
 
 
 def _memory() -> dict[str, int]:
-    lines = dict(
-        line.split(":") for line in Path("/proc/meminfo").read_text().splitlines()
-    )
-    return {
-        key: int(lines[name].split()[0]) * 1024
-        for key, name in (("all", "MemTotal"), ("free", "MemAvailable"))
-    }
+    memory = psutil.virtual_memory()
+    return {"all": memory.total, "free": memory.available}
 
 
 def _shm() -> dict[str, int]:

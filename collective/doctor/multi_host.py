@@ -1,8 +1,7 @@
-"""Several hosts: reachable, alike, and what the wires between them can do."""
+"""Several hosts: whether they answer, are alike, and how fast their network is."""
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import contextlib
 import itertools
@@ -13,42 +12,42 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from collective.doctor.findings import Finding
-from collective.hosts import Host
-from collective.launch import single_host, versions
-from collective.launch.reachable import on, without_password
-from collective.launch.run_command import ask
+from collective.hosts import Host, is_local
+from collective.launch import remote_shell, versions
+from collective.launch.processes import run
+from collective.launch.remote_shell import RemoteShell
 from collective.net import shared_secret
 
 _SECONDS = 120
 _AT_ONCE = 16
-_EVERY_PAIR_UP_TO = 8  # hosts; beyond, each and the next, so that it ends
+_EVERY_PAIR_UP_TO = 8  # hosts; beyond, each and the next: all pairs would take too long
 _CLOCKS_DIFFER = 1.0  # seconds
 
 
 def examine(
-    hosts: Sequence[Host], options: argparse.Namespace
+    hosts: Sequence[Host], shell: RemoteShell
 ) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Has each host examine itself.
 
     Returns:
-        What each found (``machine.examine``, with ``name``, and ``clock_error``, the
-        least and the most by which its clock may be ahead of ours, in seconds), of
-        those that answered; and what is wrong with the others.
+        For each host that answered, what it found (``machine.examine``, with ``name``,
+        and ``clock_error``, the least and the most by which its clock may be ahead of
+        ours, in seconds); and a finding for each that did not.
     """
 
     def examined(host: Host) -> dict[str, Any] | Finding:
-        command = on(host, options, "collective.doctor", "--json", "--facts")
+        command = shell.command(host, "collective.doctor", "--json", "--facts")
         start = time.time()
-        answer = ask(command, _SECONDS)
+        answer = run(command, _SECONDS)
         end = time.time()
         try:
             found = json.loads(answer.out.strip().splitlines()[-1])
         except (ValueError, IndexError):
-            said = answer.said[-300:] or "it said nothing"
+            why = answer.error[-300:] or "it printed nothing"
             return Finding(
-                f"{host.name} cannot be examined: {said}", without_password(command)
+                f"{host.name} cannot be examined: {why}", remote_shell.hint(command)
             )
-        # It started after we asked and ended before we heard.
+        # The host read its clock between our two readings.
         ahead = (found["clock"][1] - end, found["clock"][0] - start)
         return {"name": host.name, "clock_error": ahead, **found}
 
@@ -82,84 +81,89 @@ def compare(machines: Sequence[dict[str, Any]]) -> list[Finding]:
                 Finding(
                     f"{' and '.join(hosts)} both call themselves {name!r}; MPI and "
                     "NCCL would take them for one host",
-                    "hostnamectl set-hostname NAME, another one on each",
+                    "hostnamectl set-hostname NAME, with another name on each",
                 )
             )
     every = {
         m["name"]: m["versions"] | {"mpirun": m["mpi"]["family"]} for m in machines
     }
-    for kind, told in versions.differing(every).items():
+    for kind, which in versions.differing(every).items():
         found.append(
-            Finding(f"{kind} differs: {told}", "install the same version everywhere")
+            Finding(f"{kind} differs: {which}", "install the same version everywhere")
         )
     return found
 
 
 def measure(
-    hosts: Sequence[Host], options: argparse.Namespace
+    hosts: Sequence[Host], shell: RemoteShell, nics: Sequence[str] = ()
 ) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Latency and bandwidth of each pair of hosts, one pair after the other.
 
+    Args:
+        hosts: Those that answered.
+        shell: What reaches them.
+        nics: Interfaces that must carry the traffic; empty for any.
+
     Returns:
-        For each pair ``from``, ``to``, and what ``wire.measure`` says; and what is
-        wrong with the others.
+        For each pair ``from``, ``to``, and the result of ``wire.measure``; and a finding
+        for each pair without a connection.
     """
     pairs = list(itertools.combinations(hosts, 2))
     if len(hosts) > _EVERY_PAIR_UP_TO:
         pairs = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     results, found = [], []
-    key = shared_secret.make()
+    key = shared_secret.generate()
     with contextlib.ExitStack() as servers:
         ports = {
-            host: servers.enter_context(_listening(host, options, key))
+            host: servers.enter_context(_listening(host, shell, key))
             for host in dict.fromkeys(to for _, to in pairs)
         }
         for start, to in pairs:
             port, address = ports[to], to.name
-            if single_host.is_here(to) and to.name in ("localhost", "127.0.0.1", "::1"):
+            if is_local(to) and to.name in ("localhost", "127.0.0.1", "::1"):
                 found.append(
                     Finding(
-                        f"{to.name} is another host to each host",
-                        "name this host as the others know it",
+                        f"{to.name} means another machine on each host",
+                        "list this host by the name that the other hosts know",
                     )
                 )
                 continue
             if port == 0:
-                continue  # told by whoever examined it
-            command = on(start, options, "collective.doctor.wire", address, str(port))
-            answer = ask(command, _SECONDS, f"{key}\n")
+                continue  # examine() has a finding for it
+            command = shell.command(start, "collective.doctor.wire", address, str(port))
+            answer = run(command, _SECONDS, f"{key}\n")
             try:
                 measured = json.loads(answer.out)
                 results.append({"from": start.name, "to": to.name, **measured})
             except ValueError:
-                said = answer.said[-200:]
+                why = answer.error[-200:]
                 found.append(
                     Finding(
-                        f"{start.name} has no TCP connection to {to.name}: {said}",
+                        f"{start.name} has no TCP connection to {to.name}: {why}",
                         f"see that {start.name} resolves {to.name}, and open all ports "
                         "between the hosts (firewall, security group)",
                     )
                 )
-    named = options.nics
     carried = {(r["from"], r["interface"]) for r in results}
     for name, interface in sorted(carried):
-        if named and interface not in named:
+        if nics and interface not in nics:
+            used = interface or "an unknown interface"
             found.append(
                 Finding(
-                    f"{name} reaches the others by {interface or 'no interface of its'},"
-                    f" not by {' or '.join(named)}",
-                    "name the hosts by addresses of that network",
+                    f"{name} reaches the other hosts by {used}, not by "
+                    f"{' or '.join(nics)}",
+                    "list the hosts by their addresses in that network",
                 )
             )
     return results, found
 
 
 @contextlib.contextmanager
-def _listening(host: Host, options: argparse.Namespace, key: str) -> Iterator[int]:
+def _listening(host: Host, shell: RemoteShell, key: str) -> Iterator[int]:
     """The port at which a host waits to be measured; 0 where it does not."""
     process = subprocess.Popen(
-        on(host, options, "collective.doctor.wire", host.name),
-        stdin=subprocess.PIPE,  # it ends with this, as when we are killed
+        shell.command(host, "collective.doctor.wire", host.name),
+        stdin=subprocess.PIPE,  # closed when this process ends: it then ends, too
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

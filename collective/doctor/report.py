@@ -1,4 +1,4 @@
-"""What the doctor says, for people."""
+"""What the doctor found, as text."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def backends(found: dict[str, Any] | None) -> str:
         best = alone if alone["usable"] or not launched["usable"] else launched
         answer = "yes" if usable(backend) else "no "
         lines.append(f"{name:{width}}{answer}  {best['reason']}")
-        # How to start it, or what to install for it.
+        # How to start the backend, or what to install for it.
         hint = alone["hint"] if not alone["usable"] else ""
-        if not usable(backend):  # the hint that goes with the reason, if it has one
+        if not usable(backend):  # the hint that belongs to the reason shown
             hint = alone["hint"] or launched["hint"]
         if hint:
             lines.append(f"{'':{width}}     HINT: {hint}")
@@ -61,7 +61,7 @@ def backends(found: dict[str, Any] | None) -> str:
 
 def hosts(machines: Sequence[dict[str, Any]]) -> str:
     """A line for each host."""
-    rows = [("host", "calls itself", "cores", "memory", "GPUs", "clock ahead by")]
+    rows = [("host", "own name", "cores", "memory", "GPUs", "clock ahead by")]
     for found in machines:
         least, most = found["clock_error"]
         rows.append(
@@ -95,7 +95,7 @@ def wires(results: Sequence[dict[str, Any]]) -> str:
 
 
 def findings(found: Sequence[Finding]) -> str:
-    """What is wrong; first what matters."""
+    """The findings, fatal ones first."""
     if not found:
         return "Nothing is wrong."
     ordered = sorted(found, key=lambda finding: not finding.fatal)

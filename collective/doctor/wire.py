@@ -1,8 +1,8 @@
 """Bandwidth and latency between two hosts: plain TCP, one connection.
 
 ``python -m collective.doctor.wire NAME`` on the host of that name listens there and
-tells its port; it ends when its standard input does. ``... wire NAME PORT`` on another
-measures. Both are given a secret by the first line of standard input, and prove it.
+prints its port; it ends with its standard input. ``... wire NAME PORT`` on another host
+measures. Both get a secret by the first line of standard input, and prove it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 from collective.net.interfaces import interfaces, name_of
-from collective.net.shared_secret import answer, ask, given
+from collective.net.shared_secret import from_stdin, verify_caller, verify_listener
 
 PINGS = 200
 SECONDS = 0.5
@@ -33,7 +33,7 @@ def serve(name: str, secret: str) -> None:
     """Answers one caller after another until standard input ends.
 
     Args:
-        name: Of this host, as the callers know it: no other address is listened on.
+        name: Of this host, as the callers know it; it listens at no other address.
         secret: What a caller must know.
     """
     with contextlib.ExitStack() as opened:
@@ -45,21 +45,19 @@ def serve(name: str, secret: str) -> None:
             if sys.stdin in ready and not os.read(sys.stdin.fileno(), 1):
                 return
             for listener in (one for one in listeners if one in ready):
-                caller, _ = listener.accept()
-                with caller:
-                    caller.settimeout(_CONNECT_SECONDS)
-                    try:
-                        ask(caller, secret)
+                with contextlib.suppress(OSError):  # the caller reports why
+                    caller, _ = listener.accept()
+                    with caller:
+                        caller.settimeout(_CONNECT_SECONDS)
+                        verify_caller(caller, secret)
                         _answer(caller)
-                    except OSError:
-                        continue  # the caller tells why
 
 
 def _listen(name: str) -> list[socket.socket]:
-    """Listeners of one port at this host's address of that name.
+    """Listeners at one port of the addresses that the name has on this host.
 
-    Where it has none (its own name means loopback to it, or a router has the address)
-    at each of its addresses but loopback.
+    If the name has none here (it means loopback, or a router has the address), at every
+    address but loopback.
     """
     try:
         asked = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
@@ -76,7 +74,7 @@ def _listen(name: str) -> list[socket.socket]:
                 listeners.append(socket.create_server((address, port), family=family))
         if listeners:
             return listeners
-    raise OSError(f"{name} has no address here")
+    raise OSError(f"{name} has no address on this host")
 
 
 def _answer(caller: socket.socket) -> None:
@@ -106,7 +104,7 @@ def measure(name: str, port: int, secret: str) -> dict[str, float | str]:
         OSError: If it cannot be reached, or the connection breaks.
     """
     with socket.create_connection((name, port), _CONNECT_SECONDS) as link:
-        answer(link, secret)
+        verify_listener(link, secret)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         trips = []
         for _ in range(PINGS):
@@ -114,7 +112,7 @@ def measure(name: str, port: int, secret: str) -> dict[str, float | str]:
             link.sendall(_PING)
             _exactly(link, 1)
             trips.append(time.perf_counter() - start)
-        # Long enough to be worth it on a fast wire, short enough on a slow one.
+        # Grows until a transfer takes long enough to be measured on a fast network.
         size, speed, chunk = _CHUNK, 0.0, bytes(_CHUNK)
         while True:
             start = time.perf_counter()
@@ -146,12 +144,12 @@ def _exactly(link: socket.socket, count: int) -> bytes:
 
 
 def _gone() -> int:
-    raise ConnectionError("the other end hung up")
+    raise ConnectionError("the other end closed the connection")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs either end; returns the exit code."""
-    secret = given()
+    secret = from_stdin()
     try:
         if len(arguments) == 1:
             serve(arguments[0], secret)

@@ -1,8 +1,8 @@
-"""The rounds of a job whose hosts change: what the launcher and its ranks share.
+"""The generations of a job whose hosts change: what the launcher and its ranks share.
 
-Ranks cannot come to a job on several hosts, for MPI cannot take them in. Such a job is
-begun anew on the hosts there are then, its next round: all ranks are asked to end after
-the step under way, each host keeps the state, and the next round goes on from it.
+Ranks cannot join a running job on several hosts, for MPI cannot add processes. Such a job
+restarts on the present hosts, as its next generation: all ranks are asked to end after the
+step under way, each host keeps the state, and the next generation continues from it.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from collective.elastic import membership_file
 from collective.errors import CollectiveError
 from collective.net import private_files
 
-# A name that nobody can guess, the same in all rounds; and the number of this one.
-JOB, NUMBER = "COLLECTIVE_ROUNDS_OF", "COLLECTIVE_ROUND"
-# Of a rank that has ended for the next round.
+# A name that nobody can guess, the same in all generations; and the number of this one.
+JOB_VARIABLE, NUMBER_VARIABLE = "COLLECTIVE_RESTARTABLE_JOB", "COLLECTIVE_GENERATION"
+# Of a rank that has ended for the next generation.
 EXIT_CODE = 75
 
 
-def there() -> bool:
-    """Whether this job may have a next round."""
-    return JOB in os.environ
+def may_restart() -> bool:
+    """Whether this job may have a next generation."""
+    return JOB_VARIABLE in os.environ
 
 
 def number() -> int:
-    """Of this round, from 0."""
-    return int(os.environ.get(NUMBER, "0"))
+    """Number of this generation, from 0."""
+    return int(os.environ.get(NUMBER_VARIABLE, "0"))
 
 
-def asked() -> bool:
-    """Whether this rank is asked to end for the next round."""
-    return there() and membership_file.told() == membership_file.RENEW
+def restart_requested() -> bool:
+    """Whether this rank is asked to end for the next generation."""
+    return may_restart() and membership_file.read() == membership_file.RESTART
 
 
-def name_of(job: str) -> Path:
-    """The folder in which this host keeps what the next round goes on from."""
+def state_folder(job: str) -> Path:
+    """The folder in which this host keeps the state for the next generation."""
     return Path(tempfile.gettempdir(), f"collective-{job}-{socket.gethostname()}")
 
 
-def keep() -> Path:
-    """Makes that folder anew, for this user alone.
+def make_state_folder() -> Path:
+    """Makes that folder, empty, for this user alone.
 
     Raises:
         OSError: If it cannot be made.
     """
-    drop()
-    folder = name_of(os.environ[JOB])
+    remove_state()
+    folder = state_folder(os.environ[JOB_VARIABLE])
     folder.mkdir(mode=0o700)
     return folder
 
 
-def kept() -> Path | None:
-    """That folder, where this user has made it in the round before."""
-    if not there() or not number():
+def kept_state() -> Path | None:
+    """That folder, if this user has made it in the generation before."""
+    if not may_restart() or not number():
         return None
-    folder = name_of(os.environ[JOB])
+    folder = state_folder(os.environ[JOB_VARIABLE])
     try:
         private_files.check(folder)
     except (OSError, CollectiveError):
@@ -68,15 +68,15 @@ def kept() -> Path | None:
     return folder
 
 
-def drop() -> None:
-    """Removes it: all ranks have what is in it."""
-    forget(os.environ[JOB])
+def remove_state() -> None:
+    """Removes the folder, when all ranks have its contents."""
+    remove_state_of(os.environ[JOB_VARIABLE])
 
 
-def forget(job: str) -> None:
+def remove_state_of(job: str) -> None:
     """Removes what this host has kept of a job."""
-    shutil.rmtree(name_of(job), ignore_errors=True)
+    shutil.rmtree(state_folder(job), ignore_errors=True)
 
 
-if __name__ == "__main__":  # the launcher, on hosts that are not in the job any more
-    forget(sys.stdin.readline().strip())
+if __name__ == "__main__":  # the launcher, on hosts that have left the job
+    remove_state_of(sys.stdin.readline().strip())

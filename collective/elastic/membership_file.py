@@ -1,4 +1,4 @@
-"""What ranks and the launcher of a job whose ranks come and go tell each other.
+"""What the launcher and the ranks of a job on one host report to each other.
 
 A byte for each rank that was ever started, in memory of the launcher that ranks open
 through ``/proc``: it has no name of its own, and ends with the launcher.
@@ -11,16 +11,18 @@ import functools
 import os
 
 VARIABLE = "COLLECTIVE_BOARD"
-# As a rank tells it: it is in the job; it has left it, and the others go on.
-JOINED, LEFT = b"j", b"l"
-# As the launcher tells the others (``native/membership/exited_ranks.cc``): it has ended.
-ENDED = b"e"
-# As the launcher tells a rank: all are to end, and to be started anew on other hosts
-# (``collective.elastic.generations``).
-RENEW = b"r"
+# Written by a rank: it waits for the other ranks to join; it is in the job; it has left
+# the job, which continues.
+JOINING, JOINED, LEFT = b"w", b"j", b"l"
+# Written by the launcher for other ranks (``native/membership/exited_ranks.cc``): the rank
+# has exited.
+EXITED = b"e"
+# Written by the launcher for the rank: all ranks are to end, and the job restarts on other
+# hosts (``collective.elastic.generations``).
+RESTART = b"r"
 
 
-class Board:
+class MembershipFile:
     """The launcher's side.
 
     Args:
@@ -31,39 +33,43 @@ class Board:
     """
 
     def __init__(self, size: int) -> None:
-        self._file = os.memfd_create("collective board", os.MFD_CLOEXEC)
+        self._file = os.memfd_create("collective membership", os.MFD_CLOEXEC)
         os.ftruncate(self._file, size)
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
 
-    def told(self, rank: int) -> bytes:
-        """What a rank, by the number it was started with, told last; or ``b""``."""
+    def read(self, rank: int) -> bytes:
+        """The state of a rank, by its number at the start; ``b""`` before all others."""
         return os.pread(self._file, 1, rank).strip(b"\0")
 
-    def ask_to_renew(self, rank: int) -> None:
-        """Asks a rank, which has told something, for a new round."""
-        os.pwrite(self._file, RENEW, rank)
+    def has_joined(self, rank: int) -> bool:
+        """Whether a rank has ever been in the job."""
+        return self.read(rank) not in (b"", JOINING)
 
-    def note_end(self, rank: int) -> None:
-        """Tells the other ranks that one has ended."""
-        os.pwrite(self._file, ENDED, rank)
+    def ask_to_restart(self, rank: int) -> None:
+        """Asks a rank, which has joined, to end for the next generation."""
+        os.pwrite(self._file, RESTART, rank)
+
+    def note_exit(self, rank: int) -> None:
+        """Reports to the other ranks that one has exited."""
+        os.pwrite(self._file, EXITED, rank)
 
 
-def tell(word: bytes) -> None:
-    """As a rank; does nothing where no launcher asks."""
+def write(state: bytes) -> None:
+    """Writes the state of this rank; does nothing without our launcher."""
     with contextlib.suppress(OSError):
-        os.pwrite(_opened(os.environ.get(VARIABLE, "")), word, _number())
+        os.pwrite(_open(os.environ.get(VARIABLE, "")), state, _number())
 
 
-def told() -> bytes:
-    """What this rank was told, or has told itself; or ``b""``."""
+def read() -> bytes:
+    """The state of this rank, as it or the launcher wrote it; or ``b""``."""
     with contextlib.suppress(OSError):
-        board = _opened(os.environ.get(VARIABLE, ""))
-        return os.pread(board, 1, _number()).strip(b"\0")
+        file = _open(os.environ.get(VARIABLE, ""))
+        return os.pread(file, 1, _number()).strip(b"\0")
     return b""
 
 
-@functools.cache  # a training asks before each step
-def _opened(path: str) -> int:
+@functools.cache  # a training reads it before each step
+def _open(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 

@@ -1,7 +1,8 @@
-"""Who am I: rank and size as the launcher wrote them into the environment.
+"""Rank and size of this process, as its launcher wrote them into the environment.
 
-Nothing here starts MPI or imports TensorFlow; reading a few variables is enough to
-tell mpirun, srun, horovodrun, torchrun and our own launcher apart. One file for each.
+Nothing here starts MPI or imports TensorFlow: a few variables are enough to distinguish
+mpirun, srun, horovodrun, torchrun and our own launcher. One file for each; begin with
+``base``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from collective.environment.slurm import Slurm
 from collective.environment.tf_config import TFConfig
 from collective.environment.torchrun import TorchRun
 
-# The first that was there wins. Open MPI sets PMIX_RANK too, and a job inside a Slurm
-# allocation has SLURM_* whoever started it: the innermost launcher comes first.
+# The first whose variables are set wins. Open MPI sets PMIX_RANK too, and every job in a
+# Slurm allocation has SLURM_*: so inner launchers come before outer ones.
 LAUNCHERS: tuple[type[Launcher], ...] = (
     CollectiveRun,
     HorovodGloo,
@@ -37,13 +38,13 @@ LAUNCHERS: tuple[type[Launcher], ...] = (
 
 
 def launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
-    """The launcher that started this process; None when nothing did.
+    """The launcher that started this process; None without one.
 
     Args:
         variables: The environment to read; ``os.environ`` by default.
     """
     env = os.environ if variables is None else variables
-    return next((kind(env) for kind in LAUNCHERS if kind(env).was_here()), None)
+    return next((kind(env) for kind in LAUNCHERS if kind(env).started_us()), None)
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Environment:
@@ -53,10 +54,10 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
         variables: The environment to read; ``os.environ`` by default.
 
     Returns:
-        The place of this process; ``Environment()`` when nothing launched it.
+        Rank and size of this process; ``Environment()`` without a launcher.
 
     Raises:
-        UsageError: Where a variable holds no number, or no possible one.
+        UsageError: If a variable is not a number, or out of range.
     """
     found = launcher(variables)
     return found.environment() if found else Environment()
@@ -65,8 +66,8 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 def cores_per_process(environment: Environment) -> int:
     """This process' share of the host's cores, at least 1.
 
-    A launcher that bound the process to some cores has shared them out already;
-    otherwise the cores are divided among the processes of this host.
+    A launcher that bound the process to some cores has divided them already; otherwise
+    they are divided evenly among the processes of this host.
     """
     mine, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     if mine < all_cores:

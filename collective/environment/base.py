@@ -1,4 +1,4 @@
-"""A process' place in its job, and what is asked of every kind of launcher."""
+"""The ranks and sizes of a process, and how a launcher's variables are read."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from collective.errors import UsageError
 from collective.hosts import slurm
 
 # How many ranks each host has, in order, as ``2(x3),1``: set by our launcher.
-TABLE = "COLLECTIVE_RANKS_PER_HOST"
-# With how many ranks a job still goes on when others die: collectiverun --min-np; and
-# how many it may ever have: --max-np.
+RANKS_PER_HOST = "COLLECTIVE_RANKS_PER_HOST"
+# collectiverun --min-np: the job continues while so many ranks are left. --max-np: it
+# never has more.
 MIN_NP, MAX_NP = "COLLECTIVE_MIN_NP", "COLLECTIVE_MAX_NP"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """This process' place in the job, as its launcher told it.
+    """Ranks and sizes of this process, as its launcher set them.
 
     Attributes:
         launcher: ``mpirun``, ``srun``, ``horovodrun``, ``torchrun``,
-            ``collectiverun``, ``PMIx``, ``TF_CONFIG`` or, for a process started
-            alone, ``""``.
-        rank, size: Position in the job and number of processes.
+            ``collectiverun``, ``PMIx``, ``TF_CONFIG`` or, for a process without a
+            launcher, ``""``.
+        rank, size: Number of this process in the job, and number of processes.
         local_rank, local_size: The same within this host.
-        cross_rank, cross_size: Position of this host, and number of hosts, among those
-            that have a process with this ``local_rank``. Where the launcher does not
-            tell, they follow from the others, for hosts with equally many processes.
-        joins: Whether the job was there before. Until this process is in it, it is a
-            job of its own, and its place is only what it is called.
+        cross_rank, cross_size: Number of this host, and number of hosts, among those
+            that have a process with this ``local_rank``. If the launcher does not set
+            them, they are computed for hosts with equally many processes.
+        joining: Whether the job was running before this process started. Until it has
+            joined, the process is a job of its own, and ``rank`` is only its name.
     """
 
     launcher: str = ""
@@ -42,7 +42,7 @@ class Environment:
     local_size: int = 1
     cross_rank: int = -1
     cross_size: int = -1
-    joins: bool = False
+    joining: bool = False
 
     def __post_init__(self) -> None:
         if self.cross_rank < 0:
@@ -56,13 +56,13 @@ class Environment:
         return bool(self.launcher)
 
     @property
-    def now(self) -> Environment:
-        """This place; where it ``joins``, that in the job of its own until then."""
-        return Environment(self.launcher) if self.joins else self
+    def current(self) -> Environment:
+        """The present ranks and sizes: one process, if it has still to join the job."""
+        return Environment(self.launcher) if self.joining else self
 
 
 def place_on(launcher: str, rank: int, hosts: Sequence[Hashable]) -> Environment:
-    """A rank's place, given the host of each rank."""
+    """Ranks and sizes of a process, given the host of each rank."""
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     local = here.index(rank)
     across = [h for h in dict.fromkeys(hosts) if hosts.count(h) > local]
@@ -78,20 +78,20 @@ def place_on(launcher: str, rank: int, hosts: Sequence[Hashable]) -> Environment
 
 
 class Launcher(ABC):
-    """A kind of launcher, and how to read what it left in the environment.
+    """A kind of launcher, and how to read the variables that it sets.
 
     Args:
         variables: The environment.
     """
 
     name: ClassVar[str]
-    # Those without which it was not here.
+    # Variables that it always sets.
     needs: ClassVar[tuple[str, ...]]
 
     def __init__(self, variables: Mapping[str, str]):
         self.variables = variables
 
-    def was_here(self) -> bool:
+    def started_us(self) -> bool:
         """Whether it started this process."""
         return all(name in self.variables for name in self.needs)
 
@@ -104,7 +104,7 @@ class Launcher(ABC):
         """Number of processes in the job."""
 
     def local_size(self) -> int:
-        """Processes on this host; all of them where the launcher does not tell."""
+        """Processes on this host; all of them if the launcher sets no number."""
         return self.size()
 
     def local_rank(self) -> int:
@@ -112,28 +112,28 @@ class Launcher(ABC):
         return self.rank() % self.local_size()
 
     def cross(self) -> tuple[int, int]:
-        """Number of this host and of the hosts; -1 where nobody tells.
+        """Number of this host and of the hosts; -1 if unknown.
 
-        MPI's launchers do not. Ours, when it starts one of them, leaves its table.
+        MPI's launchers do not set it. Ours, when it starts one of them, sets its table.
         """
         try:
-            counts = slurm.counts(self.variables.get(TABLE, ""))
+            counts = slurm.counts(self.variables.get(RANKS_PER_HOST, ""))
         except ValueError:
             return -1, -1
-        return place_among(counts, self)
+        return _cross_place(counts, self)
 
     def environment(self) -> Environment:
-        """All of it.
+        """All ranks and sizes.
 
         Raises:
-            UsageError: Where a variable holds no number, or no possible one.
+            UsageError: If a variable is not a number, or out of range.
         """
         rank, size = self.rank(), self.size()
         local_rank, local_size = self.local_rank(), self.local_size()
         if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
             raise UsageError(
-                f"{self.name} left rank {rank} of {size}, and {local_rank} of "
-                f"{local_size} on this host, in the environment ({self.needs[0]}, ...)",
+                f"the environment ({self.needs[0]}, ...) has rank {rank} of {size}, and "
+                f"{local_rank} of {local_size} on this host, which is impossible",
                 hint=f"unset {' '.join(self.needs)}, or start the job by {self.name}",
             )
         return Environment(self.name, rank, size, local_rank, local_size, *self.cross())
@@ -142,24 +142,24 @@ class Launcher(ABC):
         """A variable's number.
 
         Raises:
-            UsageError: If it holds none.
+            UsageError: If it is not a number.
         """
         text = self.variables.get(name)
         if not text and default is not None:
             return default
         if not (text and text.isascii() and text.isdigit()):
             raise UsageError(
-                f"{name}={text!r} in the environment is no number",
+                f"{name}={text!r} in the environment is not a number",
                 hint=f"unset {' '.join(self.needs)}, or start the job by {self.name}",
             )
         return int(text)
 
 
-def place_among(counts: Sequence[int], launcher: Launcher) -> tuple[int, int]:
-    """Number of the host and of the hosts, from the number of ranks on each.
+def _cross_place(counts: Sequence[int], launcher: Launcher) -> tuple[int, int]:
+    """``cross_rank`` and ``cross_size``, from the number of ranks on each host.
 
-    Ranks fill one host after the other. (-1, -1) where the numbers are not those of
-    this job, as in a job that a rank of another job starts.
+    Ranks fill one host after the other. (-1, -1) if the numbers do not fit this job, as
+    in a job that a rank of another job starts.
     """
     rank, local = launcher.rank(), launcher.local_rank()
     starts = list(itertools.accumulate(counts, initial=0))

@@ -6,12 +6,12 @@ import dataclasses
 
 from collective.environment.base import Environment, Launcher
 
-# Of a process that comes to a job that runs.
+# Set for a process that joins a running job.
 JOINS = "COLLECTIVE_JOINS"
 
 
 class CollectiveRun(Launcher):
-    """``COLLECTIVE_RANK`` and its kin; across hosts it starts mpirun, which is told."""
+    """``COLLECTIVE_RANK`` etc. Across hosts it starts mpirun, whose variables count."""
 
     name = "collectiverun"
     needs = ("COLLECTIVE_RANK", "COLLECTIVE_SIZE")
@@ -33,5 +33,7 @@ class CollectiveRun(Launcher):
         return self.number("COLLECTIVE_LOCAL_SIZE", self.size())
 
     def environment(self) -> Environment:
-        """All of it; ``COLLECTIVE_JOINS`` tells of a process that comes later."""
-        return dataclasses.replace(super().environment(), joins=JOINS in self.variables)
+        """All ranks and sizes; ``COLLECTIVE_JOINS`` marks a process that joins later."""
+        return dataclasses.replace(
+            super().environment(), joining=JOINS in self.variables
+        )

@@ -1,7 +1,7 @@
-"""horovodrun: without MPI (``--gloo``), or by way of mpirun.
+"""horovodrun: without MPI (``--gloo``), or with mpirun.
 
-By way of mpirun it sets no variable of its own; ``COLLECTIVE_HOROVODRUN`` is set where
-this project had horovodrun start the job.
+With mpirun it sets no variable of its own; ``COLLECTIVE_HOROVODRUN`` is set where this
+project has horovodrun start the job.
 """
 
 from collective.environment.base import Launcher
@@ -10,7 +10,7 @@ from collective.environment.openmpi import OpenMPI
 
 
 class HorovodGloo(Launcher):
-    """``HOROVOD_RANK`` and its kin."""
+    """``HOROVOD_RANK`` etc."""
 
     name = "horovodrun"
     needs = ("HOROVOD_RANK", "HOROVOD_SIZE")
@@ -39,14 +39,14 @@ class HorovodGloo(Launcher):
 
 
 class HorovodOpenMPI(OpenMPI):
-    """horovodrun handed the job to Open MPI's mpirun."""
+    """horovodrun that has started Open MPI's mpirun."""
 
     name = "horovodrun"
     needs = (*OpenMPI.needs, "COLLECTIVE_HOROVODRUN")
 
 
 class HorovodHydra(Hydra):
-    """horovodrun handed the job to the mpirun of MPICH or Intel MPI."""
+    """horovodrun that has started the mpirun of MPICH or Intel MPI."""
 
     name = "horovodrun"
     needs = (*Hydra.needs, "COLLECTIVE_HOROVODRUN")

@@ -6,20 +6,20 @@ from collective.environment.base import Launcher
 
 
 class Hydra(Launcher):
-    """``PMI_RANK`` and its kin."""
+    """``PMI_RANK`` etc."""
 
     name = "mpirun"
     needs: ClassVar[tuple[str, ...]] = ("PMI_RANK", "PMI_SIZE")
 
-    def was_here(self) -> bool:
-        """Not where ``srun --mpi=pmi2`` set the same: it tells less of the host."""
+    def started_us(self) -> bool:
+        """Not if ``srun --mpi=pmi2`` set the same: its own variables say more."""
         env = self.variables
         by_srun = (
             "MPI_LOCALRANKID" not in env
             and "SLURM_STEP_ID" in env
             and env.get("PMI_RANK") == env.get("SLURM_PROCID")
         )
-        return super().was_here() and not by_srun
+        return super().started_us() and not by_srun
 
     def rank(self) -> int:
         """``PMI_RANK``."""

@@ -6,7 +6,7 @@ from collective.environment.base import Launcher
 
 
 class OpenMPI(Launcher):
-    """``OMPI_COMM_WORLD_RANK`` and its kin; both versions set them alike."""
+    """``OMPI_COMM_WORLD_RANK`` etc.; both versions set the same."""
 
     name = "mpirun"
     needs: ClassVar[tuple[str, ...]] = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")

@@ -7,7 +7,7 @@ from collective.hosts import slurm
 
 
 class Slurm(Launcher):
-    """``SLURM_PROCID`` and its kin; in a batch script without srun they mean nothing."""
+    """``SLURM_PROCID`` etc.; without ``SLURM_STEP_ID`` they are a batch script's."""
 
     name = "srun"
     needs = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID")
@@ -31,7 +31,7 @@ class Slurm(Launcher):
         return counts[node] if node < len(counts) else self.size()
 
     def cross(self) -> tuple[int, int]:
-        """From ``SLURM_NODEID``, and how many tasks each node has."""
+        """From ``SLURM_NODEID`` and the number of tasks on each node."""
         counts, local = self._counts(), self.local_rank()
         if "SLURM_NODEID" not in self.variables or not counts:
             return -1, -1

@@ -9,13 +9,13 @@ from collective.errors import UsageError
 
 
 class TFConfig(Launcher):
-    """Ranks are the chief, if there is one, and then the workers in their order."""
+    """Ranks are the chief, if any, and then the workers in their order."""
 
     name = "TF_CONFIG"
     needs = ("TF_CONFIG",)
 
-    def was_here(self) -> bool:
-        """Whether it names several workers; one alone is a process alone."""
+    def started_us(self) -> bool:
+        """Whether it names several workers; one worker needs no job."""
         return bool(self.variables.get("TF_CONFIG")) and self.size() > 1
 
     def rank(self) -> int:
@@ -46,7 +46,7 @@ class TFConfig(Launcher):
                 return addresses
         except (AttributeError, TypeError):
             pass
-        raise self._error("its cluster is no table of lists of addresses")
+        raise self._error("its cluster is not a table of lists of addresses")
 
     def _task(self) -> tuple[str, int, int]:
         config = self._config()
@@ -65,9 +65,9 @@ class TFConfig(Launcher):
         try:
             config = json.loads(self.variables["TF_CONFIG"])
         except ValueError as error:
-            raise self._error(f"it is no JSON: {error}") from None
+            raise self._error(f"it is not JSON: {error}") from None
         if not isinstance(config, dict):
-            raise self._error("it is no JSON object")
+            raise self._error("it is not a JSON object")
         return config
 
     def _error(self, what: str) -> UsageError:

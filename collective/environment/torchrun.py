@@ -1,10 +1,10 @@
-"""torchrun; a CI system may set RANK too, so MASTER_ADDR must be there as well."""
+"""torchrun. CI systems may set RANK too, so MASTER_ADDR must be set as well."""
 
 from collective.environment.base import Launcher
 
 
 class TorchRun(Launcher):
-    """``RANK``, ``WORLD_SIZE`` and their kin."""
+    """``RANK``, ``WORLD_SIZE`` etc."""
 
     name = "torchrun"
     needs = ("RANK", "WORLD_SIZE", "MASTER_ADDR")

@@ -1,8 +1,13 @@
-"""Hosts of a job: reads every dialect of hostfile, writes any, places the ranks."""
+"""The hosts of a job: reads every dialect of hostfile, writes any, places the ranks.
+
+``reading`` turns a hostfile or ``-H`` into ``Host`` objects, ``slurm`` does so for Slurm's
+variables, ``placement`` says which rank runs where, and ``writing`` is the way back.
+"""
 
 from collective.hosts.host import Host as Host
 from collective.hosts.host import HostError as HostError
 from collective.hosts.host import merged as merged
+from collective.hosts.local import is_local as is_local
 from collective.hosts.placement import Rank as Rank
 from collective.hosts.placement import place as place
 from collective.hosts.reading import parse as parse

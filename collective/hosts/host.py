@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from collective.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
+_ZONE = re.compile(r"[A-Za-z0-9._-]+")
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*[$]?")
 
 
 class HostError(UsageError):
-    """A description of hosts that cannot be read, or not be written.
+    """A description of hosts that cannot be read.
 
     Args:
-        source: File, variable or option it stands in.
-        line: Number of its line, from 1; 0 where there are no lines.
-        found: What is there.
-        expected: What should be.
+        source: File, variable or option with the error.
+        line: Number of the line, from 1; 0 where there are no lines.
+        found: What is wrong there.
+        expected: What should be there.
     """
 
     def __init__(self, source: str, line: int, found: str, expected: str):
@@ -35,9 +36,9 @@ class Host:
 
     Attributes:
         name: Name or address; an IPv6 address without brackets.
-        slots: How many processes it takes; None where nobody said.
-        max_slots: How many it takes at the very most; None for no such limit.
-        user: Who to log in as; empty for the same user as here.
+        slots: How many processes it takes; None where this is not given.
+        max_slots: Upper limit of ``slots``; None for no limit.
+        user: The user to log in as; empty for the same user as here.
     """
 
     name: str
@@ -47,9 +48,9 @@ class Host:
 
     def __post_init__(self) -> None:
         if not (is_name(self.name) or is_ipv6(self.name)):
-            raise ValueError(f"{self.name!r} is no name or address of a host")
+            raise ValueError(f"{self.name!r} is not the name or address of a host")
         if self.user and not _USER.fullmatch(self.user):
-            raise ValueError(f"{self.user!r} is no name of a user")
+            raise ValueError(f"{self.user!r} is not a user name")
         for count in (self.slots, self.max_slots):
             if count is not None and count < 1:
                 raise ValueError(f"{count} slots: at least 1 is needed")
@@ -64,7 +65,9 @@ class Host:
     @property
     def bracketed(self) -> str:
         """``login`` with brackets around an IPv6 address, where a colon may follow."""
-        return self.login.replace(self.name, f"[{self.name}]") if ":" in self.name else self.login  # fmt: skip
+        if ":" not in self.name:
+            return self.login
+        return self.login.replace(self.name, f"[{self.name}]")
 
 
 def is_name(text: str) -> bool:
@@ -74,8 +77,11 @@ def is_name(text: str) -> bool:
 
 def is_ipv6(text: str) -> bool:
     """Whether this is an IPv6 address, with or without a zone (``fe80::1%eth0``)."""
+    address, percent, zone = text.partition("%")
+    if percent and not _ZONE.fullmatch(zone):  # ipaddress takes any text
+        return False
     try:
-        ipaddress.IPv6Address(text)
+        ipaddress.IPv6Address(address)
     except ValueError:
         return False
     return True

@@ -1,6 +1,6 @@
 """One host of a hostfile or of ``-H``, in any dialect but Slurm's.
 
-All these dialects fit one grammar, so nobody has to say which one a file is in::
+All these dialects fit one grammar, so a user need not say which one a file is in::
 
     [user@]host[:slots] [slots=N] [max_slots=N] [user=NAME]
 
@@ -21,10 +21,10 @@ _KEYS = {
     "max-slots": "max_slots",
     "user": "user",
 }
-# MPICH's, which say nothing about how many ranks go where.
+# MPICH's, which do not affect how many ranks run where.
 _IGNORED = frozenset({"binding", "ifname"})
 EXPECTED = (
-    "node1 slots=4 (Open MPI, DeepSpeed, MPI operator), node1:4 (MPICH, Intel MPI), "
+    "a line like node1 slots=4 (Open MPI, DeepSpeed), node1:4 (MPICH, Intel MPI), "
     "[2001:db8::1]:4 or user@node1"
 )
 
@@ -36,7 +36,7 @@ def parse(text: str) -> list[Host]:
         text: Without comment and end of line; not blank.
 
     Raises:
-        ValueError: Saying what is wrong with it.
+        ValueError: With what is wrong.
     """
     # Some write "slots = 4", and Open MPI reads it.
     first, *rest = re.sub(r"\s*=\s*", "=", text).split()
@@ -58,7 +58,7 @@ def parse(text: str) -> list[Host]:
                 f"{option!r} is not one of slots=N, max_slots=N and user=NAME"
             )
         if _KEYS[key] in options:
-            raise ValueError(f"{_KEYS[key]} is told twice")
+            raise ValueError(f"{_KEYS[key]} is given twice")
         options[_KEYS[key]] = value
     slots, most = (_count(key, options) for key in ("slots", "max_slots"))
     if slots is not None and most is not None and most < slots:
@@ -75,15 +75,15 @@ def _cut_slots(text: str) -> tuple[str, str]:
         inside, _, after = text[1:].partition("]")
         if is_ipv6(inside) and (not after or after.startswith(":")):
             if after == ":":
-                raise ValueError(f"no number behind the colon of {text!r}")
+                raise ValueError(f"no number after the colon of {text!r}")
             return inside, after[1:]
     host, colon, number = text.partition(":")
     if ":" in number:
-        raise ValueError(f"{text!r} is no host:slots and no IPv6 address")
+        raise ValueError(f"{text!r} is neither host:slots nor an IPv6 address")
     if colon and not number:
-        raise ValueError(f"no number behind the colon of {text!r}")
+        raise ValueError(f"no number after the colon of {text!r}")
     if not host or not ("[" in host or is_name(host)):
-        raise ValueError(f"{host!r} is no name or address of a host")
+        raise ValueError(f"{host!r} is not the name or address of a host")
     return host, number
 
 

@@ -1,14 +1,16 @@
-"""Slurm's short form of many names: ``node[01-04,7]`` is node01 to node04 and node7."""
+"""Slurm's short form of many names: ``node[01-04,7]`` is node01 to node04 and node7.
+
+The package python-hostlist reads it, too. It is not used: its licence is the GPL, which
+does not fit this project's.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_NUMBERED = re.compile(r"(.*?)(\d{1,18})$")
 MOST_NAMES = 100_000
 
 
@@ -57,7 +59,7 @@ def _numbers(text: str) -> list[str]:
     for part in text.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"[{text}] is no list of numbers like [01-04,7]")
+            raise ValueError(f"[{text}] is not a list of numbers like [01-04,7]")
         first, last = found[1], found[2] or found[1]
         if int(last) < int(first):
             raise ValueError(f"the range {part} runs backwards")
@@ -65,36 +67,3 @@ def _numbers(text: str) -> list[str]:
             raise ValueError(f"the range {part} holds over {MOST_NAMES} numbers")
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return numbers
-
-
-def compress(names: Sequence[str]) -> str:
-    """The short form of names, in their order; ``expand`` of its parts gives them."""
-    parts: list[str] = []
-    for prefix, group in itertools.groupby(names, lambda name: _cut(name)[0]):
-        numbers = [_cut(name)[1] for name in group]
-        if numbers == [""]:
-            parts.append(prefix)
-        elif len(numbers) == 1:
-            parts.append(prefix + numbers[0])
-        elif numbers[0] == "":
-            parts += [prefix] * len(numbers)
-        else:
-            parts.append(f"{prefix}[{_ranges(numbers)}]")
-    return ",".join(parts)
-
-
-def _cut(name: str) -> tuple[str, str]:
-    found = _NUMBERED.fullmatch(name)
-    return (found[1], found[2]) if found else (name, "")
-
-
-def _ranges(numbers: list[str]) -> str:
-    runs: list[list[str]] = []
-    for number in numbers:
-        if runs:
-            following = str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][0]))
-            if number == following:
-                runs[-1].append(number)
-                continue
-        runs.append([number])
-    return ",".join(r[0] if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

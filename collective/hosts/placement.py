@@ -1,4 +1,4 @@
-"""Which rank runs where: the table that every way of launching is made from."""
+"""Which rank runs where: every launcher starts from this table."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Rank:
 def share(hosts: Sequence[Host], size: int | None) -> list[Host]:
     """The hosts that get ranks, each with its number of ranks as slots.
 
-    Hosts are filled one after the other. Those that nobody gave slots share evenly
-    what the others leave.
+    Hosts are filled in their order. Hosts without a number of slots share evenly what
+    the rest leaves.
 
     Args:
         hosts: Each once.
-        size: Number of ranks; None for all slots there are.
+        size: Number of ranks; None for all slots.
 
     Raises:
         UsageError: If there are not enough slots.
@@ -57,7 +57,7 @@ def share(hosts: Sequence[Host], size: int | None) -> list[Host]:
         slots = min(slots, size - placed)
         if slots > (host.max_slots or slots):
             raise UsageError(
-                f"{slots} ranks for {host.name}, which takes {host.max_slots} at most",
+                f"{slots} ranks for {host.name}, whose max_slots is {host.max_slots}",
                 hint=f"add a host, or raise max_slots of {host.name}",
             )
         placed += slots

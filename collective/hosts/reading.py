@@ -30,7 +30,7 @@ def read(file: str | Path) -> list[Host]:
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise HostError(
-            str(file), number, "this is no text", one_line.EXPECTED
+            str(file), number, "not a text file", one_line.EXPECTED
         ) from None
     return parse(text, str(file))
 
@@ -43,7 +43,7 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
         source: The file, for errors.
 
     Raises:
-        HostError: At the first bad line; or where there is no host at all.
+        HostError: At the first bad line; or if there is no host at all.
     """
     hosts: list[Host] = []
     variables: dict[str, str] = {}
@@ -64,13 +64,13 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
                 source, number, f"{line!r} among Slurm's variables", "SLURM_NAME=value"
             )
         try:
-            # Behind a blank are options, which may hold commas: "binding=user:0,1".
+            # After a blank there are options, which may have commas: "binding=user:0,1".
             hosts += one_line.parse(line) if " " in line else _items(line)
         except ValueError as error:
             raise HostError(source, number, str(error), one_line.EXPECTED) from None
     hosts = hosts or slurm.allocation(variables, source)
     if not hosts:
-        raise HostError(source, 0, "no host in it", one_line.EXPECTED)
+        raise HostError(source, 0, "no hosts in it", one_line.EXPECTED)
     return merged(hosts)
 
 
@@ -78,7 +78,7 @@ def parse_list(text: str, source: str = "-H") -> list[Host]:
     """The hosts of ``-H a:2,b:2``; Slurm's ``node[01-04]:2`` too.
 
     Raises:
-        HostError: If an item of it is none.
+        HostError: If an item is not a host.
     """
     try:
         hosts = _items(text)

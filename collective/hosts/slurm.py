@@ -20,11 +20,11 @@ def allocation(
     """The hosts that the variables name, with their tasks; none outside of Slurm.
 
     Args:
-        variables: The environment, or what a file of it says.
+        variables: The environment, or what a file lists of it.
         source: Where they come from, for errors.
 
     Raises:
-        HostError: If they make no sense.
+        HostError: If a variable is malformed, or two contradict each other.
     """
     given = next((name for name in LISTS if variables.get(name)), "")
     if not given:
@@ -57,14 +57,14 @@ def _of_each(text: str, hosts: int, source: str, name: str) -> list[int]:
         raise HostError(
             source,
             0,
-            f"{name}={text} tells of {len(numbers)} hosts, the list has {hosts}",
-            f"{name} with one number a host, as in 2(x3),1 for four",
+            f"{name}={text} is for {len(numbers)} hosts, the list has {hosts}",
+            f"{name} with one number for each host, as in 2(x3),1 for four",
         )
     return numbers
 
 
 def counts(text: str) -> list[int]:
-    """The numbers that Slurm's short form (``2(x3),1``) stands for.
+    """The numbers that Slurm's short form stands for: ``2(x3),1`` is 2, 2, 2, 1.
 
     Raises:
         ValueError: If it is not well formed.
@@ -73,7 +73,7 @@ def counts(text: str) -> list[int]:
     for part in text.split(","):
         found = _TASKS.fullmatch(part.strip())
         if found is None or int(found[1]) < 1:
-            raise ValueError(f"{part!r} is no number of tasks")
+            raise ValueError(f"{part!r} is not a number of tasks")
         numbers += [int(found[1])] * int(found[2] or 1)
     return numbers
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from collective.errors import UsageError
-from collective.hosts import names, slurm
 from collective.hosts.host import Host
 
 
@@ -16,12 +15,12 @@ def _openmpi(host: Host) -> str:
 
 
 def _slots(host: Host) -> str:
-    """DeepSpeed's and the MPI operator's: Open MPI's without a limit."""
+    """DeepSpeed's and the MPI operator's dialect: Open MPI's without a limit."""
     return f"{host.login} slots={host.slots}" if host.slots else host.login
 
 
 def _mpich(host: Host) -> str:
-    if ":" in host.name:  # its mpirun dies of a SIGFPE at one
+    if ":" in host.name:  # MPICH's mpirun dies by SIGFPE
         raise UsageError(
             f"MPICH's mpirun takes no IPv6 address like {host.name}",
             hint="give the host's name instead",
@@ -37,21 +36,6 @@ def _lines(one: Callable[[Host], str]) -> Callable[[Sequence[Host]], str]:
     return lambda hosts: "".join(f"{one(host)}\n" for host in hosts)
 
 
-def _slurm(hosts: Sequence[Host]) -> str:
-    counts = [host.slots for host in hosts if host.slots]
-    if any(host.user for host in hosts) or len(counts) not in (0, len(hosts)):
-        raise UsageError(
-            "Slurm's variables hold no users, and slots of all hosts or of none",
-            hint=f"write one of {', '.join(d for d in DIALECTS if d != 'slurm')}",
-        )
-    if any(":" in host.name for host in hosts):
-        raise UsageError(
-            "Slurm's variables hold no IPv6 addresses", hint="give the hosts' names"
-        )
-    text = f"SLURM_JOB_NODELIST={names.compress([host.name for host in hosts])}\n"
-    return text + (f"SLURM_TASKS_PER_NODE={slurm.tasks(counts)}\n" if counts else "")
-
-
 DIALECTS: dict[str, Callable[[Sequence[Host]], str]] = {
     "openmpi": _lines(_openmpi),
     "mpich": _lines(_mpich),
@@ -59,17 +43,16 @@ DIALECTS: dict[str, Callable[[Sequence[Host]], str]] = {
     "deepspeed": _lines(_slots),
     "mpi-operator": _lines(_slots),
     "list": lambda hosts: ",".join(map(_item, hosts)),
-    "slurm": _slurm,
 }
 
 
 def write(hosts: Sequence[Host], dialect: str) -> str:
     """The text of a hostfile, or of ``-H`` (dialect ``list``).
 
-    A limit (``max_slots``) is left out where the dialect knows none.
+    A limit (``max_slots``) is dropped where the dialect has none.
 
     Raises:
-        UsageError: Unknown dialect, or one that cannot say where the ranks run.
+        UsageError: Unknown dialect, or one that cannot describe these hosts.
     """
     if dialect not in DIALECTS:
         raise UsageError(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from collective import environment, hosts
-from collective.elastic import generations
-from collective.errors import CollectiveError, UsageError
-from collective.launch import options, single_host, tuning
-from collective.launch.discovery import Discovery
-from collective.launch.output import Style, tell
-from collective.streams import open_streams
+try:
+    from collective import environment, hosts
+    from collective.elastic import generations
+    from collective.errors import CollectiveError, UsageError
+    from collective.launch import command_line
+    from collective.launch.discovery import Discovery
+    from collective.launch.launcher import Launcher
+    from collective.launch.options import LaunchOptions
+    from collective.launch.output import print_message
+    from collective.launch.single_host import SingleHost
+    from collective.streams import open_streams
+except KeyboardInterrupt:  # Ctrl-C in the first tenths of a second: no traceback
+    raise SystemExit(130) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,89 +26,98 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 if every rank returned 0; 2 for bad arguments; 130 where it was interrupted;
-        else what the first rank that failed returned, or 128 + the signal that ended
+        else the exit code of the first rank that failed, or 128 + the signal that ended
         it.
     """
     open_streams()
     try:
-        given = options.parse(arguments)
-        if given.check_build:
+        options = command_line.parse(arguments)
+        if options.check_build:
             from collective.launch import check_build
 
             print(check_build.text())
             return 0
-        return _launch(given)
+        return _launch(options)
     except CollectiveError as error:
-        tell(str(error))
+        print_message(str(error))
         return error.exit_code
     except KeyboardInterrupt:  # before the ranks were started
-        tell("interrupted")
+        print_message("interrupted")
         return 130
 
 
-def _launch(given: argparse.Namespace) -> int:
-    for name in (generations.JOB, generations.NUMBER):
+def _launch(options: LaunchOptions) -> int:
+    for name in (generations.JOB_VARIABLE, generations.NUMBER_VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
-    directory = Path(given.output_filename) if given.output_filename else None
-    style = Style(not given.no_prefix, given.prefix_output_with_timestamp, directory)
-    variables = {**tuning.variables(given), "PYTHONUNBUFFERED": "1"}
-    if given.host_discovery_script:
-        from collective.launch.generations import Rounds
+    elastic = options.elastic
+    if elastic.discovery_script:
+        from collective.launch.restarting import RestartingLauncher
 
-        discovery = Discovery(given.host_discovery_script, given.slots_per_host)
-        discovery.wait_for(given.num_proc or given.min_np)
+        discovery = Discovery(elastic.discovery_script, elastic.slots_per_host)
+        discovery.wait_for(options.num_proc or elastic.min_np or 1)
         with discovery:
-            return Rounds(lambda: discovery.hosts, given, style, variables).run()
-    found = _hosts(given)
-    ranks = hosts.place(found, given.num_proc)
-    if given.min_np is not None and given.min_np > len(ranks):
+            return RestartingLauncher(options, lambda: discovery.hosts).run()
+    found = _hosts(options)
+    ranks = hosts.place(found, options.num_proc)
+    _check_elastic(options, len(ranks))
+    return _launcher(options, found, ranks).run(ranks)
+
+
+def _launcher(
+    options: LaunchOptions, found: list[hosts.Host], ranks: list[hosts.Rank]
+) -> Launcher:
+    """How ranks at these places are started. Imports what one host does not need late."""
+    others = dict.fromkeys(r.host.name for r in ranks if not hosts.is_local(r.host))
+    if not others and not options.mpi.always:
+        return SingleHost(options)
+    if options.mpi.never:
         raise UsageError(
-            f"--min-np {given.min_np}, but only {len(ranks)} ranks are started",
-            hint=f"--min-np {len(ranks)} or less",
-        )
-    if given.max_np is not None and given.max_np != (size := len(ranks)):
-        more = given.max_np > size
-        raise UsageError(
-            f"--max-np {given.max_np}, and {size} ranks are started: "
-            + ("no more are ever asked for" if more else "more than that"),
-            hint=f"--max-np {size}: lost ranks are replaced; with "
-            "--host-discovery-script more can come",
-        )
-    local = all(single_host.is_here(host) for host in {rank.host for rank in ranks})
-    if local and not given.use_mpi:
-        return single_host.run(ranks, given, style, variables)
-    if given.use_gloo:
-        names = ", ".join(dict.fromkeys(rank.host.name for rank in ranks))
-        raise UsageError(
-            f"--gloo starts ranks on this host only, not on {names}",
+            f"--gloo starts ranks on this host only, not on {', '.join(others)}",
             hint="leave --gloo out: mpirun reaches other hosts",
         )
-    if given.max_np is not None:
-        from collective.launch.generations import Rounds
+    if options.elastic.max_np is not None:
+        from collective.launch.restarting import RestartingLauncher
 
-        return Rounds(lambda: found, given, style, variables).run(ranks)
-    from collective.launch import multi_host
+        return RestartingLauncher(options, lambda: found)
+    from collective.launch.multi_host import MultiHost
 
-    return multi_host.run(ranks, given, style, variables)
+    return MultiHost(options)
 
 
-def _hosts(given: argparse.Namespace) -> list[hosts.Host]:
-    """Where to start: as told, or the Slurm allocation we are in, or this host."""
-    if given.hosts:
-        return hosts.parse_list(given.hosts)
-    if given.hostfile:
-        return hosts.read(given.hostfile)
+def _check_elastic(options: LaunchOptions, size: int) -> None:
+    min_np, max_np = options.elastic.min_np, options.elastic.max_np
+    if min_np is not None and min_np > size:
+        raise UsageError(
+            f"--min-np {min_np}, but only {size} ranks are started",
+            hint=f"--min-np {size} or less",
+        )
+    if max_np is not None and max_np != size:
+        why = "the job could never have more" if max_np > size else "that is more"
+        raise UsageError(
+            f"--max-np {max_np}, and {size} ranks are started: {why}",
+            hint=f"--max-np {size} replaces lost ranks; with --host-discovery-script "
+            "a job can grow",
+        )
+
+
+def _hosts(options: LaunchOptions) -> list[hosts.Host]:
+    """Of the command line, else of the Slurm allocation around us, else this host."""
+    if options.hosts:
+        return hosts.parse_list(options.hosts)
+    if options.hostfile:
+        return hosts.read(options.hostfile)
     if environment.launcher() is None:
         allocated = hosts.allocation(os.environ)
         if allocated:
-            tell(f"in a Slurm allocation: {hosts.write(allocated, 'list')}")
+            listed = hosts.write(allocated, "list")
+            print_message(f"in a Slurm allocation: {listed}")
             return allocated
-    if given.num_proc is None:
+    if options.num_proc is None:
         raise UsageError(
-            "how many ranks? There is no -np and no list of hosts",
-            hint=options.EXAMPLE,
+            "how many ranks? Neither -np nor a list of hosts is given",
+            hint=command_line.EXAMPLE,
         )
-    return [hosts.Host("localhost", given.num_proc)]
+    return [hosts.Host("localhost", options.num_proc)]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``--check-build``: what this installation can do, in the form of horovodrun's."""
+"""``--check-build``: what this installation can do, in horovodrun's form."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collective import library
 
 
 def text() -> str:
-    """The lists, with ``[X]`` before what is there. Imports none of it."""
+    """The lists, with ``[X]`` before what is installed. Imports none of it."""
 
-    def here(module: str) -> bool:
+    def installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
 
     try:
@@ -28,28 +28,26 @@ def text() -> str:
     mpi = shutil.which("mpirun") is not None
     parts = {
         "Frameworks": {
-            "TensorFlow": here("tensorflow"),
-            "Keras": here("keras"),
+            "TensorFlow": installed("tensorflow"),
+            "Keras": installed("keras"),
         },
         "Controllers": {
             "this launcher": True,
             "MPI": mpi,
-            "Horovod": here("horovod"),
+            "Horovod": installed("horovod"),
         },
         "Tensor Operations": {
             "the native core, one host": native.exists(),
             f"the native core, several hosts ({', '.join(across) or 'no MPI'})": bool(
                 native.exists() and across
             ),
-            "MPI (mpi4py)": here("mpi4py"),
-            "TensorFlow's own": here("tensorflow"),
-            "Horovod": here("horovod"),
+            "MPI (mpi4py)": installed("mpi4py"),
+            "TensorFlow's own": installed("tensorflow"),
+            "Horovod": installed("horovod"),
         },
     }
     out = [f"collective {version}:"]
     for title, entries in parts.items():
         out += ["", f"Available {title}:"]
-        out += [
-            f"    [{'X' if there else ' '}] {name}" for name, there in entries.items()
-        ]
+        out += [f"    [{'X' if ok else ' '}] {name}" for name, ok in entries.items()]
     return "\n".join(out)

@@ -11,7 +11,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def physical(cores: Iterable[int], topology: Path = _TOPOLOGY) -> list[list[int]]:
-    """The hardware threads of each core, cores of one package beside each other.
+    """The hardware threads of each core, cores of one package next to each other.
 
     Args:
         cores: Numbers of logical cores, as Linux counts hardware threads.
@@ -37,14 +37,14 @@ def share(
 ) -> list[list[int]]:
     """The logical cores of each local rank; an empty list where it is not bound.
 
-    Ranks are bound where each can have a logical core or more. Unbound, the kernel now
-    and then runs threads of two ranks on one core while another is idle, and in
-    synchronous training all wait for the slower one. No two ranks get threads of one
-    physical core, unless there are more ranks than cores.
+    Ranks are bound if each can have a logical core or more. Without binding, the kernel
+    sometimes runs threads of two ranks on one core while another is idle, and in
+    synchronous training every rank waits for the slowest. Two ranks never get threads of
+    one physical core, unless there are more ranks than cores.
 
     Args:
         local_size: Ranks on this host.
-        cores: Those to share out; by default the ones this process may use.
+        cores: Those to share; by default the ones this process may use.
         topology: Where Linux describes them.
     """
     usable = sorted(os.sched_getaffinity(0)) if cores is None else cores

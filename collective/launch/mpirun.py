@@ -1,161 +1,200 @@
-"""mpirun, started and watched: which rank failed, and that it comes to an end."""
+"""Watches mpirun: finds out which rank failed, and makes sure that the job ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 from collective.elastic import generations
 from collective.hosts import Rank
-from collective.launch.job import Job, Member
-from collective.launch.output import Output, Style, report, tell
+from collective.launch.mpi import HostfileText
+from collective.launch.output import (
+    OutputStyle,
+    RankOutput,
+    print_message,
+    report_failure,
+)
 from collective.launch.relay import Relay
+from collective.launch.supervisor import ProcessSpec, Supervisor
 
-LATE = 124  # the exit code of timeout(1)
+NOT_STARTED = 124  # the exit code of timeout(1)
 _CALL_BACK_SECONDS = 5
-# After the first failure. Open MPI ends the others itself, at once, but its mpirun
-# may stay behind; MPICH leaves the others if the rank just ended.
+# How long mpirun may live after the first failure. Open MPI ends the other ranks itself,
+# at once, but its mpirun may stay; MPICH leaves the other ranks if one has just exited.
 _STAY_SECONDS = 2.0
 
 
-class Mpirun(Job):
-    """mpirun as the only process; how ranks fare is read from what it passes on.
+class MpirunSupervisor(Supervisor):
+    """mpirun as the only process; its output reports how each rank fares.
 
     Args:
-        words: Its command.
+        words: The command.
         ranks: Those that it starts.
-        seconds: How long they have to start.
-        cut_off: Hosts that cannot open a connection to this one, each with why:
+        start_seconds: How long they have to start.
+        cut_off: Hosts that cannot open a connection to this one, each with the reason:
             mpirun would wait for them for ever.
-        verbose: Whether to tell what is started and how it ends.
-        least: The job goes on without ranks that fail, and has gone well where so
-            many end well. None: when one fails, it ends the others.
+        verbose: Whether to print what is started and how it ends.
+        min_np: The job continues without ranks that fail, and has succeeded when so many
+            have. None: the first failure ends it.
     """
+
+    grows_by_itself = False  # ranks can join on other hosts by a restart only
 
     def __init__(
         self,
         words: Sequence[str],
         ranks: Sequence[Rank],
-        seconds: float,
+        *,
+        start_seconds: float,
         cut_off: Mapping[str, str],
         verbose: bool,
-        least: int | None = None,
+        min_np: int | None = None,
     ):
-        member = Member(0, words, takes_input=True)
-        super().__init__([member], len(ranks), Style(prefix=False), verbose)
-        self.relay = Relay(self._rank_failed, verbose)
-        self.least = least
+        super().__init__(
+            [],
+            len(ranks),
+            OutputStyle(prefix=False),
+            verbose=verbose,
+            elastic=min_np is not None,
+        )
+        self.words = words
+        self.relay = Relay(self._on_rank_failure, verbose)
+        self.min_np = min_np
         self.ranks = ranks
         self.cut_off = cut_off
-        self.seconds = min(seconds, _CALL_BACK_SECONDS) if cut_off else seconds
+        self.start_seconds = (
+            min(start_seconds, _CALL_BACK_SECONDS) if cut_off else start_seconds
+        )
         self.interrupted = self.lost_host = False
 
+    def run(self, on_started: Callable[[], None] | None = None) -> int:
+        """As of ``Supervisor``; 124 if not all ranks start in time."""
+        with contextlib.ExitStack() as stack:
+            words = list(self.words)
+            for place, word in enumerate(words):
+                if isinstance(word, HostfileText):
+                    folder = tempfile.TemporaryDirectory(prefix="collective-")
+                    file = Path(stack.enter_context(folder), "hosts")
+                    file.write_text(word)
+                    words[place] = str(file)
+            self.specs = [ProcessSpec(0, words, takes_input=True)]
+            return super().run(on_started)
+
     def _wait(self) -> None:
-        patience = _timer(self.seconds, self._look_who_started)
+        timer = _start_timer(self.start_seconds, self._end_if_not_all_started)
         super()._wait()
-        patience.cancel()
+        timer.cancel()
 
-    def renew(self) -> None:
-        """Has the ranks end for the next round, from whatever thread.
+    def request_restart(self) -> None:
+        """Asks the ranks to end for the next generation; from any thread.
 
-        To be called again until they have: a rank that has not met the others yet
-        takes no notice.
+        To be called again until they have: a rank that has not joined the job yet takes
+        no notice.
         """
-        if self.late or self.ending:
+        if self.not_started or self.ending:
             return
         for pid in list(self.processes):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
 
     @property
-    def late(self) -> list[Rank]:
-        """Ranks that have not started."""
+    def finishing(self) -> bool:
+        """Whether a rank has succeeded, or failed by itself: it would fail again."""
+        ends = list(self.relay.ends.values())
+        return any(not end.failed for end in ends) or bool(self.relay.gave_up)
+
+    @property
+    def lost_ranks(self) -> set[int]:
+        """Ranks that have ended while the job continues without them."""
+        return self.relay.lost_ranks
+
+    @property
+    def not_started(self) -> list[Rank]:
+        """Ranks that have not started yet."""
         return [rank for rank in self.ranks if rank.rank not in self.relay.started]
 
-    def _look_who_started(self) -> None:
-        """Ends the job if not all did: mpirun waits for ever for a host it cannot reach."""
-        if self.late and not self.ending:
-            self.exit_code = LATE
+    def _end_if_not_all_started(self) -> None:
+        """Mpirun alone waits for ever for a host that it cannot reach."""
+        if self.not_started and not self.ending:
+            self.exit_code = NOT_STARTED
             self._end(signal.SIGTERM)
 
-    def _output(self, rank: int) -> Output:
+    def _output(self, rank: int) -> RankOutput:
         return self.relay
 
     def _captures(self) -> bool:
         return True
 
-    def _who(self, rank: int) -> str:
+    def _name(self, rank: int) -> str:
         return "mpirun"
 
-    def _rank_failed(self, early: bool) -> None:
-        if self.least is None or early:
-            _timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
+    def _on_rank_failure(self, early: bool) -> None:
+        if self.min_np is None or early:
+            _start_timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
         super()._forward(number, frame)
 
     def _report(self) -> None:
-        failed, lost = self.relay.failed, self.relay.unfinished
+        failed, unfinished = self.relay.failed, self.relay.unfinished
         if self.interrupted:
             return super()._report()
-        if self.late and (self.cut_off or self.exit_code == LATE):
-            return self._report_late()
-        if self.relay.renewed:
+        if self.not_started and (self.cut_off or self.exit_code == NOT_STARTED):
+            return self._report_not_started()
+        if self.relay.restarts:
             self.exit_code = generations.EXIT_CODE
             return None
-        if self.least is not None:
-            if self.relay.well >= self.least:
-                self.exit_code = 0  # the others went on without it
+        if self.min_np is not None:
+            if self.relay.succeeded >= self.min_np:
+                self.exit_code = 0  # the job continued without the failed rank
                 return None
             failed = self.relay.gave_up or failed
         if failed is not None:
             self.exit_code = failed.code
-            errors = self.relay.of_rank.get(failed.rank, ())
-            who = f"rank {failed.rank} of {self.size} on {failed.host}"
-            return report(who, failed.how, errors)
-        if self.relay.lost_hosts or (lost and self.exit_code == 0):
-            return self._report_lost(lost)
+            errors = self.relay.errors_of_rank.get(failed.rank, ())
+            rank = f"rank {failed.rank} of {self.size} on {failed.host}"
+            return report_failure(rank, failed.how, errors)
+        if self.relay.lost_hosts or (unfinished and self.exit_code == 0):
+            return self._report_lost_host(unfinished)
         super()._report()
 
-    def _report_late(self) -> None:
-        self.exit_code = LATE
-        names = ", ".join(dict.fromkeys(rank.host.name for rank in self.late))
-        why = "".join(f"\n  {name}: {said}" for name, said in self.cut_off.items())
-        hint = (
-            ""
-            if why
-            else "; a slow start is given more time by --start-timeout SECONDS"
-        )
-        tell(
-            f"{len(self.late)} of {self.size} ranks did not start within "
-            f"{self.seconds:g} s, on {names}{why}\n"
+    def _report_not_started(self) -> None:
+        self.exit_code = NOT_STARTED
+        names = ", ".join(dict.fromkeys(rank.host.name for rank in self.not_started))
+        reasons = "".join(f"\n  {name}: {why}" for name, why in self.cut_off.items())
+        hint = "" if reasons else "; --start-timeout SECONDS allows a slow start"
+        print_message(
+            f"{len(self.not_started)} of {self.size} ranks did not start within "
+            f"{self.start_seconds:g} s, on {names}{reasons}\n"
             "HINT: python -m collective.doctor with the same hosts; a firewall between "
             "them, or the wrong interface (--network-interfaces), keeps mpirun waiting"
             f"{hint}"
         )
 
-    def _report_lost(self, ranks: Sequence[int]) -> None:
-        """Open MPI 5 ends with 0 when it has lost a host."""
+    def _report_lost_host(self, unfinished: Sequence[int]) -> None:
+        """Open MPI 5 exits with 0 when it has lost a host."""
         self.exit_code, self.lost_host = 1, True
         hosts = self.relay.lost_hosts  # by their own names, or as they were given
         given = {rank.rank: rank.host.name for rank in self.ranks}
-        calls_itself = self.relay.started
-        there = [r for r in ranks if {calls_itself[r], given[r]} & {*hosts}] or ranks
-        names = hosts or [calls_itself[r] for r in there]
-        tell(
+        own = self.relay.started
+        ranks = [r for r in unfinished if {own[r], given[r]} & {*hosts}] or unfinished
+        names = hosts or [own[r] for r in ranks]
+        print_message(
             f"the connection to {', '.join(dict.fromkeys(names))} was lost; what became "
-            f"of rank {', '.join(map(str, there))} of {self.size} is not known\n"
+            f"of rank {', '.join(map(str, ranks))} of {self.size} is not known\n"
             "HINT: see whether the host runs, and python -m collective.doctor with the "
             "same hosts; --mpi-args can give it more time (docs/how-to/launching.md)"
         )
 
 
-def _timer(seconds: float, then: Callable[[], None]) -> threading.Timer:
+def _start_timer(seconds: float, then: Callable[[], None]) -> threading.Timer:
     timer = threading.Timer(seconds, then)
     timer.daemon = True
     timer.start()

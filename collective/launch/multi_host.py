@@ -1,112 +1,108 @@
-"""Ranks on several hosts: composes mpirun's line, prints it, runs it."""
+"""Ranks on several hosts: composes the command of mpirun, prints it, runs it."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
-import shlex
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from collective.environment.base import MAX_NP, MIN_NP, TABLE
-from collective.hosts import Rank, slurm
-from collective.launch import mpi, reachable
-from collective.launch.mpirun import Mpirun
-from collective.launch.output import Style, tell
-
-START_SECONDS = 120
+from collective.environment.base import MAX_NP, MIN_NP, RANKS_PER_HOST
+from collective.hosts import Host, Rank, slurm
+from collective.launch import mpi, reachability
+from collective.launch.launcher import OneGeneration
+from collective.launch.mpirun import MpirunSupervisor
+from collective.launch.options import ANSWER_SECONDS, START_SECONDS
+from collective.launch.output import print_message
 
 
-def run(
-    ranks: Sequence[Rank],
-    options: argparse.Namespace,
-    style: Style,
-    variables: Mapping[str, str],
-    begun: Callable[[Mpirun], None] | None = None,
-) -> int:
-    """Runs the ranks by mpirun, or with ``--dry-run`` only prints its line.
+class MultiHost(OneGeneration):
+    """Starts the ranks by mpirun, each beneath ``collective.launch.rank`` on its host."""
 
-    Args:
-        ranks: Those to start.
-        options: The command line.
-        style: How output is shown.
-        variables: Added to the ranks' environment.
-        begun: Called with the job.
+    def dry_run(self, ranks: Sequence[Rank]) -> str:
+        """The command of mpirun."""
+        return mpi.shell_line(self._command(_hosts_of(ranks), mpi.find(self._program)))
 
-    Returns:
-        The exit code of the job.
+    def supervisor(self, ranks: Sequence[Rank]) -> MpirunSupervisor:
+        """Checks the hosts first.
 
-    Raises:
-        UsageError: If there is no mpirun, or it cannot do what is wanted.
-        CollectiveError: If a host does not answer, or has other versions.
-    """
-    counts: dict[str, int] = {}
-    for rank in ranks:
-        counts[rank.host.login] = rank.local_size
-    hosts = [
+        Raises:
+            UsageError: If there is no mpirun, or it cannot start such a job.
+            CollectiveError: If a host does not answer, or has other versions.
+        """
+        options, hosts = self.options, _hosts_of(ranks)
+        found = mpi.find(self._program)
+        words = self._command(hosts, found)
+        print_message(mpi.shell_line(words))
+        cut_off = reachability.check(
+            hosts,
+            options.shell,
+            options.mpi.nics,
+            found.program,
+            options.start_timeout or ANSWER_SECONDS,
+        )
+        return MpirunSupervisor(
+            words,
+            ranks,
+            start_seconds=options.start_timeout or START_SECONDS,
+            cut_off=cut_off,
+            verbose=options.verbose,
+            min_np=options.elastic.min_np,
+        )
+
+    @property
+    def _program(self) -> str | None:
+        return self.options.mpi.program
+
+    def _command(self, hosts: Sequence[Host], found: mpi.MPI) -> list[str]:
+        options = self.options
+        variables = {
+            **self.variables,
+            RANKS_PER_HOST: slurm.tasks([host.slots or 0 for host in hosts]),
+        }
+        if options.elastic.min_np is not None:
+            variables[MIN_NP] = str(options.elastic.min_np)
+        if options.elastic.max_np is not None:
+            variables[MAX_NP] = str(options.elastic.max_np)
+        job = mpi.MpiJob(
+            hosts,
+            [*self._watcher(), *_with_path(options.command)],
+            exported=[n for n in mpi.exported(os.environ) if n not in variables],
+            variables=variables,
+            options=options.mpi,
+            shell=options.shell,
+            elastic=options.elastic.min_np is not None,
+        )
+        return mpi.compose(found, job)
+
+    def _watcher(self) -> list[str]:
+        """The start of each rank's command: our own supervisor on its host."""
+        style = self.options.style
+        words = [sys.executable, "-m", "collective.launch.rank"]
+        if not style.prefix:
+            words.append("--no-prefix")
+        if style.timestamp:
+            words.append("--timestamp")
+        if style.directory is not None:
+            words += ["--directory", str(style.directory)]
+        if self.options.mpi.binding:
+            words.append("--no-binding")
+        if self.options.verbose:
+            words.append("--verbose")
+        return [*words, "--"]
+
+
+def _hosts_of(ranks: Sequence[Rank]) -> list[Host]:
+    """The hosts, each once, with its number of ranks as slots."""
+    counts = {rank.host.login: rank.local_size for rank in ranks}
+    return [
         dataclasses.replace(rank.host, slots=counts[rank.host.login], max_slots=None)
         for rank in ranks
         if rank.local_rank == 0
     ]
-    slots = [host.slots or 0 for host in hosts]
-    variables = {**variables, TABLE: slurm.tasks(slots)}
-    if options.min_np is not None:
-        variables[MIN_NP] = str(options.min_np)
-    if options.max_np is not None:
-        variables[MAX_NP] = str(options.max_np)
-    wanted = mpi.Wanted(
-        hosts,
-        [*_watched(options, style), *_found(options.command)],
-        exported=[n for n in mpi.exported(os.environ) if n not in variables],
-        variables=variables,
-        nics=options.nics,
-        remote_shell=options.remote_shell,
-        ssh=reachable.ssh_options(options),
-        tcp=options.tcp_flag,
-        survive=options.min_np is not None,
-        binding=shlex.split(options.binding_args),
-        more=shlex.split(options.mpi_args),
-    )
-    found = mpi.find(options.mpirun)
-    words = mpi.compose(found, wanted)
-    if options.dry_run:
-        print(mpi.shell(words))
-        return 0
-    tell(mpi.shell(words))
-    cut_off = reachable.check(hosts, options, found.program)
-    with tempfile.TemporaryDirectory(prefix="collective-") as folder:
-        file = Path(folder, "hosts")
-        for word in words:
-            if isinstance(word, mpi.Hostfile):
-                file.write_text(word)
-        words = [str(file) if isinstance(w, mpi.Hostfile) else w for w in words]
-        seconds = options.start_timeout or START_SECONDS
-        job = Mpirun(words, ranks, seconds, cut_off, options.verbose, options.min_np)
-        if begun is not None:
-            begun(job)
-        return job.run()
 
 
-def _found(command: Sequence[str]) -> list[str]:
+def _with_path(command: Sequence[str]) -> list[str]:
     """The command with its program's path: Open MPI puts itself first on the PATH."""
     return [shutil.which(command[0]) or command[0], *command[1:]]
-
-
-def _watched(options: argparse.Namespace, style: Style) -> list[str]:
-    """The start of each rank's command: our own watcher on its host."""
-    words = [sys.executable, "-m", "collective.launch.rank", "--announce"]
-    if not style.prefix:
-        words.append("--no-prefix")
-    if style.timestamp:
-        words.append("--timestamp")
-    if style.directory is not None:
-        words += ["--directory", str(style.directory)]
-    if options.binding_args:
-        words.append("--no-binding")
-    if options.verbose:
-        words.append("--verbose")
-    return [*words, "--"]

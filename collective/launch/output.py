@@ -9,6 +9,7 @@ import datetime
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,15 @@ from typing import IO
 from collective.errors import printable
 
 KEPT_LINES = 200
+KEPT_CHARACTERS = 4096  # of each kept line
 _SHOWN_LINES = 60
-_WITHOUT_TRACEBACK = 12
+_SHOWN_WITHOUT_TRACEBACK = 12
 _TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True)
-class Style:
-    """How output is shown.
+class OutputStyle:
+    """How the output of ranks is shown.
 
     Attributes:
         prefix: Whether each line begins with the number of its rank.
@@ -38,11 +40,11 @@ class Style:
 
     @property
     def captures(self) -> bool:
-        """Whether output passes through us at all."""
+        """Whether output passes through the launcher at all."""
         return self.prefix or self.timestamp or self.directory is not None
 
 
-class Output:
+class RankOutput:
     """The two streams of one rank.
 
     Args:
@@ -50,13 +52,16 @@ class Output:
         size: Number of ranks, for the width of numbers in file names.
         style: How to show it.
 
+    Attributes:
+        last_errors: The last lines of its error stream.
+
     Raises:
         OSError: If its files cannot be written.
     """
 
-    def __init__(self, rank: int, size: int, style: Style):
+    def __init__(self, rank: int, size: int, style: OutputStyle):
         self.rank, self.style = rank, style
-        self.last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+        self.last_errors: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._threads: list[threading.Thread] = []
         self._pipes: list[tuple[IO[bytes], IO[str], bool]] = []
         self._files: list[IO[str]] = []
@@ -83,10 +88,15 @@ class Output:
             copy.start()
             self._threads.append(copy)
 
-    def finish(self, seconds: float) -> None:
-        """Waits for the rest; a process that outlives its rank may hold a pipe."""
+    def finish(self, deadline: float) -> None:
+        """Waits for the rest of the output.
+
+        Args:
+            deadline: On the monotonic clock: a process that outlives its rank, as after
+                ``setsid``, may hold a pipe open for ever.
+        """
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(max(deadline - time.monotonic(), 0))
         for file in self._files:
             with contextlib.suppress(OSError):
                 file.flush()
@@ -95,13 +105,13 @@ class Output:
         label = f"[{self.rank}] " if self.style.prefix and not self._files else ""
         for line in lines(pipe):
             if is_error:
-                self.last.append(line)
-            # A reader that is gone must not end the job.
+                self.last_errors.append(line[:KEPT_CHARACTERS])
+            # A closed screen must not end the job.
             with contextlib.suppress(OSError, ValueError):
-                target.write(self._stamp() + label + line)
+                target.write(self._time() + label + line)
                 target.flush()
 
-    def _stamp(self) -> str:
+    def _time(self) -> str:
         if not self.style.timestamp:
             return ""
         now = datetime.datetime.now().astimezone()
@@ -109,47 +119,53 @@ class Output:
 
 
 def lines(pipe: IO[bytes]) -> Iterator[str]:
-    """Whole lines of a pipe, ended by newline or return; the last gets a newline."""
-    rest = ""
+    """Whole lines of a pipe, ended by newline or return; the last gets a newline.
+
+    Takes time linear in the length of a line.
+    """
+    pieces: list[str] = []  # of a line whose end has not been read yet
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while data := os.read(pipe.fileno(), 1 << 16):
-        pieces = (rest + decoder.decode(data)).splitlines(keepends=True) or [""]
-        rest = "" if pieces[-1].endswith(("\n", "\r")) else pieces.pop()
-        yield from pieces
-    if rest:
-        yield f"{rest}\n"
+        for piece in decoder.decode(data).splitlines(keepends=True):
+            pieces.append(piece)
+            if piece.endswith(("\n", "\r")):
+                yield "".join(pieces)
+                pieces.clear()
+    if pieces:
+        yield "".join(pieces) + "\n"
 
 
-def last_words(errors: Iterable[str]) -> list[str]:
+def last_error_lines(errors: Iterable[str]) -> list[str]:
     """The last traceback of a rank's error stream; without one, its last lines."""
     kept = [line.rstrip("\r\n") for line in errors]
     kept = [line for line in kept if line.strip()]
     starts = [i for i, line in enumerate(kept) if _TRACEBACK in line]
     if not starts:
-        return kept[-_WITHOUT_TRACEBACK:]
+        return kept[-_SHOWN_WITHOUT_TRACEBACK:]
     found = kept[starts[-1] :]
-    # "During handling of the above exception": the first cause is not the last word.
+    # A traceback may hold another one ("During handling of the above exception"): its
+    # beginning and its end say most.
     if len(found) > _SHOWN_LINES:
         half = _SHOWN_LINES // 2
         found = [*found[:half], "  ...", *found[-half:]]
     return found
 
 
-def tell(text: str) -> None:
-    """Prints a message of the launcher's own."""
+def print_message(text: str) -> None:
+    """Prints a message of the launcher's own to stderr."""
     with contextlib.suppress(OSError):
         print(f"collective.launch: {printable(text)}", file=sys.stderr, flush=True)
 
 
-def report(who: str, how: str, errors: Iterable[str]) -> None:
-    """Says, as the last thing on the screen, who failed, with its traceback.
+def report_failure(rank: str, how: str, errors: Iterable[str]) -> None:
+    """Prints, as the last thing on the screen, which rank failed, with its traceback.
 
     Args:
-        who: The rank, as ``rank 1 of 4``.
-        how: As ``with 7`` or ``by SIGKILL``.
+        rank: As ``rank 1 of 4``.
+        how: As ``with exit code 7`` or ``by SIGKILL``.
         errors: The last lines of its error stream.
     """
-    words = last_words(errors)
-    if words:
-        tell("\n".join([f"the last that {who} wrote to stderr:", *words]))
-    tell(f"{who} failed: it ended {how}")
+    shown = last_error_lines(errors)
+    if shown:
+        print_message("\n".join([f"the last lines of {rank} on stderr:", *shown]))
+    print_message(f"{rank} failed: it ended {how}")

@@ -8,6 +8,6 @@ from pathlib import Path
 
 
 def find(name: str) -> str | None:
-    """A program of this Python's environment, or else one on the PATH."""
+    """Path of a program of this Python environment, else of one on the PATH."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name)

@@ -1,8 +1,8 @@
 """One rank under mpirun: ``python -m collective.launch.rank -- python train.py``.
 
-Our launcher has mpirun start this in place of the program, so that on every host, and
-under every MPI, output is whole lines with the rank's number, the rank runs on its
-share of the cores, nothing that it started outlives it, and how it ended is told.
+The launcher has mpirun start this in place of the program, so that on every host, and
+under every MPI, output is whole lines with the rank's number, the rank runs on its share
+of the cores, nothing that it started outlives it, and its end is reported.
 """
 
 from __future__ import annotations
@@ -14,66 +14,71 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from collective.elastic import generations, membership_file
+from collective.elastic.membership_file import LEFT, MembershipFile
 from collective.environment import Environment, detect
 from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.launch import cores
-from collective.launch.job import Job, Member
-from collective.launch.output import Style, last_words, tell
+from collective.launch.output import OutputStyle, last_error_lines, print_message
 from collective.launch.relay import EARLY
+from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.streams import open_streams
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
-class WatchedRank(Job):
-    """A rank and its output; the launcher that reads it makes the report."""
+class RankSupervisor(Supervisor):
+    """One rank and its output; the launcher that reads it makes the report.
 
-    def _who(self, rank: int) -> str:
+    ``membership`` is None but in an elastic job.
+    """
+
+    def run(self, on_started: Callable[[], None] | None = None) -> int:
+        """As of ``Supervisor``."""
+        parent = os.getppid()
+
+        def watch() -> None:
+            print_message(f"{self._name(self.specs[0].rank)} started")
+            threading.Thread(target=self._end_with, args=(parent,), daemon=True).start()
+            if on_started is not None:
+                on_started()
+
+        return super().run(watch)
+
+    def _name(self, rank: int) -> str:
         return f"rank {rank} on {socket.gethostname()}"
 
-    announces = False
-    # Where ranks may be lost: whether this one has met the others.
-    met: membership_file.Board | None = None
-
-    def _rest(self) -> str:
-        return EARLY if self.met is not None and not self.met.told(0) else ""
-
-    def _wait(self) -> None:
-        if self.announces:
-            tell(f"{self._who(self.members[0].rank)} started")
-        threading.Thread(
-            target=self._end_with, args=(os.getppid(),), daemon=True
-        ).start()
-        super()._wait()
+    def _consequence(self) -> str:
+        membership = self.membership
+        return "" if membership is None or membership.has_joined(0) else EARLY
 
     def _end_with(self, parent: int) -> None:
         """Ends the rank when mpirun's daemon is killed: it then has another parent.
 
-        The kernel could tell us at once, but it means the death of the thread that
-        started us, and which thread of an MPI's daemon that was is its own business.
+        The parent-death signal of the kernel is no use here: it means the death of the
+        thread that started this process, and a daemon may end that thread any time.
         """
         while os.getppid() == parent:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         self._end(signal.SIGTERM)
 
-    def _ended(self, rank: int, code: int) -> None:
-        super()._ended(rank, code)
-        if not self.announces or code:
+    def _on_exit(self, rank: int, code: int) -> None:
+        super()._on_exit(rank, code)
+        if code:
             return
-        if self.met is not None and self.met.told(0) == membership_file.LEFT:
-            tell(f"{self._who(rank)} left")
-        elif not self.verbose:
-            tell(f"{self._who(rank)} ended with 0")  # else told already
+        if self.membership is not None and self.membership.read(0) == LEFT:
+            print_message(f"{self._name(rank)} left")
+        elif not self.verbose:  # else it is printed already
+            print_message(f"{self._name(rank)} ended with exit code 0")
 
     def _report(self) -> None:
         if self.failed and self.style.directory is not None:
             rank = self.failed[0]
-            for line in last_words(self.outputs[rank].last):
+            for line in last_error_lines(self.outputs[rank].last_errors):
                 print(f"[{rank}] {line}", file=sys.stderr)
             sys.stderr.flush()
 
@@ -87,46 +92,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--no-binding", action="store_true")
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--announce", action="store_true")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     try:
-        place = detect()
+        environment = detect()
     except CollectiveError as error:
-        tell(str(error))
+        print_message(str(error))
         return error.exit_code
-    style = Style(not options.no_prefix, options.timestamp, options.directory)
-    met = membership_file.Board(1)
-    member = Member(
-        place.rank,
+    membership = MembershipFile(1)
+    elastic = MIN_NP in os.environ
+    spec = ProcessSpec(
+        environment.rank,
         options.command,
-        {membership_file.VARIABLE: met.path},
-        cores=() if options.no_binding else _cores(place),
-        takes_input=place.rank == 0,
+        {membership_file.VARIABLE: membership.path},
+        cores=() if options.no_binding else _cores(environment),
+        takes_input=environment.rank == 0,
     )
-    job = WatchedRank([member], place.size, style, options.verbose, inherit=True)
-    job.announces = options.announce
-    job.met = met if MIN_NP in os.environ else None
-    if generations.there():
-        signal.signal(signal.SIGUSR1, lambda *_: _ask_to_renew(met))
+    job = RankSupervisor(
+        [spec],
+        environment.size,
+        OutputStyle(not options.no_prefix, options.timestamp, options.directory),
+        verbose=options.verbose,
+        elastic=elastic,
+        inherit_files=True,
+        membership=membership if elastic else None,
+    )
+    if generations.may_restart():
+        signal.signal(signal.SIGUSR1, lambda *_: _ask_to_restart(membership))
     code = job.run()
     if code == generations.EXIT_CODE:
         return 0
-    if code and job.met is not None:
-        # mpirun ends all ranks where one ends with another code than 0, but lets
-        # them go on where one was killed.
+    if code and elastic:
+        # mpirun ends all ranks where one exits with another code than 0, but lets the
+        # other ranks continue where one was killed.
         os.kill(os.getpid(), signal.SIGKILL)
     return code
 
 
-def _ask_to_renew(met: membership_file.Board) -> None:
-    """What mpirun passes on; again and again, so a rank may not be there yet."""
-    if met.told(0):
-        met.ask_to_renew(0)
+def _ask_to_restart(membership: MembershipFile) -> None:
+    """On SIGUSR1, which mpirun passes on, repeatedly: the rank may not have joined yet."""
+    if membership.has_joined(0):
+        membership.ask_to_restart(0)
 
 
-def _cores(place: Environment) -> list[int]:
-    return cores.share(place.local_size)[place.local_rank]
+def _cores(environment: Environment) -> list[int]:
+    return cores.share(environment.local_size)[environment.local_rank]
 
 
 if __name__ == "__main__":

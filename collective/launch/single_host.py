@@ -2,116 +2,125 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
-import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from collective.elastic import membership_file
+from collective.elastic.membership_file import VARIABLE as MEMBERSHIP_FILE
+from collective.elastic.membership_file import MembershipFile
 from collective.environment.base import MAX_NP, MIN_NP
 from collective.environment.collectiverun import JOINS
-from collective.hosts import Host, Rank
+from collective.hosts import Rank
 from collective.launch import cores
-from collective.launch.elastic import ElasticJob, Growth
-from collective.launch.job import Job, Member
-from collective.launch.output import Style, tell
+from collective.launch.elastic import ElasticSupervisor, Growth
+from collective.launch.launcher import OneGeneration
+from collective.launch.options import LaunchOptions
+from collective.launch.output import print_message
+from collective.launch.supervisor import ProcessSpec, Supervisor
 
 
-def run(
-    ranks: Sequence[Rank],
-    options: argparse.Namespace,
-    style: Style,
-    variables: Mapping[str, str],
-    slots: Callable[[], int] | None = None,
-    begun: Callable[[ElasticJob], None] | None = None,
-) -> int:
-    """Starts the ranks and waits for them; returns the exit code of the job.
+class SingleHost(OneGeneration):
+    """Starts the ranks as children of this process.
 
     Args:
-        ranks: Those to start.
-        options: The command line.
-        style: How output is shown.
-        variables: Added to the ranks' environment.
-        slots: Tells how many ranks there shall be later; as many as now by default.
-        begun: Called with the job, if ranks may come and go in it.
+        options, variables: As of ``OneGeneration``.
+        slots: Returns how many ranks there should be, while the job runs; by default
+            as many as at the start.
     """
-    size, least, most = len(ranks), options.min_np, options.max_np
-    for name in (MIN_NP, MAX_NP, JOINS, membership_file.VARIABLE):
-        os.environ.pop(name, None)  # of a job within which this one is started
-    # Told as several names of this host or as one, it is one host.
-    places = {
-        "COLLECTIVE_SIZE": str(size),
-        "COLLECTIVE_LOCAL_SIZE": str(size),
-        "COLLECTIVE_JOB": os.urandom(16).hex(),
-        **variables,
-    }
-    told = None
-    if least is not None:
-        told = membership_file.Board(size)
-        places |= {MIN_NP: str(least), membership_file.VARIABLE: told.path}
-    if most is not None:
-        places[MAX_NP] = str(most)
-    bound = [[]] * (most or size) if options.binding_args else cores.share(most or size)
 
-    def member(rank: int, slot: int, **more: str) -> Member:
-        own = {"COLLECTIVE_RANK": str(rank), "COLLECTIVE_LOCAL_RANK": str(slot)}
-        return Member(
+    def __init__(
+        self,
+        options: LaunchOptions,
+        variables: Mapping[str, str] | None = None,
+        slots: Callable[[], int] | None = None,
+    ):
+        super().__init__(options, variables)
+        self.slots = slots
+        self._shares: dict[int, list[list[int]]] = {}  # by number of slots
+        # The host may be listed under several names: it is one host for the ranks.
+        self.variables["COLLECTIVE_JOB"] = os.urandom(16).hex()
+        elastic = options.elastic
+        if elastic.min_np is not None:
+            self.variables[MIN_NP] = str(elastic.min_np)
+        if elastic.max_np is not None:
+            self.variables[MAX_NP] = str(elastic.max_np)
+
+    def dry_run(self, ranks: Sequence[Rank]) -> str:
+        """A line for each rank: its variables and the command."""
+        lines = []
+        for spec in self._specs(len(ranks)):
+            assigned = " ".join(
+                f"{name}={shlex.quote(value)}"
+                for name, value in sorted(spec.variables.items())
+            )
+            lines.append(f"[{spec.rank}] {assigned} {shlex.join(spec.command)}")
+        return "\n".join(lines)
+
+    def supervisor(self, ranks: Sequence[Rank]) -> Supervisor:
+        """An elastic one with ``--min-np``."""
+        options, size = self.options, len(ranks)
+        for name in (MIN_NP, MAX_NP, JOINS, MEMBERSHIP_FILE):
+            os.environ.pop(name, None)  # of a job within which this one is started
+        if options.verbose:
+            how = (
+                "each bound to its own cores"
+                if self._cores(size, 0)
+                else "not bound: the kernel places them"
+            )
+            print_message(
+                f"{size} ranks on this host, {how}: {shlex.join(options.command)}"
+            )
+        style, verbose, elastic = options.style, options.verbose, options.elastic
+        membership = MembershipFile(size)
+        self.variables[MEMBERSHIP_FILE] = membership.path
+        if elastic.min_np is None:
+            return Supervisor(
+                self._specs(size), size, style, verbose=verbose, membership=membership
+            )
+        growth = None
+        if elastic.max_np is not None:
+            growth = Growth(self.slots or (lambda: size), elastic.max_np, self._late)
+        return ElasticSupervisor(
+            self._specs(size),
+            size,
+            style,
+            verbose=verbose,
+            min_np=elastic.min_np,
+            membership=membership,
+            growth=growth,
+        )
+
+    def _specs(self, size: int) -> list[ProcessSpec]:
+        return [self._spec(rank, rank, size, size) for rank in range(size)]
+
+    def _late(self, rank: int, slot: int) -> ProcessSpec:
+        """A rank that joins the running job, in a free slot."""
+        local_size = self.options.elastic.max_np or 1
+        size = max(rank + 1, local_size)
+        return self._spec(rank, slot, size, local_size, **{JOINS: "1"})
+
+    def _spec(
+        self, rank: int, slot: int, size: int, local_size: int, **more: str
+    ) -> ProcessSpec:
+        variables = {
+            "COLLECTIVE_SIZE": str(size),
+            "COLLECTIVE_LOCAL_SIZE": str(local_size),
+            "COLLECTIVE_RANK": str(rank),
+            "COLLECTIVE_LOCAL_RANK": str(slot),
+        }
+        return ProcessSpec(
             rank,
-            options.command,
-            {**places, **own, **more},
-            bound[slot],
+            self.options.command,
+            {**self.variables, **variables, **more},
+            self._cores(local_size, slot),
             takes_input=rank == 0,
         )
 
-    def later(rank: int, slot: int) -> Member:
-        there = most or size
-        places = {
-            "COLLECTIVE_SIZE": str(max(rank + 1, there)),
-            "COLLECTIVE_LOCAL_SIZE": str(there),
-        }
-        return member(rank, slot, **places, **{JOINS: "1"})
-
-    members = [member(rank, rank) for rank in range(size)]
-    if options.dry_run:
-        for one in members:
-            assigned = " ".join(
-                f"{name}={shlex.quote(value)}"
-                for name, value in sorted(one.variables.items())
-            )
-            print(f"[{one.rank}] {assigned} {shlex.join(one.command)}")
-        return 0
-    if options.verbose:
-        how = (
-            "each bound to its own cores"
-            if bound[0]
-            else "not bound: the kernel places them"
-        )
-        tell(f"{size} ranks on this host, {how}: {shlex.join(options.command)}")
-    if told is None:
-        return Job(members, size, style, options.verbose).run()
-    growth = None if most is None else Growth(slots or (lambda: size), most, later)
-    job = ElasticJob(members, size, style, options.verbose, least or 1, told, growth)
-    if begun is not None:
-        begun(job)
-    return job.run()
-
-
-def is_here(host: Host) -> bool:
-    """Whether a host is this machine: by its name, or by an address of ours."""
-    if host.user:
-        return False
-    if host.name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
-        return True
-    try:
-        found = socket.getaddrinfo(host.name, 0, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, address in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)  # which only works with an address of ours
-            return True
-        except OSError:
-            continue
-    return False
+    def _cores(self, local_size: int, slot: int) -> list[int]:
+        """The cores of a slot: shared out for as many ranks as there may ever be."""
+        if self.options.mpi.binding:
+            return []
+        slots = self.options.elastic.max_np or local_size
+        if slots not in self._shares:
+            self._shares[slots] = cores.share(slots)
+        return self._shares[slots][slot]

@@ -17,7 +17,7 @@ _PACKAGES = {
 
 
 def installed() -> dict[str, str]:
-    """Of Python and what training needs, without importing any of it."""
+    """Versions of Python and of what training needs, without importing it."""
     found = {"python": platform.python_version()}
     for name, packages in _PACKAGES.items():
         for package in packages:
@@ -33,10 +33,10 @@ def differing(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """What is not the same on every host.
 
     Args:
-        versions: For each host, versions by name; one that is not there counts.
+        versions: For each host, versions by name; a missing one counts as "none".
 
     Returns:
-        For each name that differs, who has which: ``3.15 on a; 3.14 on b, c``.
+        For each name that differs, the hosts of each version: ``3.15 on a; 3.14 on b, c``.
     """
     found = {}
     for name in dict.fromkeys(

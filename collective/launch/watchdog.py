@@ -1,8 +1,8 @@
 """Ends what the ranks started when the launcher itself is killed.
 
-A rank dies with its launcher by the kernel's own doing, but not what the rank started.
-So the launcher forks a process that does nothing but wait for its end: each rank leads
-a process group, and the watchdog kills the groups that are still there.
+The kernel ends a rank with its launcher, but not what the rank started. So the launcher
+forks a process that waits for its end: each rank leads a process group, and the watchdog
+kills the groups that still exist.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+
+from collective.launch.processes import signal_group
+
+_CLOSE = "close\n"
 
 
 class Watchdog:
@@ -26,29 +30,24 @@ class Watchdog:
                 os._exit(0)
         os.close(reading)
 
-    @property
-    def pid(self) -> int:
-        """The watchdog's own process."""
-        return self._pid
-
     def add(self, group: int) -> None:
-        """From now on this process group is to die with the launcher."""
-        self._say(f"+{group}\n")
+        """From now on this process group ends with the launcher."""
+        self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """This group has ended; its number may come to mean another."""
-        self._say(f"-{group}\n")
+        """This group has ended; its number may soon be that of another."""
+        self._send(f"-{group}\n")
 
     def close(self) -> None:
         """Ends the watchdog; nothing is killed."""
-        self._say("bye\n")
+        self._send(_CLOSE)
         with contextlib.suppress(OSError):
             os.close(self._writing)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
-    def _say(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # it was killed: then it does without
+    def _send(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # the watchdog was killed: do without
             os.write(self._writing, line.encode())
 
 
@@ -58,9 +57,9 @@ def _watch(reading: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
-    with os.fdopen(reading) as said:
-        for line in said:
-            if line == "bye\n":
+    with os.fdopen(reading) as messages:
+        for line in messages:
+            if line == _CLOSE:
                 return
             group = int(line[1:])
             if line[0] == "+":
@@ -68,5 +67,4 @@ def _watch(reading: int) -> None:
             else:
                 groups.discard(group)
     for group in groups:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+        signal_group(group, signal.SIGKILL)

@@ -1,1 +1,6 @@
-"""Network interfaces of this host, and what is exchanged in secret or kept private."""
+"""The network of this host, and what must stay secret or private.
+
+``interfaces`` finds the addresses at which hosts reach each other, ``shared_secret`` proves
+to each end of a connection that the other belongs to the job, and ``private_files`` makes
+and checks files that only this user can write.
+"""

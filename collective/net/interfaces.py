@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from collective.errors import UsageError
 
-_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
-_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 VARIABLE = "COLLECTIVE_INTERFACES"
 
 
@@ -42,33 +39,30 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """The IPv4 addresses of this host that others might reach; the default's first."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-
-        def ask(what: int, name: str) -> bytes:
-            return fcntl.ioctl(asked, what, struct.pack("256s", name.encode()[:15]))
-
-        for _, name in socket.if_nameindex():
-            try:
-                flags = struct.unpack("H", ask(_SIOCGIFFLAGS, name)[16:18])[0]
-                if not flags & _IFF_UP or flags & _IFF_LOOPBACK:
-                    continue
-                address = socket.inet_ntoa(ask(_SIOCGIFADDR, name)[20:24])
-                mask = socket.inet_ntoa(ask(_SIOCGIFNETMASK, name)[20:24])
-            except OSError:
-                continue  # it has no IPv4 address
-            length = ipaddress.ip_network(f"0.0.0.0/{mask}").prefixlen
-            found.append(Interface(name, f"{address}/{length}"))
+    """The IPv4 addresses of this host but loopback's; the default route's first."""
+    status = psutil.net_if_stats()
+    found = [
+        Interface(name, f"{address.address}/{_prefix_length(address.netmask)}")
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family == socket.AF_INET
+        and name in status
+        and status[name].isup
+        and "loopback" not in status[name].flags.split(",")
+    ]
     default = _default_address()
     return sorted(found, key=lambda interface: interface.host != default)
 
 
+def _prefix_length(netmask: str | None) -> int:
+    return ipaddress.ip_network(f"0.0.0.0/{netmask or 32}").prefixlen
+
+
 def _default_address() -> str:
-    """The address this host would send from, to somewhere else; sends nothing."""
+    """The address that packets to other networks are sent from; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # kept free for documentation: RFC 5737
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation: RFC 5737
             return probe.getsockname()[0]
         except OSError:
             return ""
@@ -76,15 +70,15 @@ def _default_address() -> str:
 
 def name_of(address: str) -> str:
     """The interface with an address, IPv4 or IPv6; empty for none (loopback too)."""
-    if ":" not in address:
-        return next((i.name for i in interfaces() if i.host == address), "")
-    digits = ipaddress.IPv6Address(address.partition("%")[0]).exploded.replace(":", "")
-    try:
-        known = Path("/proc/net/if_inet6").read_text().splitlines()
-    except OSError:
-        return ""  # this system has no IPv6
-    fields = (line.split() for line in known)
-    return next((f[5] for f in fields if f[0] == digits and f[5] != "lo"), "")
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    for name, addresses in psutil.net_if_addrs().items():
+        for found in addresses:
+            if found.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            own = ipaddress.ip_address(found.address.partition("%")[0])
+            if own == wanted and not own.is_loopback:
+                return name
+    return ""
 
 
 def wanted(variables: Mapping[str, str] | None = None) -> list[str]:
@@ -96,9 +90,9 @@ def wanted(variables: Mapping[str, str] | None = None) -> list[str]:
 def addresses(hosts: Sequence[Sequence[Interface]], names: Sequence[str]) -> list[str]:
     """For each rank the address at which the ranks of other hosts reach it.
 
-    It is one in a network that every host is in. An address that several hosts have,
-    as that of a container bridge, leads nowhere and is passed over. Where no network
-    is common to all, routers lie between: each host's first address then.
+    It lies in a network that every host is in. An address that several hosts have, as
+    that of a container bridge, is not used: it leads nowhere. Where no network is common
+    to all hosts there are routers between them: then it is each host's first address.
 
     Args:
         hosts: The interfaces of the host of each rank, the best first; ranks of one

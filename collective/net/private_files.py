@@ -1,7 +1,7 @@
-"""Files that are this user's alone: made so, and looked at before they are believed.
+"""Files that only this user can write: made so, and checked before they are used.
 
 What is unpickled or installed from a file can do anything. So the file, once it is open,
-must be this user's, plain, and written by no one else.
+must be a plain file of this user that no other user can write.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     """Makes a file that only this user can read.
 
     Raises:
-        OSError: Among others if there is something by this name, a link too.
+        OSError: Also if the name exists, be it as a link.
     """
     with open(os.open(path, _NEW, 0o600), "wb") as file:
         file.write(data)
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """What this user has written to a file.
+    """The contents of a file of this user.
 
     Raises:
         CollectiveError: If the file is a link, another user's, or others may write it.
@@ -54,17 +54,17 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Looks at a folder, or at a file in a folder that was looked at.
+    """Checks a folder, or a file in a folder that was checked.
 
     Raises:
         CollectiveError: As of ``read``.
-        OSError: If there is none.
+        OSError: If it does not exist.
     """
     _check(path, os.lstat(path))
 
 
 def folder(path: Path) -> None:
-    """Makes a folder of this user alone; one that is there is looked at.
+    """Makes a folder that only this user can use; checks it if it exists.
 
     Raises:
         CollectiveError: As of ``read``.
@@ -78,7 +78,7 @@ def folder(path: Path) -> None:
 def _check(path: str | os.PathLike[str], found: os.stat_result) -> None:
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise _foreign(
-            path, "is a link" if stat.S_ISLNK(found.st_mode) else "is no file"
+            path, "is a link" if stat.S_ISLNK(found.st_mode) else "is not a file"
         )
     if found.st_uid != os.geteuid():
         raise _foreign(path, f"belongs to user {found.st_uid}")
@@ -88,7 +88,7 @@ def _check(path: str | os.PathLike[str], found: os.stat_result) -> None:
 
 def _foreign(path: str | os.PathLike[str], why: str) -> CollectiveError:
     return CollectiveError(
-        f"{os.fspath(path)} {why}: what it holds is not to be trusted",
-        hint=f"see who made it (ls -ld {os.fspath(path)}), and remove it or take the "
-        "others' right to write: chmod go-w",
+        f"{os.fspath(path)} {why}: its contents cannot be trusted",
+        hint=f"see who made it (ls -ld {os.fspath(path)}), and remove it or forbid "
+        f"others to write it: chmod go-w {os.fspath(path)}",
     )

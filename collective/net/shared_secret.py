@@ -1,8 +1,12 @@
-"""A secret that both ends of a TCP connection know, proved and never sent.
+"""A secret that both ends of a TCP connection know: proved, and never sent.
 
 Each end sends a random number, and proves the secret by its HMAC of both numbers
-(HMAC-SHA256, RFC 2104). So who listens learns nothing, an old answer is of no use again,
-and neither end talks to a stranger. What follows is not encrypted.
+(HMAC-SHA256, RFC 2104). So an eavesdropper learns nothing, a proof is of no use twice, and
+neither end talks to a stranger. What follows is not encrypted.
+
+``multiprocessing.connection`` has a challenge of the same kind. It is not used here because
+it waits for ever for a silent peer, takes HMAC-MD5 before Python 3.12, and leaves the roles
+of the two ends out of the proof, so that a proof can be sent back to the one who made it.
 """
 
 from __future__ import annotations
@@ -14,17 +18,17 @@ import sys
 import time
 
 _BYTES = 32
-_SECONDS = 3.0  # for a proof: a stranger must not keep others waiting
+_SECONDS = 3.0  # for a proof: a stranger must not keep honest callers waiting
 
 
-class Stranger(OSError):
+class WrongSecretError(OSError):
     """The other end does not know the secret."""
 
     def __init__(self) -> None:
-        super().__init__("somebody else answers: it does not know the secret")
+        super().__init__("another program answers: it does not know the secret")
 
 
-def make() -> str:
+def generate() -> str:
     """A new secret.
 
     It goes to other programs by their standard input: a command line is seen by every
@@ -33,13 +37,13 @@ def make() -> str:
     return secrets.token_hex(_BYTES)
 
 
-def given() -> str:
-    """The secret that whoever started this program wrote to its standard input."""
+def from_stdin() -> str:
+    """The secret, from the first line of standard input."""
     return sys.stdin.readline().strip()
 
 
-def ask(caller: socket.socket, secret: str) -> None:
-    """The listening end: has a caller prove the secret, then proves it.
+def verify_caller(caller: socket.socket, secret: str) -> None:
+    """The listening end: has the caller prove the secret, then proves it.
 
     Raises:
         OSError: It did not, or not in time; the connection must be closed.
@@ -49,26 +53,26 @@ def ask(caller: socket.socket, secret: str) -> None:
     caller.sendall(mine)
     theirs, proof = _receive(caller, deadline), _receive(caller, deadline)
     if not hmac.compare_digest(proof, _proof(secret, b"caller", mine, theirs)):
-        raise Stranger
+        raise WrongSecretError
     caller.sendall(_proof(secret, b"listener", mine, theirs))
 
 
-def answer(link: socket.socket, secret: str) -> None:
+def verify_listener(link: socket.socket, secret: str) -> None:
     """The calling end: proves the secret, then has the listener prove it.
 
     Raises:
-        OSError: As of ``ask``.
+        OSError: As of ``verify_caller``.
     """
     deadline = time.monotonic() + _SECONDS
     theirs, mine = _receive(link, deadline), secrets.token_bytes(_BYTES)
     link.sendall(mine + _proof(secret, b"caller", theirs, mine))
     proof = _receive(link, deadline)
     if not hmac.compare_digest(proof, _proof(secret, b"listener", theirs, mine)):
-        raise Stranger
+        raise WrongSecretError
 
 
-def _proof(secret: str, who: bytes, listener: bytes, caller: bytes) -> bytes:
-    return hmac.digest(secret.encode(), who + listener + caller, "sha256")
+def _proof(secret: str, role: bytes, listener: bytes, caller: bytes) -> bytes:
+    return hmac.digest(secret.encode(), role + listener + caller, "sha256")
 
 
 def _receive(link: socket.socket, deadline: float) -> bytes:
@@ -79,7 +83,7 @@ def _receive(link: socket.socket, deadline: float) -> bytes:
             link.settimeout(max(deadline - time.monotonic(), 1e-3))
             part = link.recv(_BYTES - len(data))
             if not part:
-                raise Stranger
+                raise WrongSecretError
             data += part
     finally:
         link.settimeout(before)

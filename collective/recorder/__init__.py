@@ -46,7 +46,7 @@ def start(environment: Environment, job: str, called: int | None = None) -> None
         job: A name that the ranks share, and no other job of the user has.
         called: What the launcher calls this process; its rank by default.
     """
-    alone = environment.size == 1 or environment.joins
+    alone = environment.size == 1 or environment.joining
     if alone or _opened == (os.getpid(), environment, job) or _folder() == "off":
         return
     close()

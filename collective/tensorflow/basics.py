@@ -55,7 +55,7 @@ def init(
         )
     if _ready:
         return
-    if session.joins():
+    if session.is_joining():
         enter()
     else:
         _compare_hosts()
@@ -136,22 +136,22 @@ def rank() -> int:
     Raises:
         ValueError: Before ``init()``, as the other places below.
     """
-    return _when_initialized(lambda: session.called().rank)
+    return _when_initialized(lambda: session.launch_info().rank)
 
 
 def size() -> int:
     """Number of processes in the job."""
-    return _when_initialized(lambda: session.called().size)
+    return _when_initialized(lambda: session.launch_info().size)
 
 
 def local_rank() -> int:
     """Number of this process on its host."""
-    return _when_initialized(lambda: session.called().local_rank)
+    return _when_initialized(lambda: session.launch_info().local_rank)
 
 
 def local_size() -> int:
     """Number of the job's processes on this host."""
-    return _when_initialized(lambda: session.called().local_size)
+    return _when_initialized(lambda: session.launch_info().local_size)
 
 
 def cross_rank() -> int:

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from collective import session
 from collective.elastic import generations
-from collective.elastic.preemption import LEAVES, RENEWS, WAITING, Preemption
+from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
 from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
 from collective.library import PeerLost
@@ -98,8 +98,8 @@ class State:
         """
         if MIN_NP not in os.environ:
             return
-        told = allgather(np.array([_preemption.news()]), name="host updates")
-        if (told & RENEWS).any():
+        told = allgather(np.array([_preemption.flags()]), name="host updates")
+        if (told & RESTARTS).any():
             self._renew()
         told &= LEAVES | WAITING
         if told[rank()] & LEAVES:
@@ -130,7 +130,8 @@ class State:
         if local_rank() == 0:
             with contextlib.suppress(OSError, NotImplementedError):
                 private_files.write(
-                    generations.keep() / _FILE, pickle.dumps(self._packed())
+                    generations.make_state_folder() / _FILE,
+                    pickle.dumps(self._packed()),
                 )
                 kept = True
         if allgather(np.array([kept]), name="kept").any():
@@ -140,7 +141,7 @@ class State:
         """Takes what a host has kept in the round before; all ranks call it."""
         if not generations.number():
             return
-        folder = generations.kept() if local_rank() == 0 else None
+        folder = generations.kept_state() if local_rank() == 0 else None
         has = folder is not None and (folder / _FILE).is_file()
         found = allgather(np.array([has]), name="kept")
         if found.any():
@@ -151,7 +152,7 @@ class State:
             )
             self._unpack(broadcast_object(mine, int(found.argmax()), name="kept state"))
         if local_rank() == 0:
-            generations.drop()
+            generations.remove_state()
 
     def _packed(self) -> Any:
         """What was saved, for ``_unpack`` of another process."""
@@ -321,7 +322,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        if session.joins():
+        if session.is_joining():
             enter()
         if not entered():  # else the others are past it
             state._go_on()

@@ -9,7 +9,7 @@ import pytest
 
 from collective import environment
 from collective.environment import Environment, cores_per_process, detect
-from collective.environment.base import TABLE, place_on
+from collective.environment.base import RANKS_PER_HOST, place_on
 from collective.errors import UsageError
 
 OPEN_MPI = {
@@ -97,9 +97,9 @@ PMI2 = {"PMI_RANK": "3", "PMI_SIZE": "7", "SLURM_NODEID": "1"}  # srun --mpi=pmi
             Environment("PMIx", 1, 3, 1, 3),
         ),
         # Our launcher's table, beneath mpirun: of another job, it is passed over.
-        (OPEN_MPI | {TABLE: "4,3,1"}, Environment("mpirun", 5, 8, 1, 4)),
-        (OPEN_MPI | {TABLE: "4(x2)"}, Environment("mpirun", 5, 8, 1, 4, 1, 2)),
-        (OPEN_MPI | {TABLE: "1,3,4"}, Environment("mpirun", 5, 8, 1, 4, 1, 2)),
+        (OPEN_MPI | {RANKS_PER_HOST: "4,3,1"}, Environment("mpirun", 5, 8, 1, 4)),
+        (OPEN_MPI | {RANKS_PER_HOST: "4(x2)"}, Environment("mpirun", 5, 8, 1, 4, 1, 2)),
+        (OPEN_MPI | {RANKS_PER_HOST: "1,3,4"}, Environment("mpirun", 5, 8, 1, 4, 1, 2)),
         (tf_config("chief", 0), Environment("TF_CONFIG", 0, 4, 0, 3)),
         (tf_config("worker", 1), Environment("TF_CONFIG", 2, 4, 0, 1)),
         (tf_config("worker", 2), Environment("TF_CONFIG", 3, 4, 2, 3)),
@@ -149,11 +149,11 @@ def test_half_of_the_variables_is_no_launch(variables):
         (HYDRA | {"PMI_SIZE": "-4"}, "PMI_SIZE='-4'"),
         (OURS | {"COLLECTIVE_RANK": "2"}, "rank 2 of 2"),
         (OURS | {"COLLECTIVE_LOCAL_RANK": "1"}, "1 of 1 on this host"),
-        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "j"}, "left the number of ranks out"),
-        ({"TF_CONFIG": "{"}, "it is no JSON"),
-        ({"TF_CONFIG": "[]"}, "no JSON object"),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "j"}, "without the number of "),
+        ({"TF_CONFIG": "{"}, "it is not JSON"),
+        ({"TF_CONFIG": "[]"}, "not a JSON object"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a", "b"]}}'}, "no task"),
-        ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "no table of lists"),
+        ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "not a table of lists"),
         (tf_config("ps", 0), "'ps' does not train"),
         (tf_config("worker", 3), "no worker 3"),
     ],

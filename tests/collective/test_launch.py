@@ -105,7 +105,7 @@ def test_ends_with_the_code_of_the_first_rank_that_failed():
     start = time.monotonic()
     result = launch(3, *python(code), timeout=30)
     assert result.returncode == 7
-    assert "rank 1 ended with 7" in result.stderr
+    assert "rank 1 ended with exit code 7" in result.stderr
     assert time.monotonic() - start < 30
 
 
@@ -118,6 +118,32 @@ def test_a_killed_rank_gives_128_and_the_signal():
     result = launch(2, *python(code), timeout=30)
     assert result.returncode == 128 + signal.SIGKILL
     assert "rank 0 ended by SIGKILL" in result.stderr
+
+
+@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_exits_before_init_is_not_waited_for(late):
+    code = (
+        "import os, time, collective\n"
+        "if os.environ['COLLECTIVE_RANK'] == '1': raise SystemExit\n"
+        f"time.sleep({late})\n"
+        "collective.init()"
+    )
+    result = launch(2, *python(code), timeout=60, COLLECTIVE_START_TIMEOUT="600")
+    assert result.returncode == 1
+    assert "where rank 0 waits for it" in result.stderr
+    last = "rank 1 failed: it ended with exit code 0 before it called collective.init()"
+    assert result.stderr.splitlines()[-1] == f"collective.launch: {last}"
+
+
+def test_ranks_that_need_no_other_may_end_when_they_like():
+    code = (
+        "import os, time\n"
+        "if os.environ['COLLECTIVE_RANK'] == '1': raise SystemExit\n"
+        "time.sleep(0.5); print('end')"
+    )
+    result = launch(2, *python(code))
+    assert (result.returncode, result.stdout) == (0, "[0] end\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

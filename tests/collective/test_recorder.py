@@ -165,7 +165,7 @@ COMES_AND_GOES = (
     from collective import recorder, session
 
     who = os.environ["COLLECTIVE_RANK"]
-    if session.joins():
+    if session.is_joining():
         session.enter()
     while collective.size() < 3:
         if collective.allgather(np.array([session.waiting()])).any():

@@ -98,7 +98,7 @@ GROWS = (
     from collective import session
 
     who, last = int(os.environ["COLLECTIVE_RANK"]), 12
-    if session.joins():
+    if session.is_joining():
         if who != last:
             die = lambda: os.kill(os.getpid(), signal.SIGKILL)
             threading.Timer(0.0005 * (who - 1), die).start()

@@ -20,7 +20,8 @@ from collective.doctor import multi_host, report, wire
 from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
 from collective.hosts import Host
-from collective.launch import output, probe, reachable, run_command
+from collective.launch import output, probe, processes, reachability
+from collective.launch.remote_shell import RemoteShell
 from collective.net import interfaces, private_files, shared_secret
 from tests import launch
 
@@ -44,7 +45,7 @@ def ends(listener_knows, caller_knows):
     def listen():
         with here:
             try:
-                shared_secret.ask(here, listener_knows)
+                shared_secret.verify_caller(here, listener_knows)
             except OSError as error:
                 failed.append(error)
 
@@ -52,7 +53,7 @@ def ends(listener_knows, caller_knows):
     thread.start()
     with there:
         try:
-            shared_secret.answer(there, caller_knows)
+            shared_secret.verify_listener(there, caller_knows)
         except OSError as error:
             failed.append(error)
     thread.join()
@@ -62,11 +63,13 @@ def ends(listener_knows, caller_knows):
 def test_both_ends_prove_that_they_know_the_secret():
     assert ends("known", "known") == []
     failed = ends("known", "guessed")
-    assert failed and all(isinstance(error, shared_secret.Stranger) for error in failed)
+    assert failed and all(
+        isinstance(error, shared_secret.WrongSecretError) for error in failed
+    )
 
 
 def test_the_secret_is_never_sent_and_no_proof_serves_twice():
-    key, sent = shared_secret.make(), []
+    key, sent = shared_secret.generate(), []
 
     class Heard:
         def __init__(self, link):
@@ -82,9 +85,11 @@ def test_the_secret_is_never_sent_and_no_proof_serves_twice():
     for _ in range(2):
         here, there = socket.socketpair()
         with here, there:
-            thread = threading.Thread(target=shared_secret.ask, args=(Heard(here), key))
+            thread = threading.Thread(
+                target=shared_secret.verify_caller, args=(Heard(here), key)
+            )
             thread.start()
-            shared_secret.answer(Heard(there), key)
+            shared_secret.verify_listener(Heard(there), key)
             thread.join()
     said = b"".join(sent)
     assert key.encode() not in said and bytes.fromhex(key) not in said
@@ -95,7 +100,7 @@ def test_a_silent_stranger_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(shared_secret, "_SECONDS", 0.05)
     here, there = socket.socketpair()
     with here, there, pytest.raises(OSError):
-        shared_secret.ask(here, "known")
+        shared_secret.verify_caller(here, "known")
 
 
 def test_the_launcher_listens_only_where_it_is_told_to(monkeypatch):
@@ -123,21 +128,14 @@ def test_the_doctor_listens_only_where_its_host_is_named():
 
 
 def test_the_doctor_answers_nobody_without_the_secret():
-    host, options = Host("127.0.0.2"), reachable_options()
-    with multi_host._listening(host, options, "known") as port:
+    with multi_host._listening(Host("127.0.0.2"), RemoteShell(), "known") as port:
         assert wire_to(port, "known") == 0
         assert wire_to(port, "guessed") == 1
 
 
-def reachable_options():
-    from collective.doctor import __main__ as program
-
-    return program.parser().parse_args([])
-
-
 def wire_to(port, key):
     command = [sys.executable, "-m", "collective.doctor.wire", "127.0.0.2", str(port)]
-    return run_command.ask(command, 30, f"{key}\n").code
+    return processes.run(command, 30, f"{key}\n").code
 
 
 def test_no_secret_is_on_a_command_line(monkeypatch):
@@ -146,15 +144,15 @@ def test_no_secret_is_on_a_command_line(monkeypatch):
 
     def asked(command, seconds, given=""):
         said.append((command, given))
-        return run_command.Answer(0, "")
+        return processes.Result(0, "")
 
-    monkeypatch.setattr(shared_secret, "make", lambda: "the-secret")
-    monkeypatch.setattr(reachable, "ask", asked)
-    monkeypatch.setattr(multi_host, "ask", asked)
-    options = reachable_options()
+    monkeypatch.setattr(shared_secret, "generate", lambda: "the-secret")
+    monkeypatch.setattr(reachability, "run", asked)
+    monkeypatch.setattr(multi_host, "run", asked)
+    shell = RemoteShell()
     with pytest.raises(CollectiveError):
-        reachable.check([Host("192.0.2.1")], options, "mpirun")
-    multi_host.measure([Host("127.0.0.2"), Host("127.0.0.3")], options)
+        reachability.check([Host("192.0.2.1")], shell, [], "mpirun", 30)
+    multi_host.measure([Host("127.0.0.2"), Host("127.0.0.3")], shell)
     assert len(said) == 2
     for command, given in said:
         assert "the-secret" not in " ".join(command)
@@ -185,7 +183,7 @@ def planted(tmp_path, how):
     if how == "is a link":
         path = tmp_path / "planted.link"
         path.symlink_to(tmp_path / "planted")
-    elif how == "is no file":
+    elif how == "is not a file":
         path = tmp_path / "pipe"
         path.parent.mkdir(exist_ok=True)
         sockets = socket.socket(socket.AF_UNIX)
@@ -315,7 +313,7 @@ def name_of_job(job):
 @needs_core
 @pytest.mark.launches
 def test_a_name_that_another_user_holds_is_refused_at_once():
-    job = shared_secret.make()
+    job = shared_secret.generate()
     name = name_of_job(job)
     squatter = subprocess.Popen(
         [sys.executable, "-I", "-c", textwrap.dedent(SQUAT)],
@@ -338,7 +336,7 @@ def test_a_name_that_another_user_holds_is_refused_at_once():
 @needs_core
 @pytest.mark.launches
 def test_what_ranks_share_has_no_name_that_another_could_open():
-    job = shared_secret.make()
+    job = shared_secret.generate()
     ranks = [rank(number, job) for number in (0, 1)]
     for one in ranks:
         met, *shared = one.communicate(timeout=60)[0].splitlines()
@@ -373,7 +371,7 @@ def test_texts_do_nothing_to_a_terminal(capsys):
     assert printable("ü\tä\n") == "ü\tä\n"
     assert printable("\x1b[31m") == "\\x1b[31m"
     error = CollectiveError(f"the shape of {EVIL} differs", hint=f"rename {EVIL}")
-    output.tell(f"host said {EVIL}")
+    output.print_message(f"host said {EVIL}")
     found = report.findings([Finding(EVIL, EVIL)])
     texts = [str(error), error.message, capsys.readouterr().err, printable(found)]
     assert not any(steers(text) for text in texts)

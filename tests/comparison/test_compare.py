@@ -16,7 +16,9 @@ from collective.comparison.perturbations import PERTURBATIONS
 from tests import launch
 
 pytestmark = [pytest.mark.compares, pytest.mark.launches]
-SCHEMA = json.loads((launch.ROOT / "docs" / "reference" / "results.schema.json").read_text())
+SCHEMA = json.loads(
+    (launch.ROOT / "docs" / "reference" / "results.schema.json").read_text()
+)
 TINY = ["--model", "mlp", "--optimizer", "sgd"]
 
 

@@ -26,7 +26,7 @@ def change(started_as: int, way: str, *words: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     if way == "renew" and hvd.rank() == 0:
         tell(Path(words[0]), words[1])
-        while not generations.asked():
+        while not generations.restart_requested():
             time.sleep(0.01)
 
 

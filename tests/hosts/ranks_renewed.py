@@ -54,7 +54,7 @@ class Changes(keras.callbacks.Callback):
             waits = number < len(CHANGES_AT) and done == CHANGES_AT[number]
             if waits:
                 tell(self.folder, self.hosts[number])
-        while waits and not generations.asked():
+        while waits and not generations.restart_requested():
             time.sleep(0.01)
 
 

@@ -78,4 +78,4 @@ def test_traffic_that_goes_another_way_than_it_should(hosts):
     code, found = doctor(hosts, *TWO, "--network-interfaces", "eth1")
     assert code == 1
     (told,) = complaints(found)
-    assert told == f"{NETWORK}.1 reaches the others by eth0, not by eth1"
+    assert told == f"{NETWORK}.1 reaches the other hosts by eth0, not by eth1"

@@ -83,7 +83,7 @@ def test_the_rank_that_fails_has_the_last_word(hosts):
     *_, before, last = printed.splitlines()
     assert code == 1
     assert before == "RuntimeError: on the second host"
-    assert last.endswith("rank 2 of 3 on lab2 failed: it ended with 1")
+    assert last.endswith("rank 2 of 3 on lab2 failed: it ended with exit code 1")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -61,7 +61,7 @@ def test_one_that_never_came_ends_the_job(hosts):
     command = hosts.ours("collective.launch", *words, sys.executable, "-c", ENDS_BEFORE)
     code, printed = launch.run(command, launch.environment(), 50)
     assert code == 128 + signal.SIGKILL, printed
-    assert "rank 1 on lab2 ended by SIGKILL, before it had met the others" in printed
+    assert "rank 1 on lab2 ended by SIGKILL, before it had joined the job" in printed
 
 
 def test_mpirun_that_ends_all_ranks_is_refused(hosts):

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.elastic.preemption import LEAVES, RENEWS, WAITING, Preemption
+from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ControlMessages:
         """Before a step: sets what this rank sends in it."""
         if not self.enabled:
             return
-        current = self.preemption.news()
+        current = self.preemption.flags()
         if current != self._current:
             self._current = current
             self._mine.assign(current)
@@ -82,5 +82,5 @@ class ControlMessages:
     def received(self) -> ControlMessage:
         """What was received in the last step."""
         leaving = np.flatnonzero(self._total & LEAVES).tolist()
-        waiting, renews = (bool((self._total & n).any()) for n in (WAITING, RENEWS))
+        waiting, renews = (bool((self._total & n).any()) for n in (WAITING, RESTARTS))
         return ControlMessage(leaving, waiting, renews)

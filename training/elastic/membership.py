@@ -21,7 +21,7 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.elastic import generations
-from collective.elastic.preemption import RENEWS, WAITING
+from collective.elastic.preemption import RESTARTS, WAITING
 from collective.errors import (
     CollectiveError,
     JoinRejected,
@@ -190,10 +190,10 @@ class Membership(Observer):
             )
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
-            mine = preemption.news() & (WAITING | RENEWS)
+            mine = preemption.flags() & (WAITING | RESTARTS)
             gives_up = preemption.noticed or time.monotonic() > deadline
             found, gives_up = backend.broadcast_array(np.array([mine, gives_up]))
-            if found & RENEWS:
+            if found & RESTARTS:
                 self._begin_next_generation()
             if found & WAITING:
                 raise Reconfigure

@@ -32,7 +32,7 @@ class StateHandoff:
     """
 
     def __init__(self, backend: Backend):
-        self.possible = generations.there() and next(_trainings) == 0
+        self.possible = generations.may_restart() and next(_trainings) == 0
         self.backend = backend
 
     @property
@@ -41,7 +41,7 @@ class StateHandoff:
 
     def find(self, model: keras.Model, plan: Plan) -> State | None:
         """What this host has kept in the former generation; None if nothing."""
-        folder = generations.kept() if self._keeps else None
+        folder = generations.kept_state() if self._keeps else None
         if folder is None:
             return None
         try:
@@ -56,12 +56,12 @@ class StateHandoff:
         if not self._keeps:
             return False
         try:
-            storage.write(state, model, plan, generations.keep())
+            storage.write(state, model, plan, generations.make_state_folder())
         except Exception as error:
             _warn(
                 f"step {state.step} could not be kept for the next generation: {error}"
             )
-            generations.drop()
+            generations.remove_state()
             return False
         return True
 
@@ -74,7 +74,7 @@ class StateHandoff:
         if not self.possible or not generations.number():
             return
         if self._keeps:
-            generations.drop()
+            generations.remove_state()
         if self.backend.rank:
             return
         if step is None:

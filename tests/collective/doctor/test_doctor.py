@@ -14,6 +14,8 @@ import pytest
 from collective.doctor import __main__ as program
 from collective.doctor import findings, multi_host, report
 from collective.hosts import Host
+from collective.launch import remote_shell
+from collective.launch.remote_shell import RemoteShell
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.launches
@@ -70,8 +72,8 @@ def test_nothing_is_wrong_with_a_fine_machine():
         ({"native": {"built": False, "loads": False}}, [], False, "not built"),
         ({"shm": {"all": 64 << 20}}, [], False, "64 MB"),
         ({"versions": {}}, ["horovod"], True, "backend horovod: not there"),
-        ({}, ["nccl"], True, "no backend 'nccl'"),
-        ({"backends": None}, ["mpi"], True, "no backend 'mpi'"),
+        ({}, ["nccl"], True, "unknown backend 'nccl'"),
+        ({"backends": None}, ["mpi"], True, "unknown backend 'mpi'"),
     ],
 )
 def test_what_is_wrong_with_a_machine(changes, asked, fatal, message):
@@ -146,10 +148,8 @@ def test_here():
 
 
 def test_wires_between_two_addresses_of_this_host():
-    options = program.parser().parse_args([])
-    options.nics = []
     hosts = [Host("127.0.0.2"), Host("127.0.0.3")]
-    (wire,), wrong = multi_host.measure(hosts, options)
+    (wire,), wrong = multi_host.measure(hosts, RemoteShell())
     assert not wrong
     assert (wire["from"], wire["to"]) == ("127.0.0.2", "127.0.0.3")
     assert wire["bandwidth"] > 0 and wire["latency"] > 0
@@ -161,7 +161,8 @@ def test_a_host_that_does_not_answer(tmp_path):
     shell.write_text('#!/bin/sh\necho "no route to $1" >&2\nexit 255\n')
     shell.chmod(0o755)
     options = program.parser().parse_args(["--remote-shell", str(shell)])
-    machines, (found,) = multi_host.examine([Host("nowhere.invalid")], options)
+    reach = remote_shell.from_options(options)
+    machines, (found,) = multi_host.examine([Host("nowhere.invalid")], reach)
     assert machines == []
     assert "no route to nowhere.invalid" in found.what
     assert f"{shell} nowhere.invalid" in found.hint

@@ -51,6 +51,6 @@ def test_every_rank_knows_its_place():
 def test_too_many_ranks_are_refused():
     with pytest.raises(UsageError, match="5 ranks, but the hosts have 4 slots"):
         place(parse_list("a:2,b:2"), 5)
-    with pytest.raises(UsageError, match="takes 2 at most"):
+    with pytest.raises(UsageError, match="whose max_slots is 2"):
         place([Host("a", None, 2)], 3)
     assert counts([Host("a", None, 2)], 2) == {"a": 2}

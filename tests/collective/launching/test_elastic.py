@@ -19,18 +19,18 @@ from pathlib import Path
 import numpy as np
 import collective
 from collective import session
-from collective.preemption import LEAVES, Preemption
+from collective.elastic.preemption import LEAVES, Preemption
 
 slots = Path(sys.argv[1])
 collective.init()
-if session.joins():
+if session.is_joining():
     if os.environ["COLLECTIVE_RANK"] == "2":
         os.kill(os.getpid(), signal.SIGKILL)
     session.enter()
 sizes, asked = [], [3, 1]
 with Preemption() as told:
     while True:
-        news = collective.allgather(np.array([told.news()]))
+        news = collective.allgather(np.array([told.flags()]))
         if news[collective.rank()] & LEAVES:
             session.leave()
             sys.exit(0)
@@ -66,8 +66,8 @@ def test_ranks_come_and_go_with_the_slots(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[0] 2 3 1 0\n", ended.stderr
     assert "rank 2 ended by SIGKILL" in ended.stderr  # before it was in
-    assert "rank 3 is started, to join the others" in ended.stderr
-    assert "rank 3 is told to leave: there are 1 slots" in ended.stderr
+    assert "rank 3 is started to join the job" in ended.stderr
+    assert "rank 3 is asked to leave: the job has slots for 1 rank" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from collective import hosts
-from collective.launch import options
+from collective.launch.command_line import parse
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ def test_its_launcher_has_the_hostfile_of_its_workers(job):
     replicas = job["spec"]["mpiReplicaSpecs"]
     (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
     assert launcher["command"] == ["python", "-m", "collective.launch"]
-    given = options.parse(launcher["args"])
+    given = parse(launcher["args"])
     assert given.hostfile == "/etc/mpi/hostfile"
     assert given.command == ["python", "train.py"]
     # What the operator will write there, and the sample shows.

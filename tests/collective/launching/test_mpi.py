@@ -15,7 +15,9 @@ import pytest
 from collective.errors import UsageError
 from collective.hosts import Host
 from collective.launch import mpi
-from collective.launch.mpi import MPI, Wanted, compose, recognize, shell
+from collective.launch.mpi import MPI, MpiJob, compose, recognize, shell_line
+from collective.launch.options import MpiOptions
+from collective.launch.remote_shell import RemoteShell
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.launches
@@ -42,34 +44,31 @@ def test_which_mpi(told, wanted):
 
 TWO = [Host("a", 2), Host("b", 1)]
 JOE = [Host("a", 2, user="joe"), Host("::1", 1)]
-FULL = Wanted(
+FULL = MpiJob(
     TWO,
     ["python", "a b.py"],
     exported=["PATH"],
     variables={"X": "1"},
-    nics=["eth0", "eth1"],
-    remote_shell="/bin/rsh",
-    ssh=["-p", "22"],
-    tcp=True,
-    more=["--verbose"],
+    options=MpiOptions(nics=["eth0", "eth1"], tcp=True, arguments=["--verbose"]),
+    shell=RemoteShell("/bin/rsh", port=22),
 )
 
 
 # These are the words that the wheels of Open MPI 4.1.8 and 5.0.11 and of MPICH 5.0.2
 # take; tests/hosts/test_mpis.py tries it.
 @pytest.mark.parametrize(
-    "kind, wanted, line",
+    "kind, job, line",
     [
         (
             OPEN_4,
-            Wanted(TWO, ["true"]),
+            MpiJob(TWO, ["true"]),
             "mpirun -np 3 -H a:2,b:1 --map-by slot --bind-to none "
             "--mca oob_tcp_keepalive_time 3 --mca oob_tcp_keepalive_intvl 1 "
             "--mca oob_tcp_keepalive_probes 5 true",
         ),
         (
             OPEN_5,
-            Wanted(JOE, ["true"], binding=["--bind-to", "core"]),
+            MpiJob(JOE, ["true"], options=MpiOptions(binding=["--bind-to", "core"])),
             r"printf 'joe@a slots=2\n::1 slots=1\n' > hosts.collective && "
             "mpirun -np 3 --hostfile hosts.collective --bind-to core "
             "--prtemca oob_tcp_keepalive_time 3 --prtemca oob_tcp_keepalive_intvl 1 "
@@ -77,12 +76,12 @@ FULL = Wanted(
         ),
         (
             MPICH,
-            Wanted([Host("a", 2, user="joe")], ["true"]),
+            MpiJob([Host("a", 2, user="joe")], ["true"]),
             "mpirun -np 2 -hosts joe@a:2 -bind-to none true",
         ),
         (
             INTEL,
-            Wanted(TWO, ["true"]),
+            MpiJob(TWO, ["true"]),
             r"printf 'a:2\nb:1\n' > hosts.collective && "
             "mpirun -np 3 -machinefile hosts.collective true",
         ),
@@ -119,28 +118,28 @@ FULL = Wanted(
     ],
     ids=["open4", "users", "mpich", "intel", "open4-full", "open5-full", "mpich-full"],
 )
-def test_line(kind, wanted, line, monkeypatch):
+def test_line(kind, job, line, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert shell(compose(kind, wanted)) == line
+    assert shell_line(compose(kind, job)) == line
 
 
 def test_how_long_a_host_may_be_silent_can_be_told():
     more = ["--prtemca", "oob_tcp_keepalive_time", "60"]
-    words = compose(OPEN_5, Wanted(TWO, ["true"], more=more))
+    words = compose(OPEN_5, MpiJob(TWO, ["true"], options=MpiOptions(arguments=more)))
     assert words.count("oob_tcp_keepalive_time") == 1
-    assert "oob_tcp_keepalive_time" not in compose(OPEN_5, Wanted(TWO[:1], ["true"]))
+    assert "oob_tcp_keepalive_time" not in compose(OPEN_5, MpiJob(TWO[:1], ["true"]))
 
 
 def test_root_is_let_in(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert "--allow-run-as-root" in compose(OPEN_5, Wanted(TWO, ["true"]))
-    assert "--allow-run-as-root" not in compose(MPICH, Wanted(TWO, ["true"]))
+    assert "--allow-run-as-root" in compose(OPEN_5, MpiJob(TWO, ["true"]))
+    assert "--allow-run-as-root" not in compose(MPICH, MpiJob(TWO, ["true"]))
 
 
 @pytest.mark.parametrize("kind", [OPEN_4, MPICH])
 def test_ipv6_is_refused_where_the_mpi_does_not_take_it(kind):
     with pytest.raises(UsageError, match="IPv6"):
-        compose(kind, Wanted(JOE, ["true"]))
+        compose(kind, MpiJob(JOE, ["true"]))
 
 
 def test_exported_are_those_that_programs_are_told_by():
@@ -197,7 +196,7 @@ def test_verbose_tells_of_every_rank_and_of_no_failure():
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert f"rank {rank} on " in done.stderr
-    assert done.stderr.count("ended with 0") == 3  # mpirun, too
+    assert done.stderr.count("ended with exit code 0") == 3  # mpirun, too
     assert "failed" not in done.stderr
 
 
@@ -226,7 +225,9 @@ def test_a_rank_that_fails_has_the_last_word():
     done = run(*LAUNCH, "-np", "2", sys.executable, "-c", FAILS)
     assert done.returncode == 1
     last = done.stderr.splitlines()
-    assert "rank 1 of 2 on" in last[-1] and last[-1].endswith("failed: it ended with 1")
+    assert "rank 1 of 2 on" in last[-1] and last[-1].endswith(
+        "failed: it ended with exit code 1"
+    )
     assert last[-2] == "RuntimeError: ('of rank', 1)"
     assert "Traceback (most recent call last):" in last[-8:]
 

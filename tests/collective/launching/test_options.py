@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from collective.errors import UsageError
-from collective.launch import options, tuning
 from collective.launch.__main__ import main
+from collective.launch.command_line import parse
 
 
 def variables(*arguments):
-    return tuning.variables(options.parse([*arguments, "true"]))
+    return parse([*arguments, "true"]).variables
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,16 @@ COMMAND = ["python", "-np", "7", "--verbose"]
 
 
 def test_everything_behind_the_first_word_is_the_command():
-    given = options.parse([*["-np", "2", "-p", "22", "-i", "key"], *COMMAND])
+    given = parse([*["-np", "2", "-p", "22", "-i", "key"], *COMMAND])
     assert given.command == COMMAND
-    assert (given.ssh_port, given.ssh_identity_file, given.num_proc) == (22, "key", 2)
+    assert (given.shell.port, given.shell.identity_file, given.num_proc) == (
+        22,
+        "key",
+        2,
+    )
     assert not given.verbose
-    given = options.parse(["-hostfile", "h", "--mpi-args=--map-by node", "true"])
-    assert (given.hostfile, given.mpi_args) == ("h", "--map-by node")
+    given = parse(["-hostfile", "h", "--mpi-args=--map-by node", "true"])
+    assert (given.hostfile, given.mpi.arguments) == ("h", ["--map-by", "node"])
 
 
 CONFIG = """
@@ -98,9 +102,9 @@ def test_what_is_typed_beats_the_configuration_file(tmp_path, first):
     file.write_text(CONFIG)
     typed = ["--fusion-threshold-mb", "1"]
     named = ["--config-file", str(file)]
-    given = options.parse([*(typed + named if first else named + typed), "true"])
-    assert given.use_mpi
-    assert tuning.variables(given) == {
+    given = parse([*(typed + named if first else named + typed), "true"])
+    assert given.mpi.always
+    assert given.variables == {
         "HOROVOD_FUSION_THRESHOLD": "1048576",
         "HOROVOD_CYCLE_TIME": "2",
         "HOROVOD_TIMELINE": "from-file.json",
@@ -113,13 +117,13 @@ def test_what_is_typed_beats_the_configuration_file(tmp_path, first):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("params:\n  fusion: 3", "no params: fusion"),
-        ("param:\n  x: 3", "no param: x"),
-        ("params: 3", "is no section"),
+        ("params:\n  fusion: 3", "unknown setting params: fusion"),
+        ("param:\n  x: 3", "unknown setting param: x"),
+        ("params: 3", "is not a section"),
         ("- a", "no sections"),
-        ("a: [", "no YAML"),
-        ("params:\n  cache_capacity: many", "is no int"),
-        ("params:\n  cache_capacity: true", "is no int"),
+        ("a: [", "is not YAML"),
+        ("params:\n  cache_capacity: many", "is not of type int"),
+        ("params:\n  cache_capacity: true", "is not of type int"),
         ("controller: jsrun", "jsrun"),
     ],
 )
@@ -127,14 +131,14 @@ def test_bad_configuration_files(tmp_path, text, message):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(UsageError, match=message) as caught:
-        options.parse(["--config-file", str(file), "true"])
+        parse(["--config-file", str(file), "true"])
     assert str(file) in caught.value.message and caught.value.hint
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("true", "no -np and no list of hosts"),
+        ("true", "Neither -np nor a list of hosts"),
         ("-np 2", "no command"),
         ("-np 0 true", "at least 1 rank"),
         ("-np 2 --gloo -H nowhere.invalid:2 true", "this host only"),
@@ -142,16 +146,16 @@ def test_bad_configuration_files(tmp_path, text, message):
         ("-np 2 --min-np 3 true", "only 2 ranks"),
         ("-np 2 --min-np 0 true", "--min-np 0: at least 1"),
         ("-np 2 --start-timeout 0 true", "--start-timeout 0: at least 1"),
-        ("-np 2 --max-np 1 true", "more than that"),
-        ("-np 2 --max-np 3 true", "no more are ever asked for"),
+        ("-np 2 --max-np 1 true", "that is more"),
+        ("-np 2 --max-np 3 true", "could never have more"),
         ("-np 2 --host-discovery-script x true", "needs --max-np"),
-        ("--max-np 2 --host-discovery-script false true", "ended with 1"),
+        ("--max-np 2 --host-discovery-script false true", "exit code 1"),
         ("-H a:x true", "slots=x"),
         ("--hostfile /no/such true", "No such file"),
-        ("-np 2 --cycle-time-ms -1 true", "below 0"),
+        ("-np 2 --cycle-time-ms -1 true", "negative"),
         ("-np 2 --config-file /no/such true", "cannot read"),
-        ("-np 2 --mpirun /no/such --mpi true", "there is no /no/such"),
-        ("-np 2 --mpirun true --mpi true", "of no MPI we know"),
+        ("-np 2 --mpirun /no/such --mpi true", "there is no /no/such on this host"),
+        ("-np 2 --mpirun true --mpi true", "is not the mpirun of Open MPI"),
     ],
 )
 def test_wrong_use_gives_2_and_a_hint(arguments, message, capsys, monkeypatch):
@@ -197,4 +201,4 @@ def test_check_build_needs_no_command(capsys):
 
 def test_the_command_keeps_options_that_begin_as_ours_do():
     typed = ["-np", "2", "python", "train.py", "--timeline", "t.json", "--verb", "0"]
-    assert options.parse(typed).command == typed[2:]
+    assert parse(typed).command == typed[2:]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from collective.hosts import Host
-from collective.launch import output, single_host
+from collective.hosts import Host, is_local
+from collective.launch import output, processes, supervisor
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = [sys.executable, "-m", "collective.launch"]
@@ -45,7 +50,7 @@ def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files):
     done = launch("-np", "2", *files, sys.executable, "-c", RAISES)
     assert done.returncode == 1
     last = done.stderr.splitlines()
-    assert last[-1] == "collective.launch: rank 1 failed: it ended with 1"
+    assert last[-1] == "collective.launch: rank 1 failed: it ended with exit code 1"
     assert last[-2] == "RuntimeError: of rank 1"
     assert ("[1] out 1" in done.stdout) is not to_files
     if to_files:
@@ -54,7 +59,7 @@ def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files):
 
 
 def test_numbers_of_files_are_as_wide_as_the_largest(tmp_path):
-    made = output.Output(3, 11, output.Style(directory=tmp_path))
+    made = output.RankOutput(3, 11, output.OutputStyle(directory=tmp_path))
     made.finish(0)
     assert (tmp_path / "rank.03" / "stderr").exists()
 
@@ -110,21 +115,143 @@ def test_what_a_rank_started_dies_with_a_killed_launcher():
     assert not psutil.wait_procs(family, timeout=20)[1]
 
 
-def test_last_words():
+def test_last_error_lines():
     first = ["Traceback (most recent call last):", "  a", "Error: 1"]
     second = ["Traceback (most recent call last):", "  b", "Error: 2", ""]
-    assert output.last_words(["x", *first, "y", *second]) == second[:-1]
-    assert output.last_words([str(i) for i in range(50)])[0] == "38"
+    assert output.last_error_lines(["x", *first, "y", *second]) == second[:-1]
+    assert output.last_error_lines([str(i) for i in range(50)])[0] == "38"
     deep = [*second[:1], *(f"  {i}" for i in range(100)), "Error: deep"]
-    words = output.last_words(deep)
+    words = output.last_error_lines(deep)
     assert (words[0], words[-1], "  ..." in words) == (deep[0], deep[-1], True)
-    assert output.last_words([]) == []
+    assert output.last_error_lines([]) == []
 
 
 def test_which_hosts_are_this_one():
-    assert all(
-        single_host.is_here(Host(n)) for n in ("localhost", "127.0.0.1", "127.0.0.2")
+    assert all(is_local(Host(n)) for n in ("localhost", "127.0.0.1", "127.0.0.2"))
+    assert not is_local(Host("192.0.2.77"))
+    assert not is_local(Host("nowhere.invalid"))
+    assert not is_local(Host("localhost", user="somebody"))
+
+
+def test_a_long_line_takes_time_linear_in_its_length(tmp_path):
+    """Counts work, not seconds: each piece that was read is looked at once."""
+    reading, writing = os.pipe()
+    text = "x" * (1 << 22) + "\r\nnext\rlast"
+
+    def write():
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(text.encode())
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    looked_at = 0
+
+    class Counted(str):
+        def splitlines(self, keepends=False):
+            nonlocal looked_at
+            looked_at += len(self)
+            return str.splitlines(self, keepends)
+
+    real = codecs.getincrementaldecoder("utf-8")
+
+    class Decoder:
+        def __init__(self, errors):
+            self.decoder = real(errors)
+
+        def decode(self, data):
+            return Counted(self.decoder.decode(data))
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        os.fdopen(reading, "rb", buffering=0) as pipe,
+    ):
+        patch.setattr(output.codecs, "getincrementaldecoder", lambda _: Decoder)
+        assert "".join(output.lines(pipe)) == f"{text}\n"
+    thread.join()
+    assert looked_at == len(text)
+
+
+def test_pipes_that_a_daemon_holds_are_waited_for_together(tmp_path):
+    """One deadline for all ranks, which had 10 s each."""
+    made = [output.RankOutput(rank, 3, output.OutputStyle()) for rank in range(3)]
+    held = [os.pipe() for _ in range(6)]
+    pipes = [os.fdopen(reading, "rb", buffering=0) for reading, _ in held]
+    for rank, one in enumerate(made):
+        one.attach(pipes[2 * rank], pipes[2 * rank + 1])
+        one.start()
+    waited = []
+    for one in made:
+        for thread in one._threads:
+            thread.join = lambda seconds, t=thread: waited.append(seconds)
+    for one in made:
+        one.finish(time.monotonic() + 0.5 - 10)  # the deadline has passed
+    assert waited == [0] * 6
+    for _, writing in held:
+        os.close(writing)
+
+
+ELASTIC = """
+import os, signal, time
+def save(number, frame):
+    print("saves", flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+print("here", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_closed_terminal_lets_ranks_of_an_elastic_job_save_their_state(elastic):
+    more = ["--min-np", "1"] if elastic else []
+    process = subprocess.Popen(
+        [*LAUNCH, "-np", "2", *more, sys.executable, "-c", ELASTIC],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
     )
-    assert not single_host.is_here(Host("192.0.2.77"))
-    assert not single_host.is_here(Host("nowhere.invalid"))
-    assert not single_host.is_here(Host("localhost", user="somebody"))
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "here" in process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGHUP
+    assert rest.count("saves") == (2 if elastic else 0)
+
+
+def test_ctrl_c_while_modules_load_prints_no_traceback(tmp_path):
+    (tmp_path / "psutil.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "argparse.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [*LAUNCH, "-np", "2", "true"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.ENOENT, "on the PATH"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EAGAIN, "ulimit -u"),
+        (errno.EACCES, "chmod +x"),
+    ],
+)
+def test_why_a_program_does_not_start(code, hint):
+    error = OSError(code, os.strerror(code), "program")
+    assert hint in supervisor._why_not_started(error, "program").splitlines()[-1]
+
+
+def test_what_a_command_started_is_killed_at_its_deadline(tmp_path):
+    """As a remote shell that does not answer."""
+    file = tmp_path / "pid"
+    script = f"setsid sleep 60 & echo $! > {file}; sleep 60"
+    result = processes.run(["sh", "-c", script], 0.5)
+    assert result == processes.Result(None, error="no answer in 0.5 s")
+    with contextlib.suppress(psutil.NoSuchProcess):
+        left = psutil.Process(int(file.read_text()))
+        assert left.status() == psutil.STATUS_ZOMBIE or not left.is_running()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from collective.launch import probe, run_command, versions
+from collective.launch import probe, processes, versions
 from collective.launch.relay import Relay
 from collective.net import interfaces
 
@@ -17,16 +19,17 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_an_answer_or_why_there_is_none():
-    good = run_command.ask(
+    good = processes.run(
         ["sh", "-c", "echo out; echo some >&2; echo words >&2; exit 3"], 20
     )
-    assert good == run_command.Answer(3, "out\n", "some words")
-    assert run_command.ask(["sleep", "60"], 0.1) == run_command.Answer(
+    assert good == processes.Result(3, "out\n", "some words")
+    assert processes.run(["sleep", "60"], 0.1) == processes.Result(
         None, "", "no answer in 0.1 s"
     )
-    none = run_command.ask(["/no/such/program"], 1)
+    none = processes.run(["/no/such/program"], 1)
     assert (
-        none.code is None and none.said == "/no/such/program: No such file or directory"
+        none.code is None
+        and none.error == "/no/such/program: No such file or directory"
     )
 
 
@@ -51,15 +54,33 @@ def test_a_connection_back(monkeypatch):
         assert probe.why_cut_off([], "secret") == ""
         # Some other program of another host has the port.
         told = probe.why_cut_off(words, "another")
-        assert told.startswith(f"no connection from it to {host}: somebody else")
+        assert told.startswith(f"no connection from it to {host}: another program")
     told = probe.why_cut_off(words, "secret")
     assert told == f"no connection from it to {host}: Connection refused"
+
+
+def test_the_way_back_stays_open_where_descriptors_run_out(monkeypatch):
+    """Many idle connections may take them all for a while."""
+    mine = [interfaces.Interface("lo", "127.0.0.5/8")]
+    monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
+    failures = [OSError(errno.EMFILE, "Too many open files")] * 3
+    accept = socket.socket.accept
+
+    def fails_first(listener):
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fails_first)
+    with probe.listening(["lo"], "secret") as words:
+        assert probe.why_cut_off(words, "secret") == ""
+    assert not failures
 
 
 def relay(*lines: str) -> tuple[Relay, list[bool]]:
     """A relay that has heard lines, and which of them it shows."""
     made = Relay(lambda early: None)
-    return made, [made._shown(f"collective.launch: {line}\n") for line in lines]
+    return made, [made._is_shown(f"collective.launch: {line}\n") for line in lines]
 
 
 def test_the_rank_that_was_killed_is_to_blame():
@@ -68,7 +89,7 @@ def test_the_rank_that_was_killed_is_to_blame():
         "rank 1 on a started",
         "rank 2 on b started",
         "rank 3 on b started",
-        "rank 0 on a ended with 14",  # its MPI found the connection broken
+        "rank 0 on a ended with exit code 14",  # its MPI found the connection broken
         "rank 3 on b ended by SIGKILL",
         "rank 2 on b ended by SIGSEGV",
     )
@@ -80,8 +101,8 @@ def test_the_rank_that_was_killed_is_to_blame():
 
 def test_else_the_first_that_failed_is_to_blame():
     heard, shown = relay(
-        "rank 0 on a ended with 0",
-        "rank 2 on b ended with 7",
+        "rank 0 on a ended with exit code 0",
+        "rank 2 on b ended with exit code 7",
         "rank 1 on a ended by SIGABRT",
     )
     assert heard.failed is not None and heard.failed.code == 7
@@ -90,7 +111,7 @@ def test_else_the_first_that_failed_is_to_blame():
 
 def test_a_real_time_signal_is_understood():
     heard, _ = relay("rank 1 on a ended by SIGRT36", "rank 0 on a ended by SIGRTMIN")
-    assert [heard.ended[r].code for r in (1, 0)] == [128 + 36, 128 + 34]
+    assert [heard.ends[r].code for r in (1, 0)] == [128 + 36, 128 + 34]
 
 
 @pytest.mark.launches

@@ -1,4 +1,4 @@
-"""Jobs that are begun anew: by mpirun, on this host alone, and without TensorFlow."""
+"""Jobs that restart on other hosts: by mpirun, on this host, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ import os, sys, time
 from pathlib import Path
 import numpy as np
 import collective
-from collective import rounds, session
+from collective.elastic import generations
 
 slots, give_up = Path(sys.argv[1]), time.monotonic() + 30
 collective.init()
-if rounds.number() == 0:
+if generations.number() == 0:
     slots.with_suffix(".part").write_text("localhost:2")
     slots.with_suffix(".part").rename(slots)
-    while not rounds.asked() and time.monotonic() < give_up:
+    while not generations.restart_requested() and time.monotonic() < give_up:
         time.sleep(0.01)
-    (rounds.keep() / "kept").write_text("state")
-    sys.exit(rounds.EXIT_CODE)
-kept = collective.allgather(np.array([rounds.kept() is not None]))
+    (generations.make_state_folder() / "kept").write_text("state")
+    sys.exit(generations.EXIT_CODE)
+kept = collective.allgather(np.array([generations.kept_state() is not None]))
 collective.barrier()
 if collective.rank() == 0:
-    print(rounds.number(), collective.size(), (rounds.kept() / "kept").read_text())
-    rounds.drop()
+    print(generations.number(), collective.size(), (generations.kept_state() / "kept").read_text())
+    generations.remove_state()
 collective.barrier()
 """
 
 
 @pytest.mark.launches
 @pytest.mark.skipif(not PLUGIN.exists(), reason="built without Open MPI")
-def test_a_job_is_begun_anew(tmp_path):
+def test_a_job_restarts(tmp_path):
     slots = tmp_path / "slots"
     slots.write_text("localhost:1\nelsewhere.invalid:8")
     command = [sys.executable, "-m", "collective.launch", "--mpi"]
@@ -53,31 +53,31 @@ def test_a_job_is_begun_anew(tmp_path):
     )
     assert code == 0 and "[0] 1 2 state\n" in printed, printed
     assert printed.count("elsewhere.invalid is left out: cannot reach") == 1
-    assert "round 1: 2 ranks, on localhost:2\n" in printed
+    assert "generation 1: 2 ranks, on localhost:2\n" in printed
     assert not list(tmp_path.glob("collective-*"))
 
 
 @pytest.fixture
 def job(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv(generations.JOB, "name")
-    monkeypatch.setenv(generations.NUMBER, "1")
+    monkeypatch.setenv(generations.JOB_VARIABLE, "name")
+    monkeypatch.setenv(generations.NUMBER_VARIABLE, "1")
 
 
 def test_only_what_the_user_has_kept_is_found(job, tmp_path):
-    assert generations.kept() is None
-    folder = generations.keep()
-    assert generations.kept() == folder and folder.stat().st_mode & 0o777 == 0o700
+    assert generations.kept_state() is None
+    folder = generations.make_state_folder()
+    assert generations.kept_state() == folder and folder.stat().st_mode & 0o777 == 0o700
     shutil.move(folder, tmp_path / "elsewhere")
     Path(folder).symlink_to(tmp_path / "elsewhere")
-    assert generations.kept() is None
+    assert generations.kept_state() is None
     folder.unlink()
-    generations.keep()
-    generations.drop()
+    generations.make_state_folder()
+    generations.remove_state()
     assert not folder.exists()
 
 
 def test_nothing_is_kept_where_somebody_was_before(job, tmp_path):
-    generations.name_of("name").symlink_to(tmp_path)
+    generations.state_folder("name").symlink_to(tmp_path)
     with pytest.raises(FileExistsError):
-        generations.keep()
+        generations.make_state_folder()

@@ -1,7 +1,7 @@
 """horovodrun's options that become variables of the ranks, and its YAML file of them.
 
-One table. What the core of this project knows under a name of its own is set under
-both names.
+One table for both. What the native core reads under a name of its own is set under both
+names.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
-    """What the ranks get in their environment for the options that were given.
+    """The environment variables of the ranks that the typed options stand for.
 
     Raises:
-        UsageError: For a number that makes no sense.
+        UsageError: For a negative number.
     """
     found: dict[str, str] = {}
     for setting in SETTINGS:
@@ -128,7 +128,7 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
             continue
         if isinstance(value, (int, float)) and value < 0:
             raise UsageError(
-                f"--{setting.option} {value}: below 0", hint=f"--{setting.option} 1"
+                f"--{setting.option} {value}: negative", hint=f"--{setting.option} 1"
             )
         found[setting.variable] = setting.text(value)
     if options.stall_check is False:
@@ -150,10 +150,10 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
 
 
 def read_config(file: str, options: argparse.Namespace) -> None:
-    """Fills in, from horovodrun's YAML file, what the command line did not say.
+    """Fills in, from horovodrun's YAML file, what was not typed.
 
     Raises:
-        UsageError: If it cannot be read, or holds what horovodrun does not know.
+        UsageError: If it cannot be read, or has a setting that horovodrun does not know.
     """
     try:
         import yaml
@@ -169,30 +169,31 @@ def read_config(file: str, options: argparse.Namespace) -> None:
         ) from None
     except yaml.YAMLError as error:
         raise UsageError(
-            f"{file} is no YAML: {' '.join(str(error).split())}",
+            f"{file} is not YAML: {' '.join(str(error).split())}",
             hint="params:\n  fusion_threshold_mb: 32",
         ) from None
     expected = "sections " + ", ".join(dict.fromkeys(s.section for s in SETTINGS))
     if not isinstance(config, dict):
-        raise UsageError(f"{file} holds no sections", hint=expected)
+        raise UsageError(f"{file} has no sections", hint=expected)
     controller = config.pop("controller", None)
     if controller is not None:
         if controller not in ("mpi", "gloo"):
             raise UsageError(
-                f"{file}: controller: {controller!r}", hint="controller: mpi, or gloo"
+                f"{file}: unknown controller: {controller!r}",
+                hint="controller: mpi, or controller: gloo",
             )
         if not options.use_mpi and not options.use_gloo:
             options.use_mpi = controller == "mpi"
             options.use_gloo = controller == "gloo"
     for section, entries in config.items():
         if not isinstance(entries, dict):
-            raise UsageError(f"{file}: {section!r} is no section", hint=expected)
+            raise UsageError(f"{file}: {section!r} is not a section", hint=expected)
         for key, value in entries.items():
             setting = _BY_KEY.get((section, key))
             if setting is None:
                 keys = [s.key for s in SETTINGS if s.section == section]
                 raise UsageError(
-                    f"{file}: there is no {section}: {key}",
+                    f"{file}: unknown setting {section}: {key}",
                     hint=", ".join(keys) if keys else expected,
                 )
             if getattr(options, setting.dest) is None and value is not None:
@@ -201,11 +202,12 @@ def read_config(file: str, options: argparse.Namespace) -> None:
 
 def _typed(setting: Setting, value: Any, file: str) -> Any:
     kind: Any = setting.kind
-    # YAML's true is a whole number to Python, and a whole number is a fine float.
+    # isinstance would take YAML's true for an int; and an int will do for a float.
     fits = type(value) is kind or (kind is float and type(value) is int)
     if not fits:
         raise UsageError(
-            f"{file}: {setting.section}: {setting.key}: {value!r} is no {kind.__name__}",
-            hint=f"as --{setting.option} takes it",
+            f"{file}: {setting.section}: {setting.key}: {value!r} is not of type "
+            f"{kind.__name__}",
+            hint=f"a value as --{setting.option} takes it",
         )
     return value

@@ -1,0 +1,80 @@
+"""The program that starts a command on another host: ssh, or one that takes its place."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+
+from collective import hosts
+from collective.hosts import Host
+
+CONNECT_SECONDS = 8
+
+
+@dataclass(frozen=True)
+class RemoteShell:
+    """How a host is reached.
+
+    Attributes:
+        program: ``ssh``, or a program with its arguments: ``HOST COMMAND``.
+        port: ssh's ``-p``.
+        identity_file: ssh's ``-i``.
+        connect_seconds: How long ssh has to connect.
+    """
+
+    program: str = "ssh"
+    port: int | None = None
+    identity_file: str = ""
+    connect_seconds: int = CONNECT_SECONDS
+
+    @property
+    def options(self) -> list[str]:
+        """What ``-p`` and ``-i`` are for ssh."""
+        words = ["-p", str(self.port)] if self.port else []
+        return [*words, "-i", self.identity_file] if self.identity_file else words
+
+    def command(self, host: Host, module: str, *words: str) -> list[str]:
+        """The command that runs a module of this package on a host.
+
+        With the same Python, in the same folder; without a shell where the host is this
+        one.
+        """
+        command = [sys.executable, "-m", module, *words]
+        if hosts.is_local(host):
+            return command
+        limits = []
+        if self.program == "ssh":
+            # Never ask for a password: nobody would see the question.
+            timeout = f"ConnectTimeout={self.connect_seconds}"
+            limits = ["-o", "BatchMode=yes", "-o", timeout]
+        if path := os.environ.get("PYTHONPATH"):
+            command = ["env", f"PYTHONPATH={path}", *command]
+        remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
+        return [self.program, *limits, *self.options, host.login, remote]
+
+
+def add_options(parser: argparse._ActionsContainer) -> None:
+    """Adds the options from which ``from_options`` makes a shell."""
+    add = parser.add_argument
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    add("--remote-shell", default=os.environ.get("COLLECTIVE_REMOTE_SHELL", "ssh"),
+        metavar="PROGRAM", help="starts a command on a host, in place of ssh")  # fmt: skip
+
+
+def from_options(parsed: argparse.Namespace) -> RemoteShell:
+    """The shell that the options describe; ``--start-timeout`` is one of them."""
+    return RemoteShell(
+        parsed.remote_shell,
+        parsed.ssh_port,
+        parsed.ssh_identity_file or "",
+        parsed.start_timeout or CONNECT_SECONDS,
+    )
+
+
+def hint(command: list[str]) -> str:
+    """The HINT for a host on which a command could not be started."""
+    return f"this must work without a password: {shlex.join(command)}"

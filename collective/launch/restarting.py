@@ -1,0 +1,236 @@
+"""A job whose hosts change: restarted on the present hosts, generation after generation.
+
+On one host ranks join and leave within a generation (``collective.launch.elastic``). Where
+they belong on other hosts than they are, the ranks of this generation are asked to end, and
+the next one is started (``collective.elastic.generations``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from collective import hosts
+from collective.elastic import generations
+from collective.errors import CollectiveError, UsageError
+from collective.hosts import Host, Rank
+from collective.launch import mpi, processes, reachability
+from collective.launch.discovery import PATIENCE_SECONDS
+from collective.launch.elastic import (
+    LONGEST_PAUSE_SECONDS,
+    PAUSE_SECONDS,
+    ElasticSupervisor,
+)
+from collective.launch.mpirun import MpirunSupervisor
+from collective.launch.multi_host import MultiHost
+from collective.launch.options import ANSWER_SECONDS, LaunchOptions
+from collective.launch.output import print_message
+from collective.launch.single_host import SingleHost
+from collective.launch.supervisor import SIGNALS
+
+POLL_SECONDS = 1.0
+# A host that did not answer is asked again after so long.
+RETRY_SECONDS = 60.0
+_FORGET_SECONDS = 5
+
+
+class RestartingLauncher:
+    """Runs the generations of a job.
+
+    Args:
+        options: The command line, with ``min_np`` and ``max_np``.
+        present: Returns the hosts there are now, each with its slots.
+    """
+
+    def __init__(self, options: LaunchOptions, present: Callable[[], Sequence[Host]]):
+        assert options.elastic.min_np is not None and options.elastic.max_np is not None
+        self.present = present
+        self.options = options
+        self.min_np = options.elastic.min_np
+        self.max_np = options.elastic.max_np
+        self.name = os.urandom(16).hex()
+        self.only_local = _why_only_local(options)
+        self.ranks: Sequence[Rank] = []
+        self.hosts: set[Host] = set()  # all that have had ranks
+        self.job: ElasticSupervisor | MpirunSupervisor | None = None
+        self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
+        self.lost = 0
+        self.not_before, self.pause = 0.0, PAUSE_SECONDS
+
+    def run(self, ranks: Sequence[Rank] = ()) -> int:
+        """Runs the job; returns its exit code.
+
+        Args:
+            ranks: Those of the first generation; by default on the present hosts.
+
+        Raises:
+            CollectiveError: If the first generation cannot be started.
+        """
+        least = self.options.num_proc or self.min_np
+        try:
+            return self._generations(ranks or self._wait_for_hosts(least))
+        finally:
+            self._remove_kept_state()
+
+    def _generations(self, ranks: Sequence[Rank]) -> int:
+        for number in itertools.count():
+            self.ranks, self.lost = ranks, 0
+            try:
+                code = self._generation(number)
+            except CollectiveError as error:
+                if not number:
+                    raise
+                print_message(str(error))  # a host may have gone since it answered
+                time.sleep(POLL_SECONDS)
+                code = generations.EXIT_CODE
+            if self.job is not None and self.job.lost_host:
+                print_message(
+                    "restarting the job on the remaining hosts, from its last checkpoint"
+                )
+                self.ranks = ()  # every host is asked again
+                code = generations.EXIT_CODE
+            if code != generations.EXIT_CODE:
+                return code
+            for each in SIGNALS:
+                signal.signal(each, _exit)  # until the next generation takes them over
+            ranks = self._wait_for_hosts(self.min_np)
+        raise AssertionError("itertools.count() does not end")
+
+    def _wait_for_hosts(self, least: int) -> list[Rank]:
+        """The places of the next generation, as soon as there are so many."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            if len(wanted := self._wanted()) >= least:
+                return wanted
+            time.sleep(POLL_SECONDS)
+        raise UsageError(
+            f"no slots for {least} ranks within {PATIENCE_SECONDS:.0f} s",
+            hint="a smaller --min-np; the messages above name hosts that do not answer",
+        )
+
+    def _remove_kept_state(self) -> None:
+        """Removes what hosts have kept for a generation that did not take place there."""
+        generations.remove_state_of(self.name)
+        for host in self.hosts - {rank.host for rank in self.ranks}:
+            command = self.options.shell.command(host, "collective.elastic.generations")
+            processes.run(command, _FORGET_SECONDS, f"{self.name}\n")
+
+    def _generation(self, number: int) -> int:
+        if number:
+            where = ", ".join(f"{h}:{n}" for h, n in _counts(self.ranks).items())
+            print_message(f"generation {number}: {len(self.ranks)} ranks, on {where}")
+        self.hosts |= {rank.host for rank in self.ranks}
+        variables = {
+            generations.JOB_VARIABLE: self.name,
+            generations.NUMBER_VARIABLE: str(number),
+        }
+        launcher: MultiHost | SingleHost
+        if self.options.mpi.always or not all(
+            hosts.is_local(r.host) for r in self.ranks
+        ):
+            launcher = MultiHost(self.options, variables)
+        else:
+            launcher = SingleHost(self.options, variables, self._local_slots)
+        if self.options.dry_run:
+            return launcher.run(self.ranks)
+        job = launcher.supervisor(self.ranks)
+        assert isinstance(job, (ElasticSupervisor, MpirunSupervisor))
+        self.job = job
+        ended = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(ended,), daemon=True)
+        try:
+            return job.run(on_started=watch.start)
+        finally:
+            ended.set()
+
+    def _watch(self, ended: threading.Event) -> None:
+        due = False
+        while not ended.wait(POLL_SECONDS):
+            due = due or self._restart_is_due()
+            if due and self.job is not None:
+                self.job.request_restart()
+
+    def _restart_is_due(self) -> bool:
+        """Whether the ranks should be on other hosts than they are."""
+        assert self.job is not None
+        wanted = self._wanted()
+        if len(wanted) < self.min_np:
+            return False
+        if self.job.grows_by_itself:
+            return any(not hosts.is_local(rank.host) for rank in wanted)
+        if self.job.finishing:
+            return False
+        lost = len(self.job.lost_ranks)
+        if lost > self.lost:
+            self.lost = lost
+            self.not_before = time.monotonic() + self.pause
+            self.pause = min(2 * self.pause, LONGEST_PAUSE_SECONDS)
+        moves = _counts(wanted) != self._running()
+        return moves and time.monotonic() >= self.not_before
+
+    def _running(self) -> dict[str, int]:
+        """How many ranks each host has, without those that were lost."""
+        lost = self.job.lost_ranks if self.job is not None else ()
+        return _counts([rank for rank in self.ranks if rank.rank not in lost])
+
+    def _wanted(self) -> list[Rank]:
+        """Where the ranks should be: on the hosts where they are, first."""
+        logins = list(_counts(self.ranks))
+        usable = [host for host in self.present() if self._is_usable(host)]
+        usable.sort(key=lambda h: logins.index(h.login) if h.login in logins else 1e9)
+        slots = sum(host.slots or 0 for host in usable)
+        return hosts.place(usable, min(slots, self.max_np)) if slots else []
+
+    def _is_usable(self, host: Host) -> bool:
+        if host.login in self._running() or hosts.is_local(host):
+            return True
+        now = time.monotonic()
+        if now < self.retry_at.get(host.login, 0):
+            return False
+        reason = self.only_local or self._why_unreachable(host)
+        if not reason:
+            return True
+        self.retry_at[host.login] = now + (1e9 if self.only_local else RETRY_SECONDS)
+        print_message(f"{host.name} is left out: {reason}")
+        return False
+
+    def _why_unreachable(self, host: Host) -> str:
+        options = self.options
+        try:
+            mpirun = mpi.find(options.mpi.program).program
+            seconds = options.start_timeout or ANSWER_SECONDS
+            cut_off = reachability.check(
+                [host], options.shell, options.mpi.nics, mpirun, seconds
+            )
+        except CollectiveError as error:
+            return str(error)
+        return "".join(cut_off.values())
+
+    def _local_slots(self) -> int:
+        return sum(host.slots or 0 for host in self.present() if hosts.is_local(host))
+
+
+def _exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _counts(ranks: Sequence[Rank]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for rank in ranks:
+        counts[rank.host.login] = counts.get(rank.host.login, 0) + 1
+    return counts
+
+
+def _why_only_local(options: LaunchOptions) -> str:
+    """Why no host but this one can be used; empty where they can."""
+    if options.mpi.never:
+        return "--gloo starts ranks on this host only"
+    try:
+        mpi.compose(mpi.find(options.mpi.program), mpi.MpiJob([], [], elastic=True))
+    except UsageError as error:
+        return str(error)
+    return ""

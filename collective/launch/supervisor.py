@@ -1,0 +1,284 @@
+"""Starts the processes of a job on this host, watches them, and ends them together.
+
+Nothing of a job is left running, whatever kills the job or this process. On one host the
+processes are the ranks; across hosts there is one, mpirun, and under mpirun each rank has
+a supervisor of its own (``rank.py``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from collective.elastic.membership_file import JOINING, MembershipFile
+from collective.launch import processes
+from collective.launch.cores import describe
+from collective.launch.output import (
+    OutputStyle,
+    RankOutput,
+    print_message,
+    report_failure,
+)
+from collective.launch.watchdog import Watchdog
+
+GRACE_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Limits of the system, not of the program: see _why_not_started.
+_OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process to start.
+
+    Attributes:
+        rank: Its number; the prefix of its lines.
+        command: Program and arguments.
+        variables: Added to the environment.
+        cores: Logical cores that it runs on; empty for all.
+        takes_input: Whether it gets the standard input of this process.
+    """
+
+    rank: int
+    command: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    cores: Sequence[int] = ()
+    takes_input: bool = False
+
+
+class Supervisor:
+    """The processes of one job on this host. If one fails, it ends the others.
+
+    Args:
+        specs: What to start.
+        size: Number of ranks in the whole job.
+        style: How their output is shown.
+        verbose: Whether to print what is started and how it ends.
+        elastic: Whether ranks save their state on SIGTERM: then a closed terminal
+            (SIGHUP) reaches them as SIGTERM.
+        inherit_files: Whether they get all open files, as the ranks of MPICH must.
+        membership: Where ranks note that they wait for each other, or have joined.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        size: int,
+        style: OutputStyle,
+        *,
+        verbose: bool = False,
+        elastic: bool = False,
+        inherit_files: bool = False,
+        membership: MembershipFile | None = None,
+    ):
+        self.specs = specs
+        self.size = size
+        self.style = style
+        self.verbose = verbose
+        self.elastic = elastic
+        self.inherit_files = inherit_files
+        self.membership = membership
+        self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
+        self.outputs: dict[int, RankOutput] = {}  # by rank
+        self.ending = False
+        self.exit_code = 0
+        self.failed: tuple[int, str] | None = None  # rank, and how it ended
+
+    def run(self, on_started: Callable[[], None] | None = None) -> int:
+        """Starts the processes and waits for them.
+
+        Args:
+            on_started: Called when all are started. Threads begin here: a process that
+                has threads cannot start others safely (``processes.start``).
+
+        Returns:
+            0 if each returned 0; else the exit code of the first that failed, or 128 +
+            the signal that ended it; 2 if the program cannot be started.
+        """
+        for number in SIGNALS:
+            signal.signal(number, self._forward)
+        self.watchdog = Watchdog()
+        try:
+            for spec in self.specs:
+                self._start(spec)
+            for output in self.outputs.values():
+                output.start()
+            if on_started is not None:
+                on_started()
+            self._wait()
+        except OSError as error:
+            print_message(_why_not_started(error, self.specs[0].command[0]))
+            self.exit_code = 2
+        finally:
+            self._signal_all(signal.SIGKILL)
+            deadline = time.monotonic() + GRACE_SECONDS
+            for output in self.outputs.values():
+                output.finish(deadline)
+            self.watchdog.close()
+        self._report()
+        return self.exit_code
+
+    def _start(self, spec: ProcessSpec, has_threads: bool = False) -> None:
+        output = self._output(spec.rank)
+        pipe = subprocess.PIPE if self._captures() else None
+        wants_input = spec.takes_input and not sys.stdin.isatty()
+        process = processes.start(
+            spec.command,
+            on_parent_death=None if has_threads else signal.SIGKILL,
+            cores=spec.cores,
+            env={**os.environ, **spec.variables},
+            stdin=None if wants_input else subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            close_fds=not self.inherit_files,
+        )
+        self.processes[process.pid] = (spec.rank, process)
+        self.watchdog.add(process.pid)
+        self.outputs[spec.rank] = output
+        output.attach(process.stdout, process.stderr)
+        if self.verbose:
+            cores = f" on cores {describe(spec.cores)}" if spec.cores else ""
+            print_message(f"{self._name(spec.rank)} is process {process.pid}{cores}")
+
+    # What subclasses change.
+
+    def _output(self, rank: int) -> RankOutput:
+        return RankOutput(rank, self.size, self.style)
+
+    def _captures(self) -> bool:
+        return self.style.captures
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank}"
+
+    def _wait(self) -> None:
+        while self.processes:
+            pid, status = os.waitpid(-1, 0)
+            if pid in self.processes:
+                self._reap(pid, status)
+
+    def _on_exit(self, rank: int, code: int) -> None:
+        """A process ended: ``code`` is its exit code, or minus the signal."""
+        if self.verbose:
+            print_message(f"{self._name(rank)} ended {how_ended(code)}")
+        if self.ending:
+            return
+        if code == 0:
+            if self.membership is not None and not self.membership.has_joined(rank):
+                args = (rank, self.membership)
+                threading.Thread(target=self._end_if_awaited, args=args).start()
+            return
+        consequence = self._consequence()
+        if code < 0 and self.processes:
+            consequence += (
+                "\nHINT: with --min-np N the job continues without ranks that die "
+                "(backends native and mpi); train.py --checkpoint-dir DIR --resume "
+                "continues from a checkpoint"
+            )
+        self._note_failure(rank, code, consequence)
+        self._end(signal.SIGTERM)
+
+    def _end_if_awaited(self, absent: int, membership: MembershipFile) -> None:
+        """Ends the job when a rank waits in init for one that has exited before."""
+        while self.processes and not self.ending:
+            running = [rank for rank, _ in list(self.processes.values())]
+            waiting = [rank for rank in running if membership.read(rank) == JOINING]
+            if waiting:
+                how = "with exit code 0 before it called collective.init()"
+                print_message(
+                    f"{self._name(absent)} ended {how}, where "
+                    f"{self._name(waiting[0])} waits for it; ending the other ranks\n"
+                    "HINT: every rank must call collective.init(); see what "
+                    f"{self._name(absent)} printed, or start fewer ranks"
+                )
+                self.exit_code, self.failed = 1, (absent, how)
+                self._end(signal.SIGTERM)
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _consequence(self) -> str:
+        """What follows from a failure, for the message."""
+        return "; ending the other ranks" if self.processes else ""
+
+    def _report(self) -> None:
+        if self.failed:
+            rank, how = self.failed
+            report_failure(self._name(rank), how, self.outputs[rank].last_errors)
+
+    # What they use.
+
+    def _reap(self, pid: int, status: int) -> None:
+        # Before the process is forgotten, what it started is ended with it.
+        processes.signal_group(pid, signal.SIGKILL)
+        self.watchdog.forget(pid)
+        rank, process = self.processes.pop(pid)
+        code = os.waitstatus_to_exitcode(status)
+        process.returncode = code
+        self._on_exit(rank, code)
+
+    def _note_failure(self, rank: int, code: int, consequence: str) -> None:
+        how = how_ended(code)
+        # A rank that ended by itself explains more than one that was killed.
+        if not self.failed or (code > 0 and self.exit_code > 128):
+            self.exit_code = 128 - code if code < 0 else code
+            self.failed = (rank, how)
+        print_message(f"{self._name(rank)} ended {how}{consequence}")
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        """Passes a signal of this process on to the job."""
+        if not self.ending:
+            self.exit_code = 128 + number
+        if number == signal.SIGHUP and self.elastic:
+            number = signal.SIGTERM
+        self._end(signal.Signals(number))
+
+    def _end(self, number: signal.Signals) -> None:
+        """Signals every process, and kills those that still run after a while."""
+        self._signal_all(number)
+        self._signal_all(signal.SIGCONT)  # a stopped process gets the signal, too
+        if not self.ending:
+            self.ending = True
+            timer = threading.Timer(GRACE_SECONDS, self._signal_all, (signal.SIGKILL,))
+            timer.daemon = True
+            timer.start()
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for pid in list(self.processes):
+            processes.signal_group(pid, number)
+
+
+def how_ended(code: int) -> str:
+    """``with exit code 7``, or ``by SIGKILL`` for -9."""
+    return f"by {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
+
+
+def _signal_name(number: int) -> str:
+    """As ``SIGKILL``; a real-time signal is ``SIGRT36``: Python names but two."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRT{number}"
+
+
+def _why_not_started(error: OSError, program: str) -> str:
+    if error.filename not in (None, program):
+        return (
+            f"cannot write {error.filename}: {error.strerror}\n"
+            "HINT: --output-filename DIR, with a folder that can be written"
+        )
+    if limit := _OUT_OF.get(error.errno or 0):
+        hint = f"raise the limit that `{limit}` shows, or start fewer ranks"
+    elif error.errno == errno.EACCES:
+        hint = f"chmod +x {program}, or start it by its interpreter: python {program}"
+    else:
+        hint = "give a program that is on the PATH"
+    return f"cannot start {program!r}: {error.strerror}\nHINT: {hint}"
