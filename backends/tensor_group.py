@@ -5,13 +5,13 @@ of a group read the same rows. What they compute between two large layers is the
 each; within one, each has its part, and they tell each other by these mappings, each
 with the gradient that makes the group one model:
 
-    mapping     forward                 backward
-    enter       as it is                sum over the group
-    leave       sum over the group      as it is
-    split       one's own part          parts joined
-    join        parts joined            one's own part
+    mapping                                 forward              backward
+    copy_to_tensor_parallel_region          as it is             sum over the group
+    reduce_from_tensor_parallel_region      sum over the group   as it is
+    scatter_to_tensor_parallel_region       one's own part       parts joined
+    gather_from_tensor_parallel_region      parts joined         one's own part
 
-Source: M. Shoeybi et al., Megatron-LM, 2019 (``enter`` and ``leave`` are its f and g).
+Source: M. Shoeybi et al., Megatron-LM, 2019 (the first two are its f and g).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class TensorGroup:
             collective.broadcast(whole, root, out=whole, process_set=self.across)
         return array
 
-    def enter(self, tensor: Any) -> Any:
+    def copy_to_tensor_parallel_region(self, tensor: Any) -> Any:
         """What all have alike, for use in parts."""
         import tensorflow as tf
 
@@ -144,7 +144,7 @@ class TensorGroup:
 
         return mapping(tensor)
 
-    def leave(self, tensor: Any) -> Any:
+    def reduce_from_tensor_parallel_region(self, tensor: Any) -> Any:
         """The sum of what each has, alike for all."""
         import tensorflow as tf
 
@@ -154,7 +154,7 @@ class TensorGroup:
 
         return mapping(tensor)
 
-    def split(self, tensor: Any) -> Any:
+    def scatter_to_tensor_parallel_region(self, tensor: Any) -> Any:
         """Of what all have alike, one's own part of the last axis."""
         import tensorflow as tf
 
@@ -164,7 +164,7 @@ class TensorGroup:
 
         return mapping(tensor)
 
-    def join(self, tensor: Any) -> Any:
+    def gather_from_tensor_parallel_region(self, tensor: Any) -> Any:
         """Parts of the last axis made whole, alike for all."""
         import tensorflow as tf
 

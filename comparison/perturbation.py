@@ -24,15 +24,15 @@ def apply(name: str) -> None:
     class Perturbed(Step):
         def __init__(self, *args: Any, **more: Any):
             super().__init__(*args, **more)
-            right = self._local
+            right = self._local_sums
 
             def local(*args: Any) -> tuple[Sums, list[tf.Tensor]]:
                 sums, state = right(*args)
-                *_, global_rows, _, rows, _, replica = args
+                *_, rows, global_rows, _, _, replica = args
                 share = tf.cast(rows, self.dtype) / tf.cast(global_rows, self.dtype)
                 return wrong(self, sums, share, replica), state
 
-            self._local = local
+            self._local_sums = local
 
     # By its name: ``collective.training.fit`` is the function in it.
     vars(importlib.import_module("collective.training.fit"))["Step"] = Perturbed

@@ -17,7 +17,7 @@ import numpy as np
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.training.memory import partitioned
+from collective.training.prepared import get_partition
 
 HOOKS = (
     "on_train_begin",
@@ -103,7 +103,7 @@ class RankZeroCallbacks:
         if self.backend.rank == 0 and self._last.get(hook) != place:
             self._last[hook] = place
             what = f"a callback's {hook}"
-            parts = None if "batch" in hook else partitioned.of(self.model)
+            parts = None if "batch" in hook else get_partition(self.model)
             with (
                 self.backend.only_rank_zero(what),
                 recorder.span(recorder.OTHER, what),
@@ -126,7 +126,7 @@ def followed_variables(model: keras.Model) -> list[keras.Variable]:
 
     Not the variables of which each rank has a part.
     """
-    parts = partitioned.of(model)
+    parts = get_partition(model)
     return [
         v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
     ]
@@ -135,9 +135,9 @@ def followed_variables(model: keras.Model) -> list[keras.Variable]:
 def make_alike(model: keras.Model, backend: Backend) -> None:
     """Gives every rank rank 0's model; every rank calls it."""
     backend.broadcast(followed_variables(model))
-    parts = partitioned.of(model)
+    parts = get_partition(model)
     if parts is not None:
-        parts.follow()
+        parts.broadcast_shards()
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:

@@ -7,22 +7,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from collective import backends
 from collective.backends.base import Backend
-from collective.errors import UsageError
-from collective.training import keras_compat
 from collective.training.callbacks import RankZeroCallbacks
 from collective.training.checkpoint.schedule import Checkpoint
-from collective.training.checks import check_labels, check_model
+from collective.training.checks import check_labels
+from collective.training.elastic.control_messages import Notices
 from collective.training.evaluation import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.gradient_sizes import message
-from collective.training.input.pipeline import Batch, Input
+from collective.training.input.pipeline import Input
+from collective.training.ledger.receipts import Receipts
 from collective.training.loop import Loop, Result
-from collective.training.memory import partitioned, sharded_optimizer
-from collective.training.parallel import partition, placement
+from collective.training.prepared import prepare
+from collective.training.replica_check import DesyncAlarm
 from collective.training.step import Step
 
 
@@ -86,42 +85,48 @@ def fit(
         backend = backends.get(backend, gradients=known)
     backend.serve()
     with ends_the_job(backend), explaining_memory():
-        told = ledger is not None
         plan = Input(
-            data, global_batch_size, seed=seed, shuffle=shuffle, tell_rows=told
+            data,
+            global_batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            with_rows_read=ledger is not None,
         )
         loop = Loop(backend, plan, epochs, steps)
         loop.check(accumulate)
-        spec = plan.spec
-        if backend.stages:
-            placement.check(
-                backend,
-                recompute=recompute,
-                shard_optimizer=shard_optimizer,
-                jit_compile=jit_compile,
-            )
-        model = _ready(model, backend, spec, shard_optimizer, jit_compile)
-        if backend.stages and placement.of(model) is None:
-            rows = -(-global_batch_size // (backend.replicas * accumulate))
-            placement.Placement(model, backend.stages, rows)
-        check_labels(model, plan.source)
-        loop.begin(model, checkpoint, ledger)
-        step = Step(
+        prepared = prepare(
             model,
             backend,
-            spec,
+            plan.spec,
+            micro_batch_rows=-(-global_batch_size // (backend.replicas * accumulate)),
+            shard_optimizer=shard_optimizer,
+            jit_compile=jit_compile,
+            recompute=recompute,
+        )
+        model = prepared.model
+        check_labels(model, plan.source)
+        loop.begin(model, checkpoint, ledger)
+        notices = Notices(backend) if backend.options.min_np is not None else None
+        receipts = Receipts(backend) if ledger is not None else None
+        alarm = None
+        if DesyncAlarm.is_needed(backend, check_every):
+            alarm = DesyncAlarm(model, backend, check_every)
+        step = Step(
+            prepared,
+            backend,
+            plan.spec,
             accumulate=accumulate,
             jit_compile=jit_compile,
             recompute=recompute,
             seed=seed,
             maybe_empty=loop.smallest < backend.most_replicas,
-            check_every=check_every,
+            attachments=[a for a in (alarm, receipts, notices) if a is not None],
         )
         validate = None
         if validation_data is not None:
             source = Input(validation_data, global_batch_size).source
             validate = Evaluation(
-                model,
+                prepared,
                 backend,
                 source,
                 max(global_batch_size, 32 * backend.most_replicas),
@@ -129,41 +134,4 @@ def fit(
         hooks = RankZeroCallbacks(
             callbacks, model, backend, loop.epochs, plan.steps_per_epoch
         )
-        return loop.run(step, hooks, validate, verbose, timeline)
-
-
-def _ready(
-    model: keras.Model | Callable[[], keras.Model],
-    backend: Backend,
-    spec: Batch,
-    shard_optimizer: bool,
-    jit_compile: bool,
-) -> keras.Model:
-    """Makes the model where a function was given; builds all of its variables."""
-    if not isinstance(model, keras.Model):
-        with backend.scope():
-            model = model()
-    check_model(model, backend)
-    if shard_optimizer:
-        sharded_optimizer.check(model, backend)
-    if backend.tensor is not None:
-        partition.check(backend, model, jit_compile)
-    whole = not shard_optimizer and backend.tensor is None
-    with_optimizer = whole and not backend.stages
-    with backend.scope():
-        try:
-            keras_compat.build(model, spec[:3], optimizer=with_optimizer)
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
-            shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
-            first = str(error).strip().split("\n")[0]
-            raise UsageError(
-                f"model {model.name!r} does not fit the data (a row of x has shape "
-                f"{shape}): {first}",
-                hint="give the model the input shape and the number of outputs of the "
-                "data, or choose another --data",
-            ) from error
-    if not whole and partitioned.of(model) is None:
-        (sharded_optimizer.Sharding if shard_optimizer else partition.TensorParts)(
-            model, backend
-        )
-    return model
+        return loop.run(step, hooks, validate, verbose, timeline, notices, receipts)

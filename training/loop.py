@@ -16,13 +16,13 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.elastic import generations
 from collective.errors import CollectiveError, UsageError
-from collective.training import keras_compat
 from collective.training.callbacks import RankZeroCallbacks, make_alike
 from collective.training.checkpoint import random_state
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checkpoint.state import State, broadcast, values_of
 from collective.training.checkpoint.writer import Files, Gathered
 from collective.training.checks import check_same_data
+from collective.training.elastic.control_messages import Notices
 from collective.training.elastic.reconfigure import (
     Change,
     Regroup,
@@ -39,6 +39,7 @@ from collective.training.evaluation import Evaluation
 from collective.training.exchange import gather_few
 from collective.training.input import source_errors
 from collective.training.input.pipeline import Batch, Input
+from collective.training.ledger.receipts import Receipts
 from collective.training.reporting.progress import Progress
 from collective.training.reporting.report import Averages
 from collective.training.reporting.timeline import Timeline, together
@@ -121,7 +122,7 @@ class Loop:
         if self.backend.options.min_np is None:
             self.batches = lambda *place: iter(self.plan.dataset(*place))
         else:
-            self.batches = self.plan.moving()
+            self.batches = self.plan.movable()
         self.result = Result(model, self.backend)
         self.handover = Handover(self.backend)
         self.files = Files(self.backend, self.plan.plan, checkpoint, ledger)
@@ -135,8 +136,11 @@ class Loop:
         validate: Evaluation | None,
         verbose: str | int,
         timeline: str | None,
+        notices: Notices | None = None,
+        receipts: Receipts | None = None,
     ) -> Result:
         """Trains to the end; where ranks come and go, it goes on if it may."""
+        self.notices, self.receipts = notices, receipts
 
         def attempt(change: Change | None) -> Result:
             self._agree(step, hooks, timeline, change)
@@ -150,8 +154,8 @@ class Loop:
             if self.backend.options.min_np is not None:
                 self.result._again = attempt
             change = enter(self.backend) if self.backend.joins else None
-            if step.notices.told:
-                stack.enter_context(step.notices.preemption)
+            if notices is not None:
+                stack.enter_context(notices.preemption)
             stack.callback(self._close)
             return going_on(self.backend, attempt, change)
 
@@ -200,18 +204,21 @@ class Loop:
                 if change is None or change.former[backend.rank] >= 0:
                     raise
                 go_again(backend, error)
-        self.files.lead(result.model, self.number, step.layout, root)
+        self.files.lead(result.model, self.number, root)
         if change is None:
             return
         if self.timeline is not None:
             self.timeline.event(f"goes on as rank {backend.rank} of {backend.size}")
-        told, over = step.notices.preemption, self.epoch >= self.epochs
+        assert self.notices is not None  # in every elastic job
+        told, over = self.notices.preemption, self.epoch >= self.epochs
         if not enough(backend, change, told, self.number, over, self._renew):
             self._give_up(backend.size, change.size)
 
-    def _part(self, step: Step) -> None:
+    def _part(self) -> None:
         """Between two steps: some leave, or are taken in, and all others meet anew."""
-        backend, news = self.backend, step.notices.news
+        if self.notices is None:
+            return
+        backend, news = self.backend, self.notices.news
         if news.renews:
             self._renew()
         if not (news.leaving or news.waiting):
@@ -311,7 +318,8 @@ class Loop:
                     timeline.step(number, begin, ready, done, report)
                 result.timing.input.append(ready - begin)
                 result.timing.step.append(done - ready)
-                self.files.note(number, report, step.layout)
+                if self.receipts is not None and self.receipts.last is not None:
+                    self.files.note(number, self.receipts.last)
                 if every_batch:
                     now = averages.logs() if backend.rank == 0 else {}
                     hooks.call("on_train_batch_end", number - first, now)
@@ -319,7 +327,7 @@ class Loop:
                 if self.number < last and not model.stop_training:
                     self.files.save(model, self.number, False, self._state)
                 if self.number < self.last and not model.stop_training:
-                    self._part(step)
+                    self._part()
             if self.number == last < first + per_epoch and not model.stop_training:
                 self.final = self._state()  # more steps can go on from here
             logs = averages.logs()
@@ -344,11 +352,7 @@ class Loop:
                 self.files.save(model, self.number, True, self._state)
         final = self.final = self.final or self._state()
         self.files.save_last(lambda: final)
-        if step.parted is not None:
-            step.parted.finish()
-        else:
-            with backend.scope():
-                keras_compat.finish(model)
+        step.finish()
         result.timing.tell_waiting(backend)
         hooks.call("on_train_end", {})
         self.files.end_ledger()

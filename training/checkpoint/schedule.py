@@ -26,7 +26,7 @@ from collective.training.checkpoint import storage
 from collective.training.checkpoint.state import State
 from collective.training.input.plan import Plan
 from collective.training.ledger.writer import Ledger
-from collective.training.memory import partitioned
+from collective.training.prepared import get_partition
 
 # At most so much of a training's time goes into its checkpoints.
 PART_OF_TIME = 0.05
@@ -226,7 +226,7 @@ class Checkpoint:
             return
 
     def _newest(self, model: keras.Model, plan: Plan) -> State | None:
-        found, parts = storage.saved_in(self.folder), partitioned.of(model)
+        found, parts = storage.saved_in(self.folder), get_partition(model)
         if found and not self.resume:
             raise UsageError(
                 f"{self.folder} has checkpoints already, up to {found[0].name}",
@@ -236,7 +236,7 @@ class Checkpoint:
         reason = ""
         for place, path in enumerate(found):
             try:
-                with parts.as_whole() if parts else contextlib.nullcontext():
+                with parts.whole_shapes() if parts else contextlib.nullcontext():
                     state = storage.read(path, model, plan)
             except storage.Unusable as error:
                 reason = reason or f"{path.name}: {error}"

@@ -19,7 +19,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.training.callbacks import all_variables
 from collective.training.checkpoint import random_state
-from collective.training.memory import partitioned
+from collective.training.prepared import get_partition
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class State:
         Args:
             model: With variables of the same shapes, in the same order.
         """
-        parts = partitioned.of(model)
+        parts = get_partition(model)
         for variable, value in zip(all_variables(model), self.variables, strict=True):
             if parts is not None:
-                value = parts.part_of(variable, value)
+                value = parts.cut(variable, value)
             variable.assign(value)
         random_state.put(self.random)
         model.stop_training = self.stopped
@@ -85,7 +85,7 @@ def values_of(
     Args:
         model: Built, with its optimizer.
         buffers: Arrays to copy the values into, from an earlier call.
-        gathered: Where each rank has parts, what ``Parted.gather`` returned.
+        gathered: Where each rank has parts, what ``PartitionedVariables.gather`` returned.
 
     Returns:
         The buffers; or arrays that must not be written to.

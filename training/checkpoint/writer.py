@@ -11,17 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.training.attachments import Total
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checkpoint.state import State
 from collective.training.input.plan import Plan
 from collective.training.ledger import receipts
 from collective.training.ledger.writer import Ledger
-from collective.training.memory import partitioned
-from collective.training.reporting.report import Layout
+from collective.training.prepared import get_partition
 
 Gathered = Mapping[int, np.ndarray]
 """What ranks have parts of, whole on rank 0, by the ``id`` of the variable."""
@@ -51,7 +50,7 @@ class Files:
         self._asked = checkpoint, ledger
         self._checkpoint: Checkpoint | None = None  # on rank 0, as the next
         self._ledger: Ledger | None = None
-        self._last: tuple[int, int, tf.Tensor] | None = None  # step, replicas, report
+        self._last: tuple[int, int, Total] | None = None  # step, replicas, receipts
         self._noted = -1  # the last step in the ledger of this rank
 
     @property
@@ -89,20 +88,17 @@ class Files:
         checkpoint.take_over(model, self.plan)
         return start
 
-    def lead(
-        self, model: keras.Model, step: int, layout: Layout, root: int | None
-    ) -> None:
+    def lead(self, model: keras.Model, step: int, root: int | None) -> None:
         """Makes whoever is rank 0 now write; every rank calls it.
 
         Args:
             model: Whose state.
             step: The step that comes next.
-            layout: Of reports.
             root: After ranks came or went, the first one that has made the last step.
         """
         backend, (checkpoint, ledger) = self.backend, self._asked
         if root is not None and ledger is not None:
-            last = self._last_of(root, layout)
+            last = self._last_of(root)
         if backend.rank:
             return
         if self._checkpoint is None and checkpoint is not None:
@@ -119,26 +115,26 @@ class Files:
             self._ledger.add(number, receipts.read(last[2:])[:replicas])
         self._ledger.begin(self.plan, step, backend.replicas, backend.name)
 
-    def _last_of(self, root: int, layout: Layout) -> np.ndarray:
+    def _last_of(self, root: int) -> np.ndarray:
         """A rank's last step, its number of replicas and receipts; zero for none."""
         last = np.zeros(2 + receipts.SIZE * self.backend.most_replicas)
         if self._last is not None:
-            number, replicas, report = self._last
+            number, replicas, total = self._last
             last[:2] = number, replicas
-            last[2:] = report.numpy()[layout.size :]
+            last[2:] = total.numpy()
         return self.backend.broadcast_array(last, root)
 
-    def note(self, step: int, report: tf.Tensor, layout: Layout) -> None:
-        """Notes a finished step in the ledger."""
+    def note(self, step: int, total: Total) -> None:
+        """Notes a finished step, and the receipts in it, in the ledger."""
         replicas = self.backend.replicas
-        self._last = step, replicas, report
+        self._last = step, replicas, total
         if self._ledger is not None:
-            self._ledger.add(step, layout.receipts(report)[:replicas])
+            self._ledger.add(step, receipts.read(total.numpy())[:replicas])
             self._noted = step
 
     def gathered(self, model: keras.Model) -> Gathered:
         """What a checkpoint needs of other ranks; every rank calls it."""
-        parts = partitioned.of(model)
+        parts = get_partition(model)
         return {} if parts is None or self._asked[0] is None else parts.gather()
 
     def save(

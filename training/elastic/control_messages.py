@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.elastic.preemption import LEAVES, RENEWS, WAITING, Preemption
+from collective.training.attachments import Attachment, ReplicaStep, Total
 
 
 @dataclass(frozen=True)
@@ -33,48 +34,41 @@ class News:
     renews: bool
 
 
-class Notices:
+class Notices(Attachment):
     """What this rank tells, and hears.
 
     Args:
-        backend: Where its ranks may not come and go, nothing is told.
+        backend: One whose ranks may come and go.
 
     Attributes:
-        told: Whether anything is ever told.
         preemption: Whether this rank was told to end.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
-        self.told = backend.options.min_np is not None
         self.preemption = Preemption()
         self._heard = np.zeros(0, np.int64)
-        if self.told:
-            with tf.device("CPU"):
-                self._mine = tf.Variable(0, trainable=False, dtype=tf.int64)
-            self._now = 0
+        with tf.device("CPU"):
+            self._mine = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._now = 0
 
     def prepare(self) -> None:
         """Before a step: what this rank will tell in it."""
-        if not self.told:
-            return
         now = self.preemption.news()
         if now != self._now:
             self._now = now
             self._mine.assign(now)
 
-    def contribution(self) -> list[tf.Tensor]:
+    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
         """Inside ``run``: what of this replica rides in the all-reduce.
 
         Returns:
             A vector of ``most_replicas`` numbers, each exact even in bfloat16.
         """
-        if not self.told:
-            return []
         mine = tf.cast(self._mine.read_value(), tf.float32)
         return [tf.one_hot(self.backend.replica(), self.backend.most_replicas) * mine]
 
-    def hear(self, total: tf.Tensor) -> None:
+    def receive(self, total: Total, number: int) -> None:
         """After a step: the sum of all contributions."""
         self._heard = np.rint(total.numpy()).astype(np.int64)
 
