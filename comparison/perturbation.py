@@ -11,6 +11,7 @@ import tensorflow as tf
 from collective.comparison.perturbations import PERTURBATIONS
 from collective.training.forward import Sums
 from collective.training.step import Step
+from collective.training.step_inputs import StepInputs
 
 
 def apply(name: str) -> None:
@@ -26,11 +27,11 @@ def apply(name: str) -> None:
             super().__init__(*args, **more)
             right = self._local_sums
 
-            def local(*args: Any) -> tuple[Sums, list[tf.Tensor]]:
-                sums, state = right(*args)
-                *_, rows, global_rows, _, _, replica = args
-                share = tf.cast(rows, self.dtype) / tf.cast(global_rows, self.dtype)
-                return wrong(self, sums, share, replica), state
+            def local(inputs: StepInputs) -> tuple[Sums, list[tf.Tensor]]:
+                sums, state = right(inputs)
+                count = tf.cast(inputs.count, self.dtype)
+                share = count / tf.cast(inputs.global_rows, self.dtype)
+                return wrong(self, sums, share, inputs.replica), state
 
             self._local_sums = local
 

@@ -60,8 +60,8 @@ def all_reduce(
     """
     local = tf.nest.map_structure(lambda t: tf.cast(t, dtype), local)
     gradients = local.sums.gradients
-    scatters = partition is not None and partition.scatters_gradients
-    if scatters:
+    scatters = partition if partition and partition.scatters_gradients else None
+    if scatters is not None:
         local = local._replace(sums=local.sums._replace(gradients=[]))
     tensors = tf.nest.flatten(local)
     ids = {id(t) for t in tf.nest.flatten(local.sums.gradients)}
@@ -75,8 +75,8 @@ def all_reduce(
     with tf.control_dependencies([start, *reduced]):
         stop = tf.timestamp()
     total = tf.nest.pack_sequence_as(local, reduced)
-    if scatters:
-        shards = partition.reduce_scatter(tf.nest.flatten(gradients))
+    if scatters is not None:
+        shards = scatters.reduce_scatter(tf.nest.flatten(gradients))
         gradients = tf.nest.pack_sequence_as(gradients, shards)
         total = total._replace(sums=total.sums._replace(gradients=gradients))
     if backend.tensor is not None:

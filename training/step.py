@@ -25,8 +25,8 @@ from collective.training.prepared import PreparedModel
 from collective.training.reduction import StepSums, all_reduce
 from collective.training.reporting.report import Layout
 from collective.training.step_inputs import (
-    ReplicaRows,
     Rows,
+    StepInputs,
     Weights,
     read_weights,
     replica_rows,
@@ -114,7 +114,9 @@ class Step:
         self._sums_spec: Sums = traced.structured_outputs[0]
         self._local_sums = tf.function(
             colocated(self._sum_micro_batches),
-            input_signature=(weights, rows, *[scalar] * 2, scale, *[scalar] * 2),
+            input_signature=(
+                StepInputs(weights, rows, scalar, scalar, scale, scalar, scalar),
+            ),
             autograph=False,
         )
         self._local_sums.get_concrete_function()
@@ -161,12 +163,9 @@ class Step:
         """The update of one replica, inside ``Backend.run``; returns the report."""
         backend = self.backend
         replica = tf.cast(backend.replica(), tf.int64)
-        weights = read_weights(self.model)
         own = replica_rows(backend, batch, replica)
-
-        # forward and backward pass: sums over this replica's rows
-        sums, new_state = self._local_sums(
-            weights,
+        inputs = StepInputs(
+            read_weights(self.model),
             own.rows,
             own.count,
             batch.global_rows,
@@ -174,11 +173,14 @@ class Step:
             number,
             replica,
         )
+
+        # forward and backward pass: sums over this replica's rows
+        sums, new_state = self._local_sums(inputs)
         sums = self._beside_variables(sums)
         this_step = ReplicaStep(number, replica, own.rows_read)
         local = StepSums(
             sums,
-            self._state_changes(weights, new_state, own, batch.global_rows),
+            self._state_changes(inputs, new_state),
             finite.locate(sums, backend),
             [attachment.contribution(this_step) for attachment in self.attachments],
         )
@@ -197,21 +199,12 @@ class Step:
             gradients = self._divide(total.sums)
             # un-scale, clip, weight decay, update, constraints, average
             self._apply(gradients)
-            self._assign_state(weights, total.state_changes)
+            self._assign_state(inputs.weights, total.state_changes)
         return self._report(batch, total, span)
 
-    def _sum_micro_batches(
-        self,
-        weights: Weights,
-        rows: Rows,
-        count: tf.Tensor,
-        global_rows: tf.Tensor,
-        loss_scale: tf.Tensor,
-        number: tf.Tensor,
-        replica: tf.Tensor,
-    ) -> tuple[Sums, list[tf.Tensor]]:
+    def _sum_micro_batches(self, inputs: StepInputs) -> tuple[Sums, list[tf.Tensor]]:
         """Sums over a replica's rows, and the changing state after them. Pure."""
-        changing = self.forward.changing
+        changing, weights = self.forward.changing, inputs.weights
 
         def compute(
             micro_batch: tf.Tensor, rows: Rows, changed: list[tf.Tensor]
@@ -219,9 +212,14 @@ class Step:
             state = list(weights.state)
             for i, value in zip(changing, changed, strict=True):
                 state[i] = value
-            position = tf.stack([number, replica, tf.cast(micro_batch, tf.int64)])
             sums, new_state = self._micro_batch(
-                weights._replace(state=state), rows, global_rows, loss_scale, position
+                weights._replace(state=state),
+                rows,
+                inputs.global_rows,
+                inputs.loss_scale,
+                tf.stack(
+                    [inputs.number, inputs.replica, tf.cast(micro_batch, tf.int64)]
+                ),
             )
             return self._beside_variables(sums), new_state
 
@@ -231,8 +229,8 @@ class Step:
                 lambda t: tf.zeros(t.shape, t.dtype), self._sums_spec
             ),
             [weights.state[i] for i in changing],
-            count,
-            rows,
+            inputs.count,
+            inputs.rows,
             self.micro_batches,
             self.maybe_empty,
         )
@@ -243,20 +241,18 @@ class Step:
         if placement is None:
             return sums
         variables = [self.model.trainable_variables[i] for i in self.forward.connected]
-        gradients = [placement.colocate(list_, variables) for list_ in sums.gradients]
+        gradients = [placement.colocate(terms, variables) for terms in sums.gradients]
         return sums._replace(gradients=gradients)
 
     def _state_changes(
-        self,
-        weights: Weights,
-        new_state: list[tf.Tensor],
-        own: ReplicaRows,
-        global_rows: tf.Tensor,
+        self, inputs: StepInputs, new_state: list[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Changes of the state, times this replica's share of the rows."""
-        share = tf.cast(own.count, self.dtype) / tf.cast(global_rows, self.dtype)
+        count, global_rows = inputs.count, inputs.global_rows
+        share = tf.cast(count, self.dtype) / tf.cast(global_rows, self.dtype)
+        old = inputs.weights.state
         return [
-            (tf.cast(new, self.dtype) - tf.cast(weights.state[i], self.dtype)) * share
+            (tf.cast(new, self.dtype) - tf.cast(old[i], self.dtype)) * share
             for i, new in zip(self.forward.changing, new_state, strict=True)
         ]
 

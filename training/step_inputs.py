@@ -36,6 +36,28 @@ class Rows(NamedTuple):
     sample_weight: Any
 
 
+class StepInputs(NamedTuple):
+    """What the sums of one replica in one step depend on.
+
+    Attributes:
+        weights: Values of the model's variables.
+        rows: The rows of this replica; there may be none.
+        count: int64 scalar, their number.
+        global_rows: int64 scalar, rows of the global batch.
+        loss_scale: float32 scalar, the loss is multiplied by it before differentiation.
+        number: int64 scalar, the step's number.
+        replica: int64 scalar, the replica's number in the job.
+    """
+
+    weights: Weights
+    rows: Rows
+    count: Any
+    global_rows: Any
+    loss_scale: Any
+    number: Any
+    replica: Any
+
+
 class ReplicaRows(NamedTuple):
     """The rows of one replica.
 
