@@ -353,7 +353,7 @@ class Loop:
         final = self.final = self.final or self._state()
         self.files.save_last(lambda: final)
         step.finish()
-        result.timing.tell_waiting(backend)
+        result.timing.exchange_waits(backend)
         hooks.call("on_train_end", {})
         self.files.end_ledger()
         if timeline is not None:
