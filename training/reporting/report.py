@@ -88,9 +88,8 @@ class Averages:
         layout = self.layout
         metrics = layout.FIXED + len(layout.outputs)
         for report in self._waiting:
-            values = report.numpy()
+            values = report.numpy()[: layout.size].copy()
             self._reports.append(values)
-            values = values[: layout.size]
             weighted = values * np.float64(values[layout.ROWS])
             weighted[layout.ROWS] = values[layout.ROWS]
             weighted[metrics:] = values[metrics:]
