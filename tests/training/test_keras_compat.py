@@ -35,7 +35,7 @@ def test_build_makes_every_variable(mlp):
     assert len(mlp.variables) + len(mlp.metrics_variables) == count
 
 
-def test_build_tells_a_model_that_does_not_fit(backends_by_name):
+def test_build_reports_a_model_that_does_not_fit(backends_by_name):
     x, y, _ = rows()
     with pytest.raises(ValueError, match="expected axis -1"):
         built(

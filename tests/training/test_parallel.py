@@ -145,7 +145,7 @@ if launch.launched():
         wanted = reference(CASES[0], "float64")
         assert_close(got["losses"], wanted["losses"][:6])
 
-    def test_keeps_its_part(backend):
+    def test_keeps_its_shard(backend):
         made = cases.built(clipped, backend, cases.spec_of(CASES[0].batch(0)))
         table = made.layers[0].embeddings
         assert abs(table.shape[0] - cases.WORDS / backend.tensor.parts) < 1
@@ -198,13 +198,13 @@ if launch.launched():
         return made
 
     @pytest.mark.parametrize("told", REFUSED)
-    def test_refuses_what_cannot_be_in_parts(told, backend):
+    def test_refuses_layers_that_cannot_be_split(told, backend):
         arguments = {"model": model} | REFUSED[told]
         with pytest.raises(UsageError, match=told) as caught:
             small.train(backend, steps=1, **arguments)
         assert caught.value.exit_code == 2
 
-    def test_tells_of_parts_that_a_callback_changes(backend):
+    def test_reports_shards_that_a_callback_changes(backend):
         made = cases.built(clipped, backend, cases.spec_of(CASES[0].batch(0)))
         table, scale = made.layers[0].embeddings, made.layers[5].gamma
         with get_partition(made).unchanged("a hook"):
@@ -216,7 +216,7 @@ if launch.launched():
             table.assign(table * 2)
 
     @on_four
-    def test_tells_which_rank_is_not_finite(backend):
+    def test_names_the_rank_that_is_not_finite(backend):
         def poisoned():
             made = model()
             if backend.rank == backend.tensor.parts - 1:  # of the first replica

@@ -102,7 +102,7 @@ if launch.launched():
             wanted = {k: v for k, v in wanted.items() if k in got}
         assert differences(got, wanted, "float64") == []
 
-    def test_keeps_its_part(backend):
+    def test_keeps_its_shard(backend):
         spec = cases.spec_of(CHOSEN[0].batch(0))
         model = cases.built(CHOSEN[0].model, backend, spec, shard=True)
         shards = get_partition(model)
