@@ -5,13 +5,13 @@ All ranks of a group read the same rows. Between two large layers each computes 
 values; within one, each computes with its shard. These mappings lead from one to the
 other, each with the gradient that makes the group one model:
 
-    mapping     forward                 backward
-    enter       identity                sum over the group
-    leave       sum over the group      identity
-    split       this rank's shard       shards joined
-    join        shards joined           this rank's shard
+    mapping                               forward                backward
+    copy_to_tensor_parallel_region        identity               sum over the group
+    reduce_from_tensor_parallel_region    sum over the group     identity
+    scatter_to_tensor_parallel_region     this rank's shard      shards joined
+    gather_from_tensor_parallel_region    shards joined          this rank's shard
 
-Source: M. Shoeybi et al., Megatron-LM, 2019 (``enter`` and ``leave`` are its f and g).
+Source: M. Shoeybi et al., Megatron-LM, 2019 (the first two are its f and g).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class TensorGroup:
             collective.broadcast(whole, root, out=whole, process_set=self.across)
         return array
 
-    def enter(self, tensor: Any) -> Any:
+    def copy_to_tensor_parallel_region(self, tensor: Any) -> Any:
         """A value that is equal on all ranks, for use with shards."""
         import tensorflow as tf
 
@@ -146,7 +146,7 @@ class TensorGroup:
 
         return mapping(tensor)
 
-    def leave(self, tensor: Any) -> Any:
+    def reduce_from_tensor_parallel_region(self, tensor: Any) -> Any:
         """The sum of the ranks' values, equal on all."""
         import tensorflow as tf
 
@@ -156,7 +156,7 @@ class TensorGroup:
 
         return mapping(tensor)
 
-    def split(self, tensor: Any) -> Any:
+    def scatter_to_tensor_parallel_region(self, tensor: Any) -> Any:
         """This rank's shard of the last axis of a value that is equal on all ranks."""
         import tensorflow as tf
 
@@ -166,7 +166,7 @@ class TensorGroup:
 
         return mapping(tensor)
 
-    def join(self, tensor: Any) -> Any:
+    def gather_from_tensor_parallel_region(self, tensor: Any) -> Any:
         """The shards of the last axis joined, equal on all ranks."""
         import tensorflow as tf
 

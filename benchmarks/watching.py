@@ -38,6 +38,8 @@ def main() -> None:
         from collective.training import keras_compat, models
         from collective.training.input import datasets
         from collective.training.input.pipeline import Input
+        from collective.training.prepared import PreparedModel
+        from collective.training.replica_check import DesyncAlarm
         from collective.training.reporting.timeline import begin as begin_timeline
         from collective.training.step import Step
 
@@ -52,7 +54,8 @@ def main() -> None:
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
             keras_compat.build(model, plan.spec[:3])
-        return Step(model, backend, plan.spec, check_every=every)
+        alarm = [DesyncAlarm(model, backend, every)] if every else []
+        return Step(PreparedModel(model), backend, plan.spec, attachments=alarm)
 
     plain, alarm = step(0), step(STEPS)
     seconds: dict[str, list[float]] = {"plain": [], "alarm": [], "check": []}

@@ -11,6 +11,7 @@ import tensorflow as tf
 from collective.comparison.perturbations import PERTURBATIONS
 from collective.training.forward import Sums
 from collective.training.step import Step
+from collective.training.step_inputs import StepInputs
 
 
 def apply(name: str) -> None:
@@ -24,15 +25,15 @@ def apply(name: str) -> None:
     class Perturbed(Step):
         def __init__(self, *args: Any, **more: Any):
             super().__init__(*args, **more)
-            right = self._local
+            right = self._local_sums
 
-            def local(*args: Any) -> tuple[Sums, list[tf.Tensor]]:
-                sums, state = right(*args)
-                *_, global_rows, _, rows, _, replica = args
-                share = tf.cast(rows, self.dtype) / tf.cast(global_rows, self.dtype)
-                return wrong(self, sums, share, replica), state
+            def local(inputs: StepInputs) -> tuple[Sums, list[tf.Tensor]]:
+                sums, state = right(inputs)
+                count = tf.cast(inputs.count, self.dtype)
+                share = count / tf.cast(inputs.global_rows, self.dtype)
+                return wrong(self, sums, share, inputs.replica), state
 
-            self._local = local
+            self._local_sums = local
 
     # By its name: ``collective.training.fit`` is the function in it.
     vars(importlib.import_module("collective.training.fit"))["Step"] = Perturbed

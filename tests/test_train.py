@@ -71,7 +71,7 @@ WRONG = {
         "unknown cross-device ops 'carrier-pigeon'",
     ),
     "unknown-algorithm": ("--algorithm butterfly", "invalid choice: 'butterfly'"),
-    "missing-file": ("--data {tmp}/nowhere.npz", "there is no file"),
+    "missing-file": ("--data {tmp}/nowhere.npz", "nowhere.npz does not exist"),
     "torn-file": ("--data {tmp}/torn.npz", "torn.npz cannot be read as .npz"),
     "empty-folder": ("--data {tmp}/empty", "has no sub-folder with images"),
     "unknown-data": ("--data cats", "there is no data set 'cats'"),
@@ -186,7 +186,7 @@ def holder_of_the_poisoned_row(seed: int, batch: int, replicas: int) -> tuple[in
 
     plan = Input(own.poisoned(), batch, seed=seed)
     for step in range(plan.steps_per_epoch):
-        numbers = list(plan.global_batch(step))
+        numbers = list(plan.plan.row_numbers(step, step + 1))
         if own.POISONED in numbers:
             place = numbers.index(own.POISONED)
             for replica in range(replicas):
@@ -397,7 +397,7 @@ def test_a_row_that_one_rank_alone_cannot_read_ends_the_job(tmp_path):
     plan = Input((np.zeros((24, 1)), np.zeros(24)), 8, seed=0)
     place = next(
         list(numbers).index(row)
-        for numbers in map(plan.global_batch, range(3))
+        for numbers in (plan.plan.row_numbers(s, s + 1) for s in range(3))
         if row in numbers
     )
     holder = next(r for r in range(2) if place < share(8, r, 2)[1])

@@ -1,8 +1,8 @@
-"""Adds up micro-batches, one in memory at a time.
+"""Sums micro-batches, with one in memory at a time.
 
-Sums add up, so K micro-batches give what one large batch gives, whatever their sizes.
-A ``while_loop`` with ``parallel_iterations=1`` keeps TensorFlow from running several
-at once: the activations of one micro-batch are freed before the next begins.
+K micro-batches have the same sums as one large batch, whatever their sizes. A
+``while_loop`` with ``parallel_iterations=1`` keeps TensorFlow from running several at
+once: the activations of one micro-batch are freed before the next one starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 MicroBatch = Callable[[tf.Tensor, Any, list[tf.Tensor]], tuple[Any, list[tf.Tensor]]]
 
 
-def cut(batch: Any, start: Any, stop: Any) -> Any:
+def slice_rows(batch: Any, start: Any, stop: Any) -> Any:
     """Rows ``start`` to ``stop`` of every tensor in a tree."""
     return tf.nest.map_structure(lambda t: t[start:stop], batch)
 
@@ -26,25 +26,25 @@ def accumulate(
     state: list[tf.Tensor],
     rows: tf.Tensor,
     batch: Any,
-    parts: int,
+    micro_batches: int,
     maybe_empty: bool,
 ) -> tuple[Any, list[tf.Tensor]]:
     """Sums ``compute`` over the micro-batches of a batch.
 
     Args:
         compute: ``compute(number, rows, state) -> (sums, state)`` for one micro-batch
-            that is not empty.
-        zeros: Makes sums of nothing.
-        state: Tensors handed from one micro-batch to the next.
+            that has at least one row.
+        zeros: Makes the sums over no row.
+        state: Tensors passed from one micro-batch to the next.
         rows: Scalar int, rows in the batch; may be 0.
         batch: Tree of tensors with ``rows`` rows.
-        parts: How many micro-batches; their sizes differ by one row at most.
+        micro_batches: How many; their sizes differ by one row at most.
         maybe_empty: Whether ``rows`` can be 0. False saves a branch.
 
     Returns:
         The sums over all rows, and the state after the last micro-batch.
     """
-    if parts == 1:
+    if micro_batches == 1:
         whole = lambda: compute(tf.constant(0), batch, state)  # noqa: E731
         if not maybe_empty:
             return whole()
@@ -54,12 +54,11 @@ def accumulate(
         number: tf.Tensor, sums: Any, state: list[tf.Tensor]
     ) -> tuple[tf.Tensor, Any, list[tf.Tensor]]:
         start, stop = number * rows // used, (number + 1) * rows // used
-        micro = cut(batch, start, stop)
-        more, state = compute(number, micro, state)
+        more, state = compute(number, slice_rows(batch, start, stop), state)
         return number + 1, tf.nest.map_structure(tf.add, sums, more), state
 
-    # Fewer rows than parts: one row each, so that none is empty.
-    used = tf.minimum(tf.cast(parts, rows.dtype), rows)
+    # With fewer rows than micro-batches, each has one row: none may be empty.
+    used = tf.minimum(tf.cast(micro_batches, rows.dtype), rows)
     _, sums, state = tf.while_loop(
         lambda number, *_: number < used,
         body,

@@ -16,9 +16,9 @@ import keras
 import numpy as np
 
 from collective import recorder
-from collective.training.memory import partitioned
 from collective.training.observer import FinishedStep, Observer
 from collective.training.position import Position
+from collective.training.prepared import get_partition
 from collective.training.variables import broadcast_model
 
 HOOKS = (
@@ -139,7 +139,7 @@ class RankZeroCallbacks(Observer):
         if self.backend.rank == 0 and self._last.get(hook) != place:
             self._last[hook] = place
             what = f"a callback's {hook}"
-            parts = None if "batch" in hook else partitioned.of(self.model)
+            parts = None if "batch" in hook else get_partition(self.model)
             with (
                 self.backend.only_rank_zero(what),
                 recorder.span(recorder.OTHER, what),

@@ -21,7 +21,7 @@ from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.fit import fit
 from collective.training.gradient_sizes import message
 from collective.training.input import datasets
-from collective.training.memory import partitioned
+from collective.training.prepared import get_prepared
 from collective.training.reporting.summary import Summary
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
@@ -125,14 +125,14 @@ def run(
         test: dict[str, float] = {}
         if job.test and data.test is not None:
             rows = max(job.global_batch_size, 32 * backend.most_replicas)
-            evaluation = Evaluation(model, backend, data.test, rows)
+            evaluation = Evaluation(get_prepared(model), backend, data.test, rows)
             test = result.afterwards(evaluation)
-        parts = partitioned.of(model)
+        parts = get_prepared(model).partition
         summary = Summary.of(
             dataclasses.asdict(job),
             result,
             test,
-            parts.parameters() if parts else model.count_params(),
+            parts.count_parameters() if parts else model.count_params(),
             len(data.train),
         )
 

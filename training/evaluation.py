@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -19,37 +18,41 @@ from collective.training.accumulation import accumulate
 from collective.training.forward import Forward, Sums
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.source import Source
-from collective.training.step import replica_rows, without_none
+from collective.training.prepared import PreparedModel
+from collective.training.step_inputs import (
+    Rows,
+    read_weights,
+    replica_rows,
+    weight_specs,
+    without_none,
+)
 
 
 class Evaluation:
     """Evaluates a model on a source, sharded over the replicas.
 
     Args:
-        model: Compiled and built in the backend's scope.
+        prepared: The model.
         backend: What sums over replicas.
         source: The rows.
         batch_size: Rows evaluated at a time, over all replicas.
     """
 
     def __init__(
-        self, model: keras.Model, backend: Backend, source: Source, batch_size: int
+        self, prepared: PreparedModel, backend: Backend, source: Source, batch_size: int
     ):
-        self.model = model
+        self.model = prepared.model
         self.backend = backend
         self.input = Input(source, batch_size, shuffle=False)
-        self.forward = Forward(model, seed=0)
+        self.forward = Forward(prepared, seed=0)
         self._cut_for = range(0), 0
         spec = without_none(self.input.spec)
         self._local = tf.function(
             self.forward.test,
             input_signature=(
-                [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables],
-                [
-                    tf.TensorSpec(v.shape, v.dtype)
-                    for v in model.non_trainable_variables
-                ],
-                *spec[:4],
+                weight_specs(self.model),
+                Rows(spec.x, spec.y, spec.sample_weight),
+                spec.global_rows,
             ),
             autograph=False,
         )
@@ -68,7 +71,7 @@ class Evaluation:
         """
         self.backend.require_all_ranks()
         place = self.backend.local_replicas, self.backend.replicas
-        if place != self._cut_for:  # the first call, and after a change of the ranks
+        if place != self._cut_for:  # at first, and when ranks have died
             steps = self.input.steps_per_epoch
             self._dataset = self.input.dataset(0, steps, *place)
             self._cut_for = place
@@ -82,32 +85,30 @@ class Evaluation:
 
     def _replica(self, batch: Batch) -> tf.Tensor:
         """Sums over one global batch as a vector; all but the metrics times rows."""
-        data, rows, _ = replica_rows(
-            self.backend, batch, tf.cast(self.backend.replica(), tf.int64)
-        )
-        trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]
-        state = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
+        replica = tf.cast(self.backend.replica(), tf.int64)
+        own = replica_rows(self.backend, batch, replica)
+        weights = read_weights(self.model)
         sums, _ = accumulate(
-            lambda _, data, state: (
-                self._local(trainable, state, *data, batch.global_rows),
+            lambda _, rows, state: (
+                self._local(weights, rows, batch.global_rows),
                 state,
             ),
             lambda: tf.nest.map_structure(
                 lambda t: tf.zeros(t.shape, t.dtype), self._shapes
             ),
-            state,
-            rows,
-            data,
-            parts=1,
+            [],
+            own.count,
+            own.rows,
+            micro_batches=1,
             maybe_empty=True,
         )
         count = tf.cast(batch.global_rows, tf.float64)
         metrics = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
-        means = [
+        others = [
             tf.reshape(tf.cast(t, tf.float64) * count, [1])
             for t in tf.nest.flatten(sums._replace(metrics=[]))
         ]
-        local = tf.concat([tf.cast([rows], tf.float64), *means, *metrics], axis=0)
+        local = tf.concat([tf.cast([own.count], tf.float64), *others, *metrics], axis=0)
         return self.backend.all_reduce([local])[0]
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:
@@ -118,9 +119,9 @@ class Evaluation:
             pieces.append(rest[:size].reshape(spec.shape))
             rest = rest[size:]
         sums: Sums = tf.nest.pack_sequence_as(self._shapes, pieces)
-        planned, *weighted = sums.losses
+        planned, *weighed = sums.losses
         loss = planned / rows + sum(
-            t / w if w else 0.0 for t, w in zip(weighted, sums.weights, strict=True)
+            t / w if w else 0.0 for t, w in zip(weighed, sums.weights, strict=True)
         )
         logs = {"loss": float(loss)}
         trackers = keras_compat.loss_trackers(self.model)

@@ -24,7 +24,8 @@ from collective.training.ledger.observer import LedgerObserver
 from collective.training.loop import Loop
 from collective.training.observer import Observer
 from collective.training.position import Position
-from collective.training.prepare import prepare_model
+from collective.training.prepared import prepare
+from collective.training.replica_check import DesyncAlarm
 from collective.training.reporting.heartbeat import Heartbeat
 from collective.training.reporting.progress import ProgressBar
 from collective.training.reporting.timeline import TimelineObserver
@@ -101,19 +102,20 @@ def fit(
             global_batch_size,
             seed=seed,
             shuffle=shuffle,
-            tell_rows=ledger is not None,
+            with_rows_read=ledger is not None,
         )
         check_batch(backend, global_batch_size, accumulate)
         check_same_data(backend, inputs.source)
-        model = prepare_model(
+        prepared = prepare(
             model,
             backend,
             inputs.spec,
-            rows=-(-global_batch_size // (backend.replicas * accumulate)),
+            micro_batch_rows=-(-global_batch_size // (backend.replicas * accumulate)),
             recompute=recompute,
             shard_optimizer=shard_optimizer,
             jit_compile=jit_compile,
         )
+        model = prepared.model
         check_labels(model, inputs.source)
         per_epoch = inputs.steps_per_epoch
         last_step = epochs * per_epoch if steps is None else steps
@@ -131,8 +133,11 @@ def fit(
             ledger=ledger,
         )
         smallest_batch = inputs.rows % global_batch_size or global_batch_size
+        attachments = [a for observer in observers for a in observer.attachments]
+        if DesyncAlarm.is_needed(backend, check_every):
+            attachments.insert(0, DesyncAlarm(model, backend, check_every))
         step = Step(
-            model,
+            prepared,
             backend,
             inputs.spec,
             accumulate=accumulate,
@@ -140,17 +145,17 @@ def fit(
             recompute=recompute,
             seed=seed,
             maybe_empty=smallest_batch < backend.most_replicas,
-            check_every=check_every,
+            attachments=attachments,
         )
         evaluate = None
         if validation_data is not None:
             source = Input(validation_data, global_batch_size).source
             rows = max(global_batch_size, 32 * backend.most_replicas)
-            evaluate = Evaluation(model, backend, source, rows)
+            evaluate = Evaluation(prepared, backend, source, rows)
         loop = Loop(
             position,
             step,
-            inputs.moving() if backend.elastic else inputs.dataset,
+            inputs.movable() if backend.elastic else inputs.dataset,
             per_epoch,
             last_step,
             observers,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training import keras_compat
 from collective.training.input import source_errors
 from collective.training.input.pipeline import Batch
 from collective.training.observer import FinishedStep, Observer, methods
@@ -102,7 +101,7 @@ class Loop:
                 self._train_epoch(batches)
             position.final = position.final or position.take()
             self._call("end_epochs", outermost_first=True)
-            self._finish_model()
+            self.step.finish()
             self._call("end", outermost_first=True)
         except BaseException:
             self._call("interrupted")
@@ -157,14 +156,6 @@ class Loop:
         logs = {f"val_{name}": value for name, value in evaluate().items()}
         self._call("after_validation", logs)
         return logs
-
-    def _finish_model(self) -> None:
-        """Does what Keras does to the variables at the end of its ``fit``."""
-        if self.step.parted is not None:
-            self.step.parted.finish()
-        else:
-            with self.position.backend.scope():
-                keras_compat.finish(self.position.model)
 
     def _call(self, name: str, *args: object, outermost_first: bool = False) -> None:
         for method in methods(self.observers, name, outermost_first=outermost_first):

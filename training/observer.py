@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from collective.training.attachments import Attachment
+
 
 class FinishedStep(NamedTuple):
     """A step that every rank has finished.
@@ -43,7 +45,13 @@ class FinishedStep(NamedTuple):
 
 
 class Observer:
-    """Base class of all observers; no method does anything."""
+    """Base class of all observers; no method does anything.
+
+    Attributes:
+        attachments: What the observer adds to the all-reduce of each step.
+    """
+
+    attachments: Sequence[Attachment] = ()
 
     def begin(self) -> None:
         """Before the first step, with the state to start from in place. Collectives.

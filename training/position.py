@@ -15,7 +15,7 @@ from collective.backends.base import Backend
 from collective.training.checkpoint import random_state
 from collective.training.checkpoint.state import Gathered, State, newest, values_of
 from collective.training.exchange import gather_few
-from collective.training.memory import partitioned
+from collective.training.prepared import get_partition
 from collective.training.reporting.report import Averages, Layout
 from collective.training.variables import broadcast_model
 
@@ -114,8 +114,8 @@ class Position:
 
     def gather(self) -> Gathered:
         """The partitioned variables whole, on rank 0. Every rank calls it."""
-        parts = partitioned.of(self.model) if self._gathers else None
-        return {} if parts is None else parts.gather()
+        partition = get_partition(self.model) if self._gathers else None
+        return {} if partition is None else partition.gather()
 
     def restore(self) -> None:
         """Moves to ``start``; ``put`` then changes the model."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -21,13 +22,14 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError
+from collective.training.attachments import Attachment, ReplicaStep, Total
 from collective.training.variables import replicated_variables
 
 # Of a checksum. Each byte is sent as a float, exact even in bfloat16.
 BYTES = 8
 
 
-class DesyncAlarm:
+class DesyncAlarm(Attachment):
     """Compares the replicas' parameters and optimizer state.
 
     The checksum is FarmHash's ``Fingerprint64`` (``tf.fingerprint``), which reads
@@ -36,38 +38,33 @@ class DesyncAlarm:
     Args:
         model: Compiled and built.
         backend: What sums over the replicas.
-        every: Steps from one comparison to the next; 0 for never.
+        every: Steps from one comparison to the next.
     """
+
+    per_rank: ClassVar[bool] = True
 
     def __init__(self, model: keras.Model, backend: Backend, every: int):
         self.variables = replicated_variables(model)
         self.backend = backend
-        copies = max(backend.most_replicas, backend.size)
-        self.every = every if copies > 1 else 0
+        self.every = every
 
-    def due(self, number: int) -> bool:
-        """Whether step ``number`` (from 0) compares."""
-        return bool(self.every) and number % self.every == 0
+    @staticmethod
+    def is_needed(backend: Backend, every: int) -> bool:
+        """Whether there is, or may be, anything to compare with."""
+        return bool(every) and max(backend.most_replicas, backend.size) > 1
 
-    def contribution(self, number: tf.Tensor) -> tf.Tensor:
-        """Inside ``run``: what this replica adds to the all-reduce.
-
-        Args:
-            number: Of the step, int64 scalar.
+    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
+        """Inside ``run``: this replica's checksum, in every ``every``th step.
 
         Returns:
-            float32 ``[most_replicas, BYTES]``, zeros but for this replica's row, which
-            is its checksum in a step that is due; ``[most_replicas, 0]`` without an
-            alarm.
+            float32 ``[most_replicas, BYTES]``, zero in all rows but this replica's.
         """
-        if not self.every:
-            return tf.zeros([self.backend.most_replicas, 0])
         mine = tf.cond(
-            number % self.every == 0,
+            step.number % self.every == 0,
             lambda: tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))[0],
             lambda: tf.zeros([BYTES], tf.uint8),
         )
-        return self._in_own_row(mine)
+        return [self._in_own_row(mine)]
 
     def _of_tensors(self) -> tf.Tensor:
         """Checksums of this replica's tensors: uint8 ``[tensors, BYTES]``."""
@@ -78,6 +75,11 @@ class DesyncAlarm:
         """``values`` in this replica's row, behind a first axis of the replicas."""
         rows = tf.one_hot(self.backend.replica(), self.backend.most_replicas)
         return tf.tensordot(rows, tf.cast(values, tf.float32), axes=0)
+
+    def receive(self, total: Total, number: int) -> None:
+        """After a step: compares, where the step carried checksums."""
+        if number % self.every == 0:
+            self.compare(total.numpy().reshape(-1, BYTES), number)
 
     def compare(self, checksums: np.ndarray, number: int) -> None:
         """Raises, on every rank, when the replicas differ; every rank calls it.

@@ -1,65 +1,65 @@
 """One optimizer update, the same under every backend.
 
-The order, and there is no other right one:
+    local sums -> all-reduce -> check that all is finite -> / global weight
+               -> un-scale -> clip -> weight decay -> update -> constraints -> average
 
-    local sums -> all-reduce -> / global weight -> un-scale -> finite?
-               -> clip -> weight decay -> update -> constraints -> average
-
-Clipping after the sum is what makes N replicas train the model that one would. The
-last five are Keras' own optimizer, untouched, given gradients that are already sums.
+``Step._replica_step`` is that line in code. Clipping after the sum makes N replicas
+train the model that one would train. Everything from *un-scale* on is Keras' own
+optimizer, given gradients that are sums over all replicas already.
 """
 
 from __future__ import annotations
 
-import functools
-import re
+from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import CollectiveError
-from collective.training import keras_compat
-from collective.training.accumulation import accumulate, cut
-from collective.training.elastic.control_messages import ControlMessages
-from collective.training.forward import Forward, Sums
-from collective.training.gradient_sizes import SMALL
+from collective.training import finite, keras_compat
+from collective.training.accumulation import accumulate
+from collective.training.attachments import Attachment, ReplicaStep, Total
+from collective.training.forward import Forward, Sums, global_loss
 from collective.training.input.pipeline import Batch
-from collective.training.input.plan import share
-from collective.training.ledger import receipts
-from collective.training.memory import partitioned, sharded_optimizer
-from collective.training.parallel import placement
-from collective.training.replica_check import DesyncAlarm
+from collective.training.prepared import PreparedModel
+from collective.training.reduction import StepSums, all_reduce
 from collective.training.reporting.report import Layout
-
-NOT_FINITE = "collective: not finite at step"
+from collective.training.step_inputs import (
+    Rows,
+    StepInputs,
+    Weights,
+    read_weights,
+    replica_rows,
+    weight_specs,
+    without_none,
+)
 
 
 class Step:
     """The training step of a model on a backend.
 
     Args:
-        model: Compiled and built (``keras_compat.build``) in the backend's scope.
-        backend: What sums the gradients.
+        prepared: The model, with all of its variables.
+        backend: Sums the gradients.
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         accumulate: Micro-batches per update and replica.
         jit_compile: Whether XLA compiles the forward and backward pass.
-        recompute: Whether activations are computed again instead of kept.
-        seed: What random layers draw from, with step, replica and micro-batch.
-        maybe_empty: Whether a replica may have to do with no row at all.
-        check_every: Steps from one comparison of the replicas' parameters and
-            optimizer state to the next; 0 for never.
+        recompute: Whether activations are recomputed instead of kept.
+        seed: Random layers draw from it, with step, replica and micro-batch.
+        maybe_empty: Whether a replica may have a batch without rows.
+        attachments: What else travels in the all-reduce.
+
+    Attributes:
+        layout: What the numbers of a report mean.
 
     Raises:
         CollectiveError: In the call, on every rank, when loss or gradients are not
-            finite (nothing has been applied then), or when the replicas differed
-            before the step.
+            finite (nothing is applied then), or when an attachment raises it.
     """
 
     def __init__(
         self,
-        model: keras.Model,
+        prepared: PreparedModel,
         backend: Backend,
         spec: Batch,
         *,
@@ -68,340 +68,262 @@ class Step:
         recompute: bool = False,
         seed: int = 0,
         maybe_empty: bool = True,
-        check_every: int = 0,
+        attachments: Sequence[Attachment] = (),
     ):
-        self.model = model
-        self.optimizer = model.optimizer
+        self.prepared = prepared
+        self.model = prepared.model
+        self.optimizer = prepared.model.optimizer
         self.backend = backend
-        self.parts = accumulate
+        self.micro_batches = accumulate
         self.maybe_empty = maybe_empty
-        self.forward = Forward(model, seed, recompute)
-        self.layout = Layout(model)
-        self.parted, self.shards = partitioned.of(model), sharded_optimizer.of(model)
-        self.alarm = DesyncAlarm(model, backend, check_every)
-        self.notices = ControlMessages(backend)
+        self.attachments = list(attachments)
+        self.forward = Forward(prepared, seed, recompute)
+        self.layout = Layout(self.model)
+        self._attached_sizes: list[int] = []
         keras_compat.switch_off_gradient_sum(self.optimizer)
         if not backend.synchronous:
             keras_compat.count_atomically(self.optimizer)
-        dtypes = {v.dtype for v in model.trainable_variables}
+        dtypes = {v.dtype for v in self.model.trainable_variables}
         self.dtype = tf.float64 if "float64" in dtypes else tf.float32
-        variables = (
-            [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables],
-            [tf.TensorSpec(v.shape, v.dtype) for v in model.non_trainable_variables],
-        )
+        self._trace(without_none(spec), jit_compile)
+
+    def _trace(self, spec: Batch, jit_compile: bool) -> None:
+        """Makes the TensorFlow functions.
+
+        The first two are traced here, outside any strategy: they touch no variable, and
+        their outputs must be known before the loop over micro-batches is traced.
+        """
+        weights = weight_specs(self.model)
+        rows = Rows(spec.x, spec.y, spec.sample_weight)
         scalar = tf.TensorSpec([], tf.int64)
-        data = (*without_none(spec)[:3], scalar, tf.TensorSpec([], tf.float32))
-        following = functools.partial(placement.following, model)
-        self._micro = tf.function(
-            following(self.forward.train),
-            input_signature=(*variables, *data, tf.TensorSpec([3], tf.int64)),
+        scale = tf.TensorSpec([], tf.float32)
+        colocated = self.prepared.colocated
+        self._micro_batch = tf.function(
+            colocated(self.forward.train),
+            input_signature=(
+                weights,
+                rows,
+                scalar,
+                scale,
+                tf.TensorSpec([3], tf.int64),
+            ),
             jit_compile=jit_compile,
             autograph=False,
         )
-        # Traced here, outside any strategy: they touch no variable, and what they
-        # return must be known before the loop over micro-batches.
-        self._shapes = self._micro.get_concrete_function().structured_outputs[0]
-        self._local = tf.function(
-            following(self._local_sums),
-            input_signature=(*variables, *data, scalar, scalar, scalar),
+        traced = self._micro_batch.get_concrete_function()
+        self._sums_spec: Sums = traced.structured_outputs[0]
+        self._local_sums = tf.function(
+            colocated(self._sum_micro_batches),
+            input_signature=(
+                StepInputs(weights, rows, scalar, scalar, scale, scalar, scalar),
+            ),
             autograph=False,
         )
-        self._local.get_concrete_function()
+        self._local_sums.get_concrete_function()
         self._run = tf.function(
-            lambda batch, number: backend.run(
-                following(self._replica), (batch, number)
+            lambda batch, number: self.backend.run(
+                colocated(self._replica_step), (batch, number)
             ),
-            input_signature=(without_none(spec), tf.TensorSpec([], tf.int64)),
+            input_signature=(spec, scalar),
             autograph=False,
         )
 
-    def __call__(self, batch: Batch, number: int) -> tf.Tensor:
+    def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch.
 
         Args:
             batch: This process' slice of it.
-            number: Which step of the training this is, from 0.
+            number: The number of the step in this training, from 0.
 
         Returns:
-            The report (see ``collective.training.reporting.report``), the same on every rank; see
-            ``Backend.call``.
+            The report (``collective.training.reporting.report``), then the totals of
+            the attachments; the same on every rank. See ``Backend.call``.
         """
+        for attachment in self.attachments:
+            attachment.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64))
-        self.notices.prepare()
-        told = self.backend.call(self._run, args, self._explained)
-        report, *more = told if self.alarm.every or self.notices.enabled else [told]
-        if self.notices.enabled:
-            self.notices.receive(more.pop())
-        if self.alarm.due(number):
-            self.alarm.compare(more[0].numpy(), number)
+        report = self.backend.call(self._run, args, self._explain)
+        start = self.layout.size
+        for attachment, size in zip(
+            self.attachments, self._attached_sizes, strict=True
+        ):
+            attachment.receive(Total(report, start, start + size), number)
+            start += size
         return report
 
-    def _beside(self, sums: Sums) -> Sums:
-        """Where the model is on several devices: gradients beside their variables."""
-        placed = self.forward.placement
-        if placed is None:
-            return sums
-        variables = [self.model.trainable_variables[i] for i in self.forward.connected]
-        gradients = [placed.beside(of, variables) for of in sums.gradients]
-        return sums._replace(gradients=gradients)
+    def finish(self) -> None:
+        """What Keras does at the end of ``fit``; every rank calls it."""
+        if self.prepared.partition is not None:
+            self.prepared.partition.finish()
+            return
+        with self.backend.scope():
+            keras_compat.finish(self.optimizer, self.model.trainable_variables)
 
-    def _replica(self, batch: Batch, number: tf.Tensor) -> Any:
-        """One replica's update: the report; and all checksums, and notices, if any."""
-        trainable = [tf.convert_to_tensor(v) for v in self.model.trainable_variables]
-        state = [tf.convert_to_tensor(v) for v in self.model.non_trainable_variables]
-        replica = tf.cast(self.backend.replica(), tf.int64)
-        data, rows, read = replica_rows(self.backend, batch, replica)
-        sums, new_state = self._local(
-            trainable,
-            state,
-            *data,
+    def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
+        """The update of one replica, inside ``Backend.run``; returns the report."""
+        backend = self.backend
+        replica = tf.cast(backend.replica(), tf.int64)
+        own = replica_rows(backend, batch, replica)
+        inputs = StepInputs(
+            read_weights(self.model),
+            own.rows,
+            own.count,
             batch.global_rows,
             keras_compat.loss_scale(self.optimizer),
-            rows,
             number,
             replica,
         )
-        sums = self._beside(sums)
-        changing = self.forward.changing
-        share_of_rows = tf.cast(rows, self.dtype) / tf.cast(
-            batch.global_rows, self.dtype
-        )
-        moved = [
-            (tf.cast(new, self.dtype) - tf.cast(state[i], self.dtype)) * share_of_rows
-            for i, new in zip(changing, new_state, strict=True)
-        ]
-        trouble = self._trouble(sums)
-        receipt = self._receipt(read, replica)
-        parts: Any = tf.nest.map_structure(
-            lambda t: tf.cast(t, self.dtype),
-            (
-                *(sums, moved, trouble, self.alarm.contribution(number), receipt),
-                self.notices.contribution(),
-            ),
-        )
-        if self.shards is not None:  # their gradients go another way
-            whole = parts[0].gradients
-            parts = (parts[0]._replace(gradients=[]), *parts[1:])
-        local = tf.nest.flatten(parts)
-        gradients = {id(t) for t in tf.nest.flatten(parts[0].gradients)}
-        rounded = [place for place, t in enumerate(local) if id(t) in gradients]
-        with tf.control_dependencies(local):
-            start = tf.timestamp()
-        if not self.backend.overlaps:
-            with tf.control_dependencies([start]):
-                local = [tf.identity(t) for t in local]
-        reduced = self._all_reduce(local, rounded)
-        with tf.control_dependencies([start, *reduced]):
-            stop = tf.timestamp()
-        sums, moved, trouble, checksums, receipt, notices = tf.nest.pack_sequence_as(
-            parts, reduced
-        )
-        if self.shards is not None:
-            flat = self.shards.reduce_scatter(tf.nest.flatten(whole))
-            sums = sums._replace(gradients=tf.nest.pack_sequence_as(whole, flat))
-        if self.backend.tensor is not None:  # all ranks of a replica must know, too
-            told = tf.concat([tf.cast(trouble, checksums.dtype)[:, None], checksums], 1)
-            told = self.backend.tensor.by_rank(told)
-            trouble, checksums = told[:, 0], told[:, 1:]
-        # All writing waits for the check: weight decay, the optimizer's counter and
-        # the state do not depend on the gradients, and must not move without them.
-        # And for every sum: where a rank dies, a step is made as a whole or not.
-        with tf.control_dependencies([stop, *self._check(trouble, number)]):
-            self._update(sums)
-            old = [state[i] for i in changing]
-            self.backend.assign(
-                [
-                    keras_compat.tf_variable(self.model.non_trainable_variables[i])
-                    for i in changing
-                ],
-                [_moved(o, m) for o, m in zip(old, moved, strict=True)],
-            )
-        loss, outputs = global_loss(sums)
-        report = self.layout.pack(
-            loss, batch.global_rows, (start, stop), outputs, sums.metrics, receipt
-        )
-        more = [checksums] * bool(self.alarm.every) + notices
-        return (report, *more) if more else report
 
-    def _local_sums(
-        self,
-        trainable: list[tf.Tensor],
-        state: list[tf.Tensor],
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        global_rows: tf.Tensor,
-        scale: tf.Tensor,
-        rows: tf.Tensor,
-        number: tf.Tensor,
-        replica: tf.Tensor,
-    ) -> tuple[Sums, list[tf.Tensor]]:
+        # forward and backward pass: sums over this replica's rows
+        sums, new_state = self._local_sums(inputs)
+        sums = self._beside_variables(sums)
+        this_step = ReplicaStep(number, replica, own.rows_read)
+        local = StepSums(
+            sums,
+            self._state_changes(inputs, new_state),
+            finite.locate(sums, backend),
+            [attachment.contribution(this_step) for attachment in self.attachments],
+        )
+
+        # all-reduce
+        partition = self.prepared.partition
+        total, span = all_reduce(
+            local, self.dtype, backend, partition, self.attachments
+        )
+
+        # check: every write waits for it. Weight decay, the optimizer's counter and the
+        # state do not depend on the gradients, and must not change without them. Every
+        # write waits for every sum, too: when a rank dies, a step is whole or absent.
+        with tf.control_dependencies([span.stop, *self._check(total, number)]):
+            # divide by the global weight
+            gradients = self._divide(total.sums)
+            # un-scale, clip, weight decay, update, constraints, average
+            self._apply(gradients)
+            self._assign_state(inputs.weights, total.state_changes)
+        return self._report(batch, total, span)
+
+    def _sum_micro_batches(self, inputs: StepInputs) -> tuple[Sums, list[tf.Tensor]]:
         """Sums over a replica's rows, and the changing state after them. Pure."""
-        changing = self.forward.changing
+        changing, weights = self.forward.changing, inputs.weights
 
         def compute(
-            part: tf.Tensor, data: Any, changed: list[tf.Tensor]
+            micro_batch: tf.Tensor, rows: Rows, changed: list[tf.Tensor]
         ) -> tuple[Sums, list[tf.Tensor]]:
-            current = list(state)
+            state = list(weights.state)
             for i, value in zip(changing, changed, strict=True):
-                current[i] = value
-            draw = tf.stack([number, replica, tf.cast(part, tf.int64)])
-            sums, new = self._micro(trainable, current, *data, global_rows, scale, draw)
-            return self._beside(sums), new
+                state[i] = value
+            sums, new_state = self._micro_batch(
+                weights._replace(state=state),
+                rows,
+                inputs.global_rows,
+                inputs.loss_scale,
+                tf.stack(
+                    [inputs.number, inputs.replica, tf.cast(micro_batch, tf.int64)]
+                ),
+            )
+            return self._beside_variables(sums), new_state
 
         return accumulate(
             compute,
             lambda: tf.nest.map_structure(
-                lambda t: tf.zeros(t.shape, t.dtype), self._shapes
+                lambda t: tf.zeros(t.shape, t.dtype), self._sums_spec
             ),
-            [state[i] for i in changing],
-            rows,
-            (x, y, sample_weight),
-            self.parts,
+            [weights.state[i] for i in changing],
+            inputs.count,
+            inputs.rows,
+            self.micro_batches,
             self.maybe_empty,
         )
 
-    def _trouble(self, sums: Sums) -> tf.Tensor:
-        """For each replica 1 + the first variable whose gradient is not finite.
+    def _beside_variables(self, sums: Sums) -> Sums:
+        """Where layers are on several devices: gradients beside their variables."""
+        placement = self.prepared.placement
+        if placement is None:
+            return sums
+        variables = [self.model.trainable_variables[i] for i in self.forward.connected]
+        gradients = [placement.colocate(terms, variables) for terms in sums.gradients]
+        return sums._replace(gradients=gradients)
 
-        0 where all is well, and one more than there are variables where only the loss
-        is not finite. A vector of ``most_replicas``; each fills in its own place.
-        (Where several ranks hold a replica, the step makes it one of ranks.)
-        """
-        bad = [
-            tf.logical_not(tf.math.is_finite(tf.add_n([tf.reduce_sum(g) for g in of])))
-            for of in zip(*sums.gradients, strict=True)
-        ]
-        bad.append(tf.logical_not(tf.math.is_finite(tf.add_n(sums.losses))))
-        flags = tf.stack(bad)
-        first = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
-        return tf.one_hot(self.backend.replica(), self.backend.most_replicas) * tf.cast(
-            first, tf.float32
-        )
-
-    def _receipt(self, read: Any, replica: tf.Tensor) -> list[tf.Tensor]:
-        """What this replica says it has read, if the batches tell their rows."""
-        if isinstance(read, tuple):
-            return []
-        return [receipts.write(read, replica, self.backend.most_replicas)]
-
-    def _all_reduce(
-        self, tensors: list[tf.Tensor], rounded: list[int]
+    def _state_changes(
+        self, inputs: StepInputs, new_state: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """One call; scalars and vectors of a few numbers ride in one tensor.
+        """Changes of the state, times this replica's share of the rows."""
+        count, global_rows = inputs.count, inputs.global_rows
+        share = tf.cast(count, self.dtype) / tf.cast(global_rows, self.dtype)
+        old = inputs.weights.state
+        return [
+            (tf.cast(new, self.dtype) - tf.cast(old[i], self.dtype)) * share
+            for i, new in zip(self.forward.changing, new_state, strict=True)
+        ]
 
-        Args:
-            tensors: The local sums.
-            rounded: Places of the gradients, which may travel in 16 bits.
-        """
-        small = [i for i, t in enumerate(tensors) if t.shape.num_elements() <= SMALL]
-        large = [i for i in range(len(tensors)) if i not in set(small)]
-        flat = tf.concat([tf.reshape(tensors[i], [-1]) for i in small], axis=0)
-        head, *rest = self.backend.all_reduce(
-            [flat, *(tensors[i] for i in large)],
-            [1 + large.index(i) for i in rounded if i in large],
-        )
-        sizes = [tensors[i].shape.num_elements() for i in small]
-        out = dict(zip(large, rest, strict=True))
-        for i, piece in zip(small, tf.split(head, sizes), strict=True):
-            out[i] = tf.reshape(piece, tensors[i].shape)
-        return [out[i] for i in range(len(tensors))]
-
-    def _check(self, trouble: tf.Tensor, number: tf.Tensor) -> list[tf.Operation]:
-        """Fails on every replica when any had trouble; what to wait for."""
+    def _check(self, total: StepSums, number: tf.Tensor) -> list[tf.Operation]:
+        """A LossScaleOptimizer expects overflows, and skips the update itself."""
         if keras_compat.expects_overflow(self.optimizer):
             return []
-        fine = tf.debugging.Assert(
-            tf.reduce_all(trouble == 0),
-            [NOT_FINITE, number, tf.cast(trouble, tf.int32)],
-            summarize=max(self.backend.most_replicas, self.backend.size),
-        )
-        return [] if fine is None else [fine]
+        return finite.check(total.not_finite, number, self.backend)
 
-    def _update(self, sums: Sums) -> None:
-        """Divides the summed gradients and hands them to Keras' optimizer."""
-        connected = self.forward.connected
-        variables = [self.model.trainable_variables[i] for i in connected]
-        divisors = [tf.ones([], self.dtype)] if self.forward.has_planned else []
+    def _divide(self, sums: Sums) -> list[tf.Tensor]:
+        """The gradient of the global loss for each connected variable."""
+        divided = self.forward.has_divided  # the first list needs no division
+        divisors = [tf.ones([], self.dtype)] if divided else []
         divisors += sums.weights
         gradients = []
-        for of, variable in zip(
-            zip(*sums.gradients, strict=True), variables, strict=True
+        for terms, i in zip(
+            zip(*sums.gradients, strict=True), self.forward.connected, strict=True
         ):
-            terms = [
-                g
-                if i == 0 and self.forward.has_planned
-                else tf.math.divide_no_nan(g, d)
-                for i, (g, d) in enumerate(zip(of, divisors, strict=True))
+            quotients = [
+                term if divided and place == 0 else tf.math.divide_no_nan(term, divisor)
+                for place, (term, divisor) in enumerate(
+                    zip(terms, divisors, strict=True)
+                )
             ]
-            gradients.append(tf.cast(tf.add_n(terms), variable.dtype))
-        if self.parted is not None:
-            self.parted.apply(gradients, connected)
-        else:
-            keras_compat.apply(
-                self.optimizer, gradients, variables, self.backend.assign
-            )
+            variable = self.model.trainable_variables[i]
+            gradients.append(tf.cast(tf.add_n(quotients), variable.dtype))
+        return gradients
 
-    def _explained(self, error: Exception) -> Exception:
-        """What to raise for an error of some step: not always of the last one."""
-        message = str(error)
-        if NOT_FINITE not in message:
-            return error
-        numbers = r"\]?\s*\[(\d+)\]\s*\[([\d ]+)\]"
-        found = re.search(re.escape(NOT_FINITE) + numbers, message)
-        number = found.group(1) if found else "unknown"
-        codes = [int(c) for c in found.group(2).split()] if found else [1]
-        replica = next((r for r, code in enumerate(codes) if code), 0)
-        where = "rank" if self.backend.size > 1 else "replica"
-        index = codes[replica] - 1
+    def _apply(self, gradients: list[tf.Tensor]) -> None:
+        """Keras' optimizer."""
         connected = self.forward.connected
-        if index < len(connected):
-            variable = self.model.trainable_variables[connected[index]]
-            what = f"the first gradient that is not finite is that of {variable.path!r}"
-        else:
-            what = "its gradients are finite"
-        return CollectiveError(
-            f"step {number}: the loss or its gradient is not finite on {where} "
-            f"{replica}; {what}. No rank applied the step.",
-            hint="lower --learning-rate, clip with --global-clipnorm 1, or look for "
-            "NaN in that rank's data",
+        if self.prepared.partition is not None:
+            self.prepared.partition.apply(gradients, connected)
+            return
+        variables = [self.model.trainable_variables[i] for i in connected]
+        keras_compat.apply(self.optimizer, gradients, variables, self.backend.assign)
+
+    def _assign_state(self, weights: Weights, changes: list[tf.Tensor]) -> None:
+        """The state after the weighted mean of the replicas' changes."""
+        changing = self.forward.changing
+        variables = [self.model.non_trainable_variables[i] for i in changing]
+        self.backend.assign(
+            [keras_compat.tf_variable(v) for v in variables],
+            [
+                _changed(weights.state[i], change)
+                for i, change in zip(changing, changes, strict=True)
+            ],
         )
 
+    def _report(self, batch: Batch, total: StepSums, span: Any) -> tf.Tensor:
+        """Everything that ranks want to know of the step, as one vector."""
+        loss, outputs = global_loss(total.sums)
+        self._attached_sizes = [
+            sum(t.shape.num_elements() for t in tensors) for tensors in total.attached
+        ]
+        return self.layout.pack(
+            loss,
+            batch.global_rows,
+            span,
+            outputs,
+            total.sums.metrics,
+            tf.nest.flatten(total.attached),
+        )
 
-def without_none(batch: Batch) -> Batch:
-    """The batch with ``()`` for what is not there: a signature cannot hold None."""
-    return Batch(*(() if part is None else part for part in batch))
-
-
-def replica_rows(
-    backend: Backend, batch: Batch, replica: tf.Tensor
-) -> tuple[tuple[Any, Any, Any], tf.Tensor, Any]:
-    """A replica's part of its process' slice, its number of rows, and which they are."""
-    data = (batch.x, batch.y, batch.sample_weight)
-    if len(backend.local_replicas) == 1:
-        first_leaf = tf.nest.flatten(batch.x)[0]
-        return data, tf.shape(first_leaf, tf.int64)[0], batch.read
-    total = backend.replicas
-    begin, _ = share(batch.global_rows, backend.local_replicas[0], total)
-    start, stop = share(batch.global_rows, replica, total)
-    *data, read = cut((*data, batch.read), start - begin, stop - begin)
-    return tuple(data), stop - start, read
-
-
-def global_loss(sums: Sums) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """The loss, and that of each output, from sums over all replicas."""
-    planned, *totals = sums.losses
-    loss = planned + sum(
-        tf.math.divide_no_nan(t, w) for t, w in zip(totals, sums.weights, strict=True)
-    )
-    outputs = [
-        tf.where(w == 0, t, tf.math.divide_no_nan(t, w)) for t, w in sums.outputs
-    ]
-    return loss, outputs
+    def _explain(self, error: Exception) -> Exception:
+        variables = self.model.trainable_variables
+        paths = [variables[i].path for i in self.forward.connected]
+        return finite.explain(error, self.backend, paths)
 
 
-def _moved(old: tf.Tensor, by: tf.Tensor) -> tf.Tensor:
-    """A state variable after the weighted mean of what the replicas made of it."""
+def _changed(old: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
     if old.dtype.is_integer:
-        by = tf.round(by)
-    return old + tf.cast(by, old.dtype)
+        change = tf.round(change)
+    return old + tf.cast(change, old.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from collective.backends.base import Backend
-from collective.training.memory import partitioned
+from collective.training.prepared import get_partition
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
@@ -19,7 +19,7 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
 
 def replicated_variables(model: keras.Model) -> list[keras.Variable]:
     """Those of ``all_variables`` that every rank holds whole."""
-    parts = partitioned.of(model)
+    parts = get_partition(model)
     return [
         v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
     ]
@@ -31,6 +31,6 @@ def broadcast_model(model: keras.Model, backend: Backend) -> None:
     One variable at a time, so that no rank holds the whole model twice.
     """
     backend.broadcast(replicated_variables(model))
-    parts = partitioned.of(model)
+    parts = get_partition(model)
     if parts is not None:
-        parts.follow()
+        parts.broadcast_shards()

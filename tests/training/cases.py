@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch, share
-from collective.training.memory import sharded_optimizer
-from collective.training.parallel import partition, placement
+from collective.training.prepared import get_prepared, partition_or_place
+from collective.training.replica_check import DesyncAlarm
 from collective.training.reporting.report import Averages
 from collective.training.step import Step
 
@@ -387,13 +387,15 @@ def built(
         keras.utils.set_random_seed(0)
         model = make()
         keras_compat.build(model, tuple(spec)[:3], optimizer=whole)
-    if shard:
-        sharded_optimizer.Sharding(model, backend)
-    elif backend.tensor is not None:
-        partition.TensorParts(model, backend)
-    elif backend.stages:
-        placement.Placement(model, backend.stages, rows=4)
+    partition_or_place(model, backend, shard, micro_batch_rows=4)
     return model
+
+
+def alarm(model: keras.Model, backend: Any, every: int) -> list[DesyncAlarm]:
+    """The attachment that compares replicas, where there is anything to compare."""
+    if not DesyncAlarm.is_needed(backend, every):
+        return []
+    return [DesyncAlarm(model, backend, every)]
 
 
 def train(
@@ -402,6 +404,7 @@ def train(
     precision: str,
     accumulate: int | None = None,
     shard: bool = False,
+    check_every: int = 0,
     **options: Any,
 ) -> dict[str, np.ndarray]:
     """Trains and returns all there is to compare.
@@ -412,6 +415,7 @@ def train(
         precision: ``float64`` or ``float32``.
         accumulate: Micro-batches, where not those of the case.
         shard: Whether the optimizer's state is sharded.
+        check_every: Steps between comparisons of the replicas.
         options: More of the step's.
 
     Returns:
@@ -422,13 +426,15 @@ def train(
     keras.config.set_floatx(precision)
     spec = spec_of(case.batch(0))
     model = built(case.model, backend, spec, shard)
+    prepared = get_prepared(model)
     step = Step(
-        model,
+        prepared,
         backend,
         spec,
         accumulate=accumulate or case.accumulate,
         jit_compile=case.jit_compile,
         seed=3,
+        attachments=alarm(model, backend, check_every),
         **options,
     )
     reports = [step(own_part(case.batch(s), backend), s) for s in range(STEPS)]
@@ -439,14 +445,15 @@ def train(
             averages.add(report)
     for name, value in averages.logs().items():
         result[f"log {name}"] = np.array(value)
-    whole = step.parted.gather() if step.parted else {}
+    partition = prepared.partition
+    whole = partition.gather() if partition else {}
     for kind, variables in (
         ("trainable", model.trainable_variables),
         ("state", model.non_trainable_variables),
         ("optimizer", model.optimizer.variables),
     ):
         for i, variable in enumerate(variables):
-            if backend.rank and step.parted and step.parted.shape_of(variable):
+            if backend.rank and partition and partition.shape_of(variable):
                 continue
             value = whole.get(id(variable), variable)
             result[f"{kind} {i} {variable.path}"] = np.array(value)

@@ -91,7 +91,7 @@ def test_digits_without_scikit_learn(monkeypatch):
 def test_fewer_rows():
     data = load("digits", rows=100)
     assert data.test is not None and (len(data.train), len(data.test)) == (100, 360)
-    fails("0 rows are no data set", "digits", rows=0)
+    fails("0 rows are not a data set", "digits", rows=0)
 
 
 def test_synthetic():
@@ -180,6 +180,6 @@ def test_keras_sets_that_cannot_be_fetched(no_download):
 def test_an_unknown_name_lists_what_exists(tmp_path):
     fails("no data set 'digit'", "digit")
     fails(" | ".join(datasets.NAMED).replace("|", r"\|"), "digit")
-    fails("there is no file", str(tmp_path / "none.npz"))
+    fails("none.npz does not exist", str(tmp_path / "none.npz"))
     (tmp_path / "table.csv").write_text("1,2\n")
     fails("table.csv cannot be read as .npz", str(tmp_path / "table.csv"))

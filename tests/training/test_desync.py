@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from collective.errors import CollectiveError
+from collective.training.prepared import get_prepared
 from collective.training.replica_check import DesyncAlarm
 from collective.training.step import Step
 from tests.training import cases
@@ -38,7 +39,8 @@ def flip(backend, variable: keras.Variable, bit: int, replica: int) -> None:
 def made(backend):
     spec = cases.spec_of(CASE.batch(0))
     model = cases.built(CASE.model, backend, spec)
-    return model, Step(model, backend, spec, check_every=EVERY)
+    alarm = cases.alarm(model, backend, EVERY)
+    return model, Step(get_prepared(model), backend, spec, attachments=alarm)
 
 
 def take(step, backend, numbers) -> None:
@@ -96,6 +98,6 @@ def test_one_replica_has_nothing_to_compare(backends_by_name):
     if NAMES[0] != "single":
         pytest.skip("several ranks")
     _, step = made(backends_by_name("single"))
-    assert step.alarm.every == 0
+    assert step.attachments == []
     graph = step._run.get_concrete_function().graph
     assert not [op for op in graph.get_operations() if op.type == "Fingerprint"]

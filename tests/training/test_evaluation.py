@@ -13,6 +13,7 @@ import pytest
 from collective.training import fit, keras_compat
 from collective.training.evaluation import Evaluation
 from collective.training.input.pipeline import Input
+from collective.training.prepared import get_prepared
 from tests.training import cases
 from tests.training.small import (
     NAMES,
@@ -65,7 +66,7 @@ def test_metrics_are_those_of_one_process(backend, name):
             x, y, count, sample_weight=weight, verbose=0, return_dict=True
         )
         source = Input((x, y) if weight is None else (x, y, weight), batch).source
-        got = Evaluation(made, backend, source, batch)()
+        got = Evaluation(get_prepared(made), backend, source, batch)()
         assert all(other == got for other in gather(backend, got))
         assert set(got) == set(wanted)
         for metric, value in wanted.items():

@@ -35,7 +35,7 @@ def test_build_makes_every_variable(mlp):
     assert len(mlp.variables) + len(mlp.metrics_variables) == count
 
 
-def test_build_tells_a_model_that_does_not_fit(backends_by_name):
+def test_build_reports_a_model_that_does_not_fit(backends_by_name):
     x, y, _ = rows()
     with pytest.raises(ValueError, match="expected axis -1"):
         built(
@@ -144,7 +144,7 @@ def test_overrides():
     ],
     ids=["object", "name", "function"],
 )
-def test_reduced_by_is_handed_one_value_a_row(loss):
+def test_replace_reduction_gets_one_value_per_row(loss):
     """However the loss was given; and what it returns is the compiled loss."""
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
     model.compile(loss=loss())
@@ -155,7 +155,7 @@ def test_reduced_by_is_handed_one_value_a_row(loss):
         calls.append((values.shape, sample_weight, mask, reduction))
         return tf.constant(42.0)
 
-    with keras_compat.reduced_by(reduce):
+    with keras_compat.replace_reduction(reduce):
         total = keras_compat.compiled_loss(model, y, model(x), weight)
     ((shape, seen, mask, reduction),) = calls
     assert shape == (6,) and mask is None and float(total) == 42
@@ -165,7 +165,7 @@ def test_reduced_by_is_handed_one_value_a_row(loss):
     assert float(after) != 42  # and Keras' own mean is back
 
 
-def test_reduced_by_is_handed_the_mask(backends_by_name):
+def test_replace_reduction_gets_the_mask(backends_by_name):
     data = rows(data=cases.sentences)
     model = built(cases.masked, backends_by_name("single"), spec_of(data))
     masks = []
@@ -174,7 +174,7 @@ def test_reduced_by_is_handed_the_mask(backends_by_name):
         masks.append(mask)
         return tf.reduce_sum(values)
 
-    with keras_compat.reduced_by(reduce):
+    with keras_compat.replace_reduction(reduce):
         keras_compat.compiled_loss(model, data[1], model(data[0]), None)
     np.testing.assert_array_equal(masks[0], data[0] != 0)
 
@@ -193,7 +193,7 @@ def test_compiled_loss_is_none_where_there_is_none():
     assert keras_compat.loss_trackers(model) == []
 
 
-def test_own_loss_sees_the_added_losses():
+def test_custom_loss_sees_the_added_losses():
     class Own(keras.Model):
         def compute_loss(self, x=None, y=None, y_pred=None, **kwargs):
             return keras.ops.sum(y_pred - y) + sum(self.losses)
@@ -201,7 +201,7 @@ def test_own_loss_sees_the_added_losses():
     model = Own()
     model.compile()
     added = [tf.constant(2.0), tf.constant(3.0)]
-    got = keras_compat.own_loss(model, None, tf.ones(2), 4 * tf.ones(2), None, added)
+    got = keras_compat.custom_loss(model, None, tf.ones(2), 4 * tf.ones(2), None, added)
     assert float(got) == 6 + 5
     assert model.losses == []
 
@@ -270,7 +270,7 @@ def test_a_partitioned_variable_is_updated_as_a_whole_one():
         for variable in (kernel, bias):
             variable.constraint = keras.constraints.MaxNorm(1.5, axis=0)
         optimizer = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.3)
-        optimizer.build(keras_compat.parts([kernel, bias]))
+        optimizer.build(keras_compat.flatten_partitioned([kernel, bias]))
         keras_compat.count_atomically(optimizer)
         gradients = [tf.reshape(tf.range(10.0), (5, 2)), tf.constant([3.0, 4.0])]
 
@@ -283,7 +283,7 @@ def test_a_partitioned_variable_is_updated_as_a_whole_one():
         ended.append([tf.convert_to_tensor(v).numpy() for v in (kernel, bias)])
         assert int(optimizer.iterations) == 2
         kinds = [op.type for op in step.get_concrete_function().graph.get_operations()]
-        updated = len(keras_compat.parts([kernel, bias]))
+        updated = len(keras_compat.flatten_partitioned([kernel, bias]))
         assert kinds.count("AssignAddVariableOp") == updated + 1  # and the counter
     for whole, parts in zip(*ended, strict=True):
         np.testing.assert_allclose(parts, whole, rtol=1e-6)

@@ -11,6 +11,7 @@ import pytest
 from collective import backends
 from collective.errors import UsageError
 from collective.training.parallel import placement
+from collective.training.prepared import get_prepared
 from collective.training.step import Step
 from tests.training import cases, small
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
@@ -81,8 +82,8 @@ def test_everything_of_a_layer_is_on_its_device():
         assert len(kept) == 4
         for variable in [*layer.variables, *kept]:
             assert variable.value.device.endswith(f"CPU:{number}")
-    step = Step(net, backend, spec_of(rows))
-    graph = step._micro.get_concrete_function().graph
+    step = Step(get_prepared(net), backend, spec_of(rows))
+    graph = step._micro_batch.get_concrete_function().graph
     products = [
         op.device.lower() for op in graph.get_operations() if op.type == "MatMul"
     ]
@@ -103,7 +104,7 @@ def test_the_largest_share_is_smallest():
             return max(sum(sizes[s:e]) for s, e in zip(starts, ends, strict=True))
 
         ways = [[*w, 8] for w in itertools.combinations(range(1, 8), parts - 1)]
-        ends = placement.cut(sizes, parts)
+        ends = placement.cut_into_runs(sizes, parts)
         assert ends in ways and largest(ends) == min(map(largest, ways))
 
 

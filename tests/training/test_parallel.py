@@ -17,12 +17,12 @@ from collective import backends
 from collective.backends.devices import local_devices
 from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
-from collective.training.memory import partitioned
 from collective.training.parallel import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,
 )
+from collective.training.prepared import get_partition
 from tests import launch
 from tests.training import cases, small
 from tests.training.cases import differences
@@ -145,11 +145,11 @@ if launch.launched():
         wanted = reference(CASES[0], "float64")
         assert_close(got["losses"], wanted["losses"][:6])
 
-    def test_keeps_its_part(backend):
+    def test_keeps_its_shard(backend):
         made = cases.built(clipped, backend, cases.spec_of(CASES[0].batch(0)))
         table = made.layers[0].embeddings
         assert abs(table.shape[0] - cases.WORDS / backend.tensor.parts) < 1
-        parts = partitioned.of(made)
+        parts = get_partition(made)
         assert parts.shape_of(table) == (cases.WORDS, 4)
         cut = [v for v in made.optimizer.variables if parts.shape_of(v)]
         assert (
@@ -166,7 +166,7 @@ if launch.launched():
     REFUSED = {
         "no layer of model": {"model": small.model()},
         "treat each element": {"model": lambda: model(keras.optimizers.Lamb())},
-        "built, whole": {"model": lambda: built(model())},
+        "built with whole": {"model": lambda: built(model())},
         "XLA compiles no": {"jit_compile": True},
         "cut already": {"shard_optimizer": True},
         "units, which": {"model": lambda: of(ColumnParallelDense(7))},
@@ -181,7 +181,7 @@ if launch.launched():
                 )
             )
         },
-        "looks at all units": {
+        "needs all units": {
             "model": lambda: of(
                 ColumnParallelDense(8, activation="softmax", gather_output=False)
             )
@@ -198,25 +198,25 @@ if launch.launched():
         return made
 
     @pytest.mark.parametrize("told", REFUSED)
-    def test_refuses_what_cannot_be_in_parts(told, backend):
+    def test_refuses_layers_that_cannot_be_split(told, backend):
         arguments = {"model": model} | REFUSED[told]
         with pytest.raises(UsageError, match=told) as caught:
             small.train(backend, steps=1, **arguments)
         assert caught.value.exit_code == 2
 
-    def test_tells_of_parts_that_a_callback_changes(backend):
+    def test_reports_shards_that_a_callback_changes(backend):
         made = cases.built(clipped, backend, cases.spec_of(CASES[0].batch(0)))
         table, scale = made.layers[0].embeddings, made.layers[5].gamma
-        with partitioned.of(made).unchanged("a hook"):
+        with get_partition(made).unchanged("a hook"):
             scale.assign(scale * 2)
         with (
             pytest.raises(CollectiveError, match=f"has changed '{table.path}'"),
-            partitioned.of(made).unchanged("a hook"),
+            get_partition(made).unchanged("a hook"),
         ):
             table.assign(table * 2)
 
     @on_four
-    def test_tells_which_rank_is_not_finite(backend):
+    def test_names_the_rank_that_is_not_finite(backend):
         def poisoned():
             made = model()
             if backend.rank == backend.tensor.parts - 1:  # of the first replica

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training.memory.blocks import cuts
+from collective.training.prepared import get_prepared
 from collective.training.step import Step
 from tests import launch
 from tests.training import cases
@@ -147,7 +148,7 @@ def test_calls_a_block_again_and_python_once(backends_by_name):
     rows = cases.labelled(np.random.default_rng(0), 4, 0)
     net = built(model, backend, spec_of(rows))
     traced.clear()
-    step = Step(net, backend, spec_of(rows), recompute=True)
+    step = Step(get_prepared(net), backend, spec_of(rows), recompute=True)
     assert len(traced) == 1
     step(own_part(rows, backend), 0)
     assert len(ran) == 2
@@ -176,7 +177,7 @@ def test_refuses_what_would_not_be_the_same(backends_by_name):
             lambda m=model: cases.compiled(m, cases.sgd()), backend, spec_of(rows)
         )
         with pytest.raises(UsageError, match=told) as caught:
-            Step(net, backend, spec_of(rows), recompute=True)
+            Step(get_prepared(net), backend, spec_of(rows), recompute=True)
         assert caught.value.exit_code == 2
 
 

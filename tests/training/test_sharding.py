@@ -17,7 +17,7 @@ from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import UsageError
 from collective.training import Checkpoint
-from collective.training.memory import sharded_optimizer
+from collective.training.prepared import get_partition
 from tests import launch
 from tests.training import cases, small
 from tests.training.cases import CASES, differences
@@ -102,10 +102,10 @@ if launch.launched():
             wanted = {k: v for k, v in wanted.items() if k in got}
         assert differences(got, wanted, "float64") == []
 
-    def test_keeps_its_part(backend):
+    def test_keeps_its_shard(backend):
         spec = cases.spec_of(CHOSEN[0].batch(0))
         model = cases.built(CHOSEN[0].model, backend, spec, shard=True)
-        shards = sharded_optimizer.of(model)
+        shards = get_partition(model)
         for variable in model.optimizer.variables:
             whole = shards.shape_of(variable)
             if whole is not None:
@@ -167,7 +167,7 @@ def alone():
 REFUSED = {
     "in one process": (Several, keras.optimizers.Adam),
     "treat each element": (alone, keras.optimizers.Lamb),
-    "built, whole": (alone, keras.optimizers.Adam),
+    "built with whole": (alone, keras.optimizers.Adam),
 }
 
 
@@ -175,7 +175,7 @@ REFUSED = {
 def test_refuses_what_cannot_be_sharded(told):
     make_backend, optimizer = REFUSED[told]
     model = small.model(optimizer)()
-    if told == "built, whole":
+    if told == "built with whole":
         model.optimizer.build(model.trainable_variables)
     with pytest.raises(UsageError, match=told) as caught:
         small.train(make_backend(), model=model, shard_optimizer=True)

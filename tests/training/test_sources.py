@@ -131,7 +131,7 @@ def test_npz_that_cannot_be_read(tmp_path):
     (tmp_path / "foreign.npz").write_text("x,y\n1,2\n")
     np.savez(tmp_path / "keys.npz", images=X, labels=Y)
     np.savez(tmp_path / "pickled.npz", x=np.array([{}, {}]), y=Y[:2])
-    fails("there is no file .*none.npz", npz_sources, tmp_path / "none.npz")
+    fails("file .*none.npz does not exist", npz_sources, tmp_path / "none.npz")
     fails("torn.npz cannot be read", npz_sources, tmp_path / "torn.npz")
     fails("foreign.npz cannot be read", npz_sources, tmp_path / "foreign.npz")
     fails("keys images, labels", npz_sources, tmp_path / "keys.npz")
@@ -187,7 +187,7 @@ def test_tfrecords_that_cannot_be_read(records, tmp_path):
         ("cut", whole[:-5], "ends within record 9"),
         ("head", whole + struct.pack("<I", 9), "ends within record 10"),
         ("gzip", gzip.compress(whole), "is compressed"),
-        ("text", b"these are no records but some words", "is no TFRecord file"),
+        ("text", b"these are no records but some words", "is not a TFRecord file"),
     ]:
         (tmp_path / name).write_bytes(content)
         fails(message, TFRecords, [records[2], tmp_path / name], parse)
@@ -245,7 +245,7 @@ def test_a_broken_image_names_its_file(folder):
 
 
 def test_folders_without_images(folder, tmp_path):
-    fails("there is no folder", ImageFolder, tmp_path / "none")
+    fails("folder .*none does not exist", ImageFolder, tmp_path / "none")
     fails("no sub-folder with images", ImageFolder, folder / "a")
     fails("a class that the training images lack", ImageFolder, folder, classes=["a"])
 

@@ -12,6 +12,7 @@ from collective.backends.single import SingleBackend
 from collective.environment import Environment
 from collective.errors import CollectiveError
 from collective.training.input.pipeline import Batch
+from collective.training.prepared import get_prepared
 from collective.training.step import Step
 from tests.training import cases
 from tests.training.cases import built, own_part, spec_of
@@ -57,7 +58,7 @@ def make(model, backend, rows, **options):
     """A model and its step for batches that look like these rows."""
     spec = spec_of(rows)
     model = built(model, backend, spec)
-    return model, Step(model, backend, spec, **options)
+    return model, Step(get_prepared(model), backend, spec, **options)
 
 
 def rows_of(count, seed=0, data=cases.labelled):
@@ -117,7 +118,7 @@ def test_nothing_but_large_gradients_may_travel_in_16_bits():
 def test_the_forward_pass_reads_no_variable(case, single):
     """Reading some is a collective, and replicas pass here unequally often."""
     _, step = make(case.model, single, case.batch(0))
-    captured = step._local.get_concrete_function().captured_inputs
+    captured = step._local_sums.get_concrete_function().captured_inputs
     assert not [t for t in captured if t.dtype == tf.resource]
 
 

@@ -25,7 +25,7 @@ from collective.errors import UsageError, printable
 from collective.training.checkpoint import storage
 from collective.training.checkpoint.state import State
 from collective.training.input.plan import Plan
-from collective.training.memory import partitioned
+from collective.training.prepared import get_partition
 
 # Checkpoints take at most this fraction of a training's time.
 PART_OF_TIME = 0.05
@@ -225,7 +225,7 @@ class Checkpoint:
             return
 
     def _newest(self, model: keras.Model, plan: Plan) -> State | None:
-        found, parts = storage.saved_in(self.folder), partitioned.of(model)
+        found, parts = storage.saved_in(self.folder), get_partition(model)
         if found and not self.resume:
             raise UsageError(
                 f"{self.folder} has checkpoints already, up to {found[0].name}",
@@ -235,7 +235,7 @@ class Checkpoint:
         reason = ""
         for place, path in enumerate(found):
             try:
-                with parts.as_whole() if parts else contextlib.nullcontext():
+                with parts.whole_shapes() if parts else contextlib.nullcontext():
                     state = storage.read(path, model, plan)
             except storage.Unusable as error:
                 reason = reason or f"{path.name}: {error}"

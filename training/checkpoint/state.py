@@ -19,7 +19,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.training.checkpoint import random_state
 from collective.training.exchange import gather_few
-from collective.training.memory import partitioned
+from collective.training.prepared import get_partition
 from collective.training.variables import all_variables
 
 Gathered = Mapping[int, np.ndarray]
@@ -65,10 +65,10 @@ class State:
         Args:
             model: With variables of the same shapes, in the same order.
         """
-        parts = partitioned.of(model)
+        parts = get_partition(model)
         for variable, value in zip(all_variables(model), self.variables, strict=True):
             if parts is not None:
-                value = parts.part_of(variable, value)
+                value = parts.cut(variable, value)
             variable.assign(value)
         random_state.put(self.random)
         model.stop_training = self.stopped

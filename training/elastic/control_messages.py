@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
+from collective.training.attachments import Attachment, ReplicaStep, Total
 
 
 @dataclass(frozen=True)
@@ -32,49 +33,41 @@ class ControlMessage:
     next_generation: bool
 
 
-class ControlMessages:
+class ControlMessages(Attachment):
     """Sends and receives the control messages of this rank.
 
     Args:
-        backend: If it is not elastic, nothing is sent.
+        backend: An elastic one.
 
     Attributes:
-        enabled: Whether anything is ever sent.
         preemption: Whether this rank was asked to end (SIGTERM).
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
-        self.enabled = backend.elastic
         self.preemption = Preemption()
         self._total = np.zeros(0, np.int64)
-        if self.enabled:
-            with tf.device("CPU"):
-                self._mine = tf.Variable(0, trainable=False, dtype=tf.int64)
-            self._current = 0
+        with tf.device("CPU"):
+            self._mine = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._current = 0
 
     def prepare(self) -> None:
         """Before a step: sets what this rank sends in it."""
-        if not self.enabled:
-            return
         current = self.preemption.flags()
         if current != self._current:
             self._current = current
             self._mine.assign(current)
 
-    def contribution(self) -> list[tf.Tensor]:
+    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
         """Inside ``run``: what this replica adds to the all-reduce.
 
         Returns:
-            A float32 vector of ``most_replicas`` numbers, each exact even in bfloat16;
-            an empty list if nothing is ever sent.
+            A float32 vector of ``most_replicas`` numbers, each exact even in bfloat16.
         """
-        if not self.enabled:
-            return []
         mine = tf.cast(self._mine.read_value(), tf.float32)
         return [tf.one_hot(self.backend.replica(), self.backend.most_replicas) * mine]
 
-    def receive(self, total: tf.Tensor) -> None:
+    def receive(self, total: Total, number: int) -> None:
         """After a step: takes the sum of all contributions."""
         self._total = np.rint(total.numpy()).astype(np.int64)
 

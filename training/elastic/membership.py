@@ -101,6 +101,8 @@ class Membership(Observer):
         self.inputs = inputs
         self.checkpoint = checkpoint
         self.handoff = StateHandoff(self.backend)
+        self.messages = ControlMessages(self.backend)
+        self.attachments = [self.messages]
         options = self.backend.options
         self.least, self.grows = options.min_np or 1, options.max_np is not None
 
@@ -119,7 +121,6 @@ class Membership(Observer):
             CollectiveError: Fewer than ``min_np`` ranks are left.
         """
         self.loop = loop
-        self.messages: ControlMessages = loop.step.notices
         change = join(self.backend) if self.backend.joins else None
         with self.messages.preemption, contextlib.closing(loop):
             repeat_on_change(self.backend, self._attempt, change)

@@ -11,17 +11,16 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training.input.source import Row, Source
 
-# Up to so many bytes, a second copy of the data is a fair price: TensorFlow then
-# gathers rows by itself, where Python would take its lock from the training loop for
-# some 0.3 ms a step.
+# Up to this size, data in memory is copied to TensorFlow, which then gathers rows itself.
+# Python would hold its lock, which the training loop needs, for about 0.3 ms a step.
 _RESIDENT_BYTES = 256 << 20
 
 
 class Arrays(Source):
     """Arrays of equal length, one row of the data set in each row.
 
-    A batch copies the rows it asks for and nothing else, so a memory-mapped array is
-    never loaded whole.
+    A batch copies its own rows and nothing else, so a memory-mapped array is never loaded
+    whole.
 
     Args:
         x: Array ``[rows, ...]``, or a dict or tuple of such. Lists count as arrays.
@@ -29,7 +28,7 @@ class Arrays(Source):
         sample_weight: Likewise, or None.
 
     Raises:
-        UsageError: If lengths differ, or an array is none that TensorFlow can hold.
+        UsageError: Lengths differ, or TensorFlow has no dtype for an array.
     """
 
     def __init__(self, x: Any, y: Any, sample_weight: Any = None):
@@ -73,7 +72,7 @@ class Arrays(Source):
                 dtypes,
                 stateful=False,
             )
-        # One list element stands for None: flatten keeps it in its place.
+        # flatten keeps a None in its place.
         left = iter(zip(read, self._leaves, strict=True))
 
         def shaped(array: Any) -> Any:
@@ -87,11 +86,11 @@ class Arrays(Source):
         return tf.nest.pack_sequence_as(self.tree, flat)
 
     def _tensors(self) -> list[tf.Tensor] | None:
-        """The arrays as tensors, if they are small and in memory anyway."""
+        """The arrays as tensors, if they are small and in memory."""
         size = sum(array.nbytes for array in self._leaves)
         mapped = any(isinstance(array, np.memmap) for array in self._leaves)
         if self._resident is None and size <= _RESIDENT_BYTES and not mapped:
-            # Outside of the graph being traced, where it would be a constant of it.
+            # Outside the graph that is traced: inside, they would be its constants.
             with tf.init_scope(), tf.device("CPU:0"):
                 self._resident = [
                     tf.convert_to_tensor(_native(array)) for array in self._leaves
@@ -99,7 +98,7 @@ class Arrays(Source):
         return self._resident
 
     def label_range(self) -> tuple[int, int] | None:
-        """Smallest and largest label, when y is one array of integers."""
+        """Smallest and largest label, if y is one array of integers."""
         y = self.tree[1]
         if not isinstance(y, np.ndarray) or y.dtype.kind not in "iu" or not y.size:
             return None
@@ -107,7 +106,7 @@ class Arrays(Source):
 
 
 def _arrays(tree: Any, name: str) -> Any:
-    """The tree with arrays for leaves; see Arrays for what is allowed."""
+    """The tree with arrays as leaves; see Arrays for what is allowed."""
     if isinstance(tree, Mapping):
         return {key: _arrays(tree[key], f"{name}[{key!r}]") for key in tree}
     if isinstance(tree, tuple):
@@ -121,7 +120,7 @@ def _arrays(tree: Any, name: str) -> Any:
         array = None
     if array is None or array.dtype == object or not array.ndim:
         raise UsageError(
-            f"{name} is no array that can be trained on: {_kind(tree)}",
+            f"{name} is not an array that can be trained on: {_kind(tree)}",
             hint=f"make {name} a NumPy array of numbers with one entry for each row",
         )
     return array
@@ -134,7 +133,7 @@ def _kind(tree: Any) -> str:
 
 
 def _named(tree: Row) -> list[tuple[str, Any]]:
-    """The leaves with names to tell them by, in the order of ``tf.nest.flatten``."""
+    """The leaves with their names, in the order of ``tf.nest.flatten``."""
     named: list[tuple[str, Any]] = []
 
     def visit(name: str, part: Any) -> None:
@@ -153,7 +152,7 @@ def _named(tree: Row) -> list[tuple[str, Any]]:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """The array as TensorFlow takes it: in the machine's byte order, text in UTF-8."""
+    """The array as TensorFlow needs it: in native byte order, text in UTF-8."""
     if array.dtype.kind == "U":
         return np.char.encode(array, "utf-8")
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))

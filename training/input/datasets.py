@@ -1,6 +1,6 @@
-"""Data sets by name, and whatever lies in a file or folder.
+"""Data sets by name, and those in a file or folder.
 
-``load`` finds what a user means by ``--data``; reading it is the sources' business.
+``load`` finds the data that ``--data`` names; sources read it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Data:
     """A data set, ready to train on.
 
     Attributes:
-        name: What the user called it.
+        name: As the user named it.
         train: Rows to train on.
         test: Rows to test on, or None.
-        classes: Number of classes, None where labels are no integers.
+        classes: Number of classes; None where labels are not integers.
     """
 
     name: str
@@ -52,19 +52,19 @@ def load(what: str, *, seed: int = 0, rows: int | None = None) -> Data:
     Args:
         what: ``digits``, ``mnist``, ``cifar10``, ``synthetic[:HxWxC[:CLASSES]]``, a
             ``.npz`` file, a folder of images, or ``module:function``: called with
-            those of ``seed`` and ``rows`` that it takes; returns a Data, or what
-            ``as_source`` takes. Bytes in a ``.npz`` are taken for images: x of uint8
-            and shape ``[n, h, w]`` or ``[n, h, w, c]`` becomes float32 in [0, 1]
+            those of ``seed`` and ``rows`` that it accepts; returns a Data, or an
+            argument for ``as_source``. x of uint8 and shape ``[n, h, w]`` or
+            ``[n, h, w, c]`` in a ``.npz`` file is read as images: float32 in [0, 1]
             with a channel.
-        seed: What synthetic data depends on. Splits never depend on it.
+        seed: Of synthetic data. Splits never depend on it.
         rows: Train on so many rows at most.
 
     Raises:
-        UsageError: If there is no such data, or it cannot be read.
+        UsageError: The data does not exist, or cannot be read.
     """
     if rows is not None and rows < 1:
         raise UsageError(
-            f"{rows} rows are no data set", hint="train on at least one row"
+            f"{rows} rows are not a data set", hint="train on at least one row"
         )
     if match := _SYNTHETIC.fullmatch(what):
         return _synthetic(what, match[1] or "32x32x3", int(match[2] or 10), seed, rows)
@@ -73,25 +73,25 @@ def load(what: str, *, seed: int = 0, rows: int | None = None) -> Data:
         return data
     if not data.train.random_access:
         raise UsageError(
-            f"{what} is a tf.data.Dataset: its first {rows} rows cannot be picked here",
+            f"{what} is a tf.data.Dataset: its first {rows} rows cannot be selected here",
             hint=f"apply .take({rows}) to it",
         )
     return dataclasses.replace(data, train=First(data.train, rows))
 
 
 def _load(what: str, seed: int, rows: int | None) -> Data:
-    """Everything but synthetic data, with all its rows."""
+    """All data but synthetic, with all rows."""
     if what in NAMED:
         return NAMED[what](what)
     path = Path(what).expanduser()
     if path.is_dir():
         return _folder(what, path)
-    # Before ``module:function``: a file that is there is meant.
+    # Before ``module:function``: an existing file takes precedence.
     if path.exists() or path.suffix == ".npz":
         return _npz(what, path)
     if ":" in what:
-        made = call(lookup(what), seed=seed, rows=rows)
-        return made if isinstance(made, Data) else _data(what, as_source(made), None)
+        data = call(lookup(what), seed=seed, rows=rows)
+        return data if isinstance(data, Data) else _data(what, as_source(data), None)
     raise UsageError(
         f"there is no data set {what!r}, nor a file or folder of that name",
         hint=f"--data {' | '.join(NAMED)} | synthetic | synthetic:224x224x3:1000 | "
@@ -100,25 +100,25 @@ def _load(what: str, seed: int, rows: int | None) -> Data:
 
 
 def _data(name: str, train: Source, test: Source | None) -> Data:
-    """Counts the classes: as many as the highest label asks for."""
+    """Counts the classes: one more than the highest label."""
     ranges = [s.label_range() for s in (train, test) if s is not None]
     highest = [r[1] for r in ranges if r is not None]
     return Data(name, train, test, max(highest) + 1 if highest else None)
 
 
 def _digits(name: str) -> Data:
-    """1,797 real images of 8x8 pixels that come with scikit-learn; 360 to test on."""
+    """1,797 real images of 8x8 pixels, part of scikit-learn; 360 to test on."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise UsageError(
-            "the digits come with scikit-learn, which is not installed",
+            "the digits are a part of scikit-learn, which is not installed",
             hint="pip install scikit-learn",
         ) from None
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype(np.float32).reshape(-1, 8, 8, 1)
-    # Shuffled, for writers follow each other in the file; by a fixed key, for test
-    # rows must stay test rows whatever the seed.
+    # Shuffled, because the file is sorted by writer; with a fixed key, because the test
+    # rows must be the same for every seed.
     order = permute(np.arange(len(x)), len(x), (0, 0))
     x, y = x[order], y.astype(np.int32)[order]
     tested = len(x) // 5 + 1
@@ -152,7 +152,7 @@ def _npz(name: str, path: Path) -> Data:
 
 
 def _scaled(arrays: Arrays) -> Source:
-    """Floats in [0, 1] with a channel, if x are the bytes of images."""
+    """Floats in [0, 1] with a channel, if x holds images as bytes."""
     x = arrays.spec[0]
     if not isinstance(x, tf.TensorSpec) or x.dtype != tf.uint8:
         return arrays

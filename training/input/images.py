@@ -20,10 +20,10 @@ class ImageFolder(Source):
     """Images decoded and resized as they are read: float32 in [0, 1], int32 labels.
 
     Args:
-        folder: Holds one sub-folder for each class. Files whose names end otherwise
-            than images' are passed over.
-        image_size: ``(height, width)`` that all images are resized to; by default
-            that of the first image.
+        folder: Has one sub-folder for each class. Files without an image's suffix are
+            ignored.
+        image_size: ``(height, width)`` of all images after resizing; by default that of
+            the first image.
         channels: 1 for grey, 3 for colour, 4 with transparency.
         classes: Names of the sub-folders in the order of labels; by default, sorted.
 
@@ -31,8 +31,8 @@ class ImageFolder(Source):
         classes: As above.
 
     Raises:
-        UsageError: If there is no such folder, or no image in it, or a class is not
-            among ``classes``.
+        UsageError: The folder does not exist or has no image, or one of its classes is
+            not in ``classes``.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class ImageFolder(Source):
         folder = Path(folder)
         found = _images(folder)
         self.classes = tuple(sorted(found) if classes is None else classes)
-        if strangers := sorted(found.keys() - set(self.classes)):
+        if unknown := sorted(found.keys() - set(self.classes)):
             raise UsageError(
-                f"{folder / strangers[0]} is a class that the training images lack",
+                f"{folder / unknown[0]} is a class that the training images lack",
                 hint=f"remove it; the classes are {', '.join(self.classes)}",
             )
         self._paths = [path for name in self.classes for path in found.get(name, [])]
@@ -74,8 +74,8 @@ class ImageFolder(Source):
     def read(self, rows: tf.Tensor) -> Row:
         """Reads and decodes images.
 
-        In Python, of eager operations: an error inside a graph could not tell which
-        file it was about. The work is done outside of Python's lock all the same.
+        In Python, with eager operations: an error inside a graph does not know the file.
+        The operations release Python's lock.
         """
         image, label, _ = self.spec
         x, y = tf.numpy_function(
@@ -91,7 +91,7 @@ class ImageFolder(Source):
 
     def _read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         images = np.empty([len(rows), *self.image_size, self.channels], np.float32)
-        # Also where there are accelerators: they have better to do.
+        # Not on an accelerator, which would wait for it.
         with tf.device("CPU:0"):
             for image, row in zip(images, rows, strict=True):
                 decoded = self._decode(self._paths[row])
@@ -107,7 +107,7 @@ class ImageFolder(Source):
                 tf.io.read_file(path), self.channels, expand_animations=False
             )
         except tf.errors.OpError as error:
-            # Without the names of the operation, which mean nothing to anybody.
+            # Without the names of TensorFlow's operation.
             reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", error.message).strip()
             raise UsageError(
                 f"{path} cannot be read as an image: {reason}",
@@ -120,7 +120,7 @@ def _images(folder: Path) -> dict[str, list[str]]:
     """Paths of the images of each class, sorted."""
     hint = f"make {folder}/CLASS/IMAGE.png, a sub-folder for each class"
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", hint=hint)
+        raise UsageError(f"folder {folder} does not exist", hint=hint)
     found = {
         child.name: sorted(
             str(file)

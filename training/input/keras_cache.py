@@ -1,7 +1,7 @@
 """Keras' own data sets, from the folder where Keras keeps them.
 
-Fetched at most once, by whichever rank comes first. Where nothing can be fetched, the
-error says which file to put where.
+The first rank on a host downloads what is missing; other ranks wait. Where a download is
+impossible, the error says which file to put where.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collective.errors import UsageError
 
 try:
     import fcntl
-except ImportError:  # not on Windows, where ranks may fetch twice
+except ImportError:  # not on Windows, where ranks may download twice
     fcntl = None  # type: ignore[assignment]
 
 
@@ -29,24 +29,24 @@ def folder() -> Path:
 
 
 def mnist() -> Path:
-    """The path of ``mnist.npz``, fetched if it is missing.
+    """The path of ``mnist.npz``, downloaded if it is missing.
 
     Raises:
-        UsageError: If it is missing and cannot be fetched.
+        UsageError: It is missing and cannot be downloaded.
     """
     path = folder() / "mnist.npz"
     with _one_at_a_time("mnist"):
-        # Looked at behind the lock: another rank's download may be half done.
+        # Under the lock: another rank may be downloading it.
         if not path.exists():
             _fetch("mnist", path, "mnist.npz", keras.datasets.mnist.load_data)
     return path
 
 
 def cifar10() -> Any:
-    """``(x_train, y_train), (x_test, y_test)``, fetched if missing.
+    """``(x_train, y_train), (x_test, y_test)``, downloaded if missing.
 
     Raises:
-        UsageError: If it is missing and cannot be fetched, or is torn.
+        UsageError: It is missing and cannot be downloaded, or is damaged.
     """
     path = folder() / "cifar-10-batches-py-target"
     with _one_at_a_time("cifar10"):
@@ -61,7 +61,7 @@ def cifar10() -> Any:
 def _fetch(name: str, path: Path, file: str, load_data: Any) -> Any:
     try:
         return load_data()
-    # Whatever it is, the remedy is the same: no route, no right to write, torn file.
+    # No network, no permission to write, a damaged file: the remedy is the same.
     except Exception as error:
         text = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
@@ -73,12 +73,12 @@ def _fetch(name: str, path: Path, file: str, load_data: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_at_a_time(name: str) -> Iterator[None]:
-    """Holds a lock file in the cache: the ranks of a host must not fetch at once."""
+    """Holds a lock file in the cache: ranks of a host must not download together."""
     lock = folder() / f".{name}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = open(lock, "w")  # noqa: SIM115
-    except OSError:  # a cache we cannot write to: nobody will fetch into it
+    except OSError:  # a read-only cache: no rank downloads into it
         yield
         return
     with file:

@@ -1,8 +1,8 @@
-"""Arrays in a ``.npz`` file, memory-mapped where the file allows.
+"""Arrays in a ``.npz`` file, memory-mapped where possible.
 
-``np.savez`` stores its members uncompressed, one after the other: each can be mapped
-where it lies, so ten processes on a host share one copy in the page cache and read
-only the rows they need. ``np.savez_compressed`` allows no such thing: it is loaded.
+``np.savez`` stores its members uncompressed, one after the other, and each can be mapped
+in place: ten processes on a host share one copy in the page cache and read only the rows
+they need. Files of ``np.savez_compressed`` are loaded into memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def open_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """All arrays of a ``.npz`` file, mapped where stored uncompressed, else loaded.
 
     Raises:
-        UsageError: If the file is missing, torn, or no ``.npz`` of plain numbers.
+        UsageError: The file is missing, damaged, or not a ``.npz`` of plain numbers.
     """
     path = Path(path)
     try:
@@ -38,8 +38,8 @@ def open_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             }
     except FileNotFoundError:
         raise UsageError(
-            f"there is no file {path}",
-            hint=f"check the path; expected is a .npz file with {_EXPECTED}",
+            f"file {path} does not exist",
+            hint=f"check the path of a .npz file with {_EXPECTED}",
         ) from None
     except (zipfile.BadZipFile, OSError, ValueError, struct.error, EOFError) as error:
         raise UsageError(
@@ -52,7 +52,7 @@ def npz_sources(path: str | os.PathLike[str]) -> tuple[Arrays, Arrays | None]:
     """Training and test rows of a ``.npz`` file; no test rows if it has none.
 
     Raises:
-        UsageError: As ``open_npz``, and if keys are missing.
+        UsageError: As ``open_npz``; or keys are missing.
     """
     arrays = open_npz(path)
     if {"x", "y"} <= arrays.keys():
@@ -73,7 +73,7 @@ def _source(arrays: dict[str, np.ndarray], suffix: str) -> Arrays:
 
 
 def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """One member, mapped if it can be."""
+    """One member, mapped if possible."""
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         if member.compress_type == zipfile.ZIP_STORED and version in ((1, 0), (2, 0)):
@@ -97,10 +97,10 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    """Where the member's bytes start in the file: behind its local header.
+    """Where the member's bytes start in the file: after its local header.
 
-    The local header repeats the name and may have another extra field than the
-    central directory, so its own two lengths must be read (APPNOTE.TXT, 4.3.7).
+    The local header repeats the name and may have another extra field than the central
+    directory, so its own two lengths must be read (APPNOTE.TXT, 4.3.7).
     """
     with open(path, "rb") as file:
         file.seek(member.header_offset)

@@ -1,12 +1,12 @@
 """A keyed permutation of ``range(n)`` that is never held in memory.
 
-Every process must know which rows make up global batch s without asking anybody, and
+Every process must know which rows make up global batch s without communication and
 without a shuffled index as long as the data set. So the shuffle is a cipher: a
-generalised Feistel network over Z_a x Z_b with a * b just above n, and cycle walking
-for the few values that fall outside (Black and Rogaway, "Ciphers with Arbitrary
-Finite Domains", CT-RSA 2002). Its numbers come from integer arithmetic alone, so they
-are the same on every machine and every NumPy, and must stay so for ever: a saved run
-resumes by them.
+generalised Feistel network over Z_a x Z_b with a * b just above n, and cycle walking for
+the few values outside. Its numbers come from integer arithmetic alone. They are the same
+on every machine and with every NumPy, and must never change: a saved run resumes by them.
+
+Source: J. Black, P. Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-# Three rounds would do with ideal round functions; small n want a few more before
+# Three rounds are enough with ideal round functions. For small n, more are needed until
 # all orders are about equally likely.
 ROUNDS = 8
 
@@ -40,7 +40,7 @@ def hash64(values: np.ndarray) -> np.ndarray:
 
 
 def derive(*numbers: int) -> int:
-    """Makes one 64-bit key of several integers (of any size or sign)."""
+    """One 64-bit key from several integers of any size or sign."""
     key = 0
     for number in numbers:
         # Python integers: the same arithmetic without NumPy's overflow warnings.
@@ -52,12 +52,12 @@ def derive(*numbers: int) -> int:
 
 
 def permute(positions: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
-    """Where a shuffle of ``range(n)`` puts the given positions.
+    """The elements at the given positions of a shuffled ``range(n)``.
 
     Args:
         positions: int64, any shape, each in ``[0, n)``.
         n: Length of the permutation, 1 to 2**62.
-        key: Two integers, say (seed, epoch). Another key, another permutation.
+        key: Two integers, as (seed, epoch). Each key has its own permutation.
 
     Returns:
         int64, shape of ``positions``: distinct for distinct positions, in ``[0, n)``.
@@ -66,7 +66,7 @@ def permute(positions: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
         ValueError: If n or a position is out of range.
     """
     if not 1 <= n <= 1 << 62:
-        raise ValueError(f"cannot permute range({n}): 1 to 2**62 elements, please")
+        raise ValueError(f"cannot permute range({n}): n must be from 1 to 2**62")
     positions = np.asarray(positions, np.int64)
     if positions.size and not 0 <= positions.min() <= positions.max() < n:
         raise ValueError(f"a position lies outside range({n})")
@@ -74,7 +74,7 @@ def permute(positions: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
     round_keys = [derive(base, number) for number in range(ROUNDS)]
     left_size = math.isqrt(n - 1) + 1
     right_size = -(-n // left_size)
-    # Flat, for NumPy warns of the overflow we want when a result is a scalar.
+    # Flat: for scalars, NumPy would warn of the overflow that we want.
     values = positions.astype(np.uint64).reshape(-1)
     values = _encipher(values, left_size, right_size, round_keys)
     # left_size * right_size < n + left_size: few are outside, and the walk is short.

@@ -1,8 +1,8 @@
-"""Which rows make up global batch s, and which of them are whose: arithmetic alone.
+"""Which rows make up global batch s, and which replica gets which: arithmetic alone.
 
-Everything follows from (rows, global batch size, seed, step), so nobody asks anybody,
-a training resumes at any step on any number of replicas, and whoever has these four
-numbers can say what should have been read. Needs NumPy and nothing else.
+All follows from (rows, global batch size, seed, step). No process asks another one, a
+training resumes at any step on any number of replicas, and from these four numbers anyone
+can compute what should have been read. Needs only NumPy.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collective.training.input.permutation import permute
 def share(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
     """The splitting rule: which rows of a global batch a replica gets.
 
-    Contiguous, in order of replicas, sizes differ by one at most; empty for some
-    where there are fewer rows than replicas. Works on integers and on tensors.
+    Shares are contiguous, in the order of replicas, and their sizes differ by one at
+    most. Some are empty where there are fewer rows than replicas. Works on integers and
+    on tensors.
 
     Returns:
         ``(start, stop)``, half-open.
@@ -32,10 +33,10 @@ class Plan:
     """The global batches of a training.
 
     Attributes:
-        rows: Rows of an epoch; each comes exactly once in it.
-        global_batch_size: Rows of a step; the last one of an epoch may have fewer.
-        seed: Decides the order of rows, with the epoch.
-        shuffle: Whether there is such an order; False keeps the source's.
+        rows: Rows of an epoch; each is used exactly once.
+        global_batch_size: Rows of a step; the last step of an epoch may have fewer.
+        seed: With the number of the epoch, it determines the order of rows.
+        shuffle: False keeps the source's order.
     """
 
     rows: int
@@ -48,16 +49,11 @@ class Plan:
         """Steps of an epoch, the short one included."""
         return -(-self.rows // self.global_batch_size)
 
-    def global_rows(self, step: int) -> int:
-        """Number of rows in global batch ``step``; steps count on over epochs."""
-        first = step % self.steps_per_epoch * self.global_batch_size
-        return min(self.global_batch_size, self.rows - first)
-
     def row_numbers(self, first_step: int, last_step: int) -> np.ndarray:
-        """Row numbers of successive steps of one epoch, one behind the other.
+        """Row numbers of successive steps of one epoch, concatenated.
 
         Args:
-            first_step: First step.
+            first_step: First step, counted over all epochs.
             last_step: Step to stop before, in the same epoch.
 
         Returns:

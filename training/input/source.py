@@ -1,8 +1,8 @@
-"""Where rows come from: one interface, one file per kind of data.
+"""The interface of data sources; each kind of data has a file of its own.
 
-A source knows how many rows it has, what one row looks like, and how to read any rows
-by number. Which rows make a batch, and whose they are, is ``training/input/pipeline.py``'s
-business.
+A source knows how many rows it has, the shapes and dtypes of one row, and how to read
+rows by number. ``collective.training.input.pipeline`` decides which rows make a batch and
+which replica reads them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import tensorflow as tf
 from collective.errors import UsageError
 
 Row = tuple[Any, Any, Any]
-"""``(x, y, sample_weight)``: trees of tensors; sample_weight is None if there is none."""
+"""``(x, y, sample_weight)``: trees of tensors; sample_weight may be None."""
 
 
 class Source(abc.ABC):
     """Rows of a data set.
 
     Attributes:
-        random_access: True when ``read`` takes rows in any order. False when rows
-            come in the data's own order only: then ``in_order`` replaces ``read``,
-            and nothing is shuffled here.
+        random_access: Whether ``read`` takes rows in any order. If not, the rows can
+            only be read in the order of the data: ``in_order`` replaces ``read``, and
+            nothing is shuffled here.
     """
 
     random_access: ClassVar[bool] = True
@@ -58,10 +58,10 @@ class Source(abc.ABC):
     def in_order(
         self, batch_size: int, first_step: int, last_step: int
     ) -> tf.data.Dataset:
-        """Whole global batches in the data's own order, if that is all there is.
+        """Whole global batches in the order of the data, without random access.
 
         Args:
-            batch_size: Rows of a global batch; the last of an epoch may be shorter.
+            batch_size: Rows of a global batch; the last of an epoch may have fewer.
             first_step: First step, counted over all epochs.
             last_step: Step to stop before.
 
@@ -71,11 +71,11 @@ class Source(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} reads rows by number")
 
     def label_range(self) -> tuple[int, int] | None:
-        """Smallest and largest label, when y is integer and cheap to look through."""
+        """Smallest and largest label, if y is integer and cheap to scan; else None."""
         return None
 
     def fingerprint(self) -> int:
-        """A 32-bit checksum of the first row: differs when ranks see different data."""
+        """A 32-bit checksum of the first row, to detect ranks with different data."""
         return checksum(self.read(tf.zeros([min(1, len(self))], tf.int64)))
 
 
@@ -87,7 +87,7 @@ def checksum(tree: Any) -> int:
             continue
         array = np.asarray(leaf)
         crc = zlib.crc32(f"{array.dtype}{array.shape}".encode(), crc)
-        # Strings are objects in NumPy, whose bytes would be addresses.
+        # Strings are NumPy objects: their bytes are addresses.
         text = array.dtype == object
         crc = zlib.crc32(
             repr(array.tolist()).encode() if text else array.tobytes(), crc
@@ -96,14 +96,14 @@ def checksum(tree: Any) -> int:
 
 
 def row_spec(element: Any, where: str) -> Row:
-    """Makes ``(x, y, sample_weight)`` of what a user's data set or parser yields.
+    """``(x, y, sample_weight)`` of one element of a user's data set or parser.
 
     Args:
         element: Tree of ``tf.TensorSpec`` of one row: ``(x, y)`` or ``(x, y, w)``.
-        where: What yields it, for messages.
+        where: The data set or parser, for messages.
 
     Raises:
-        UsageError: If it is no such tuple, or a shape is not fully known.
+        UsageError: It is not such a tuple, or a shape is not fully known.
     """
     if not isinstance(element, tuple) or len(element) not in (2, 3):
         raise UsageError(
@@ -128,7 +128,7 @@ def _described(element: Any) -> str:
 
 
 def as_source(data: Any) -> Source:
-    """Wraps what people have at hand.
+    """The source for data of any supported kind.
 
     Args:
         data: A Source; ``(x, y)`` or ``(x, y, sample_weight)`` of arrays or of
@@ -136,9 +136,9 @@ def as_source(data: Any) -> Source:
             are such rows.
 
     Raises:
-        UsageError: If it is none of these, or does not fit together.
+        UsageError: It is none of these, or arrays differ in length.
     """
-    # Imported here: these modules build on the interface above.
+    # Imported here: these modules import this one.
     from collective.training.input.arrays import Arrays
     from collective.training.input.stream import Stream
 

@@ -1,8 +1,7 @@
-"""What a source had to say when it failed within TensorFlow.
+"""Errors of sources, found in those that TensorFlow raises.
 
-Rows are read by threads of ``tf.data``. An error raised there reaches the training
-loop as a ``tf.errors.OpError``, its text buried in one of many lines: here it is dug
-out.
+Threads of ``tf.data`` read the rows. An error raised there reaches the training loop as a
+``tf.errors.OpError`` with the original message in one of many lines.
 """
 
 from __future__ import annotations
@@ -13,24 +12,26 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 
-_TOLD = re.compile(r"UsageError: (.*)\nHINT: (.*)")
-# What assert_cardinality says, where a data set has more or fewer rows than it says.
-_ENDED = re.compile(r"expected to contain \d+ elements but contained .*\d+ elements")
+_USAGE_ERROR = re.compile(r"UsageError: (.*)\nHINT: (.*)")
+# The message of assert_cardinality for a data set with more or fewer rows.
+_WRONG_LENGTH = re.compile(
+    r"expected to contain \d+ elements but contained .*\d+ elements"
+)
 
 
 def explain(error: tf.errors.OpError) -> UsageError | None:
-    """The ``UsageError`` that made TensorFlow raise; None if it was nothing known.
+    """The ``UsageError`` behind an error of TensorFlow; None if there is none.
 
-    It is one rank's: others may have read their rows well.
+    It is the error of this rank: other ranks may have read their rows.
     """
-    told = _TOLD.search(error.message)
-    if told is not None:
-        return UsageError(told[1], hint=told[2], everywhere=False)
-    ended = _ENDED.search(error.message)
-    if ended is None:
+    found = _USAGE_ERROR.search(error.message)
+    if found is not None:
+        return UsageError(found[1], hint=found[2], everywhere=False)
+    wrong_length = _WRONG_LENGTH.search(error.message)
+    if wrong_length is None:
         return None
     return UsageError(
-        f"the data are not as long as they said: {ended[0]}",
-        hint="give assert_cardinality the number of rows that there are, on every rank",
+        f"the data set has not as many rows as declared: {wrong_length[0]}",
+        hint="give assert_cardinality the actual number of rows, on every rank",
         everywhere=False,
     )

@@ -1,8 +1,8 @@
 """Rows of a ``tf.data.Dataset``: any pipeline with a known length.
 
-A data set has no row numbers. Its rows come in its own order and every process runs
-the whole pipeline, keeping its own share of each global batch. Arrays, TFRecords and
-ImageFolder read only what a process needs: prefer them where they fit.
+A data set has no row numbers. Every process runs the whole pipeline, in its order, and
+keeps its own share of each global batch. Arrays, TFRecords and ImageFolder read only what
+a process needs: prefer them where possible.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _FINGERPRINT_ROWS = 8
 
 
 class Stream(Source):
-    """The elements of a data set, one row each, in the order it gives them.
+    """The elements of a data set, one row each, in its order.
 
-    What is yours to see to:
+    The user must take care of three things:
 
-    - Elements are rows, not batches. A batched data set cannot be told from rows with
-      one more dimension; it shows as a model that does not fit the data.
-    - The order must be the same on every rank: seed your shuffle. ``fingerprint``
-      tells when it is not.
-    - Each epoch is one more pass over the data set. To resume in the middle of one
-      exactly, shuffle with ``reshuffle_each_iteration=False``.
+    - Elements are rows, not batches. A batched data set looks like rows with one more
+      dimension; the model then does not fit the data.
+    - The order must be the same on every rank: shuffle with a seed. ``fingerprint``
+      detects some differences.
+    - Each epoch is one more pass over the data set. To resume exactly within an epoch,
+      shuffle with ``reshuffle_each_iteration=False``.
 
     Args:
         dataset: Finite, of known cardinality, elements ``(x, y)`` or
             ``(x, y, sample_weight)`` of static shapes.
 
     Raises:
-        UsageError: If the length is unknown or infinite, or elements are not rows.
+        UsageError: The length is unknown or infinite, or elements are not rows.
     """
 
     random_access = False
@@ -53,8 +53,8 @@ class Stream(Source):
         self._spec = row_spec(dataset.element_spec, "the tf.data.Dataset")
         self._rows = cardinality
         self._dataset = dataset
-        # Here and not when asked: each pass moves a seeded shuffle on, so all ranks
-        # must make the same number of passes, whether or not they compare.
+        # Computed here, on every rank: each pass advances a seeded shuffle, so all ranks
+        # must make the same number of passes.
         self._fingerprint = checksum(tuple(dataset.take(_FINGERPRINT_ROWS)))
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Stream(Source):
         return self._spec
 
     def read(self, rows: tf.Tensor) -> Row:
-        """Not possible: a data set cannot go to a row."""
+        """Not possible: a data set has no random access."""
         raise NotImplementedError("a tf.data.Dataset has no row numbers; use in_order")
 
     def in_order(
@@ -79,13 +79,13 @@ class Stream(Source):
         return batches.take(last_step - first_step).map(_as_row)
 
     def fingerprint(self) -> int:
-        """A 32-bit checksum of the first rows; equal on all ranks if all is well."""
+        """A 32-bit checksum of the first rows; must be equal on all ranks."""
         return self._fingerprint
 
 
 @tf.autograph.experimental.do_not_convert
 def _as_row(*element: Any) -> Row:
     """``(x, y, sample_weight)`` of the elements of a batched data set."""
-    # tf.data spreads a tuple over the arguments, but hands over a named one as it is.
+    # tf.data unpacks a tuple into arguments, but passes a NamedTuple as one argument.
     x, y, *weight = element if len(element) > 1 else element[0]
     return x, y, weight[0] if weight else None

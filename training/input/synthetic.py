@@ -1,7 +1,7 @@
-"""Made-up images, a function of the row number alone.
+"""Synthetic images, a function of the row number alone.
 
-For measuring without a disk, and for trying things out: nothing is held but eight
-patterns, and a batch costs three passes over its pixels. The classes can be learnt.
+For benchmarks without a disk, and for trials. Only eight patterns are in memory, and a
+batch costs three passes over its pixels. The classes can be learned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Synthetic(Source):
         shape: Shape of a row.
         classes: Number of classes, int32 labels from 0 up.
         rows: Number of rows.
-        seed: Another seed, other data.
+        seed: Each seed has its own data.
         first: Number of the first row: test rows continue where training rows end.
     """
 
@@ -55,10 +55,10 @@ class Synthetic(Source):
         return tf.TensorSpec(self.shape, tf.float32), tf.TensorSpec([], tf.int32), None
 
     def read(self, rows: tf.Tensor) -> Row:
-        """Makes rows: a pattern times the class' level, plus an offset of the row's.
+        """Computes rows: a pattern times the class' level, plus the row's offset.
 
-        Only element-wise arithmetic: a row is the same to the last bit whatever rows
-        are read with it, which a matrix product would not promise.
+        The arithmetic is element-wise only, so a row has the same bits whichever rows
+        are read with it; a matrix product does not guarantee that.
         """
         label, pattern, level, offset = tf.numpy_function(
             self._parameters,

@@ -1,8 +1,8 @@
 """Rows in TFRecord files, read by number.
 
-A TFRecord file has no index, but every record starts with its length. One walk over
-the lengths, skipping the data, gives the offset of each record; after that a process
-reads its own records and no others.
+A TFRecord file has no index, but every record starts with its length. One pass over the
+lengths, skipping the data, finds the offset of each record. Then a process reads only its
+own records.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class TFRecords(Source):
 
     Args:
         files: Paths, or one path.
-        parse: TensorFlow function that makes ``(x, y)`` or ``(x, y, sample_weight)``
-            of one serialized record (a scalar string), of static shapes.
+        parse: TensorFlow function from one serialized record (a scalar string) to
+            ``(x, y)`` or ``(x, y, sample_weight)``, of static shapes.
 
     Raises:
-        UsageError: If a file is missing, compressed, truncated or no TFRecord file,
-            or ``parse`` does not give a row.
+        UsageError: A file is missing, compressed, truncated or not a TFRecord file, or
+            ``parse`` does not return a row.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class TFRecords(Source):
         indices = [_index(path) for path in self._files]
         self._offsets = np.concatenate([offsets for offsets, _ in indices])
         self._lengths = np.concatenate([lengths for _, lengths in indices])
-        # Where each file's records end among all.
+        # Where each file's records end in the list of all.
         self._ends = np.cumsum([len(offsets) for offsets, _ in indices])
-        # A tf.function, so that AutoGraph sees the user's Python conditions.
+        # A tf.function: AutoGraph converts the user's Python conditions.
         self._parse = tf.function(parse)
         parsed = tf.data.Dataset.from_tensors("").map(self._parse)
         self._spec = row_spec(parsed.element_spec, "the parse function")
@@ -68,23 +68,23 @@ class TFRecords(Source):
 
     @property
     def spec(self) -> Row:
-        """``(x, y, sample_weight)`` as ``parse`` gives them."""
+        """``(x, y, sample_weight)`` as ``parse`` returns them."""
         return self._spec
 
     def read(self, rows: tf.Tensor) -> Row:
         """Reads records and parses them one by one."""
         records = tf.numpy_function(self._records, [rows], tf.string, stateful=False)
         records.set_shape([rows.shape[0]])
-        weighed = self._spec[2] is not None
-        signature = self._spec if weighed else self._spec[:2]
+        weighted = self._spec[2] is not None
+        signature = self._spec if weighted else self._spec[:2]
         parsed = tf.map_fn(self._parse, records, fn_output_signature=signature)
-        return parsed if weighed else (*parsed, None)
+        return parsed if weighted else (*parsed, None)
 
     def _records(self, rows: np.ndarray) -> np.ndarray:
         """Serialized records: objects ``[n]``."""
         records = np.empty(len(rows), object)
         files = np.searchsorted(self._ends, rows, side="right")
-        # A file is opened for a batch and not kept: there may be thousands of them.
+        # Files are opened for each batch: there may be thousands, too many to keep open.
         for number in np.unique(files):
             with open(self._files[number], "rb") as file:
                 for place in np.flatnonzero(files == number):
@@ -111,10 +111,9 @@ def _index(path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_kind(path: str, data: mmap.mmap) -> None:
-    """Tells compressed and foreign files by their first record.
+    """Refuses compressed files and other formats, by their first record.
 
-    The CRC of the first length is TensorFlow's to check: a file of another kind does
-    not pass, whatever its first bytes would make for a length.
+    TensorFlow checks the CRC of the first length, which no other format passes.
     """
     first = next(iter(tf.data.TFRecordDataset(path).take(1).ignore_errors()), None)
     if first is not None:
@@ -126,13 +125,13 @@ def _check_kind(path: str, data: mmap.mmap) -> None:
             "'GZIP').map(parse) with tf.data.experimental.assert_cardinality(n)",
         )
     raise UsageError(
-        f"{path} is no TFRecord file, or its first record is damaged",
+        f"{path} is not a TFRecord file, or its first record is damaged",
         hint="write it again with tf.io.TFRecordWriter",
     )
 
 
 def _walk(path: str, data: mmap.mmap, size: int) -> tuple[np.ndarray, np.ndarray]:
-    # Plain arrays: eight bytes a record, where lists of integers take forty.
+    # Arrays take eight bytes per record, lists of integers forty.
     offsets, lengths = array("q"), array("q")
     position = 0
     while position < size:

@@ -1,4 +1,4 @@
-"""Sources made of other sources: the first rows, or every row changed a little."""
+"""Sources made of other sources: their first rows, or a function of x."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collective.training.input.source import Row, Source
 
 
 class First(Source):
-    """The first rows of a source with random access, all of them if it has fewer."""
+    """The first rows of a source with random access; all rows if it has fewer."""
 
     def __init__(self, source: Source, rows: int):
         self.source = source
@@ -30,19 +30,18 @@ class First(Source):
         return self.source.read(rows)
 
     def label_range(self) -> tuple[int, int] | None:
-        """As the source's: labels behind the first rows count, too."""
+        """As the source's: labels of rows after the first ones count, too."""
         return self.source.label_range()
 
 
 class MappedX(Source):
     """Applies a TensorFlow function to x as it is read.
 
-    Images stay one byte a pixel in memory and become floats a batch at a time.
+    Images stay one byte per pixel in memory and become floats batch by batch.
 
     Args:
         source: A source with random access.
-        function: Takes x of some rows ``[n, ...]``, returns the new x of these rows;
-            each row depends on its own only.
+        function: From x ``[n, ...]`` to the new x of the same rows, each row by itself.
     """
 
     def __init__(self, source: Source, function: Callable[[Any], Any]):

@@ -1,17 +1,17 @@
 """Everything the project takes from inside Keras, in one place.
 
-The step needs three things that Keras does not offer in public: to switch off the
-gradient sum inside its optimizers (ours arrive already summed), to see a loss as a
-sum and a weight rather than as a mean, and to run a metric without touching its
-variables. Checkpoints need a fourth: to write values to Keras' file that the variables
-no longer have. Each is a few lines against Keras' own source; each has a test in
+The step needs three things that Keras has no public function for: to switch off the
+gradient sum inside its optimizers (our gradients are summed already), to see a loss as a
+sum and a weight instead of a mean, and to run a metric without touching its variables.
+Checkpoints need a fourth: to write earlier values of the variables to Keras' file. Each is
+a few lines against Keras' source, and each has a test in
 ``tests/training/test_keras_compat.py`` that fails when Keras changes.
 """
 
-# ruff: noqa: F401 - what the files below offer is used under this package's name
+# ruff: noqa: F401 - the functions of the files below are used under this package's name
 from collective.training.keras_compat.building import (
     build,
-    move,
+    move_variable,
     overrides,
     takes_training,
     tf_variable,
@@ -19,31 +19,31 @@ from collective.training.keras_compat.building import (
 from collective.training.keras_compat.layers import (
     InnerScope,
     Node,
-    calls_replaced,
-    copied,
+    copy_tensor,
     layers_in_order,
+    replace_layer_calls,
 )
 from collective.training.keras_compat.losses import (
     Reduce,
     compiled_loss,
-    own_loss,
-    reduced_by,
+    custom_loss,
+    replace_reduction,
     same_rank,
 )
 from collective.training.keras_compat.optimizers import (
     apply,
-    build_in_parts,
+    build_for_shards,
     build_optimizer,
     core_optimizer,
     count_atomically,
     expects_overflow,
     finish,
+    flatten_partitioned,
     loss_scale,
-    parts,
     replace_clipping,
-    shaped,
+    replace_shapes,
     switch_off_gradient_sum,
-    update_beside,
+    update_on_variable_devices,
 )
 from collective.training.keras_compat.seeds import (
     SEED_STATE,

@@ -1,4 +1,4 @@
-"""What a Keras model is made of: its variables, and what its user has replaced."""
+"""A Keras model: how its variables are made, and which methods its user overrides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from unittest import mock
 import keras
 import tensorflow as tf
 
-from collective.training.keras_compat.optimizers import core_optimizer, parts
+from collective.training.keras_compat.optimizers import (
+    core_optimizer,
+    flatten_partitioned,
+)
 
 
 def build(
@@ -19,10 +22,10 @@ def build(
     Args:
         model: A compiled model, in its backend's scope.
         spec: ``(x, y, sample_weight)``, trees of ``tf.TensorSpec`` of one batch.
-        optimizer: False: all but those of the optimizer.
+        optimizer: Whether the optimizer's are made, too.
 
     Raises:
-        ValueError: When model, loss or metrics do not fit the data.
+        ValueError: Model, loss or metrics do not fit the data.
     """
 
     def symbolic(leaf: tf.TensorSpec) -> keras.KerasTensor:
@@ -33,11 +36,13 @@ def build(
     )
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
     core = core_optimizer(model.optimizer)
-    build_parts = core.build
+    build_core = core.build
     built = model.optimizer.built
     model.optimizer.built = built or not optimizer
     try:
-        with mock.patch.object(core, "build", lambda v: build_parts(parts(v))):
+        with mock.patch.object(
+            core, "build", lambda v: build_core(flatten_partitioned(v))
+        ):
             model._symbolic_build(data_batch=batch)
     finally:
         model.optimizer.built = built or optimizer
@@ -58,7 +63,7 @@ def overrides(model: keras.Model, method: str) -> bool:
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
-def move(variable: keras.Variable, device: str) -> None:
-    """Puts a variable on another device; who holds it keeps holding it."""
+def move_variable(variable: keras.Variable, device: str) -> None:
+    """Puts a variable on another device; references to the Keras variable stay valid."""
     with tf.init_scope(), tf.device(device):
         variable._initialize(tf.identity(variable.value))

@@ -1,4 +1,4 @@
-"""The calls of a model's layers, replaced."""
+"""How a model calls its layers: replaced, listed, and run in an inner scope."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from keras.src.ops.function import Function
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """An operation in a functional model. Tensors are known by a number.
+    """An operation in a functional model. Tensors are identified by a number.
 
     Attributes:
         operation: The layer.
         name: Of the layer.
-        is_model: Whether it is a model of layers itself.
-        inputs: What it needs.
-        outputs: What it makes, and the bytes of that in a row of the batch.
-        compute: Given the values of its inputs, adds those of its outputs.
+        is_model: Whether the layer is a model itself.
+        inputs: The tensors that it needs.
+        outputs: The tensors that it makes, with their bytes per row of the batch.
+        compute: Takes the values of its inputs, adds those of its outputs.
     """
 
     operation: Any
@@ -38,24 +38,25 @@ class Node:
 
 
 @contextlib.contextmanager
-def calls_replaced(
+def replace_layer_calls(
     model: keras.Model,
     graph: Callable[[list[Node], set[int], dict[int, Any]], None],
     one: Callable[[keras.Layer, Callable[[], Any]], Any],
 ) -> Iterator[None]:
-    """Replaces how a model, and the models in it, call their layers.
+    """Inside, replaces how a model, and the models in it, call their layers.
 
     Args:
         model: The model.
-        graph: Computes a functional model: gets its nodes in order, the tensors that
-            are wanted, and the values of its inputs, to which it adds the others.
-        one: Calls a layer of another model: gets the layer and the call.
+        graph: Computes a functional model. Arguments: its nodes in order, the tensors
+            that are its outputs, and the values of its inputs, to which it adds all
+            others.
+        one: Calls a layer of another model. Arguments: the layer and the call.
     """
-    by_hand = set(map(id, _called_by_hand(model)))
+    by_python = set(map(id, _called_by_python(model)))
     plain = keras.layers.Layer.__call__
 
     def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
-        if id(self) not in by_hand:
+        if id(self) not in by_python:
             return plain(self, *args, **kwargs)
         return one(self, lambda: plain(self, *args, **kwargs))
 
@@ -107,10 +108,10 @@ def _row_bytes(tensor: keras.KerasTensor) -> int:
 
 
 def layers_in_order(model: keras.Model) -> list[tuple[keras.Layer, int]] | None:
-    """The layers of a Sequential or functional model, those of models in it included.
+    """The layers of a Sequential or functional model, also of models in it.
 
     Returns:
-        In the order of their first call, each with the bytes that it makes of a row;
+        In the order of their first call, each with the bytes of its outputs per row;
         None for a model that calls its layers in Python.
     """
     inner = getattr(model, "_functional", None) or model
@@ -130,27 +131,27 @@ def layers_in_order(model: keras.Model) -> list[tuple[keras.Layer, int]] | None:
     return list(found.values())
 
 
-def copied(tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor again, on the current device, with its mask."""
+def copy_tensor(tensor: tf.Tensor) -> tf.Tensor:
+    """A copy on the current device, with the tensor's mask."""
     copy, mask = tf.identity(tensor), masking.get_keras_mask(tensor)
     if mask is not None:
         masking.set_keras_mask(copy, tf.identity(mask))
     return copy
 
 
-def _called_by_hand(model: keras.Model) -> Iterator[keras.Layer]:
-    """The layers that Python code of the user calls, those of models in it included."""
+def _called_by_python(model: keras.Model) -> Iterator[keras.Layer]:
+    """The layers that the user's Python code calls, also in models in the model."""
     inner = getattr(model, "_functional", None) or model
     by_graph = isinstance(inner, Functional) and type(inner).call is Functional.call
     for layer in model._flatten_layers(include_self=False, recursive=False):
         if isinstance(layer, keras.Model):
-            yield from _called_by_hand(layer)
+            yield from _called_by_python(layer)
         elif not by_graph:
             yield layer
 
 
 class InnerScope(keras.StatelessScope):
-    """A scope in the current one, to which it hands on nothing by itself."""
+    """A stateless scope within the current one, which its effects do not reach."""
 
     def __init__(self) -> None:
         self.outer = stateless_scope.get_stateless_scope()
@@ -158,14 +159,14 @@ class InnerScope(keras.StatelessScope):
         self.state_mapping = dict(self.outer.state_mapping)
 
     def effects(self, outputs: Any) -> tuple[list[Any], dict[int, Any], list[Any]]:
-        """What calls inside have done: losses, new values, and masks of the outputs."""
+        """Effects of the calls inside: losses, new values, and masks of the outputs."""
         before = self.outer.state_mapping
         new = {i: v for i, v in self.state_mapping.items() if before.get(i) is not v}
         masks = [masking.get_keras_mask(t) for t in tf.nest.flatten(outputs)]
         return list(self.losses), new, masks
 
-    def hand_out(self, model: keras.Model, outputs: Any, effects: Any) -> None:
-        """Does the same in the outer scope, with tensors of the outer graph."""
+    def export(self, model: keras.Model, outputs: Any, effects: Any) -> None:
+        """Repeats the effects in the outer scope, with tensors of the outer graph."""
         losses, new, masks = effects
         self.outer.state_mapping.update(new)
         for tensor, mask in zip(tf.nest.flatten(outputs), masks, strict=True):

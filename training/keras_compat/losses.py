@@ -15,12 +15,12 @@ Reduce = Callable[[tf.Tensor, Any, Any, str], tf.Tensor]
 
 
 @contextlib.contextmanager
-def reduced_by(reduce: Reduce) -> Iterator[None]:
-    """Replaces the mean at the end of every Keras loss.
+def replace_reduction(reduce: Reduce) -> Iterator[None]:
+    """Inside, replaces the mean at the end of every Keras loss.
 
     Args:
-        reduce: Gets ``(values, sample_weight, mask, reduction)`` of one loss, the
-            values per row, and returns the scalar that Keras goes on with.
+        reduce: Takes ``(values, sample_weight, mask, reduction)`` of one loss, with the
+            values per row, and returns the scalar that Keras uses as its mean.
     """
 
     def patched(
@@ -50,10 +50,10 @@ def compiled_loss(model: keras.Model, y: Any, y_pred: Any, weight: Any) -> Any:
     return None if compiled is None else compiled(y, y_pred, weight)
 
 
-def own_loss(
+def custom_loss(
     model: keras.Model, x: Any, y: Any, y_pred: Any, weight: Any, added: list[Any]
 ) -> tf.Tensor:
-    """What a user's own ``compute_loss`` returns, given the added losses."""
+    """The value of a user's own ``compute_loss``, given the added losses."""
     model._losses_override = added
     try:
         return model.compute_loss(

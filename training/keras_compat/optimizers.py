@@ -1,4 +1,8 @@
-"""Keras' optimizers: fed sums, in parts, and counted rightly."""
+"""Keras' optimizers: given sums, built for shards, placed on devices.
+
+``switch_off_gradient_sum``, ``replace_clipping``, ``update_on_variable_devices`` and
+``count_atomically`` change the optimizer object for good.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
 
 
 def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
-    """Makes the optimizer take its gradients as they are.
+    """Makes the optimizer use its gradients as they are.
 
-    Under a strategy Keras sums gradients itself, *after* it has clipped them; ours
-    are summed before, so that its clipping acts on the true gradient.
+    Under a strategy Keras sums gradients itself, *after* clipping; ours are summed
+    before, so that clipping acts on the true gradient.
     """
     core = core_optimizer(optimizer)
     if not hasattr(core, "_all_reduce_sum_gradients"):
@@ -31,10 +35,10 @@ def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
     core._all_reduce_sum_gradients = lambda pairs: list(pairs)
 
 
-def parts(variables: Iterable[Any]) -> list[Any]:
-    """The variables, those that a strategy has partitioned as their parts.
+def flatten_partitioned(variables: Iterable[Any]) -> list[Any]:
+    """The variables; each that a TensorFlow strategy has partitioned as its pieces.
 
-    Keras' optimizers know no partitioned variable; each part is one to them.
+    Keras' optimizers know no partitioned variables: each piece is a variable to them.
     """
     found: list[Any] = []
     for variable in variables:
@@ -44,7 +48,7 @@ def parts(variables: Iterable[Any]) -> list[Any]:
 
 
 class _Interval(int):
-    """One that Keras takes for none."""
+    """An interval that Keras takes for no interval."""
 
     def __bool__(self) -> bool:
         return False
@@ -58,14 +62,14 @@ def apply(
 ) -> None:
     """``optimizer.apply``, also where variables are partitioned.
 
-    With ``ema_overwrite_frequency``, Keras writes averages of the weights over them in
-    a branch, which no strategy allows; here they are always written, if only as they
-    are.
+    With ``ema_overwrite_frequency``, Keras overwrites weights by their averages in a
+    branch, which no strategy allows. Here they are always written: between two
+    intervals, with the values they have.
 
     Args:
         optimizer: Built.
         gradients, variables: As for ``optimizer.apply``.
-        assign: Gives TensorFlow's variables values, on each replica the same.
+        assign: As ``Backend.assign``.
     """
     core = core_optimizer(optimizer)
     if core.ema_overwrite_frequency is not None:
@@ -95,119 +99,130 @@ def _apply(
     gradients: Sequence[tf.Tensor],
     variables: Sequence[keras.Variable],
 ) -> None:
-    whole = [len(parts([v])) == 1 for v in variables]
+    whole = [len(flatten_partitioned([v])) == 1 for v in variables]
     if all(whole):
         optimizer.apply(gradients, variables)
         return
-    # By the norm of all of a gradient; the parts have none larger, and stay.
+    # By the norm of the whole gradient. Keras clips again, by the norms of the pieces:
+    # these are no larger, so nothing changes.
     gradients = core_optimizer(optimizer)._clip_gradients(list(gradients))
     cut: list[tf.Tensor] = []
     for gradient, variable in zip(gradients, variables, strict=True):
-        rows = [part.shape[0] for part in parts([variable])] if variable.shape else []
+        pieces = flatten_partitioned([variable])
+        rows = [piece.shape[0] for piece in pieces] if variable.shape else []
         cut += tf.split(gradient, rows) if len(rows) > 1 else [gradient]
-    optimizer.apply(cut, parts(variables))
+    optimizer.apply(cut, flatten_partitioned(variables))
     for variable, is_whole in zip(variables, whole, strict=True):
         if not is_whole and variable.constraint is not None:
             variable.assign(variable.constraint(variable))
 
 
 def count_atomically(optimizer: keras.Optimizer) -> None:
-    """Makes the optimizer's counter right where several workers count at a time.
+    """Makes the optimizer's step counter right where workers update it concurrently.
 
-    Keras reads it, adds one and writes it, so that counts get lost in between.
+    Keras reads it, adds one and writes it, which loses counts.
     """
     iterations = core_optimizer(optimizer).iterations
     iterations.assign_add = iterations.value.assign_add
 
 
-def build_in_parts(
+def build_for_shards(
     optimizer: keras.Optimizer,
     variables: Sequence[keras.Variable],
     lengths: Sequence[int],
 ) -> tuple[list[keras.Variable], list[tuple[keras.Variable, int]]]:
-    """Builds an optimizer for vectors that stand for parts of variables.
+    """Builds an optimizer on vectors, the flat shards of variables.
 
     Args:
         optimizer: Not built.
-        variables: What it would be built for.
-        lengths: Of their parts.
+        variables: The whole variables.
+        lengths: Elements of each one's shard.
 
     Returns:
-        The parts, zero; and the optimizer's variables that are shaped as a part, each
-        with the number of that part.
+        The shards, zero; and the optimizer's variables that are shaped as a shard, each
+        with the index of that shard.
     """
     core = core_optimizer(optimizer)
     excluded: set[int] = getattr(core, "_exclude_from_weight_decay", set())
-    parts = []
+    shards = []
     for variable, length in zip(variables, lengths, strict=True):
-        part = keras.Variable(
+        shard = keras.Variable(
             "zeros", shape=(length,), dtype=variable.dtype, name=variable.name
         )
-        part._path = variable.path  # names slots, and excludes from weight decay
+        shard._path = variable.path  # names slots, and excludes from weight decay
         if core._var_key(variable) in excluded:
-            excluded.add(core._var_key(part))
-        parts.append(part)
-    numbers = {id(part): i for i, part in enumerate(parts)}
-    made = build_optimizer(optimizer, parts)
-    return parts, [(slot, numbers[id(part)]) for slot, part in made]
+            excluded.add(core._var_key(shard))
+        shards.append(shard)
+    indices = {id(shard): i for i, shard in enumerate(shards)}
+    slots = build_optimizer(optimizer, shards)
+    return shards, [(slot, indices[id(shard)]) for slot, shard in slots]
 
 
 def build_optimizer(
     optimizer: keras.Optimizer,
     variables: Sequence[keras.Variable],
-    beside: bool = False,
+    on_variable_devices: bool = False,
 ) -> list[tuple[keras.Variable, keras.Variable]]:
     """Builds an optimizer that is not built.
 
     Args:
         optimizer: The optimizer.
         variables: Of the model.
-        beside: Whether to put what is kept for a variable on the variable's device.
+        on_variable_devices: Whether each slot is on its variable's device.
 
     Returns:
-        Its variables that are shaped as one of the model's, each with that one.
+        Its slots (variables shaped as one of the model's), each with the model's
+        variable.
     """
     core = core_optimizer(optimizer)
     slots: list[tuple[keras.Variable, keras.Variable]] = []
-    make = core.add_variable_from_reference
+    add = core.add_variable_from_reference
 
-    def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
-        device = tf.device(reference_variable.value.device) if beside else None
-        with device or contextlib.nullcontext():
-            made = make(reference_variable, *args, **kwargs)
-        slots.append((made, reference_variable))
-        return made
+    def record(reference_variable: Any, *args: Any, **kwargs: Any) -> keras.Variable:
+        device = contextlib.nullcontext()
+        if on_variable_devices:
+            device = tf.device(reference_variable.value.device)
+        with device:
+            slot = add(reference_variable, *args, **kwargs)
+        slots.append((slot, reference_variable))
+        return slot
 
-    with mock.patch.object(core, "add_variable_from_reference", noted):
+    with mock.patch.object(core, "add_variable_from_reference", record):
         optimizer.build(variables)
     return slots
 
 
-def update_beside(optimizer: keras.Optimizer) -> None:
+def update_on_variable_devices(optimizer: keras.Optimizer) -> None:
     """Makes the optimizer update each variable on the variable's device."""
     core = core_optimizer(optimizer)
     update = core.update_step
 
-    def beside(gradient: Any, variable: Any, learning_rate: Any) -> Any:
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> Any:
         with tf.device(variable.device):
             return update(gradient, variable, learning_rate)
 
-    core.update_step = beside
+    core.update_step = update_step
 
 
 def replace_clipping(
     optimizer: keras.Optimizer,
     clip: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
 ) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
-    """Makes the optimizer clip un-scaled gradients by a function; returns its own."""
+    """Makes the optimizer clip un-scaled gradients by a function.
+
+    Returns:
+        The function that it replaces.
+    """
     core = core_optimizer(optimizer)
     own, core._clip_gradients = core._clip_gradients, clip
     return own
 
 
 @contextlib.contextmanager
-def shaped(shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterator[None]:
-    """Inside, variables take values of these shapes in a StatelessScope."""
+def replace_shapes(
+    shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]],
+) -> Iterator[None]:
+    """Inside, variables accept values of these shapes in a StatelessScope."""
     with contextlib.ExitStack() as stack:
         for variable, shape in shapes:
             stack.enter_context(mock.patch.object(variable, "_shape", shape))
@@ -215,7 +230,7 @@ def shaped(shapes: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterator
 
 
 def loss_scale(optimizer: keras.Optimizer) -> tf.Tensor:
-    """What the optimizer multiplies the loss with; ``apply`` divides it out."""
+    """The factor of the loss, by which ``apply`` divides gradients."""
     return tf.cast(optimizer.scale_loss(tf.ones([], tf.float32)), tf.float32)
 
 
@@ -224,7 +239,7 @@ def expects_overflow(optimizer: keras.Optimizer) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def finish(model: keras.Model) -> None:
-    """What Keras does at the end of ``fit``: an average of weights replaces them."""
-    core = core_optimizer(model.optimizer)
-    core.finalize_variable_values(parts(model.trainable_variables))
+def finish(optimizer: keras.Optimizer, variables: Iterable[keras.Variable]) -> None:
+    """What Keras does at the end of ``fit``: averages of the weights replace them."""
+    core = core_optimizer(optimizer)
+    core.finalize_variable_values(flatten_partitioned(variables))

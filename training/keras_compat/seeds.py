@@ -17,13 +17,13 @@ SEED_STATE = "seed_generator_state"
 
 @contextlib.contextmanager
 def global_seeds(draw: Callable[[int], tf.Tensor]) -> Iterator[None]:
-    """Gives functions of ``keras.random`` that were given no seed one of ours.
+    """Inside, functions of ``keras.random`` without a seed get one from ``draw``.
 
-    Keras' global generator would be read once, when the graph is made, and give the
+    Keras' global generator would be read once, when the graph is traced, and give the
     same numbers in every step.
 
     Args:
-        draw: Makes the seed (int32, shape [2]) of the n-th such call in the graph.
+        draw: Returns the seed (int32, shape [2]) of the n-th such call in the graph.
     """
     calls = itertools.count()
 
@@ -47,5 +47,5 @@ def global_seed_state() -> keras.Variable | None:
 
 
 def make_global_seed_state() -> keras.Variable:
-    """The same, made if it was not there."""
+    """The same; makes the generator if there is none."""
     return seed_generator.global_seed_generator().state

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 
 def loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The trackers of the losses of single outputs, in the order of the losses."""
+    """The metrics that track the losses of single outputs, in the order of losses."""
     compiled = model._compile_loss
     return list(compiled.metrics) if compiled is not None else []
 
 
 def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The model's metrics, less the trackers of its losses."""
+    """The model's metrics, without those that track its losses."""
     trackers = [id(m) for m in loss_trackers(model)]
     if getattr(model, "_loss_tracker", None) is not None:
         trackers.append(id(model._loss_tracker))
@@ -27,7 +27,7 @@ def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 def metric_sums(
     model: keras.Model, state: Sequence[tf.Tensor], *batch: Any
 ) -> list[tf.Tensor]:
-    """What one batch makes of the metrics' variables.
+    """The values of the metrics' variables after one more batch.
 
     Args:
         model: The model.
@@ -35,9 +35,9 @@ def metric_sums(
         batch: ``x, y, y_pred, sample_weight``.
 
     Returns:
-        The values after it. No variable is written, nor is one read: Keras computes
-        results too, also of its loss trackers, and reading those is a collective
-        under MultiWorkerMirroredStrategy.
+        The values after it. No variable is written or read. Keras computes results,
+        too, also those of its loss trackers, and to read these is a collective under
+        MultiWorkerMirroredStrategy.
     """
     variables = [v for m in metrics(model) for v in m.variables]
     mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
@@ -53,7 +53,7 @@ def metric_sums(
 def metric_results(model: keras.Model, state: Sequence[Any]) -> dict[str, Any]:
     """The results of all metrics for given values of their variables.
 
-    Only the given values are read: reading a metric's own variable is a collective
+    Only the given values are read: to read a metric's own variable is a collective
     under MultiWorkerMirroredStrategy, and this runs on rank 0 alone.
     """
     found = metrics(model)

@@ -1,4 +1,4 @@
-"""Keras' file of weights, holding values that variables had at another time."""
+"""Keras' file of weights, with values that variables had at an earlier time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import keras
 import numpy as np
 from keras.src.saving import saving_lib
 
-# What Keras leaves out of a file, by kind of object. It makes an optimizer to find
-# that out, each time, and variables cannot be made in a StatelessScope.
+# The attributes that Keras leaves out of a file, by kind of object. To find them Keras
+# makes an optimizer each time, and variables cannot be made in a StatelessScope.
 _skipped = functools.cache(saving_lib.get_attr_skipset)
 
 
 @contextlib.contextmanager
 def _skips_known() -> Iterator[None]:
-    """Keras finds out nothing of that inside."""
+    """Inside, Keras uses the attributes found before."""
     for kind in ("Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
         _skipped(kind)
     with mock.patch.object(saving_lib, "get_attr_skipset", _skipped):
@@ -30,7 +30,7 @@ def _skips_known() -> Iterator[None]:
 
 
 class _Alias:
-    """A value that Keras can take for a tensor, and write without copying it."""
+    """An array that Keras treats as a tensor, and writes without a copy."""
 
     def __init__(self, array: np.ndarray):
         self.array = np.asarray(array)
@@ -44,7 +44,7 @@ class _Alias:
 
 
 class _Given(keras.StatelessScope):
-    """Variables have given values, and those that are read are remembered."""
+    """Variables have given values; remembers which were read."""
 
     def __init__(self, values: Iterable[tuple[keras.Variable, np.ndarray]]):
         super().__init__()
@@ -58,7 +58,7 @@ class _Given(keras.StatelessScope):
 
 
 class _Store(saving_lib.H5IOStore):
-    """Keras' store, without the copy that it makes of a variable."""
+    """Keras' store, without the copy of each variable."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         if isinstance(value, keras.Variable):
@@ -67,10 +67,10 @@ class _Store(saving_lib.H5IOStore):
 
 
 class _File(io.BytesIO):
-    """A file for HDF5 that never fails before it is closed.
+    """A file for HDF5 whose errors are raised after HDF5 has closed it.
 
-    HDF5 ends the process (``h5py`` 3.16) where a disk turns out to be full while it
-    closes a file. Here it writes on in peace, and the error is raised behind it.
+    HDF5 ends the process (``h5py`` 3.16) if the disk becomes full while it closes a
+    file. Here its writes always succeed, and the first error is raised afterwards.
     """
 
     def __init__(self, path: Path):
@@ -79,7 +79,7 @@ class _File(io.BytesIO):
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Writes all of it, if that is still possible."""
+        """Writes all of it, unless a write has failed before."""
         view = memoryview(data).cast("B")
         size, done = len(view), 0
         try:
@@ -109,7 +109,7 @@ class _File(io.BytesIO):
         return len(view)
 
     def __exit__(self, *_: Any) -> None:
-        """Brings it to the disk; raises what went wrong."""
+        """Syncs the file to disk; raises the first error."""
         with self._file as file:
             if self._error is not None:
                 raise self._error
@@ -122,23 +122,23 @@ def save_weights(
     values: Sequence[np.ndarray],
     path: Path,
 ) -> list[int]:
-    """``model.save_weights``, with values that variables had at another time.
+    """``model.save_weights``, with values that variables had at an earlier time.
 
-    May run in a thread of its own while the model trains. No variable is read.
+    Reads no variable, so it may run in a thread while the model trains.
 
     Args:
         model: A built and compiled model.
         variables: Of model and optimizer.
-        values: Theirs.
-        path: A file to make; its name ends in ``.weights.h5``.
+        values: Of the variables.
+        path: A new file; its name ends in ``.weights.h5``.
 
     Returns:
         The indices of the variables that Keras' format does not hold.
 
     Raises:
-        OSError: If it cannot be written, or not brought to the disk.
+        OSError: It cannot be written or synced.
     """
-    # Metrics in a model's attributes are written, too; ours count elsewhere.
+    # Keras also writes metrics that are attributes of a model; ours are kept elsewhere.
     zeros = [(v, np.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
     given = _Given([*zeros, *zip(variables, values, strict=True)])
     with (
@@ -156,17 +156,17 @@ def save_weights(
                 visited_saveables=set(),
             )
         finally:
-            store.close()  # HDF5 bears no file that is closed before its own
+            store.close()  # before the file: HDF5 still writes to it
     return [i for i, v in enumerate(variables) if id(v) not in given.read]
 
 
 def load_weights(
     model: keras.Model, variables: Sequence[keras.Variable], path: str
 ) -> list[np.ndarray | None]:
-    """What ``model.load_weights`` would assign; nothing is assigned.
+    """The values that ``model.load_weights`` would assign; assigns nothing.
 
     Returns:
-        The values of the variables, None for those that the file does not hold.
+        The value of each variable, None for those that are not in the file.
     """
     with _skips_known(), keras.StatelessScope() as scope:
         model.load_weights(path)

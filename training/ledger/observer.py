@@ -9,6 +9,7 @@ import os
 
 import numpy as np
 
+from collective.training.attachments import Total
 from collective.training.input.plan import Plan
 from collective.training.ledger import receipts
 from collective.training.ledger.writer import Ledger
@@ -31,8 +32,10 @@ class LedgerObserver(Observer):
         self._backend = position.backend
         self._plan = plan
         self._ledger: Ledger | None = None  # on rank 0
-        self._last: FinishedStep | None = None
-        self._last_replicas = 0
+        self._receipts = receipts.Receipts(self._backend)
+        self.attachments = [self._receipts]
+        # The last finished step: its number, replicas and receipts.
+        self._last: tuple[int, int, Total] | None = None
         self._written = -1  # the last step that this rank has written
 
     def begin(self) -> None:
@@ -56,16 +59,19 @@ class LedgerObserver(Observer):
         """A rank's last step, its number of replicas and receipts; zeros for none."""
         last = np.zeros(2 + receipts.SIZE * self._backend.most_replicas)
         if self._last is not None:
-            last[:2] = self._last.number, self._last_replicas
-            last[2:] = self._last.report.numpy()[self._position.layout.size :]
+            number, replicas, total = self._last
+            last[:2] = number, replicas
+            last[2:] = total.numpy()
         return self._backend.broadcast_array(last, root)
 
     def after_step(self, step: FinishedStep) -> None:
         """Writes the receipts of the step, on rank 0."""
-        self._last, self._last_replicas = step, self._backend.replicas
+        total, replicas = self._receipts.last, self._backend.replicas
+        assert total is not None
+        self._last = step.number, replicas, total
         if self._ledger is not None:
-            read = self._position.layout.receipts(step.report)
-            self._ledger.add(step.number, read[: self._last_replicas])
+            read = receipts.read(total.numpy())
+            self._ledger.add(step.number, read[:replicas])
             self._written = step.number
 
     def sync(self) -> None:

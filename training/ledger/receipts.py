@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from collective.backends.base import Backend
+from collective.training.attachments import Attachment, ReplicaStep, Total
 from collective.training.ledger.writer import PRIME
 
 BYTES = 4
@@ -33,6 +35,29 @@ class Receipt(NamedTuple):
     start: int
     stop: int
     mark: int
+
+
+class Receipts(Attachment):
+    """Carries the receipts of all replicas to every rank.
+
+    Args:
+        backend: Knows the replicas.
+
+    Attributes:
+        last: Of the last step: all receipts, for ``read``; None before the first one.
+    """
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+        self.last: Total | None = None
+
+    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
+        """Inside ``run``: this replica's receipt."""
+        return [write(step.rows_read, step.replica, self.backend.most_replicas)]
+
+    def receive(self, total: Total, number: int) -> None:
+        """After a step: keeps its receipts."""
+        self.last = total
 
 
 def write(read: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:

@@ -1,18 +1,19 @@
-"""Where a graph of layers is cut into blocks, so that the least must be kept.
+"""Where to cut a graph of layers into blocks, so that least memory is needed.
 
-Between two blocks, everything that a later block needs is kept until the backward pass;
-within a block, everything is computed again, so while one block is differentiated all
-its tensors are there. The best cuts make the sum of what is kept, plus the largest
-block, smallest: few bytes cross a cut (one tensor between the blocks of a residual
-network), and blocks are about equally large (T. Chen et al., Training Deep Nets with
-Sublinear Memory Cost, 2016).
+Between two blocks, everything that a later block needs is kept until the backward pass.
+Within a block, everything is recomputed, so while it is differentiated all its tensors
+are in memory. The best cuts minimise the bytes kept plus the largest block: few bytes
+cross a cut (one tensor between the blocks of a residual network), and blocks are about
+equally large.
+
+Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Bounds on the size of a block that are tried, from the largest tensor up to all.
+# How many bounds on the size of a block are tried, from the largest tensor to all.
 BOUNDS = 16
 
 
@@ -20,12 +21,11 @@ def cuts(sizes: Sequence[float], kept: Sequence[float]) -> list[int]:
     """Cuts a sequence of operations into blocks.
 
     Args:
-        sizes: Bytes that each operation makes.
-        kept: Bytes that have to be kept behind each operation where a block ends there;
-            the last one's does not count.
+        sizes: Bytes of each operation's outputs.
+        kept: Bytes to keep if a block ends after this operation; the last is not used.
 
     Returns:
-        The numbers of the operations behind which a block ends, the last one included.
+        The indices of the operations after which a block ends, the last one included.
     """
     if not sizes:
         return []
@@ -47,12 +47,12 @@ def cuts(sizes: Sequence[float], kept: Sequence[float]) -> list[int]:
 def _within(
     sizes: Sequence[float], kept: Sequence[float], bound: float
 ) -> tuple[float, list[int]]:
-    """The cuts that keep least, with no block larger than the bound.
+    """The cuts that keep fewest bytes, with no block larger than the bound.
 
     Returns:
-        What they keep, and where each block ends, exclusively.
+        The bytes that they keep, and where each block ends, exclusively.
     """
-    # For each number of operations: the least that is kept before it, and where the
+    # For each number of operations: the fewest bytes kept before it, and where the
     # last block before it begins.
     least: list[tuple[float, int]] = [(0.0, 0)]
     for end in range(1, len(sizes) + 1):

@@ -1,9 +1,10 @@
-"""Variables of which each rank has a part: found, gathered, cut, and clipped by norm.
+"""Variables of which each rank has a shard: gathered, cut, updated, and clipped by norm.
 
-``collective.training.memory.sharded_optimizer`` cuts the optimizer's, ``collective.training.parallel`` those of large layers.
-Keras' optimizer updates parts as if they were whole, which is right where it treats each
-element alone. What it does not, the norms to clip by and the look for overflow of loss
-scaling, is summed over the ranks here.
+``collective.training.memory.sharded_optimizer`` cuts the optimizer's variables,
+``collective.training.parallel`` those of large layers. Keras' optimizer updates a shard
+as if it were a whole variable. That is right where the optimizer treats each element
+alone. Where it does not (norms to clip by, the search for overflow of loss scaling), the
+numbers are summed over the ranks here.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -21,9 +22,10 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import keras_compat
+from collective.training.memory.shards import Shard
 
 # Those that treat each element alone. Not: Adafactor, Lamb and Muon.
-BY_ELEMENT = {
+ELEMENTWISE = {
     getattr(keras.optimizers, name)
     for name in (
         *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax"),
@@ -32,57 +34,88 @@ BY_ELEMENT = {
 }
 
 
-def of(model: keras.Model) -> Parted | None:
-    """What of a model and its optimizer each rank has a part of; None: of nothing."""
-    return getattr(model.optimizer, "_parted", None)
+def check_optimizer(model: keras.Model, option: str, partitioned: bool) -> None:
+    """Refuses, before the model is built, an optimizer that cannot update shards.
 
-
-def check_optimizer(model: keras.Model, option: str) -> None:
-    """Refuses, before the model is built, an optimizer that cannot update parts.
+    Args:
+        model: Compiled.
+        option: The option that asks for shards.
+        partitioned: Whether an earlier training has partitioned its variables already.
 
     Raises:
-        UsageError: It is not of ``BY_ELEMENT``, or has been built already.
+        UsageError: It is not one of ``ELEMENTWISE``, or has been built with whole
+            variables.
     """
     optimizer = keras_compat.core_optimizer(model.optimizer)
-    if type(optimizer) not in BY_ELEMENT:
-        names = sorted(kind.__name__ for kind in BY_ELEMENT)
+    if type(optimizer) not in ELEMENTWISE:
+        names = sorted(kind.__name__ for kind in ELEMENTWISE)
         raise UsageError(
             f"optimizer {type(optimizer).__name__} is not known to treat each element "
             "of a variable alone, so it cannot be sharded",
             hint=f"drop {option}, or take one of {', '.join(names)}",
         )
-    if optimizer.built and of(model) is None:
+    if optimizer.built and not partitioned:
         raise UsageError(
-            "the optimizer has been built, whole, already",
+            "the optimizer has been built with whole variables already",
             hint="compile the model with a new optimizer before collective.training.fit",
         )
 
 
-class Parted(ABC):
-    """Of a model and its optimizer, what each rank has a part of.
+class PartitionedVariables(ABC):
+    """The variables of a model and its optimizer of which each rank has a shard.
+
+    It keeps no reference to the model (``collective.training.prepared`` finds it by the
+    model).
 
     Args:
-        model: Built and compiled.
-        backend: What the ranks talk through.
+        model: Built and compiled, its optimizer built for shards.
+        backend: Connects the ranks.
+        shards: By ``id`` of the variable.
+
+    Attributes:
+        scatters_gradients: Whether gradients are summed by ``reduce_scatter`` instead
+            of an all-reduce.
     """
 
-    def __init__(self, model: keras.Model, backend: Backend):
-        self.model, self.optimizer, self.backend = model, model.optimizer, backend
-        self._clip = keras_compat.replace_clipping(self.optimizer, self._clipped)
+    scatters_gradients: ClassVar[bool] = False
+
+    def __init__(
+        self, model: keras.Model, backend: Backend, shards: Mapping[int, Shard]
+    ):
+        self.optimizer, self.backend = model.optimizer, backend
+        self._shards = shards
+        self._weights = list(model.weights)
+        self._trainable = list(model.trainable_variables)
+        every = [*model.variables, *self.optimizer.variables]
+        self._sharded = [v for v in every if id(v) in shards]
+        self._keras_clip = keras_compat.replace_clipping(self.optimizer, self._clip)
         self._norms = tf.zeros([0], tf.float64)
-        model.optimizer._parted = self
 
-    @abstractmethod
     def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
-        """The whole shape of a variable; None if it is whole."""
+        """The whole shape of a variable of which ranks have shards; else None."""
+        shard = self._shards.get(id(variable))
+        return None if shard is None else shard.shape
 
-    @abstractmethod
-    def part_of(self, variable: keras.Variable, value: np.ndarray) -> Any:
-        """Of a whole value, what this rank's variable holds."""
+    def cut(self, variable: keras.Variable, value: np.ndarray) -> Any:
+        """What this rank's variable holds of a whole value."""
+        shard = self._shards.get(id(variable))
+        return value if shard is None else shard.cut(value)
 
-    @abstractmethod
     def gather(self) -> dict[int, np.ndarray]:
-        """The variables whole, by ``id``; every rank calls it, rank 0 gets it."""
+        """The sharded variables, whole, by ``id``.
+
+        Every rank calls it; rank 0 gets them, others an empty dict.
+        """
+        found = {}
+        for variable in self._sharded:
+            whole = self._shards[id(variable)].gather(variable)
+            if self.backend.rank == 0:
+                found[id(variable)] = np.asarray(whole)
+        return found
+
+    def reduce_scatter(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Inside ``run``: this rank's shards of the sums over all replicas."""
+        raise NotImplementedError
 
     @abstractmethod
     def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
@@ -90,7 +123,7 @@ class Parted(ABC):
 
         Args:
             gradients: Divided by the global weight.
-            connected: The number of each one's variable.
+            connected: The index of each one's variable among the trainable ones.
         """
 
     @abstractmethod
@@ -98,71 +131,73 @@ class Parted(ABC):
         """What Keras does at the end of ``fit``; every rank calls it."""
 
     @abstractmethod
-    def _total(self, told: tf.Tensor) -> tf.Tensor:
-        """Inside ``run``: the sum over the ranks that have the parts of one whole."""
+    def _sum_over_shards(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Inside ``run``: the sum over the ranks with the shards of one whole."""
 
-    def _counts(self, number: int) -> bool:
-        """Whether this rank's gradient of a variable counts in the norm of the whole."""
+    def _counts_in_norm(self, index: int) -> bool:
+        """Whether this rank's gradient of a trainable variable counts in the norm."""
         return True
 
-    def follow(self) -> None:
-        """Makes alike what several ranks have the same part of; every rank calls it."""
+    def broadcast_shards(self) -> None:
+        """Copies shards that several ranks hold from the first to the others.
 
-    def parameters(self) -> int:
+        Every rank calls it.
+        """
+
+    def count_parameters(self) -> int:
         """Numbers in the weights of the whole model."""
-        weights = self.model.weights
-        return sum(math.prod(self.shape_of(v) or v.shape) for v in weights)
+        return sum(math.prod(self.shape_of(v) or v.shape) for v in self._weights)
 
     @contextlib.contextmanager
     def unchanged(self, what: str) -> Iterator[None]:
-        """Around code that runs on rank 0 only, and so sees rank 0's parts only.
+        """Around code that runs on rank 0 only, and so sees rank 0's shards only.
 
         Args:
             what: The code, as the error should name it.
 
         Raises:
-            CollectiveError: It has changed some: the other ranks cannot follow.
+            CollectiveError: The code has changed a shard; other ranks cannot follow.
         """
-        before = self._marks()
+        before = self._checksums()
         yield
         changed = next(
-            (p for p, mark in self._marks().items() if before[p] != mark), ""
+            (p for p, checksum in self._checksums().items() if before[p] != checksum),
+            "",
         )
         if changed:
             raise CollectiveError(
-                f"{what} has changed {changed!r}, of which each rank has a part, on rank "
-                "0 only",
+                f"{what} has changed {changed!r}, of which each rank has a shard, on "
+                "rank 0 only",
                 hint="leave out what sets weights, as EarlyStopping's "
                 "restore_best_weights; --checkpoint-dir has them whole",
                 everywhere=False,
             )
 
-    def _marks(self) -> dict[str, bytes]:
-        """A checksum of each of this rank's parts of weights."""
-        parts = [v for v in self.model.weights if self.shape_of(v) is not None]
+    def _checksums(self) -> dict[str, bytes]:
+        """A checksum of each of this rank's shards of weights."""
         return {
             v.path: tf.fingerprint(tf.reshape(v.value, [1, -1])).numpy().tobytes()
-            for v in parts
+            for v in self._weights
+            if id(v) in self._shards
         }
 
     @contextlib.contextmanager
-    def as_whole(self) -> Iterator[None]:
-        """Inside, variables have whole shapes, to be read from a file."""
-        variables = [*self.model.variables, *self.optimizer.variables]
-        shapes = [(v, self.shape_of(v)) for v in variables]
-        with keras_compat.shaped([(v, s) for v, s in shapes if s is not None]):
+    def whole_shapes(self) -> Iterator[None]:
+        """Inside, variables have whole shapes: to read whole values from a file."""
+        shapes = [(v, self._shards[id(v)].shape) for v in self._sharded]
+        with keras_compat.replace_shapes(shapes):
             yield
 
-    def _look_at_all(
+    def _exchange_norms(
         self, gradients: Sequence[tf.Tensor], connected: Sequence[int]
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor | None]:
-        """Inside ``run``: sums what the ranks must know of each other's parts.
+        """Inside ``run``: sums over ranks what one shard cannot know of the whole.
 
-        Keeps the norms to clip by.
+        Keeps the norms for ``_clip``.
 
         Returns:
-            The gradients, not a number where a LossScaleOptimizer of some rank has to
-            skip the update, so that all skip it; and whether that is so, None where
+            The gradients; all NaN where the LossScaleOptimizer of some rank must skip
+            the update, so that every rank skips it. And whether that is so; None where
             there is no such optimizer.
         """
         core = keras_compat.core_optimizer(self.optimizer)
@@ -170,14 +205,17 @@ class Parted(ABC):
         clips = core.clipnorm or core.global_clipnorm
         if not scaled and not clips:
             return gradients, None
-        told = [
-            2 * tf.nn.l2_loss(g) if clips and self._counts(i) else tf.zeros([])
+        numbers = [
+            2 * tf.nn.l2_loss(g) if clips and self._counts_in_norm(i) else tf.zeros([])
             for i, g in zip(connected, gradients, strict=True)
         ]
         if scaled:
             fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
-            told.append(tf.cast(tf.logical_not(tf.reduce_all(fine)), tf.float64))
-        total = self._total(tf.stack([tf.cast(t, tf.float64) for t in told]))
+            overflow = tf.logical_not(tf.reduce_all(fine))
+            numbers.append(tf.cast(overflow, tf.float64))
+        total = self._sum_over_shards(
+            tf.stack([tf.cast(n, tf.float64) for n in numbers])
+        )
         scale = tf.cast(keras_compat.loss_scale(self.optimizer), tf.float64)
         self._norms = tf.sqrt(total[: len(gradients)]) / scale
         if not scaled:
@@ -187,7 +225,7 @@ class Parted(ABC):
             tf.where(skipped, tf.constant(math.nan, g.dtype), g) for g in gradients
         ], skipped
 
-    def _clipped(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _clip(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Keras' clipping, by norms of whole gradients."""
         core = keras_compat.core_optimizer(self.optimizer)
         if core.clipnorm:
@@ -195,7 +233,7 @@ class Parted(ABC):
         elif core.global_clipnorm:
             norms = [tf.norm(self._norms)] * len(gradients)
         else:
-            return self._clip(gradients)
+            return self._keras_clip(gradients)
         limit = core.clipnorm or core.global_clipnorm
         return [
             g * tf.cast(limit / tf.maximum(norm, limit), g.dtype)

@@ -1,13 +1,15 @@
 """Gradient checkpointing: activations are computed a second time instead of kept.
 
-A model is cut into blocks of layers. Forward, a block hands on its outputs and keeps
-nothing; when their gradients arrive, it is computed again from its inputs, now with all
-that its own gradient needs. Memory then grows with the number of blocks rather than of
-layers, for about one more forward pass.
+A model is cut into blocks of layers. In the forward pass, a block returns its outputs and
+keeps nothing else. When their gradients arrive, it is computed again from its inputs,
+now with all that its own gradient needs. Memory then grows with the number of blocks
+instead of layers, at the cost of about one more forward pass.
 
-A block is traced once, into a function of TensorFlow that is called twice. So no layer's
+A block is traced once, into a TensorFlow function that is called twice. So no layer's
 Python code runs twice, both calls draw the same random numbers from the same state, and
-the new state (BatchNorm's moving statistics, counters) is taken from the first only.
+the new state (BatchNorm's moving statistics, counters) comes from the first call only.
+
+Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from collective.training import keras_compat
 from collective.training.keras_compat import Node
 from collective.training.memory.blocks import cuts
 
-# Operations that draw other numbers when they are called again.
+# Operations that draw other numbers in a second call.
 _DRAWS = ("Random", "Truncated", "Parameterized", "Multinomial")
 
 
 @contextlib.contextmanager
-def recomputed(model: keras.Model, tape: tf.GradientTape) -> Iterator[None]:
-    """Inside, calls of the model keep only what goes from one block to the next.
+def recompute_blocks(model: keras.Model, tape: tf.GradientTape) -> Iterator[None]:
+    """Inside, calls of the model keep only the tensors between blocks.
 
     Of a Sequential or functional model, a block is a run of its layers (see
     ``collective.training.memory.blocks``); of another one, each of its layers. Models in it are cut, too.
@@ -41,11 +43,11 @@ def recomputed(model: keras.Model, tape: tf.GradientTape) -> Iterator[None]:
         tape: Records the calls.
 
     Raises:
-        UsageError: Nothing in the model can be recomputed, or it would not come out the
-            same.
+        UsageError: No layer of the model can be recomputed, or one draws other random
+            numbers in a second call.
     """
     blocks = _Blocks(model, tape)
-    with keras_compat.calls_replaced(model, blocks.graph, blocks.layer):
+    with keras_compat.replace_layer_calls(model, blocks.graph, blocks.layer):
         yield
     if not blocks.count:
         raise UsageError(
@@ -75,7 +77,7 @@ class _Blocks:
         Args:
             nodes: The nodes.
             results: Tensors that are wanted at the end.
-            values: Of the tensors known so far; gets those that are needed later.
+            values: Of the tensors known so far; those needed later are added.
         """
         if self._inside:
             for node in nodes:
@@ -83,29 +85,31 @@ class _Blocks:
             return
         for block in _cut(nodes, results):
             if block[0].is_model:
-                block[0].compute(values)  # it has blocks of its own
+                block[0].compute(values)  # has blocks of its own
                 continue
             later = results.union(*(n.inputs for n in nodes if n not in block))
-            handed = [t for node in block for t in node.outputs if t in later]
+            kept = [t for node in block for t in node.outputs if t in later]
 
-            def call(block: list[Node] = block, handed: list[int] = handed) -> Any:
+            def call(block: list[Node] = block, kept: list[int] = kept) -> Any:
                 inner = dict(values)
                 for node in block:
                     node.compute(inner)
-                return [inner[t] for t in handed]
+                return [inner[t] for t in kept]
 
             name = " to ".join(dict.fromkeys((block[0].name, block[-1].name)))
-            values.update(zip(handed, self._block(call, name), strict=True))
+            values.update(zip(kept, self._block(call, name), strict=True))
 
     def _block(self, call: Callable[[], Any], name: str) -> Any:
-        """Calls once, in a function; hands out what it returned and what it changed."""
-        made: list[Any] = []
+        """Traces a call, runs it in a block; returns its outputs, exports its effects."""
+        scopes: list[Any] = []
+        traced_results: list[Any] = []
 
         def traced() -> list[tf.Tensor]:
             with keras_compat.InnerScope() as scope:
                 outputs = call()
-            made.extend((scope, [outputs, scope.effects(outputs)]))
-            return [t for t in _leaves(made[1]) if tf.is_tensor(t)]
+            scopes.append(scope)
+            traced_results.append([outputs, scope.effects(outputs)])
+            return [t for t in _leaves(traced_results[0]) if tf.is_tensor(t)]
 
         self.count += 1
         self._inside = True
@@ -116,24 +120,26 @@ class _Blocks:
         finally:
             self._inside = False
         _refuse_draws(function, name)
-        scope, inner = made
+        (scope,), (results,) = scopes, traced_results
         tensors = iter(_called_twice(function, self.tape))
-        flat = [next(tensors) if tf.is_tensor(t) else t for t in _leaves(inner)]
-        outputs, effects = tf.nest.pack_sequence_as(inner, flat, expand_composites=True)
-        scope.hand_out(self.model, outputs, effects)
+        flat = [next(tensors) if tf.is_tensor(t) else t for t in _leaves(results)]
+        outputs, effects = tf.nest.pack_sequence_as(
+            results, flat, expand_composites=True
+        )
+        scope.export(self.model, outputs, effects)
         return outputs
 
 
-def _leaves(made: Any) -> list[Any]:
-    return tf.nest.flatten(made, expand_composites=True)
+def _leaves(tree: Any) -> list[Any]:
+    return tf.nest.flatten(tree, expand_composites=True)
 
 
 def _called_twice(function: Any, tape: tf.GradientTape) -> list[tf.Tensor]:
     """Calls a traced function now, and again for its gradient.
 
     Args:
-        function: Concrete, without arguments: it has captured all that it reads.
-        tape: Records that the outputs depend on what was captured.
+        function: Concrete, without arguments: it has captured all its inputs.
+        tape: Records that the outputs depend on the captured tensors.
 
     Returns:
         Its outputs.
@@ -149,7 +155,7 @@ def _called_twice(function: Any, tape: tf.GradientTape) -> list[tf.Tensor]:
             outputs = call(captured)
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
-            # Not before the blocks behind this one are done: that is the whole point.
+            # Not before the later blocks are done: else all are in memory at a time.
             with tf.control_dependencies(upstream):
                 again = [tf.identity(t) for t in captured]
             with tf.GradientTape() as inner:
@@ -162,7 +168,7 @@ def _called_twice(function: Any, tape: tf.GradientTape) -> list[tf.Tensor]:
                 output_gradients=[upstream[i] for i in floats],
             )
             dense = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
-            # Nor do those before it begin until the memory of this one is free.
+            # Earlier blocks wait in turn until the memory of this one is free.
             with tf.control_dependencies([g for g in dense if g is not None]):
                 return [g if g is None else tf.identity(g) for g in dense]
 
@@ -177,15 +183,15 @@ def _refuse_draws(function: Any, name: str) -> None:
     draws = next((n.op for n in nodes if n.op.startswith(_DRAWS)), None)
     if draws:
         raise UsageError(
-            f"{name} cannot be recomputed: it draws other random numbers when it is "
-            f"called again (TensorFlow's {draws})",
-            hint="draw by keras.random, with a keras.random.SeedGenerator; or drop "
+            f"{name} cannot be recomputed: it draws other random numbers in a second "
+            f"call (TensorFlow's {draws})",
+            hint="use keras.random with a keras.random.SeedGenerator; or drop "
             "--recompute",
         )
 
 
 def _cut(nodes: Sequence[Node], results: set[int]) -> Iterator[list[Node]]:
-    """The blocks of a graph, in order; a model in it is alone."""
+    """The blocks of a graph, in order; a model in it is a block of its own."""
     last_use = {t: i for i, node in enumerate(nodes) for t in node.inputs}
     last_use |= dict.fromkeys(results, len(nodes))
     sizes = [sum(node.outputs.values()) for node in nodes]
@@ -196,8 +202,8 @@ def _cut(nodes: Sequence[Node], results: set[int]) -> Iterator[list[Node]]:
         live = {t: size for t, size in live.items() if last_use.get(t, -1) > i}
         kept.append(sum(live.values()))
     start = 0
-    for is_model, of in itertools.groupby(nodes, lambda node: node.is_model):
-        group = list(of)
+    for is_model, run in itertools.groupby(nodes, lambda node: node.is_model):
+        group = list(run)
         stop = start + len(group)
         ends = (
             range(len(group)) if is_model else cuts(sizes[start:stop], kept[start:stop])

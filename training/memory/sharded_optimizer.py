@@ -1,11 +1,10 @@
-"""Sharded optimizer state (ZeRO stage 1): each rank keeps and updates its own part.
+"""Sharded optimizer state (ZeRO stage 1): each rank keeps and updates its own shard.
 
-Every trainable variable is cut, as a flat vector, into as many parts as there are ranks;
-the last one is filled up with zeros. Gradients are reduce-scattered, so that each rank
-has the sums of its own parts. Keras' optimizer, built on variables of these parts, makes
-of them what it would have made of them within the whole: it treats each element alone.
-The norms that it clips by are those of the whole (``collective.training.memory.partitioned``). Then the weights
-are all-gathered.
+Every trainable variable is cut, as a flat vector, into one shard for each rank, the last
+one padded with zeros. Gradients are reduce-scattered, so that each rank has the sums of
+its own shards. Keras' optimizer, built on variables of these shards, updates each
+element as it would within the whole. Norms to clip by are those of the whole
+(``collective.training.memory.partitioned``). Then the weights are all-gathered.
 
 Source: S. Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models, 2020.
@@ -15,10 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from collective.backends import Options
@@ -27,19 +25,19 @@ from collective.backends.capabilities import ShardCollectives
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.memory import partitioned
-from collective.training.memory.partitioned import Parted
+from collective.training.memory.partitioned import PartitionedVariables
+from collective.training.memory.shards import FlatShard
 
 LARGE = 1 << 16  # elements
 
 
-def of(model: keras.Model) -> Sharding | None:
-    """How a model's optimizer is sharded; None if it is not."""
-    found = partitioned.of(model)
-    return found if isinstance(found, Sharding) else None
-
-
-def check(model: keras.Model, backend: Backend) -> None:
+def check(model: keras.Model, backend: Backend, partitioned_before: bool) -> None:
     """Refuses, before the model is built, what cannot be sharded.
+
+    Args:
+        model: Compiled.
+        backend: The backend.
+        partitioned_before: Whether an earlier training has sharded the optimizer.
 
     Raises:
         UsageError: For the backend, the optimizer, or one that is built already.
@@ -53,7 +51,7 @@ def check(model: keras.Model, backend: Backend) -> None:
     if not backend.synchronous:
         raise UsageError(
             f"backend {backend.name!r} has no ranks that share an update: its servers "
-            "hold the optimizer's state in parts already",
+            "hold the optimizer's state in shards already",
             hint="drop --shard-optimizer; --parameter-servers N for more of them",
         )
     for option in ("algorithm", "transport_dtype", "bucket_bytes"):
@@ -65,8 +63,8 @@ def check(model: keras.Model, backend: Backend) -> None:
             )
     if backend.elastic:
         raise UsageError(
-            "with a rank that dies, its part of the sharded optimizer is lost",
-            hint="drop --min-np and go on from a --checkpoint-dir, or drop "
+            "when a rank dies, its shard of the optimizer is lost",
+            hint="drop --min-np and resume from a --checkpoint-dir, or drop "
             "--shard-optimizer",
         )
     if backend.tensor is not None:
@@ -74,11 +72,11 @@ def check(model: keras.Model, backend: Backend) -> None:
             "--shard-optimizer cuts variables that --tensor-parallel has cut already",
             hint="drop one of them",
         )
-    partitioned.check_optimizer(model, "--shard-optimizer")
+    partitioned.check_optimizer(model, "--shard-optimizer", partitioned_before)
 
 
-class Sharding(Parted):
-    """A model's optimizer, of which this rank has its part.
+class ShardedOptimizer(PartitionedVariables):
+    """A model's optimizer, of which this rank has its shard.
 
     Args:
         model: Built and compiled, but for its optimizer, which gets built here.
@@ -86,50 +84,51 @@ class Sharding(Parted):
     """
 
     backend: ShardCollectives
+    scatters_gradients: ClassVar[bool] = True
 
     def __init__(self, model: keras.Model, backend: Backend):
         assert isinstance(backend, ShardCollectives)
         all_gather = backend.all_gather
-        super().__init__(model, backend)
-        self.variables = list(model.trainable_variables)
-        self.lengths = [
-            -(-math.prod(v.shape) // backend.replicas) for v in self.variables
-        ]
-        with backend.scope():
-            self.parts, slots = keras_compat.build_in_parts(
-                model.optimizer, self.variables, self.lengths
-            )
-        self._slots = {id(v): self.variables[i] for v, i in slots}
-        self._gathered = tf.function(
-            lambda part: backend.run(all_gather, (part,)), autograph=False
+        self._all_gather = tf.function(
+            lambda shard: backend.run(all_gather, (shard,)), autograph=False
         )
-
-    def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
-        """The whole shape of an optimizer's variable; None if it is not sharded."""
-        whole = self._slots.get(id(variable))
-        return None if whole is None else tuple(whole.shape)
+        variables = list(model.trainable_variables)
+        self._cuts = [FlatShard(v.shape, backend, self._all_gather) for v in variables]
+        with backend.scope():
+            self._own, slots = keras_compat.build_for_shards(
+                model.optimizer, variables, [shard.length for shard in self._cuts]
+            )
+        super().__init__(model, backend, {id(slot): self._cuts[i] for slot, i in slots})
 
     def reduce_scatter(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Inside ``run``: this rank's parts of the sums, flat, of whole gradients."""
+        """Inside ``run``: this rank's shards of the sums, flat.
+
+        Args:
+            gradients: Whole, of this replica.
+        """
         sums: list[Any] = [None] * len(gradients)
-        for places in _together(gradients):
-            rows = [self._rows(gradients[i]) for i in places]
-            mine = self.backend.reduce_scatter(_concatenated(rows, axis=1))
-            parts = tf.split(mine, [row.shape[1] for row in rows])
-            for i, part in zip(places, parts, strict=True):
-                sums[i] = part
+        for group in _groups(gradients):
+            rows = [self._flat(gradients[i].shape).rows(gradients[i]) for i in group]
+            own = self.backend.reduce_scatter(_concatenated(rows, axis=1))
+            for i, shard in zip(
+                group, tf.split(own, [row.shape[1] for row in rows]), strict=True
+            ):
+                sums[i] = shard
         return sums
 
     def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
-        """Inside ``run``: updates this rank's parts, then all weights."""
-        gradients, skipped = self._look_at_all(gradients, connected)
+        """Inside ``run``: updates this rank's shards, then all weights."""
+        gradients, skipped = self._exchange_norms(gradients, connected)
         rank = self.backend.replica()
         self.backend.assign(
-            [keras_compat.tf_variable(part) for part in self.parts],
-            [self._part(tf.convert_to_tensor(v), rank) for v in self.variables],
+            [keras_compat.tf_variable(own) for own in self._own],
+            [
+                shard.cut_for(tf.convert_to_tensor(v), rank)
+                for shard, v in zip(self._cuts, self._trainable, strict=True)
+            ],
         )
-        mine = [self.parts[i] for i in connected]
-        keras_compat.apply(self.optimizer, gradients, mine, self.backend.assign)
+        own = [self._own[i] for i in connected]
+        keras_compat.apply(self.optimizer, gradients, own, self.backend.assign)
         self._gather_weights(connected, skipped)
 
     def finish(self) -> None:
@@ -138,86 +137,55 @@ class Sharding(Parted):
         if not core.use_ema:
             return
         with self.backend.scope():
-            core.finalize_variable_values(self.parts)
+            core.finalize_variable_values(self._own)
         run = tf.function(
             lambda: self.backend.run(self._gather_weights, ()), autograph=False
         )
         run()
 
-    def gather(self) -> dict[int, np.ndarray]:
-        """The sharded variables whole, by ``id``; every rank calls it, rank 0 gets it."""
-        found = {}
-        for variable in self.optimizer.variables:
-            shape = self.shape_of(variable)
-            if shape is None:
-                continue
-            rows = self._gathered(tf.convert_to_tensor(variable))
-            if self.backend.rank == 0:
-                found[id(variable)] = _whole(rows, shape).numpy()
-        return found
-
-    def part_of(self, variable: keras.Variable, value: np.ndarray) -> Any:
-        """Of a whole value, what this rank's variable holds."""
-        if self.shape_of(variable) is None:
-            return value
-        return self._part(tf.convert_to_tensor(value), self.backend.rank)
-
-    def _part(self, value: tf.Tensor, rank: Any) -> tf.Tensor:
-        """A row of ``_rows``, without making the others."""
-        length = -(-value.shape.num_elements() // self.backend.replicas)
-        mine = tf.reshape(value, [-1])[rank * length : (rank + 1) * length]
-        return tf.ensure_shape(
-            tf.pad(mine, [[0, length - tf.shape(mine)[0]]]), [length]
-        )
-
-    def _rows(self, value: tf.Tensor) -> tf.Tensor:
-        """A tensor as ``[replicas, length]``, filled up with zeros."""
-        ranks, count = self.backend.replicas, value.shape.num_elements()
-        length = -(-count // ranks)
-        flat = tf.pad(tf.reshape(value, [-1]), [[0, length * ranks - count]])
-        return tf.reshape(flat, [ranks, length])
+    def _flat(self, shape: Sequence[int]) -> FlatShard:
+        return FlatShard(shape, self.backend, self._all_gather)
 
     def _gather_weights(
         self, constrained: Sequence[int] = (), unless: tf.Tensor | None = None
     ) -> None:
-        """Inside ``run``: makes the weights of all ranks' parts.
+        """Inside ``run``: makes the weights out of the shards of all ranks.
 
-        One group after the other, so that few are there twice at a time.
+        One group after the other, so that few weights are in memory twice at a time.
+
+        Args:
+            constrained: Indices of the weights that may have a constraint to apply.
+            unless: Scalar; where it is true, constraints are left out.
         """
         done: list[tf.Tensor] = []
-        for places in _together(self.variables):
+        for group in _groups(self._trainable):
             with tf.control_dependencies(done):
-                mine = [tf.convert_to_tensor(self.parts[i]) for i in places]
-            rows = self.backend.all_gather(_concatenated(mine, axis=0))
-            pieces = tf.split(rows, [self.lengths[i] for i in places], axis=1)
+                own = [tf.convert_to_tensor(self._own[i]) for i in group]
+            rows = self.backend.all_gather(_concatenated(own, axis=0))
+            pieces = tf.split(rows, [self._cuts[i].length for i in group], axis=1)
             done = [
-                _whole(piece, self.variables[i].shape)
-                for i, piece in zip(places, pieces, strict=True)
+                self._cuts[i].join(piece)
+                for i, piece in zip(group, pieces, strict=True)
             ]
-            for place, i in enumerate(places):
-                constraint = self.variables[i].constraint
+            for place, i in enumerate(group):
+                constraint = self._trainable[i].constraint
                 if constraint is not None and i in constrained:
                     value = constraint(done[place])
                     if unless is not None:
                         value = tf.where(unless, done[place], value)
                     done[place] = value
             self.backend.assign(
-                [keras_compat.tf_variable(self.variables[i]) for i in places], done
+                [keras_compat.tf_variable(self._trainable[i]) for i in group], done
             )
 
-    def _total(self, told: tf.Tensor) -> tf.Tensor:
-        return self.backend.all_reduce([told])[0]
+    def _sum_over_shards(self, numbers: tf.Tensor) -> tf.Tensor:
+        return self.backend.all_reduce([numbers])[0]
 
 
-def _whole(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """The inverse of ``Sharding._rows``."""
-    return tf.reshape(tf.reshape(rows, [-1])[: math.prod(shape)], shape)
+def _groups(like: Sequence[Any]) -> list[list[int]]:
+    """Indices of tensors that travel together, by dtype; a large one travels alone.
 
-
-def _together(like: Sequence[Any]) -> list[list[int]]:
-    """Places of tensors that travel together, by dtype; a large one goes alone.
-
-    So that it need not be copied, and is not there twice with all others.
+    A large one then needs no copy, and is not in memory twice together with others.
     """
     groups: dict[Any, list[int]] = {}
     for i, tensor in enumerate(like):

@@ -1,7 +1,7 @@
-"""Dense layers cut by columns or by rows, for one that fits no single device.
+"""Dense layers cut by columns or by rows, for one that is too large for a device.
 
-A column-parallel layer and a row-parallel one behind it need one sum of activations
-forward and one backward; in between, each rank has its part of the units.
+A column-parallel layer and a row-parallel one after it need one sum of activations
+forward and one backward; in between, each rank has its share of the units.
 
 Source: M. Shoeybi et al., Megatron-LM, 2019.
 """
@@ -14,36 +14,36 @@ import keras
 from keras import ops
 
 from collective.backends import tensor_group
-from collective.training.parallel.layer import Parallel
+from collective.training.parallel.layer import TensorParallelLayer
 
-# Those that look at all units of a row.
+# Activations that need all units of a row.
 ACROSS_UNITS = {"softmax", "log_softmax", "sparsemax", "glu"}
 
 
 @keras.saving.register_keras_serializable("collective")
-class ColumnParallelDense(Parallel, keras.layers.Dense):
-    """``keras.layers.Dense``, of which each rank of a tensor group has some units.
+class ColumnParallelDense(TensorParallelLayer, keras.layers.Dense):
+    """``keras.layers.Dense``, with its units split over the ranks of a tensor group.
 
     Args:
-        units: Of all ranks together.
-        gather_output: Whether each rank gets all units; otherwise its own, for a
-            ``RowParallelDense(..., input_is_parallel=True)`` with nothing in between
-            but what treats each unit alone, and draws no random numbers.
+        units: Over all ranks together.
+        gather_output: Whether each rank gets all units. Otherwise each gets its own,
+            for a ``RowParallelDense(..., input_is_parallel=True)``; in between may be
+            only what treats each unit alone and draws no random numbers.
         arguments: As of ``Dense``.
 
     Raises:
-        UsageError: In ``build``: the group does not divide ``units``, or what was asked
-            for needs all units or all weights.
+        UsageError: In ``build``: the group does not divide ``units``, or an argument
+            needs all units or all weights.
     """
 
-    cut = {"kernel": 1, "bias": 0}  # noqa: RUF012
+    axes = {"kernel": 1, "bias": 0}  # noqa: RUF012
 
     def __init__(self, units: int, *, gather_output: bool = True, **arguments: Any):
         super().__init__(units, **arguments)
         self.gather_output = gather_output
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes this rank's part of kernel and bias."""
+        """Makes this rank's shards of kernel and bias."""
         super().build(input_shape)
         name = getattr(self.activation, "__name__", "")
         if self.group is None:
@@ -57,17 +57,17 @@ class ColumnParallelDense(Parallel, keras.layers.Dense):
             name in ACROSS_UNITS or self.activity_regularizer
         ):
             what = name if name in ACROSS_UNITS else "an activity_regularizer"
-            self._refuse(f"has {what}, which looks at all units", "gather_output=True")
+            self._refuse(f"has {what}, which needs all units", "gather_output=True")
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """``[..., k]`` to ``[..., units]``, or to this rank's part of the units."""
+        """``[..., k]`` to ``[..., units]``, or to this rank's units."""
         if self.group is None:
             return super().call(inputs, training=training)
-        x = ops.matmul(self.group.enter(inputs), self.kernel)
+        x = ops.matmul(self.group.copy_to_tensor_parallel_region(inputs), self.kernel)
         if self.bias is not None:
             x = ops.add(x, self.bias)
         if self.gather_output:
-            x = self.group.join(x)
+            x = self.group.gather_from_tensor_parallel_region(x)
         return x if self.activation is None else self.activation(x)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
@@ -81,21 +81,21 @@ class ColumnParallelDense(Parallel, keras.layers.Dense):
 
 
 @keras.saving.register_keras_serializable("collective")
-class RowParallelDense(Parallel, keras.layers.Dense):
-    """``keras.layers.Dense``, of which each rank of a tensor group has some inputs.
+class RowParallelDense(TensorParallelLayer, keras.layers.Dense):
+    """``keras.layers.Dense``, with its inputs split over the ranks of a tensor group.
 
     Args:
-        units: All ranks have all of them.
-        input_is_parallel: Whether inputs are this rank's part, as of
+        units: Every rank has all of them.
+        input_is_parallel: Whether inputs are this rank's share, as of
             ``ColumnParallelDense(..., gather_output=False)``; otherwise they are whole.
         arguments: As of ``Dense``.
 
     Raises:
-        UsageError: In ``build``: the group does not divide the inputs, or what was
-            asked for needs all weights.
+        UsageError: In ``build``: the group does not divide the inputs, or an argument
+            needs all weights.
     """
 
-    cut = {"kernel": 0}  # noqa: RUF012
+    axes = {"kernel": 0}  # noqa: RUF012
 
     def __init__(
         self, units: int, *, input_is_parallel: bool = False, **arguments: Any
@@ -104,7 +104,7 @@ class RowParallelDense(Parallel, keras.layers.Dense):
         self.input_is_parallel = input_is_parallel
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes this rank's part of the kernel, and the bias."""
+        """Makes this rank's shard of the kernel, and the whole bias."""
         group = tensor_group.current()
         own = input_shape[-1]
         if group is not None and self.input_is_parallel:
@@ -119,11 +119,15 @@ class RowParallelDense(Parallel, keras.layers.Dense):
             )
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """``[..., k]``, or this rank's part of it, to ``[..., units]``."""
+        """``[..., k]``, or this rank's part of the last axis, to ``[..., units]``."""
         if self.group is None:
             return super().call(inputs, training=training)
-        own = inputs if self.input_is_parallel else self.group.split(inputs)
-        x = self.group.leave(ops.matmul(own, self.kernel))
+        own = (
+            inputs
+            if self.input_is_parallel
+            else self.group.scatter_to_tensor_parallel_region(inputs)
+        )
+        x = self.group.reduce_from_tensor_parallel_region(ops.matmul(own, self.kernel))
         if self.bias is not None:
             x = ops.add(x, self.bias)
         return x if self.activation is None else self.activation(x)

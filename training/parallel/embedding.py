@@ -1,9 +1,9 @@
-"""An embedding whose rows lie over the ranks of a tensor group.
+"""An embedding whose rows are split over the ranks of a tensor group.
 
-All ranks of the group have the same ids. Each asks for a share of them, by one all-to-all
-of row numbers and one of the rows; then all get what each has found. Backward, each rank
-has the gradient of all that was looked up, and adds up what belongs to its own rows, those
-that were looked up several times among it: nothing is sent.
+All ranks of the group have the same ids. Each looks up a share of them, with one
+all-to-all of row numbers and one of rows; an all-gather gives every rank all results.
+Backward, every rank has the gradient of all lookups and sums those of its own rows:
+nothing is sent.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import tensorflow as tf
 
 from collective.backends.tensor_group import TensorGroup
 from collective.training.input.plan import share
-from collective.training.parallel.layer import Parallel
+from collective.training.parallel.layer import TensorParallelLayer
 
 
 @keras.saving.register_keras_serializable("collective")
-class ShardedEmbedding(Parallel, keras.layers.Embedding):
-    """``keras.layers.Embedding``, of which each rank of a tensor group has some rows.
+class ShardedEmbedding(TensorParallelLayer, keras.layers.Embedding):
+    """``keras.layers.Embedding``, with its rows split over the ranks of a tensor group.
 
     Args:
         arguments: As of ``Embedding``. The group need not divide the rows.
 
     Raises:
-        UsageError: In ``build``: what was asked for needs all rows.
+        UsageError: In ``build``: an argument needs all rows.
     """
 
-    cut = {"embeddings": 0}  # noqa: RUF012
+    axes = {"embeddings": 0}  # noqa: RUF012
 
     def call(self, inputs: Any) -> Any:
         """Ids ``[...]`` to vectors ``[..., output_dim]``."""
@@ -48,12 +48,12 @@ class ShardedEmbedding(Parallel, keras.layers.Embedding):
 def _lookup(
     table: tf.Tensor, ids: tf.Tensor, rows: int, group: TensorGroup
 ) -> tf.Tensor:
-    """Rows of a table that lies in parts.
+    """Rows of a table that is split over a group.
 
     Args:
-        table: ``[own rows, n]``.
+        table: ``[own rows, n]``, this rank's shard.
         ids: int64 ``[k]``, the same on every rank of the group.
-        rows: Of all ranks together.
+        rows: Over all ranks together.
         group: The ranks.
 
     Returns:
@@ -75,7 +75,7 @@ def _lookup(
         count = tf.shape(ids, tf.int64)[0]
         start, stop = share(count, group.part, group.parts)
         mine = ids[start:stop]
-        # An id that no row has goes to a rank that then says so.
+        # An id out of range goes to a rank whose gather then fails.
         owners = tf.searchsorted(tf.constant(starts[1:], tf.int64), mine, side="right")
         order = tf.argsort(owners, stable=True)
         asked, numbers = group.all_to_all(

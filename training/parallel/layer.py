@@ -1,9 +1,9 @@
-"""What layers whose weights lie in parts on the ranks of a tensor group have in common."""
+"""What layers have in common whose weights are split over a tensor group."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -11,35 +11,30 @@ import tensorflow as tf
 from collective.backends import tensor_group
 from collective.backends.tensor_group import TensorGroup
 from collective.errors import UsageError
-from collective.training.input.plan import share
+from collective.training.memory.shards import AxisShard
 
+# Regularizers whose penalty of the whole is the sum of the shards' penalties.
 SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
-class Cut(NamedTuple):
-    """How a weight is cut: along which axis, and its whole shape."""
+class TensorParallelLayer(keras.layers.Layer):
+    """Mixed into a Keras layer: each rank has a shard of the weights in ``axes``.
 
-    axis: int
-    shape: tuple[int, ...]
+    The layer takes the group of the backend in whose scope it is built. Without a group,
+    it is the Keras layer that it is derived from.
 
-    def part(self, value: Any, group: TensorGroup) -> Any:
-        """This rank's part of a whole value."""
-        start, stop = share(self.shape[self.axis], group.part, group.parts)
-        return value[(slice(None),) * self.axis + (slice(start, stop),)]
-
-
-class Parallel(keras.layers.Layer):
-    """Mixed into a Keras layer: its weights named in ``cut`` lie in parts.
-
-    The layer takes the group of the backend in whose scope it is built; without one, it
-    is the Keras layer that it is derived from.
+    Attributes:
+        axes: By name of a weight, the axis along which it is cut.
+        group: The ranks that have the shards; None: weights are whole.
+        shards: How each weight is cut, by ``id`` of its variable.
     """
 
-    cut: ClassVar[dict[str, int]]  # by name of a weight: the axis
+    axes: ClassVar[dict[str, int]]
     group: TensorGroup | None = None
+    shards: dict[int, AxisShard] = {}  # noqa: RUF012 - replaced, never changed
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the weights: of those that are cut, this rank's part."""
+        """Makes the weights, of those in ``axes`` this rank's shard."""
         self.group = tensor_group.current()
         if self.group is not None and (self.lora_rank or self.quantization_mode):
             self._refuse("is made with LoRA or quantization", "leave it out")
@@ -54,9 +49,9 @@ class Parallel(keras.layers.Layer):
         constraint: Any = None,
         **more: Any,
     ) -> keras.Variable:
-        """As of every layer; the part is that of what the whole would be."""
+        """As of every layer. A shard has the values that it would have in the whole."""
         group = self.group
-        if group is None or name not in self.cut:
+        if group is None or name not in self.axes:
             return super().add_weight(
                 shape=shape,
                 initializer=initializer,
@@ -65,14 +60,15 @@ class Parallel(keras.layers.Layer):
                 constraint=constraint,
                 **more,
             )
-        cut = Cut(self.cut[name], tuple(shape))
-        if shape[cut.axis] < group.parts:
+        shard = AxisShard(shape, self.axes[name], group)
+        length = shard.shape[shard.axis]
+        if length < group.parts:
             self._refuse(
-                f"has {name} of {shape[cut.axis]} along the axis that is cut",
-                f"--tensor-parallel {shape[cut.axis]} or less",
+                f"has {name} of {length} along the axis that is cut",
+                f"--tensor-parallel {length} or less",
             )
         if constraint is not None:
-            self._refuse(f"has a constraint, which looks at all of {name}", "drop it")
+            self._refuse(f"has a constraint, which needs all of {name}", "drop it")
         if regularizer is not None:
             if not isinstance(regularizer, SUMS):
                 self._refuse(
@@ -81,22 +77,19 @@ class Parallel(keras.layers.Layer):
                 )
             regularizer = _summed(regularizer, group)
 
-        def part(_: Any, dtype: Any = None, **__: Any) -> Any:
-            # The whole is made on the host, once, and let go.
+        def initialize(_: Any, dtype: Any = None, **__: Any) -> Any:
+            # The whole is made in host memory, once, and freed.
             with tf.init_scope(), tf.device("/cpu:0"):
-                return cut.part(initializer(cut.shape, dtype=dtype), group)
+                return shard.cut(initializer(shard.shape, dtype=dtype))
 
-        start, stop = share(shape[cut.axis], group.part, group.parts)
-        own = list(shape)
-        own[cut.axis] = stop - start
         variable = super().add_weight(
-            shape=tuple(own),
-            initializer=part,
+            shape=shard.own_shape,
+            initializer=initialize,
             name=name,
             regularizer=regularizer,
             **more,
         )
-        variable.tensor_cut = cut
+        self.shards = {**self.shards, id(variable): shard}
         return variable
 
     def _refuse(self, what: str, instead: str) -> None:
@@ -107,5 +100,5 @@ class Parallel(keras.layers.Layer):
 
 
 def _summed(regularizer: Any, group: TensorGroup) -> Callable[[Any], Any]:
-    """Of a part, the penalty of the whole."""
-    return lambda part: group.leave(regularizer(part))
+    """The penalty of the whole, from a shard."""
+    return lambda shard: group.reduce_from_tensor_parallel_region(regularizer(shard))

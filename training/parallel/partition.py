@@ -1,13 +1,12 @@
-"""The variables of a model of which each rank of a tensor group has a part.
+"""The variables of a model of which each rank of a tensor group has a shard.
 
-A checkpoint has them whole; a new training, and what callbacks do, makes the ranks alike
-that have the same part of different replicas.
+A checkpoint has them whole. A new training, and what callbacks change, copies shards from
+the first replica to the ranks with the same shard of other replicas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -17,15 +16,24 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.memory import partitioned
-from collective.training.memory.partitioned import Parted
-from collective.training.parallel.layer import Cut
+from collective.training.memory.partitioned import PartitionedVariables
+from collective.training.memory.shards import Shard
+from collective.training.parallel.layer import TensorParallelLayer
 
 
-def check(backend: Backend, model: keras.Model, jit_compile: bool) -> None:
+def check(
+    backend: Backend, model: keras.Model, jit_compile: bool, partitioned_before: bool
+) -> None:
     """Refuses, before the model is built, what a tensor group cannot train.
 
+    Args:
+        backend: One with a tensor group.
+        model: Compiled.
+        jit_compile: Whether XLA is to compile the step.
+        partitioned_before: Whether an earlier training has partitioned the model.
+
     Raises:
-        UsageError: XLA is to compile it, or its optimizer looks at whole variables.
+        UsageError: XLA is to compile it, or its optimizer needs whole variables.
     """
     if jit_compile:
         raise UsageError(
@@ -33,84 +41,57 @@ def check(backend: Backend, model: keras.Model, jit_compile: bool) -> None:
             "the forward pass",
             hint="drop --jit-compile",
         )
-    partitioned.check_optimizer(model, "--tensor-parallel")
+    partitioned.check_optimizer(model, "--tensor-parallel", partitioned_before)
 
 
-class TensorParts(Parted):
-    """Parts of large layers, and of the optimizer's state for them.
+class TensorParallelVariables(PartitionedVariables):
+    """Shards of large layers, and of the optimizer's variables for them.
 
     Args:
         model: Built and compiled, but for its optimizer, which gets built here.
         backend: One with a tensor group.
 
     Raises:
-        UsageError: No layer is cut.
+        UsageError: No layer has shards.
     """
 
     def __init__(self, model: keras.Model, backend: Backend):
-        super().__init__(model, backend)
         assert backend.tensor is not None
         self.group = backend.tensor
-        self._cuts: dict[int, Cut] = {
-            id(v): cut
-            for v in model.variables
-            if (cut := getattr(v, "tensor_cut", None)) is not None
-        }
-        if not self._cuts:
+        shards: dict[int, Shard] = {}
+        for layer in model._flatten_layers():
+            if isinstance(layer, TensorParallelLayer):
+                shards |= layer.shards
+        if not shards:
             raise UsageError(
-                f"no layer of model {model.name!r} lies in parts over the "
+                f"no layer of model {model.name!r} is split over the "
                 f"{self.group.parts} ranks of --tensor-parallel",
-                hint="take layers of collective.training.parallel, made within backend.scope() or "
-                "by a function given to collective.training.fit; --model transformer has some",
+                hint="take layers of collective.training.parallel, made within "
+                "backend.scope() or by a function given to collective.training.fit; "
+                "--model transformer has some",
             )
-        self._trainable = [id(v) for v in model.trainable_variables]
-        slots = keras_compat.build_optimizer(self.optimizer, model.trainable_variables)
-        self._cuts |= {
-            id(slot): self._cuts[id(v)] for slot, v in slots if id(v) in self._cuts
-        }
+        slots = keras_compat.build_optimizer(model.optimizer, model.trainable_variables)
+        shards |= {id(slot): shards[id(v)] for slot, v in slots if id(v) in shards}
+        super().__init__(model, backend, shards)
 
-    def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
-        """The whole shape of a variable; None if it is whole."""
-        cut = self._cuts.get(id(variable))
-        return None if cut is None else cut.shape
-
-    def part_of(self, variable: keras.Variable, value: np.ndarray) -> Any:
-        """Of a whole value, what this rank's variable holds."""
-        cut = self._cuts.get(id(variable))
-        return value if cut is None else cut.part(value, self.group)
-
-    def gather(self) -> dict[int, np.ndarray]:
-        """The variables whole, by ``id``; every rank calls it, rank 0 gets it."""
-        found = {}
-        for variable in self._in_parts():
-            whole = self.group.gathered(
-                np.asarray(variable), self._cuts[id(variable)].axis
-            )
-            if self.backend.rank == 0:
-                found[id(variable)] = whole
-        return found
-
-    def follow(self) -> None:
-        """Gives each rank the parts of the first replica."""
-        for variable in self._in_parts():
+    def broadcast_shards(self) -> None:
+        """Gives each rank the shards of the first replica; every rank calls it."""
+        for variable in self._sharded:
             variable.assign(self.group.follow(np.asarray(variable)))
 
     def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
-        """Inside ``run``: updates weights, whole ones and parts."""
-        gradients, _ = self._look_at_all(gradients, connected)
-        variables = [self.model.trainable_variables[i] for i in connected]
+        """Inside ``run``: updates weights, whole ones and shards."""
+        gradients, _ = self._exchange_norms(gradients, connected)
+        variables = [self._trainable[i] for i in connected]
         keras_compat.apply(self.optimizer, gradients, variables, self.backend.assign)
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
-        keras_compat.finish(self.model)
+        keras_compat.finish(self.optimizer, self._trainable)
 
-    def _in_parts(self) -> list[keras.Variable]:
-        every = [*self.model.variables, *self.optimizer.variables]
-        return [v for v in every if id(v) in self._cuts]
+    def _counts_in_norm(self, index: int) -> bool:
+        """Of a variable that all ranks of the group have whole, once a group."""
+        return id(self._trainable[index]) in self._shards or self.group.part == 0
 
-    def _counts(self, number: int) -> bool:
-        return self._trainable[number] in self._cuts or self.group.part == 0
-
-    def _total(self, told: tf.Tensor) -> tf.Tensor:
-        return self.group.all_reduce(told)
+    def _sum_over_shards(self, numbers: tf.Tensor) -> tf.Tensor:
+        return self.group.all_reduce(numbers)

@@ -1,16 +1,16 @@
 """``--model-parallel D``: consecutive layers of a model on D devices of this process.
 
-A device gets a run of layers, with their weights, gradients and the optimizer's state for
-them, so that the largest device's share of the memory is as small as it can be. Tensors
-go from one device to the next where one run ends and the next begins; backward, each
-operation runs where the layer is whose gradient it computes.
+Each device gets a run of layers, with their weights, gradients and optimizer state. The
+runs are cut so that the fullest device needs as little memory as possible. Activations
+are copied from one device to the next between two runs; backward, each operation runs on
+the device of the layer whose gradient it computes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -21,37 +21,19 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Node
 
-# Of a trained weight: itself, its gradient, and two of the optimizer's, as Adam's.
+# Per trained weight: itself, its gradient, and two of the optimizer, as Adam has.
 COPIES = 4
 
 
-def of(model: keras.Model) -> Placement | None:
-    """Where the layers of a model are; None: all on one device."""
-    return getattr(model, "_placement", None)
-
-
-def following(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; where the model is on several devices, in ``Placement.following``."""
-    placement = of(model)
-    if placement is None:
-        return function
-
-    def followed(*args: Any) -> Any:
-        with placement.following():
-            return function(*args)
-
-    return followed
-
-
 def check(backend: Backend, **with_options: bool) -> None:
-    """Refuses what cannot go together with layers on several devices.
+    """Refuses options that need a model on one device.
 
     Args:
-        backend: The backend.
-        with_options: Other options by name, and whether they were asked for.
+        backend: One with stages.
+        with_options: Other options by name, and whether they are on.
 
     Raises:
-        UsageError: If one of them was.
+        UsageError: If one of them is on.
     """
     asked = [name for name, on in with_options.items() if on]
     if backend.tensor is not None:
@@ -67,14 +49,16 @@ def check(backend: Backend, **with_options: bool) -> None:
 class Placement:
     """Puts the layers of a model on devices.
 
+    It keeps no reference to the model (``collective.training.prepared`` finds it by the
+    model).
+
     Args:
         model: Built and compiled, but for its optimizer, which gets built here.
         devices: Names, as ``/gpu:0``.
-        rows: That are computed at a time, on which the memory of activations depends.
+        rows: Rows of a micro-batch, on which the memory of activations depends.
 
     Attributes:
         devices: The names.
-        shares: Estimated bytes on each.
 
     Raises:
         UsageError: The model is no Sequential or functional one, or has fewer layers
@@ -82,7 +66,7 @@ class Placement:
     """
 
     def __init__(self, model: keras.Model, devices: Sequence[str], rows: int):
-        self.model, self.devices = model, list(devices)
+        self.devices = list(devices)
         layers = keras_compat.layers_in_order(model)
         if model.optimizer.built:
             raise UsageError(
@@ -91,8 +75,8 @@ class Placement:
             )
         if layers is None:
             raise UsageError(
-                f"model {model.name!r} calls its layers in Python, so nobody knows their "
-                "order before it runs",
+                f"model {model.name!r} calls its layers in Python, so their order is not "
+                "known before it runs",
                 hint="--model-parallel takes a Sequential or functional model",
             )
         if len(layers) < len(devices):
@@ -105,105 +89,107 @@ class Placement:
             COPIES * sum(_bytes(v) for v in layer.variables) + rows * made
             for layer, made in layers
         ]
-        ends = cut(sizes, len(devices))
+        ends = cut_into_runs(sizes, len(devices))
         starts = [0, *ends[:-1]]
-        self.shares = [sum(sizes[s:e]) for s, e in zip(starts, ends, strict=True)]
-        self._stages: dict[int, int] = {}  # of layers
-        self._of_variables: dict[int, int] = {}
+        self._layer_stages: dict[int, int] = {}  # by id
+        self._variable_stages: dict[int, int] = {}
         for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
             for layer, _ in layers[start:end]:
-                self._stages[id(layer)] = stage
+                self._layer_stages[id(layer)] = stage
                 for variable in layer.variables:
-                    self._of_variables[id(variable)] = stage
-                    keras_compat.move(variable, self.devices[stage])
+                    self._variable_stages[id(variable)] = stage
+                    keras_compat.move_variable(variable, self.devices[stage])
         specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
-        self._by_place = {
+        self._stage_of_device = {
             (s.device_type, s.device_index): i for i, s in enumerate(specs)
         }
         keras_compat.build_optimizer(
-            model.optimizer, model.trainable_variables, beside=True
+            model.optimizer, model.trainable_variables, on_variable_devices=True
         )
-        keras_compat.update_beside(model.optimizer)
-        model._placement = self
+        keras_compat.update_on_variable_devices(model.optimizer)
 
     @contextlib.contextmanager
-    def calls(self) -> Iterator[None]:
+    def layer_calls(self, model: keras.Model) -> Iterator[None]:
         """Inside, calls of the model run each layer on its device."""
 
         def graph(nodes: Sequence[Node], _: set[int], values: dict[int, Any]) -> None:
             for node in nodes:
-                stage = self._stages.get(id(node.operation))
-                if stage is None:  # a model, whose layers come in their turn
+                stage = self._layer_stages.get(id(node.operation))
+                if stage is None:  # a model: its own layers are called below
                     node.compute(values)
                     continue
                 with tf.device(self.devices[stage]):
-                    here = dict(values)
+                    copies = dict(values)
                     for tensor in node.inputs:
-                        here[tensor] = keras_compat.copied(values[tensor])
-                    node.compute(here)
-                values.update({tensor: here[tensor] for tensor in node.outputs})
+                        copies[tensor] = keras_compat.copy_tensor(values[tensor])
+                    node.compute(copies)
+                values.update({tensor: copies[tensor] for tensor in node.outputs})
 
-        with keras_compat.calls_replaced(self.model, graph, lambda layer, call: call()):
+        with keras_compat.replace_layer_calls(model, graph, lambda layer, call: call()):
             yield
 
-    def beside(
+    def colocate(
         self, tensors: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> list[tf.Tensor]:
         """The tensors, each on the device of its variable."""
         placed = []
         for tensor, variable in zip(tensors, variables, strict=True):
-            stage = self._of_variables.get(id(variable), 0)
+            stage = self._variable_stages.get(id(variable), 0)
             with tf.device(self.devices[stage]):
                 placed.append(tf.identity(tensor))
         return placed
 
-    def following(self) -> contextlib.AbstractContextManager[Any]:
+    def operations_beside_inputs(self) -> contextlib.AbstractContextManager[Any]:
         """In a graph: inside, operations run where their inputs are.
 
-        Where these are on several devices, on the first: the gradient of a layer comes
-        from a later device, and meets there what the layer has kept.
+        With inputs on several devices, that is the first one: the gradient of a layer
+        comes from a later device to the one with the layer's kept activations.
         """
-        return tf.compat.v1.get_default_graph().device(self._where)
+        return tf.compat.v1.get_default_graph().device(self._device_of)
 
-    def _where(self, op: tf.Operation) -> str:
+    def _device_of(self, op: tf.Operation) -> str:
         if op.device or any(t.dtype == tf.resource for t in op.inputs):
             return op.device
         stages = []
         for tensor in op.inputs:
             spec = tf.DeviceSpec.from_string(tensor.op.device)
-            stages.append(self._by_place.get((spec.device_type, spec.device_index)))
+            stages.append(
+                self._stage_of_device.get((spec.device_type, spec.device_index))
+            )
         known = [stage for stage in stages if stage is not None]
         return self.devices[min(known)] if known else ""
 
 
-def cut(sizes: Sequence[float], parts: int) -> list[int]:
-    """Cuts a sequence into runs, so that the sum of the largest is smallest.
+def cut_into_runs(sizes: Sequence[float], runs: int) -> list[int]:
+    """Cuts a sequence into runs so that the largest sum of a run is smallest.
+
+    Dynamic programming over (number of runs, number of elements).
 
     Args:
-        sizes: One or more for each part, not negative.
-        parts: Runs; none is empty.
+        sizes: Not negative; at least one per run.
+        runs: How many; none is empty.
 
     Returns:
-        Where each ends, exclusively.
+        Where each run ends, exclusively.
     """
     count = len(sizes)
     sums = [0.0]
     for size in sizes:
         sums.append(sums[-1] + size)
-    # For each number of runs and of elements: the largest run, and where the last starts.
+    # By runs and elements: the largest sum, and where the last run starts.
     best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(math.inf, 0)] * count]
-    for part in range(1, parts + 1):
+    for run in range(1, runs + 1):
         row = [(math.inf, 0)] * (count + 1)
-        for end in range(part, count + 1):
+        for end in range(run, count + 1):
             row[end] = min(
                 (max(best[-1][start][0], sums[end] - sums[start]), start)
-                for start in range(part - 1, end)
+                for start in range(run - 1, end)
             )
         best.append(row)
     ends, end = [], count
-    for part in range(parts, 0, -1):
+    for run in range(runs, 0, -1):
         ends.append(end)
-        end = best[part][end][1]
+        end = best[run][end][1]
     return ends[::-1]
 
 

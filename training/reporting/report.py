@@ -14,11 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training import keras_compat
-from collective.training.ledger import receipts
 
 
 class Layout:
-    """Layout of a report: loss, rows, times, losses of outputs, metrics, receipts.
+    """Layout of a report: loss, rows, times, losses of outputs, metrics, attachments.
 
     Args:
         model: A compiled and built model.
@@ -34,7 +33,7 @@ class Layout:
             tuple(v.shape) for m in keras_compat.metrics(model) for v in m.variables
         ]
         metrics = sum(int(np.prod(shape)) for shape in self.metric_shapes)
-        #: Numbers before the receipts; these add up over steps.
+        #: Numbers before those of the attachments; these add up over steps.
         self.size = self.FIXED + len(self.outputs) + metrics
 
     def pack(
@@ -56,10 +55,6 @@ class Layout:
         rest = [*metrics, *more]
         flat = [tf.reshape(tf.cast(m, tf.float64), [-1]) for m in rest]
         return tf.concat([vector, *flat], axis=0)
-
-    def receipts(self, report: tf.Tensor) -> list[receipts.Receipt]:
-        """Returns what each replica read, if the batches carry their row numbers."""
-        return receipts.read(report.numpy()[self.size :])
 
 
 class Averages:
@@ -93,9 +88,8 @@ class Averages:
         layout = self.layout
         metrics = layout.FIXED + len(layout.outputs)
         for report in self._waiting:
-            values = report.numpy()
+            values = report.numpy()[: layout.size].copy()
             self._reports.append(values)
-            values = values[: layout.size]
             weighted = values * np.float64(values[layout.ROWS])
             weighted[layout.ROWS] = values[layout.ROWS]
             weighted[metrics:] = values[metrics:]

@@ -78,7 +78,10 @@ FAULTS = [
             "the job ends, and names the rank",
             code=2,
             seconds=10,
-            told=("rank 1: error: the data are not as long as they said", "HINT"),
+            told=(
+                "rank 1: error: the data set has not as many rows as declared",
+                "HINT",
+            ),
             inside=FIRST_STEP,
             backend=backend,
         )

@@ -1,0 +1,50 @@
+"""The record of a prepared model: found again by the model, and gone with it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from collective import backends
+from collective.training.prepared import get_prepared
+from tests.training import cases, small
+
+pytestmark = pytest.mark.usefixtures("clean_keras")
+
+
+def test_a_second_fit_uses_the_same_shards(backends_by_name):
+    backend = backends_by_name("single")
+    model = small.model()()
+    first = small.train(backend, model=model, steps=2, shard_optimizer=True)
+    partition = get_prepared(model).partition
+    assert partition is not None
+    second = small.train(backend, model=model, steps=2, shard_optimizer=True)
+    assert get_prepared(model).partition is partition
+    assert int(model.optimizer.iterations) == 4
+    assert second.losses != first.losses
+
+
+def test_a_whole_model_has_an_empty_record(backends_by_name):
+    model = small.model()()
+    small.train(backends_by_name("single"), model=model, steps=1)
+    record = get_prepared(model)
+    assert record.model is model
+    assert record.partition is None and record.placement is None
+
+
+@pytest.mark.parametrize("kind", ["shards", "devices"])
+def test_the_record_ends_with_its_model(kind, backends_by_name):
+    if kind == "shards":
+        backend = backends_by_name("single")
+    else:
+        backend = backends.get("single", backends.Options(model_parallel=2))
+    spec = cases.spec_of(cases.labelled(np.random.default_rng(0), 4, 0))
+    model = cases.built(cases.mlp(cases.sgd), backend, spec, shard=kind == "shards")
+    assert get_prepared(model) != type(get_prepared(model))(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

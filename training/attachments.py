@@ -1,0 +1,83 @@
+"""What travels in a step's all-reduce besides gradients, losses and metrics.
+
+An attachment has one number or more of each replica to tell all ranks. Its tensors are
+appended to those of the step, so no message is added, and every rank has the totals of
+the same steps. ``Step`` takes a list of attachments and knows nothing else about them:
+
+    prepare()           outside the graph, before each step
+    contribution(step)  inside the graph: this replica's tensors
+    receive(total, n)   outside the graph, after step n: their sum over all replicas
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class ReplicaStep(NamedTuple):
+    """A step of one replica, as its attachments see it inside the graph.
+
+    Attributes:
+        number: int64 scalar, the step's number from 0.
+        replica: int64 scalar, the replica's number in the job.
+        rows_read: The rows of this replica, as ``Batch.rows_read``; ``()`` where
+            batches have none.
+    """
+
+    number: tf.Tensor
+    replica: tf.Tensor
+    rows_read: Any
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of an attachment's contributions: a part of a step's report.
+
+    Attributes:
+        report: The step's report, see ``Step.__call__``.
+        start, stop: Which part of it, half-open.
+    """
+
+    report: Any
+    start: int
+    stop: int
+
+    def numpy(self) -> np.ndarray:
+        """All tensors of the contribution, flat, as float64. Waits for the step."""
+        return self.report.numpy()[self.start : self.stop]
+
+
+class Attachment(ABC):
+    """Tensors of each replica that are summed with the gradients.
+
+    The sum may be in float32, or travel as bfloat16 (integers up to 256 are exact in
+    both). For numbers of each single replica, a contribution is zero in all rows but
+    its own (``one_hot(replica, most_replicas)``).
+
+    Attributes:
+        per_rank: Whether the ranks that hold one replica together contribute different
+            rows. All contributions then are ``[most_replicas, n]``, and the total has a
+            row for each rank.
+    """
+
+    per_rank: ClassVar[bool] = False
+
+    def prepare(self) -> None:
+        """Before each step, outside the graph."""
+
+    @abstractmethod
+    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
+        """Inside ``Backend.run``: this replica's tensors, of static shapes."""
+
+    @abstractmethod
+    def receive(self, total: Total, number: int) -> None:
+        """After step ``number``, on every rank, outside the graph.
+
+        Raises:
+            CollectiveError: When the total says that training must not continue.
+        """

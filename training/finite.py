@@ -1,0 +1,97 @@
+"""Loss and gradients that are not finite: found before anything is applied.
+
+Each replica finds its own first variable with a gradient that is not finite. The numbers
+travel in the step's all-reduce, so every rank raises the same error in the same step,
+and no rank has applied the update.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import CollectiveError
+from collective.training.forward import Sums
+
+NOT_FINITE = "collective: not finite at step"
+
+
+def locate(sums: Sums, backend: Backend) -> tf.Tensor:
+    """This replica's first variable whose gradient is not finite, inside ``run``.
+
+    Returns:
+        float32 ``[most_replicas]``, zero in the places of all other replicas. In this
+        replica's place: 0 where all is finite; 1 + the place of the variable among the
+        connected ones; one more than there are variables where only the loss is not
+        finite.
+    """
+    bad = [
+        tf.logical_not(tf.math.is_finite(tf.add_n([tf.reduce_sum(g) for g in of_one])))
+        for of_one in zip(*sums.gradients, strict=True)
+    ]
+    bad.append(tf.logical_not(tf.math.is_finite(tf.add_n(sums.losses))))
+    flags = tf.stack(bad)
+    first = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
+    place = tf.one_hot(backend.replica(), backend.most_replicas)
+    return place * tf.cast(first, tf.float32)
+
+
+def check(
+    not_finite: tf.Tensor, number: tf.Tensor, backend: Backend
+) -> list[tf.Operation]:
+    """Fails on every replica when any has located something.
+
+    Args:
+        not_finite: The sum of ``locate`` over replicas; or a place for each rank, where
+            several hold a replica together.
+        number: Of the step, for the message.
+        backend: Tells how many places there may be.
+
+    Returns:
+        The operations to wait for.
+    """
+    fine = tf.debugging.Assert(
+        tf.reduce_all(not_finite == 0),
+        [NOT_FINITE, number, tf.cast(not_finite, tf.int32)],
+        summarize=max(backend.most_replicas, backend.size),
+    )
+    return [] if fine is None else [fine]
+
+
+def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Exception:
+    """The error to raise for one that a step raised.
+
+    An asynchronous backend raises it in a later step, so the number is in its message.
+
+    Args:
+        error: Any error.
+        backend: That ran the step.
+        paths: Of the connected variables.
+
+    Returns:
+        A ``CollectiveError`` that names step, rank and variable if ``check`` failed;
+        else the error itself.
+    """
+    message = str(error)
+    if NOT_FINITE not in message:
+        return error
+    numbers = r"\]?\s*\[(\d+)\]\s*\[([\d ]+)\]"
+    found = re.search(re.escape(NOT_FINITE) + numbers, message)
+    step = found.group(1) if found else "unknown"
+    places = [int(p) for p in found.group(2).split()] if found else [1]
+    replica = next((r for r, place in enumerate(places) if place), 0)
+    where = "rank" if backend.size > 1 else "replica"
+    index = places[replica] - 1
+    if index < len(paths):
+        what = f"the first gradient that is not finite is that of {paths[index]!r}"
+    else:
+        what = "its gradients are finite"
+    return CollectiveError(
+        f"step {step}: the loss or its gradient is not finite on {where} "
+        f"{replica}; {what}. No rank applied the step.",
+        hint="lower --learning-rate, clip with --global-clipnorm 1, or look for "
+        "NaN in that rank's data",
+    )

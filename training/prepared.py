@@ -1,0 +1,158 @@
+"""A model made ready to train: built, its variables cut into shards or put on devices.
+
+``prepare`` does that once. Step, evaluation, callbacks and checkpoints need its record.
+``fit`` hands it to those that it makes; all others look it up by the model with
+``get_prepared``. So does a second ``fit`` of the same model, which goes on with the same
+shards and devices: the optimizer's state is in them. The table below is the only place
+where this is kept; nothing is stored on Keras objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.checks import check_model
+from collective.training.input.pipeline import Batch
+from collective.training.memory import sharded_optimizer
+from collective.training.memory.partitioned import PartitionedVariables
+from collective.training.memory.sharded_optimizer import ShardedOptimizer
+from collective.training.parallel import partition, placement
+from collective.training.parallel.partition import TensorParallelVariables
+from collective.training.parallel.placement import Placement
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model and what was done to it.
+
+    Attributes:
+        model: Built and compiled, with all variables of its optimizer.
+        partition: The variables of which each rank has a shard; None: every rank has
+            all of them.
+        placement: On which device each layer is; None: all on the default device.
+    """
+
+    model: keras.Model
+    partition: PartitionedVariables | None = None
+    placement: Placement | None = None
+
+    def colocated(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function; with a placement, its operations run where their inputs are."""
+        placement = self.placement
+        if placement is None:
+            return function
+
+        def on_input_devices(*args: Any) -> Any:
+            with placement.operations_beside_inputs():
+                return function(*args)
+
+        return on_input_devices
+
+
+# Values keep no reference to the model: an entry ends with its model.
+_records: WeakKeyDictionary[
+    keras.Model, tuple[PartitionedVariables | None, Placement | None]
+] = WeakKeyDictionary()
+
+
+def get_prepared(model: keras.Model) -> PreparedModel:
+    """The record of a model; an empty one for a model that is whole, on one device."""
+    return PreparedModel(model, *_records.get(model, (None, None)))
+
+
+def get_partition(model: keras.Model) -> PartitionedVariables | None:
+    """The variables of which each rank has a shard; None if there are none."""
+    return get_prepared(model).partition
+
+
+def prepare(
+    model: keras.Model | Callable[[], keras.Model],
+    backend: Backend,
+    spec: Batch,
+    *,
+    micro_batch_rows: int,
+    shard_optimizer: bool = False,
+    jit_compile: bool = False,
+    recompute: bool = False,
+) -> PreparedModel:
+    """Makes a model ready to train on a backend; every rank calls it.
+
+    Args:
+        model: Compiled, or a function that makes it.
+        backend: The backend.
+        spec: ``tf.TensorSpec`` of a batch.
+        micro_batch_rows: Rows of a micro-batch, at most: on these depends the memory of
+            activations, by which layers are put on devices.
+        shard_optimizer: Whether each rank keeps a shard of the optimizer's state.
+        jit_compile, recompute: As asked for, to refuse what does not work together.
+
+    Raises:
+        UsageError: The model cannot be trained on this backend with these options.
+    """
+    if backend.stages:
+        placement.check(
+            backend,
+            recompute=recompute,
+            shard_optimizer=shard_optimizer,
+            jit_compile=jit_compile,
+        )
+    if not isinstance(model, keras.Model):
+        with backend.scope():
+            model = model()
+    check_model(model, backend)
+    before = get_prepared(model)
+    if shard_optimizer:
+        sharded_optimizer.check(model, backend, before.partition is not None)
+    if backend.tensor is not None:
+        partition.check(backend, model, jit_compile, before.partition is not None)
+    sharded = shard_optimizer or backend.tensor is not None
+    _build(model, backend, spec, optimizer=not sharded and not backend.stages)
+    return partition_or_place(model, backend, shard_optimizer, micro_batch_rows)
+
+
+def partition_or_place(
+    model: keras.Model, backend: Backend, shard_optimizer: bool, micro_batch_rows: int
+) -> PreparedModel:
+    """Cuts variables or places layers where this is asked for and not done yet.
+
+    Args:
+        model: Built and compiled; without the variables of its optimizer where any of
+            it is asked for.
+        backend: The backend.
+        shard_optimizer, micro_batch_rows: As for ``prepare``.
+    """
+    shards, places = _records.get(model, (None, None))
+    if shards is None and shard_optimizer:
+        shards = ShardedOptimizer(model, backend)
+    elif shards is None and backend.tensor is not None:
+        shards = TensorParallelVariables(model, backend)
+    if places is None and backend.stages:
+        places = Placement(model, backend.stages, micro_batch_rows)
+    if shards is not None or places is not None:
+        _records[model] = shards, places
+    return PreparedModel(model, shards, places)
+
+
+def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -> None:
+    """Makes the variables of the model, and those of its optimizer if they are whole."""
+    with backend.scope():
+        try:
+            keras_compat.build(model, spec[:3], optimizer=optimizer)
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
+            first = str(error).strip().split("\n")[0]
+            raise UsageError(
+                f"model {model.name!r} does not fit the data (a row of x has shape "
+                f"{shape}): {first}",
+                hint="give the model the input shape and the number of outputs of the "
+                "data, or choose another --data",
+            ) from error
