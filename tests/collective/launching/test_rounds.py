@@ -19,22 +19,22 @@ import os, sys, time
 from pathlib import Path
 import numpy as np
 import collective
-from collective import rounds, session
+from collective.elastic import generations
 
 slots, give_up = Path(sys.argv[1]), time.monotonic() + 30
 collective.init()
-if rounds.number() == 0:
+if generations.number() == 0:
     slots.with_suffix(".part").write_text("localhost:2")
     slots.with_suffix(".part").rename(slots)
-    while not rounds.asked() and time.monotonic() < give_up:
+    while not generations.asked() and time.monotonic() < give_up:
         time.sleep(0.01)
-    (rounds.keep() / "kept").write_text("state")
-    sys.exit(rounds.EXIT_CODE)
-kept = collective.allgather(np.array([rounds.kept() is not None]))
+    (generations.keep() / "kept").write_text("state")
+    sys.exit(generations.EXIT_CODE)
+kept = collective.allgather(np.array([generations.kept() is not None]))
 collective.barrier()
 if collective.rank() == 0:
-    print(rounds.number(), collective.size(), (rounds.kept() / "kept").read_text())
-    rounds.drop()
+    print(generations.number(), collective.size(), (generations.kept() / "kept").read_text())
+    generations.drop()
 collective.barrier()
 """
 
