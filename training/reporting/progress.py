@@ -16,12 +16,12 @@ from collective.training.position import Position
 
 
 class ProgressBar(Observer):
-    """One bar an epoch.
+    """One progress bar per epoch.
 
     Args:
         position: Of the training.
-        epochs: Their number.
-        verbose: 0 nothing, 1 a bar, 2 a line an epoch; ``auto`` is a bar on a
+        epochs: Number of epochs.
+        verbose: 0 prints nothing, 1 a bar, 2 a line per epoch; ``auto`` is a bar on a
             terminal and a line elsewhere.
         interval: Seconds between two drawings.
     """
@@ -57,7 +57,7 @@ class ProgressBar(Observer):
             self._drawn = time.monotonic()
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
-        """Draws the bar for the last time, with the validation's results."""
+        """Draws the final bar, with the results of validation."""
         if self._bar is not None:
             self._draw(self._bar, logs, finalize=True)
             self._bar = None
@@ -65,7 +65,7 @@ class ProgressBar(Observer):
     def _draw(
         self, bar: keras.utils.Progbar, logs: dict[str, float], finalize: bool
     ) -> None:
-        # Averages already: Keras must show them as they are.
+        # These are averages already; Keras must not average them again.
         bar.stateful_metrics = set(logs)
         done = self.position.step - self._first
         bar.update(done, list(logs.items()), finalize=finalize)
