@@ -94,6 +94,9 @@ void Convert(const collective_request& from, Request* to) {
   }
   to->name.assign(from.name ? from.name : "");
   to->plan = PlanOf(from.plan, from.group);
+  to->once = from.once != 0;
+  to->ticket = from.ticket;
+  to->issued = from.issued;
   to->counts.assign(from.counts, from.counts + from.counts_length);
   to->tensors.resize(from.tensors_length);
   for (int i = 0; i < from.tensors_length; ++i) {
@@ -203,6 +206,13 @@ int32_t collective_members(int32_t group, int32_t* size, int32_t* me) {
         core->queue(group, Order::kProgramOrder).ranks();
     *size = ranks.size();
     *me = ranks.me();
+  });
+}
+
+int32_t collective_rank_of(int32_t group, int32_t member, int32_t* rank) {
+  return Guard([&] {
+    const auto core = CurrentCore();
+    *rank = core->queue(group, Order::kProgramOrder).ranks().rank_of(member);
   });
 }
 

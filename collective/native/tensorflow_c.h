@@ -51,6 +51,7 @@ void TF_DeleteShapeHandle(TF_ShapeHandle*);
 int64_t TF_ShapeInferenceContextNumInputs(TF_ShapeInferenceContext*);
 void TF_ShapeInferenceContextGetInput(TF_ShapeInferenceContext*, int,
                                       TF_ShapeHandle*, TF_Status*);
+TF_ShapeHandle* TF_ShapeInferenceContextScalar(TF_ShapeInferenceContext*);
 void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext*,
                                              TF_Status*);
 void TF_ShapeInferenceContextSetOutput(TF_ShapeInferenceContext*, int,

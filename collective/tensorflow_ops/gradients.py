@@ -1,0 +1,120 @@
+"""The gradients of the ops: collectives, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from collective.errors import CollectiveError
+from collective.operations.kinds import Average, Op, Sum
+from collective.process_set import ProcessSet, members
+from collective.tensorflow_ops import naming
+
+
+def _identity(op: tf.Operation, kind: str) -> dict[str, Any]:
+    """What identifies the gradient of an op: attributes and ticket."""
+    name = op.get_attr("tensor_name").decode()
+    name = naming.name_of(f"gradient of {kind}", name and f"gradient of {name}")
+    identity = naming.attributes(name, op.get_attr("process_set"))
+    ticket = op.outputs[-1]
+    # An op that ran in eager mode has no ticket.
+    if not tf.executing_eagerly() and hasattr(ticket, "graph"):
+        identity["ticket"] = ticket
+    return identity
+
+
+def _refuse_unless_linear(op: tf.Operation) -> None:
+    reduction = op.get_attr("reduction")
+    if reduction not in (int(Sum), int(Average)):
+        raise CollectiveError(
+            f"{Op(reduction).name} over ranks has no gradient",
+            hint="differentiate through Sum or Average only",
+        )
+
+
+@tf.RegisterGradient("CollectiveAllReduce")
+def _all_reduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor]:
+    _refuse_unless_linear(op)
+    results = _reduced(
+        op,
+        gradients,
+        reduction=op.get_attr("reduction"),
+        algorithm=op.get_attr("algorithm"),
+        transport=op.get_attr("transport"),
+        **_identity(op, "all_reduce"),
+    )
+    return [*results, None]
+
+
+@tf.RegisterGradient("CollectiveBroadcast")
+def _broadcast_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor]:
+    sums = _reduced(op, gradients, **_identity(op, "broadcast"))
+    me, _ = _place(op)
+    # Within a set the root is counted among its members, as it is in the op.
+    if me == op.get_attr("root"):
+        return [*sums, None]
+    return [*(None if total is None else tf.zeros_like(total) for total in sums), None]
+
+
+def _reduced(
+    op: tf.Operation, gradients: tuple[tf.Tensor, ...], **attributes: Any
+) -> list[tf.Tensor | None]:
+    """Reduces the gradients of a list; None for the tensors that have none."""
+    gradients = gradients[:-1]  # the ticket has none
+    there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    results: list[tf.Tensor | None] = [None] * len(gradients)
+    reduced = naming.make("all_reduce", [gradients[i] for i in there], **attributes)
+    for place, result in zip(there, reduced, strict=True):
+        results[place] = result
+    return results
+
+
+@tf.RegisterGradient("CollectiveAllGather")
+def _allgather_gradient(
+    op: tf.Operation, gradient: tf.Tensor, ticket: None
+) -> list[tf.Tensor | None]:
+    del ticket
+    attributes = _identity(op, "allgather")
+    name = attributes.pop("tensor_name")
+    rows = tf.shape(op.inputs[0], tf.int64)[0]
+    me, _ = _place(op)
+    # With the ranks: those that have joined give none.
+    everyone = naming.make(
+        "all_gather",
+        tf.stack([[me, rows]]),
+        tensor_name=name and f"rows of {name}",
+        **attributes,
+    )
+    (total,) = naming.make("all_reduce", [gradient], tensor_name=name, **attributes)
+    start = tf.reduce_sum(tf.where(everyone[:, 0] < me, everyone[:, 1], 0))
+    return [total[start : start + rows], None]
+
+
+@tf.RegisterGradient("CollectiveReduceScatter")
+def _reducescatter_gradient(
+    op: tf.Operation, gradient: tf.Tensor, ticket: None
+) -> list[tf.Tensor | None]:
+    del ticket
+    _refuse_unless_linear(op)
+    whole = naming.make("all_gather", gradient, **_identity(op, "reducescatter"))
+    _, size = _place(op)
+    average = op.get_attr("reduction") == int(Average)
+    return [whole / size if average else whole, None]
+
+
+@tf.RegisterGradient("CollectiveAllToAll")
+def _alltoall_gradient(
+    op: tf.Operation, gradient: tf.Tensor, received: None, ticket: None
+) -> list[tf.Tensor | None]:
+    del received, ticket  # numbers have no gradient
+    identity = _identity(op, "alltoall")
+    result, _ = naming.make("all_to_all", gradient, op.outputs[1], **identity)
+    return [result, None, None]
+
+
+def _place(op: tf.Operation) -> tuple[int, int]:
+    """This process' number among the ranks of an op, and how many they are."""
+    group = op.get_attr("process_set")
+    _, me, size = members(ProcessSet.by_group[group] if group else None)
+    return me, size
