@@ -187,7 +187,9 @@ def collective_order(op: tf.Operation, reads: Any, writes: Any) -> bool:
     if _ORDER in reads or _ORDER in writes:
         return False
     use = _use(op)
-    if use == "write" or op.type == "IdentityN":  # tf.custom_gradient's
+    # Also where only the gradient has collectives: tf.custom_gradient's ops are
+    # IdentityN.
+    if op.type == "IdentityN" or any(True for _ in called_functions(op)):
         _order_gradients_of(op)
     if use:
         (reads if use == "read" else writes).add(_ORDER)
