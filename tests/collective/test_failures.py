@@ -376,7 +376,7 @@ def test_a_second_thread_may_call_late():
 
     def later():
         time.sleep(8)
-        collective.allreduce(np.ones(3), process_set=other, name="x")
+        collective.allreduce(np.ones(3), collective.Sum, process_set=other)
 
     thread = threading.Thread(target=later)
     thread.start()
