@@ -57,6 +57,9 @@ class Request(ctypes.Structure):
         ("counts_length", ctypes.c_int64),
         ("name", ctypes.c_char_p),
         ("plan", ctypes.c_int32),
+        ("once", ctypes.c_int32),
+        ("ticket", ctypes.c_int64),
+        ("issued", ctypes.POINTER(ctypes.c_int64)),
     )
 
 

@@ -14,7 +14,6 @@ SCRIPTS = ("collective.train", "collective.compare")
 # Circles that are still to be taken apart: this list only shrinks.
 KNOWN_CIRCLES = [
     {"collective.recorder", "collective.recorder.watch"},
-    {"collective.tensorflow_ops", "collective.tensorflow_rank_info"},
     {"collective.tensorflow.keras_hooks", "collective.tensorflow.keras_optimizer"},
     {
         "collective.training.input.arrays",

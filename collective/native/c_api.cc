@@ -126,6 +126,9 @@ void Convert(const collective_request& from, Request* to) {
   }
   to->name.assign(from.name ? from.name : "");
   to->plan = PlanOf(from.plan, Core::IndexOf(from.group));
+  to->once = from.once != 0;
+  to->ticket = from.ticket;
+  to->issued = from.issued;
   to->counts.assign(from.counts, from.counts + from.counts_length);
   to->tensors.resize(from.tensors_length);
   for (int i = 0; i < from.tensors_length; ++i) {
@@ -253,6 +256,12 @@ int32_t collective_rank_info(int32_t group, collective_ranks* info) {
       info->local_rank += rank < job.rank();
       ++info->local_size;
     }
+  });
+}
+
+int32_t collective_rank_of(int32_t group, int32_t member, int32_t* rank) {
+  return Guard([&] {
+    *rank = CurrentCore()->members(group).at(member);
   });
 }
 

@@ -37,6 +37,15 @@ typedef struct {
   int64_t counts_length;
   const char* name;
   int32_t plan; /* from collective_plan, or 0 */
+  /* By name. 1: fails, and ends the job, where another request of the same name
+   * and ticket is under way: their order is not known. */
+  int32_t once;
+  /* A part of the name, equal on all ranks: what an earlier request received in
+   * `*issued`; or 0. */
+  int64_t ticket;
+  /* If not NULL, receives a number before the end: the same on all ranks of the
+   * group, another for each request. 0 in program order or on one rank. */
+  int64_t* issued;
 } collective_request;
 
 typedef struct collective_handle collective_handle;
@@ -72,6 +81,10 @@ typedef struct {
 } collective_ranks;
 COLLECTIVE_EXPORT int32_t collective_rank_info(int32_t group,
                                                collective_ranks* info);
+
+/* The rank in the whole job of a group's member. */
+COLLECTIVE_EXPORT int32_t collective_rank_of(int32_t group, int32_t member,
+                                             int32_t* rank);
 
 /* Blocking; and with a handle, which collective_wait frees; and with a callback
  * from another thread, or, of a few bytes, from this one before it returns, for

@@ -19,8 +19,10 @@
 namespace collective {
 namespace {
 
-uint64_t HashOf(const std::string& name) {
-  return std::hash<std::string>()(name);
+// What ranks match a collective by.
+uint64_t NameOf(const Request& request) {
+  const uint64_t name = std::hash<std::string>()(request.name);
+  return name ^ static_cast<uint64_t>(request.ticket) * 0x9E3779B97F4A7C15u;
 }
 
 // Where ranks run the same function with different names: the time without any
@@ -70,7 +72,7 @@ bool Shortly(bool shared_cores, Condition&& condition) {
 
 Notice NoticeOf(const Request& request) {
   Notice notice;
-  notice.name = HashOf(request.name);
+  notice.name = NameOf(request);
   notice.plan = request.plan;
   notice.joined = request.kind == Kind::kJoin;
   std::strncpy(notice.text, Printable(request.name).c_str(),
@@ -144,13 +146,17 @@ void Queue::Submit(Request request, Done done, bool blocks) {
   if (!works) ranks_->job().Called();
   ranks_->job().Submitted();
   blocks = blocks && (works || ranks_->job().CalledHere());
-  const uint64_t name = HashOf(request.name);
+  const uint64_t name = NameOf(request);
   Recorder* recorder = Recorder::Current();
   if (recorder && request.kind != Kind::kJoin) {
     request.recorded = recorder->Announce(request, false);
   }
   Item item{std::move(request), std::move(done), name, blocks};
   std::unique_lock<std::mutex> lock(mutex_);
+  if (item.request.once && ranks_->size() > 1 && !once_.insert(name).second) {
+    lock.unlock();
+    return Refuse(item);
+  }
   const bool free = !busy_ && !closing_ && items_.empty();
   if (free && order_ == Order::kByName && IsOneShot(*ranks_, item.request) &&
       !ranks_->job().broken()) {
@@ -189,9 +195,25 @@ bool Queue::BeginsWithOthers(Item& item) {
     }
     ++number_;
   }
+  if (item.request.issued) *item.request.issued = number_;
   PostOneShot(*ranks_, item.request);
   item.request.posted = true;
   return Shortly(shared, [&] { return ranks_->AllPosted(); });
+}
+
+void Queue::Refuse(const Item& item) {
+  try {
+    ranks_->job().Break(
+        Code::kFailedPrecondition,
+        "rank " + std::to_string(ranks_->job().rank()) + " has begun " +
+            item.request.Describe() +
+            " twice at a time, from several threads: which of the two meets "
+            "which on the other ranks is not known",
+        "give the collectives of each thread names (name=...) or a process "
+        "set of their own, or let one thread call the function");
+  } catch (const Failure& failure) {
+    item.done(failure.code(), failure.what());
+  }
 }
 
 void Queue::Work() {
@@ -210,6 +232,7 @@ void Queue::Work() {
       // The job cannot go on; tell everyone who waits here.
       std::deque<Item> failed;
       failed.swap(items_);
+      once_.clear();
       busy_ = false;
       lock.unlock();
       for (Item& one : failed) one.done(failure.code(), failure.what());
@@ -252,6 +275,7 @@ bool Queue::Perform(Item& item) {
     // Free before it is told: whoever hears it may call Run at once.
     std::lock_guard<std::mutex> lock(mutex_);
     busy_ = false;
+    if (over && item.request.once) once_.erase(item.name);
     if (!items_.empty()) change_.notify_all();
   }
   if (over && item.blocks) ranks_->job().Blocked(false);
@@ -294,6 +318,7 @@ Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
       lock.lock();
       found = Await(lock, notice);
     }
+    if (found->request.issued) *found->request.issued = number_;
   }
   Item item = std::move(*found);
   items_.erase(found);

@@ -6,8 +6,13 @@
 // By name: ranks may submit in any order, as TensorFlow does. The first member
 // takes them as they come and announces each name; the others run them in that
 // order. One store, which the others see while they wait anyway: no round trip.
-// The same name twice at a time is run in the order of submission. Where the
-// first member has joined, another chooses (join.h).
+// The same name twice at a time is run in the order of submission; refused
+// where that order is no rank's choice (Request::once). Where the first member
+// has joined, another chooses (join.h).
+//
+// The number of an announcement, equal on all members, is the ticket of the
+// collective: with it, a later one that belongs to it gets a name that no other
+// has, however often both are run.
 #ifndef COLLECTIVE_NATIVE_QUEUE_H_
 #define COLLECTIVE_NATIVE_QUEUE_H_
 
@@ -18,6 +23,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_set>
 
 #include "communicator.h"
 
@@ -46,7 +52,7 @@ class Queue {
   struct Item {
     Request request;
     Done done;
-    uint64_t name;
+    uint64_t name;  // a hash, of the ticket, too
     bool blocks;
   };
   // Of a few bytes, in the thread that asks for them: announces and posts, and
@@ -62,6 +68,8 @@ class Queue {
   // Seconds without a submission after which it is thought not to come.
   double Patience(const Notice& notice) const;
   [[noreturn]] void ThrowNoneOfThatName(const Notice& notice);
+  // Ends the job: another request of this name is under way.
+  void Refuse(const Item& item);
   // Tells the job whether the worker has something to run.
   void Working(bool works);
   // False where it has to be done again: not all ranks have joined.
@@ -73,6 +81,7 @@ class Queue {
   std::mutex mutex_;
   std::condition_variable change_;
   std::deque<Item> items_;
+  std::unordered_set<uint64_t> once_;  // names under way
   bool busy_ = false;
   bool working_ = false;
   bool closing_ = false;

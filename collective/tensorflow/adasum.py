@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from collective import tensorflow_ops, tensorflow_rank_info
+from collective import tensorflow_ops
 from collective.tensorflow.process_sets import ProcessSet, group_of
+from collective.tensorflow_ops import ranks
 
 ODD = (
     "Running Adasum with non-power of 2 ranks is not supported yet.\n"
@@ -42,7 +43,7 @@ def adasum(
             ``tf.errors.InvalidArgumentError``, when it runs.
     """
     group = group_of(process_set)
-    size = tensorflow_rank_info.size(group)
+    size = ranks.size(group)
     power_of_two = tf.equal(tf.bitwise.bitwise_and(size, size - 1), 0)
     if tf.executing_eagerly() and not power_of_two:
         raise NotImplementedError(ODD)

@@ -13,11 +13,11 @@ from collective import (
     horovod_variables,
     library,
     session,
-    tensorflow_rank_info,
     timeline,
 )
 from collective.tensorflow import process_sets
 from collective.tensorflow.process_sets import ProcessSet
+from collective.tensorflow_ops import ranks
 
 _homogeneous = True
 _ready = False  # what init does beyond joining was done
@@ -173,8 +173,8 @@ def is_homogeneous() -> bool:
 # --- the same as ops: evaluated when the graph runs, not when it is traced -------
 
 
-def _info(process_set_id: int = 0) -> tensorflow_rank_info.RankInfo:
-    return tensorflow_rank_info.rank_info(process_sets.by_id(process_set_id).group)
+def _info(process_set_id: int = 0) -> ranks.RankInfo:
+    return ranks.rank_info(process_sets.by_id(process_set_id).group)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:

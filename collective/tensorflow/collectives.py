@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 import collective
-from collective import horovod_variables, tensorflow_ops, tensorflow_rank_info
+from collective import horovod_variables, tensorflow_ops
 from collective.operations.kinds import Average, Op
 from collective.tensorflow import dtypes, sparse
 from collective.tensorflow.adasum import adasum
@@ -22,6 +22,7 @@ from collective.tensorflow.compression import Compression, Compressor
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
 from collective.tensorflow.reductions import Adasum, Reduction, chosen
 from collective.tensorflow.variables import tensor_of
+from collective.tensorflow_ops import ranks
 
 # A tf.Tensor or tf.IndexedSlices; TensorFlow tells mypy nothing of either.
 Tensor = Any
@@ -380,7 +381,7 @@ def _with_gradient(
     @tf.custom_gradient
     def same(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            size = tensorflow_rank_info.size(group)
+            size = ranks.size(group)
             return change(upstream, tf.cast(size, upstream.dtype))
 
         return tf.identity(x), gradient

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from collective import tensorflow_rank_info
 from collective.operations.kinds import Average
 from collective.tensorflow.collectives import Tensor, grouped_allreduce
 from collective.tensorflow.compression import Compression, Compressor
@@ -19,6 +18,7 @@ from collective.tensorflow.process_sets import ProcessSet, global_process_set, g
 from collective.tensorflow.reductions import Reduction, chosen
 from collective.tensorflow.sparse import combined
 from collective.tensorflow.variables import tf_variable
+from collective.tensorflow_ops import ranks
 
 Groups = int | Sequence[Sequence[Any]]
 
@@ -111,7 +111,7 @@ class GradientReduction:
                 results[place] = result
         local = [place for place, v in enumerate(variables) if self.is_local(v)]
         if self.scale_local_gradients and local:
-            size = tensorflow_rank_info.size(group_of(self.process_set))
+            size = ranks.size(group_of(self.process_set))
             for place in local:
                 results[place] = _divided(results[place], size)
         return results

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from collective import tensorflow_ops, tensorflow_rank_info
+from collective import tensorflow_ops
 from collective.operations.kinds import Average, Op, Sum
 from collective.tensorflow import dtypes
 from collective.tensorflow.process_sets import ProcessSet, group_of
 from collective.tensorflow.reductions import Reduction
+from collective.tensorflow_ops import ranks
 
 
 def allreduce(
@@ -47,7 +48,7 @@ def allreduce(
     total = combined(tf.IndexedSlices(values, indices, slices.dense_shape))
     values = total.values
     if op == Average:
-        size = tf.cast(tensorflow_rank_info.size(group), values.dtype)
+        size = tf.cast(ranks.size(group), values.dtype)
         # As dense ones: the average of integers is rounded towards zero, once.
         exact = values.dtype.is_floating or values.dtype.is_complex
         values = values / size if exact else tf.truncatediv(values, size)

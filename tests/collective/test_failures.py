@@ -294,7 +294,8 @@ def test_tensorflow_tells_of_different_process_sets(decorator):
     except tf.errors.FailedPreconditionError as error:
         print(error)
     """
-    for exit_code, out, err in Ranks(3, code).finish(timeout=100):
+    ranks = Ranks(3, code, COLLECTIVE_STALL_SECONDS="5")
+    for exit_code, out, err in ranks.finish(timeout=100):
         assert exit_code == 0, out + err
         assert re.search(
             r"rank 0 waits for rank 1 since 5 s in all-reduce 'weights' .*ranks 0,1",
@@ -360,6 +361,30 @@ def test_different_process_sets_are_told_on_every_rank(call):
 def test_handles_that_wait_for_a_slow_rank_are_no_circle():
     code = (ROOT / "tests/collective/ranks_no_circle.py").read_text()
     for exit_code, out, err in Ranks(3, code, COLLECTIVE_STALL_SECONDS="0.3").finish():
+        assert exit_code == 0, out + err
+
+
+def test_a_second_thread_may_call_late():
+    """No circle before the stall time: the other thread ends the wait of all."""
+    code = (
+        PRELUDE
+        + """
+    import threading
+
+    sets = [collective.ProcessSet([0, 1]) for _ in range(2)]
+    mine, other = sets[rank], sets[1 - rank]
+
+    def later():
+        time.sleep(8)
+        collective.allreduce(np.ones(3), collective.Sum, process_set=other)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    x = collective.allreduce(np.full(3, rank + 1.0), collective.Sum, process_set=mine)
+    thread.join()
+    """
+    )
+    for exit_code, out, err in Ranks(2, code, COLLECTIVE_STALL_SECONDS="15").finish():
         assert exit_code == 0, out + err
 
 

@@ -31,7 +31,8 @@ def run(script):
 FORMER = """
 import numpy as np, tensorflow as tf, collective
 import collective.tensorflow as hvd
-from collective import tensorflow_ops, tensorflow_rank_info
+from collective import tensorflow_ops
+from collective.tensorflow_ops import ranks
 from collective.errors import CollectiveError
 collective.init()
 rank = collective.rank()
@@ -40,7 +41,7 @@ old = collective.ProcessSet([0, 1])
 @tf.function
 def within(x):
     (total,) = tensorflow_ops.all_reduce([x], process_set=old)
-    return total, tensorflow_rank_info.size(old)
+    return total, ranks.size(old)
 
 def refused(call):
     try:
@@ -63,7 +64,7 @@ if rank < 2:
     refused(lambda: collective.allgather(np.ones(1), process_set=old))
     refused(lambda: collective.barrier_async(process_set=old))
     refused(lambda: within(x))
-refused(lambda: tensorflow_rank_info.size(old))
+refused(lambda: ranks.size(old))
 assert collective.allreduce(np.array(rank), collective.Sum) == 3
 print("former sets are refused", flush=True)
 """

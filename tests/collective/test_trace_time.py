@@ -1,7 +1,7 @@
 """No function that builds graphs reads rank or size in Python.
 
 A ``tf.function`` is traced once and runs for as long as the job: a number read while it
-is traced stays in the graph when ranks leave or join. ``collective.tensorflow_rank_info``
+is traced stays in the graph when ranks leave or join. ``collective.tensorflow_ops.ranks``
 gives them as ops. This reads the source; what the graphs compute when a job grows is
 in ``test_horovod_growing.py``.
 """
@@ -15,7 +15,7 @@ PACKAGE = Path(collective.__file__).parent
 NUMBERS = {"rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"}
 NUMBERS |= {"included", "members", "called", "detect"}
 # Modules with functions of these names that are about tensors, or are ops.
-OTHERS = {"tf", "np", "tensorflow_rank_info"}
+OTHERS = {"tf", "np", "ranks"}
 
 FIXED = "the members of a process set do not change; one of a former job is refused"
 CHECK = "a check of the caller's arguments, which puts nothing into the graph"
@@ -103,7 +103,7 @@ def test_only_these_functions_read_rank_or_size_in_python():
         parts = file.relative_to(PACKAGE).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
         found |= readers(file.read_text(), module)
-    assert found - set(ALLOWED) == set(), "use collective.tensorflow_rank_info"
+    assert found - set(ALLOWED) == set(), "use collective.tensorflow_ops.ranks"
     assert set(ALLOWED) - found == set(), "these do not, any more"
 
 
@@ -111,7 +111,7 @@ def test_the_reader_finds_them():
     source = """
 class A:
     def f(self):
-        return session.size() + tf.size(x) + tensorflow_rank_info.rank()
+        return session.size() + tf.size(x) + ranks.rank()
 def g(s):
     def inner():
         return [s.rank() for _ in s.ranks]

@@ -111,6 +111,7 @@ inline collective_request RequestOf(const Attributes& attributes) {
   request.order = attributes.in_order ? 0 : 1;
   request.name = attributes.name.c_str();
   request.plan = static_cast<int32_t>(attributes.plan);
+  request.once = request.order;
   return request;
 }
 
@@ -135,6 +136,57 @@ class Run {
   Run(const Run&) = delete;
 
  protected:
+  static constexpr int kInt64 = 9;  // TensorFlow's
+
+  // An input, held until the end. Null: it has failed, and must be finished.
+  TF_Tensor* Input(int index) {
+    Status status;
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context_, index, &tensor, status.get());
+    if (!status.ok()) {
+      TF_OpKernelContext_Failure(context_, status.get());
+      return nullptr;
+    }
+    held_.push_back(tensor);
+    return tensor;
+  }
+
+  // An output, as an input.
+  TF_Tensor* Output(int index, int dtype, const std::vector<int64_t>& shape,
+                    size_t bytes) {
+    Status status;
+    TF_Tensor* tensor =
+        TF_AllocateOutput(context_, index, dtype, shape.data(),
+                          static_cast<int>(shape.size()), bytes, status.get());
+    if (!status.ok()) {
+      TF_OpKernelContext_Failure(context_, status.get());
+      return nullptr;
+    }
+    held_.push_back(tensor);
+    return tensor;
+  }
+
+  // Every op's last input is the ticket of the op whose gradient it is, or 0;
+  // its last output is its own ticket (c_api.h).
+  bool HasTickets(int input, int output) {
+    TF_Tensor* theirs = Input(input);
+    TF_Tensor* mine =
+        theirs ? Output(output, kInt64, {}, sizeof(int64_t)) : nullptr;
+    if (!mine) return false;
+    ticket_ = *static_cast<int64_t*>(TF_TensorData(theirs));
+    issued_ = static_cast<int64_t*>(TF_TensorData(mine));
+    *issued_ = 0;
+    return true;
+  }
+
+  // With the tickets.
+  collective_request RequestOf(const Attributes& attributes) const {
+    collective_request request = tensorflow::RequestOf(attributes);
+    request.ticket = ticket_;
+    request.issued = issued_;
+    return request;
+  }
+
   // Ends the run, in failure where the code is not 0.
   void End(int32_t code, const char* message) {
     if (code != 0) {
@@ -157,6 +209,8 @@ class Run {
 
  private:
   Callback done_;
+  int64_t ticket_ = 0;
+  int64_t* issued_ = nullptr;
 };
 
 template <Kind kKind>
@@ -192,9 +246,11 @@ void Register(const char* name, const std::vector<const char*>& attributes,
   TF_OpDefinitionBuilderAddAttr(op, "plan: int = 0");
   TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string = ''");
   for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
+  TF_OpDefinitionBuilderAddInput(op, "ticket: int64");
   for (const char* output : outputs) {
     TF_OpDefinitionBuilderAddOutput(op, output);
   }
+  TF_OpDefinitionBuilderAddOutput(op, "issued: int64");
   // Else TensorFlow would merge equal ones, or drop one whose result is unused
   // on this rank only.
   TF_OpDefinitionBuilderSetIsStateful(op, true);

@@ -22,13 +22,16 @@ class RunOnList : public Run {
       TF_OpKernelContext_Failure(context_, status.get());
       return Finish();
     }
+    // Fails by itself.
+    const int tickets = static_cast<int>(tensors_.size());
+    if (!HasTickets(tickets, tickets)) return Finish();
     const int32_t code = Submit(attributes);
     if (code != 0) End(code, collective_error());
   }
 
  private:
   bool Prepare(TF_Status* status) {
-    const int length = TF_NumInputs(context_);
+    const int length = TF_NumInputs(context_) - 1;
     tensors_.resize(length);
     shapes_.resize(length);
     for (int i = 0; i < length; ++i) {
@@ -84,13 +87,17 @@ void Compute(void* kernel, TF_OpKernelContext* context,
 }
 
 void SameShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const int64_t length = TF_ShapeInferenceContextNumInputs(context);
+  const int64_t length = TF_ShapeInferenceContextNumInputs(context) - 1;
   for (int i = 0; i < length; ++i) {
     TF_ShapeHandle* shape = TF_NewShapeHandle();
     TF_ShapeInferenceContextGetInput(context, i, shape, status);
     TF_ShapeInferenceContextSetOutput(context, i, shape, status);
     TF_DeleteShapeHandle(shape);
   }
+  TF_ShapeHandle* ticket = TF_ShapeInferenceContextScalar(context);
+  TF_ShapeInferenceContextSetOutput(context, static_cast<int>(length), ticket,
+                                    status);
+  TF_DeleteShapeHandle(ticket);
 }
 
 // Runs when tf.load_op_library loads this file.

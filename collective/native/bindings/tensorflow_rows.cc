@@ -1,12 +1,16 @@
 // TensorFlow ops for the collectives that move rows, one tensor each:
 // all-gather, reduce-scatter and all-to-all.
 //
-// How many rows come in is known only when the other ranks have told, so
-// all-gather and all-to-all are two collectives: the numbers, then, with the
-// output allocated, the rows. Between them the kernel waits for nobody; the
-// core calls it back.
+// How many rows a rank receives depends on the other ranks, so all-gather and
+// all-to-all are two collectives: the numbers of rows, with what must be the
+// same on every rank, and then, with the output allocated, the rows. Between
+// them the kernel waits for nobody; the core calls it back.
+#include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings/tensorflow_kernel.h"
 
@@ -31,19 +35,22 @@ class RunOnRows : public Run {
     for (int axis = 0; axis < dimensions; ++axis) {
       shape_.push_back(TF_Dim(input_, axis));
     }
-    if (shape_.empty()) {
-      return End(kInvalid, "a scalar has no rows\nHINT: reshape it to [1]");
+    for (size_t axis = 1; axis < shape_.size(); ++axis) row_ *= shape_[axis];
+    const bool all_to_all = attributes_.kind == Kind::kAllToAll;
+    if (!HasTickets(TF_NumInputs(context_) - 1, all_to_all ? 2 : 1)) {
+      return Finish();
     }
-    row_ = std::accumulate(shape_.begin() + 1, shape_.end(), int64_t{1},
-                           [](int64_t a, int64_t b) { return a * b; });
     switch (attributes_.kind) {
       case Kind::kAllGather:
-        mine_ = {shape_[0]};
+        rows_ = {shape_.empty() ? 0 : shape_[0]};
         return ExchangeNumbers();
       case Kind::kAllToAll:
         if (ReadSplits()) ExchangeNumbers();
         return;
       default:
+        if (shape_.empty()) {
+          return End(kInvalid, "a scalar has no rows\nHINT: reshape it to [1]");
+        }
         for (int i = 0; i < size_; ++i) {
           counts_.push_back((shape_[0] / size_ + (i < shape_[0] % size_)) *
                             row_);
@@ -56,33 +63,51 @@ class RunOnRows : public Run {
  private:
   static constexpr int32_t kInvalid =
       static_cast<int32_t>(collective::Code::kInvalidArgument);
+  static constexpr int32_t kDisagree =
+      static_cast<int32_t>(collective::Code::kFailedPrecondition);
 
-  TF_Tensor* Input(int index) {
-    Status status;
-    TF_Tensor* tensor = nullptr;
-    TF_GetInput(context_, index, &tensor, status.get());
-    if (!status.ok()) {
-      TF_OpKernelContext_Failure(context_, status.get());
-      return nullptr;
+  // What a rank sends before its rows: the numbers that must be the same on
+  // every rank, and then the numbers of its rows. All zeros: it has joined.
+  struct Header {
+    static constexpr int kDimensions = 7;
+    int64_t dtype = 0;  // plus 1
+    int64_t misfit = 0;
+    int64_t dimensions = 0;
+    int64_t inner[kDimensions] = {};  // all but the first
+    int64_t further = 0;              // a hash of those beyond
+
+    bool operator==(const Header& other) const {
+      return std::memcmp(this, &other, sizeof(Header)) == 0;
     }
-    held_.push_back(tensor);
-    return tensor;
+    std::string Describe() const {
+      std::string text =
+          collective::NameOf(static_cast<collective::DType>(dtype - 1));
+      text += dimensions ? "[?" : "[";
+      for (int i = 0; i + 1 < dimensions; ++i) {
+        text += i < kDimensions ? "," + std::to_string(inner[i]) : ",...";
+        if (i == kDimensions) break;
+      }
+      return text + (misfit ? "], whose splits do not fit it" : "]");
+    }
+  };
+  static constexpr size_t kHeader = sizeof(Header) / sizeof(int64_t);
+
+  Header HeaderOf() const {
+    Header header;
+    header.dtype = DTypeOf(TF_TensorType(input_)) + 1;
+    header.misfit = misfit_;
+    header.dimensions = static_cast<int64_t>(shape_.size());
+    for (size_t axis = 1; axis < shape_.size(); ++axis) {
+      if (axis <= Header::kDimensions) {
+        header.inner[axis - 1] = shape_[axis];
+      } else {
+        header.further = header.further * 1000003 + shape_[axis];
+      }
+    }
+    return header;
   }
 
-  TF_Tensor* Output(int index, int dtype, const std::vector<int64_t>& shape,
-                    size_t bytes) {
-    Status status;
-    TF_Tensor* tensor =
-        TF_AllocateOutput(context_, index, dtype, shape.data(),
-                          static_cast<int>(shape.size()), bytes, status.get());
-    if (!status.ok()) {
-      TF_OpKernelContext_Failure(context_, status.get());
-      return nullptr;
-    }
-    held_.push_back(tensor);
-    return tensor;
-  }
-
+  // Where the splits do not fit, every rank reports it.
   bool ReadSplits() {
     TF_Tensor* splits = Input(1);
     if (!splits) {
@@ -90,29 +115,24 @@ class RunOnRows : public Run {
       return false;
     }
     const int64_t* values = static_cast<int64_t*>(TF_TensorData(splits));
-    mine_.assign(values, values + TF_TensorElementCount(splits));
-    bool fits = static_cast<int>(mine_.size()) == size_;
-    for (int64_t rows : mine_) fits = fits && rows >= 0;
-    if (!fits ||
-        std::accumulate(mine_.begin(), mine_.end(), int64_t{0}) != shape_[0]) {
-      End(kInvalid,
-          "the splits do not fit the tensor\nHINT: give each rank its number "
-          "of rows, adding up to the first axis");
-      return false;
-    }
+    rows_.assign(values, values + TF_TensorElementCount(splits));
+    misfit_ = static_cast<int>(rows_.size()) != size_;
+    for (int64_t rows : rows_) misfit_ = misfit_ || rows < 0;
+    misfit_ =
+        misfit_ || shape_.empty() ||
+        std::accumulate(rows_.begin(), rows_.end(), int64_t{0}) != shape_[0];
+    rows_.resize(size_);
     return true;
   }
 
   void ExchangeNumbers() {
+    const Header header = HeaderOf();
+    const auto* words = reinterpret_cast<const int64_t*>(&header);
+    mine_.assign(words, words + kHeader);
+    mine_.insert(mine_.end(), rows_.begin(), rows_.end());
     all_.resize(mine_.size() * size_);
     counts_.assign(size_, static_cast<int64_t>(mine_.size()));
-    // The rest of the shape goes into the name: ranks must agree on it.
-    step_name_ = attributes_.name + " (rows of dtype " +
-                 std::to_string(DTypeOf(TF_TensorType(input_))) + "[?";
-    for (size_t axis = 1; axis < shape_.size(); ++axis) {
-      step_name_ += "," + std::to_string(shape_[axis]);
-    }
-    step_name_ += "])";
+    step_name_ = attributes_.name + " (rows)";
     tensor_ = {};
     tensor_.input = mine_.data();
     tensor_.output = all_.data();
@@ -128,7 +148,59 @@ class RunOnRows : public Run {
     });
   }
 
+  // All ranks compare the same headers, so all of them fail or none does.
+  bool AllFit() {
+    const Header mine = HeaderOf();
+    bool same = true, misfit = false;
+    std::vector<std::pair<std::string, std::string>> shapes;  // and whose
+    for (int member = 0; member < size_; ++member) {
+      Header theirs;
+      std::memcpy(static_cast<void*>(&theirs), &all_[member * mine_.size()],
+                  sizeof(theirs));
+      if (theirs.dtype == 0) continue;
+      same = same && theirs == mine;
+      misfit = misfit || theirs.misfit;
+      const std::string text = theirs.Describe();
+      auto group = shapes.begin();
+      while (group != shapes.end() && group->first != text) ++group;
+      if (group == shapes.end()) group = shapes.insert(group, {text, ""});
+      int32_t rank = member;
+      collective_rank_of(static_cast<int32_t>(attributes_.process_set), member,
+                         &rank);
+      group->second +=
+          (group->second.empty() ? "" : ",") + std::to_string(rank);
+    }
+    if (!misfit && mine.dimensions == 0) {
+      End(kInvalid, "a scalar has no rows\nHINT: reshape it to [1]");
+      return false;
+    }
+    if (same && !misfit) return true;
+    std::string what = misfit ? "the splits do not fit the tensor"
+                              : "ranks do not agree on a collective";
+    for (const auto& [text, ranks] : shapes) {
+      what += "; rank " + ranks + ": " + collective::NameOf(attributes_.kind);
+      if (!attributes_.name.empty()) what += " '" + attributes_.name + "'";
+      what += " " + text;
+    }
+    End(misfit ? kInvalid : kDisagree,
+        (what + (misfit
+                     ? "\nHINT: give each rank its number of rows, adding up "
+                       "to the first axis"
+                     : "\nHINT: give tensors of the same dtype and shape, but "
+                       "for the first axis, on every rank"))
+            .c_str());
+    return false;
+  }
+
   void HaveNumbers() {
+    if (!AllFit()) return;
+    // Row by row what each rank sent, without the headers.
+    const size_t length = mine_.size() - kHeader;
+    for (int member = 0; member < size_; ++member) {
+      std::copy_n(&all_[member * mine_.size() + kHeader], length,
+                  &all_[member * length]);
+    }
+    all_.resize(length * size_);
     counts_.clear();
     for (int64_t rows : all_) counts_.push_back(rows * row_);
     int64_t rows = 0;
@@ -140,9 +212,8 @@ class RunOnRows : public Run {
         received[i] = all_[static_cast<size_t>(i) * size_ + me_];
         rows += received[i];
       }
-      constexpr int kTensorFlowInt64 = 9;
-      TF_Tensor* output = Output(1, kTensorFlowInt64, {size_},
-                                 received.size() * sizeof(int64_t));
+      TF_Tensor* output =
+          Output(1, kInt64, {size_}, received.size() * sizeof(int64_t));
       if (!output) return Finish();
       std::memcpy(TF_TensorData(output), received.data(),
                   received.size() * sizeof(int64_t));
@@ -188,7 +259,8 @@ class RunOnRows : public Run {
   std::vector<int64_t> shape_;
   int64_t row_ = 1;  // elements
   std::string step_name_;
-  std::vector<int64_t> mine_, all_, counts_;
+  bool misfit_ = false;  // the splits
+  std::vector<int64_t> rows_, mine_, all_, counts_;
   collective_tensor tensor_ = {};
 };
 

@@ -97,10 +97,13 @@ struct Request {
   std::string name;
   std::vector<Tensor> tensors;
   std::vector<int64_t> counts;
-  Plan plan;               // may differ between ranks
-  const char* among = "";  // which ranks, for Describe
-  uint64_t recorded = 0;   // its number in the recorder (recorder.h), if any
-  bool posted = false;     // already, by PostOneShot
+  Plan plan;                  // may differ between ranks
+  bool once = false;          // no other of this name is under way here
+  int64_t ticket = 0;         // with the name, what ranks match it by
+  int64_t* issued = nullptr;  // receives its own ticket (c_api.h)
+  const char* among = "";     // which ranks, for Describe
+  uint64_t recorded = 0;      // its number in the recorder (recorder.h), if any
+  bool posted = false;        // already, by PostOneShot
 
   // Equal on two ranks if and only if (but for hash collisions) they call the
   // same collective.

@@ -5,8 +5,9 @@
 // and a rank that can do nothing itself before one comes that it waits for,
 // tells that one in turn what it has been told. What comes back to where it
 // began has been around a circle [Chandy, Misra, Haas, ACM TOCS 1(2), 1983].
-// It is no guess: each rank passes on only who waits for a collective that it
-// has not begun, so that none of the circle can have gone on meanwhile.
+// Each rank passes on only who waits for a collective that it has not begun, so
+// no rank of the circle can have continued meanwhile. What it does not see is a
+// thread that has not called anything yet: hence the stall time before that.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -17,8 +18,8 @@
 namespace collective {
 namespace {
 
-// After which ranks that wait for each other are looked at. Longer than needed:
-// a thread of a rank that has not yet asked for anything could still come.
+// How long a thread of a traced function waits before its rank reports it to
+// others, and before it looks for who has traced the function differently.
 constexpr double kPatienceSeconds = 5;
 
 // What this thread takes part in: of which communicator, and its number.
@@ -111,11 +112,14 @@ void Job::LongWait::LookElsewhere(int64_t now) {
 // queues are counted, and a second thread that calls ends it.
 bool Job::AtRest(int rank, int64_t now, std::vector<int>* waits_for) const {
   const RankState& state = header_->ranks[rank];
-  const int64_t rest = Patience();
+  // A thread that has not yet called anything could still end the wait of all:
+  // only time makes that unlikely, and how much is the user's choice.
+  const auto rest = static_cast<int64_t>(settings_.stall_seconds * 1e9);
   const auto rests = [&](const std::atomic<int64_t>& since,
                          const std::atomic<int64_t>& looked) {
     const int64_t last = looked.load();  // first: it is written last
-    return last - since.load() >= rest && now - last <= rest / 2;
+    return last - since.load() >= rest &&
+           now - last <= std::min(rest / 2, kStopped);
   };
   int queues = state.queues.load();
   if (state.several || now - state.changed < rest) return false;

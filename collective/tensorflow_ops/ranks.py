@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from collective.process_set import ProcessSet
+from collective.tensorflow_ops import library
 
 
 class RankInfo(NamedTuple):
@@ -43,10 +44,8 @@ def rank_info(process_set: ProcessSet | int | None = None) -> RankInfo:
         tf.errors.InvalidArgumentError: If the set is of a former job, when it runs.
         CollectiveError: If the native core was not built.
     """
-    from collective import tensorflow_ops  # which imports this module
-
     group = process_set.number if isinstance(process_set, ProcessSet) else process_set
-    info = RankInfo(*tensorflow_ops._ops().collective_rank_info(process_set=group or 0))
+    info = RankInfo(*library.load().collective_rank_info(process_set=group or 0))
     if not tf.executing_eagerly():
         # It has no effects: it need not wait for ops that have, nor they for it.
         graph = tf.compat.v1.get_default_graph()

@@ -1,0 +1,227 @@
+"""Collectives as TensorFlow ops, in eager mode and inside ``tf.function``.
+
+The kernels pass the tensors to the native core and return at once; no thread of
+TensorFlow waits for another rank. Inside a ``tf.function`` ranks may reach the ops in
+different orders: the core matches them by name and runs them in the order of the first
+rank. ``naming.py`` says what a collective's name is and which collectives TensorFlow
+runs in the order of the program; begin there. ``gradients.py`` has the gradients,
+``library.py`` the shared library and all imports from inside TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from collective.buckets import in_buckets
+from collective.operations.kinds import (
+    Op,
+    algorithm_number,
+    op_number,
+    transport_number,
+)
+from collective.operations.kinds import Sum as Sum
+from collective.process_set import ProcessSet
+from collective.tensorflow_ops import gradients as gradients
+from collective.tensorflow_ops import ranks
+from collective.tensorflow_ops.naming import attributes as _attributes
+from collective.tensorflow_ops.naming import make as _make
+from collective.tensorflow_ops.naming import name_of as _name
+
+
+def all_reduce(
+    tensors: Sequence[tf.Tensor],
+    op: Op = Sum,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    *,
+    algorithm: str = "auto",
+    transport_dtype: str | None = None,
+    bucket_bytes: int | None = None,
+) -> list[tf.Tensor]:
+    """Reduces a list of tensors over all ranks as one.
+
+    The gradient of a sum (or mean) is the sum (or mean) of the ranks' gradients.
+
+    Args:
+        tensors: Dense, of any shapes and dtypes, the same on every rank.
+        op: Sum, Average, Min, Max or Product.
+        name: The name by which ranks match the call; by default the innermost
+            function that is being traced and the number of the call in it. (Not the
+            number of traces: a rank with fewer rows traces more often than the others.)
+        process_set: The ranks that take part; None for all.
+        algorithm: As for ``collective.allreduce``.
+        transport_dtype: As for ``collective.allreduce``.
+        bucket_bytes: Inside a ``tf.function``, reduces the list in buckets of about
+            so many bytes, from its end: the order in which back-propagation makes
+            gradients, so that the first buckets leave while it still runs. By
+            default all in one: where ranks share their cores with the computation,
+            there is little to gain.
+
+    Returns:
+        The results in order, the same bits on every rank.
+
+    Raises:
+        tf.errors.FailedPreconditionError: On every rank, if they do not agree.
+        tf.errors.AbortedError: If a rank died or left.
+    """
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not tensors:
+        return []
+    name = _name("all_reduce", name)
+    group = _group(process_set)
+    results: list[tf.Tensor | None] = [None] * len(tensors)
+    buckets = in_buckets(tensors, None if tf.executing_eagerly() else bucket_bytes)
+    for number, places in enumerate(buckets):
+        reduced = _make(
+            "all_reduce",
+            [tensors[place] for place in places],
+            reduction=op_number(op),
+            algorithm=algorithm_number(algorithm),
+            transport=transport_number(transport_dtype),
+            **_attributes(
+                f"{name} bucket {number}" if len(buckets) > 1 else name, group
+            ),
+        )
+        for place, result in zip(places, reduced, strict=True):
+            results[place] = result
+    return results
+
+
+def broadcast(
+    tensors: Sequence[tf.Tensor],
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[tf.Tensor]:
+    """Gives every rank the root's tensors.
+
+    Its gradient is, on the root, the sum of the ranks' gradients, elsewhere zero.
+
+    Args:
+        tensors: Dense, of the same shapes and dtypes on every rank.
+        root_rank: The root, counted in the whole job.
+        name: As for ``all_reduce``.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        The root's tensors, in order.
+
+    Raises:
+        tf.errors.OpError: As for ``all_reduce``.
+    """
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not tensors:
+        return []
+    root = process_set.ranks.index(root_rank) if process_set else root_rank
+    return _make(
+        "broadcast",
+        tensors,
+        root=root,
+        **_attributes(_name("broadcast", name), _group(process_set)),
+    )
+
+
+def allgather(
+    tensor: tf.Tensor, name: str | None = None, process_set: ProcessSet | None = None
+) -> tf.Tensor:
+    """Concatenates the tensors of all ranks along the first axis.
+
+    Args:
+        tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
+        name: As for ``all_reduce``.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        ``[sum of rows, ...]``. Its gradient is this rank's rows of the summed one.
+
+    Raises:
+        tf.errors.OpError: As for ``all_reduce``.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    result = _make(
+        "all_gather",
+        tensor,
+        **_attributes(_name("allgather", name), _group(process_set)),
+    )
+    return _with_rows(result, tensor)
+
+
+def reducescatter(
+    tensor: tf.Tensor,
+    op: Op = Sum,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> tf.Tensor:
+    """Reduces a tensor over all ranks and gives each rank some of its rows.
+
+    Args:
+        tensor: ``[rows, ...]``, equal shape and dtype on every rank.
+        op: Sum, Average, Min, Max or Product.
+        name: As for ``all_reduce``.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        This rank's rows, as even as can be, the first ranks having one more.
+
+    Raises:
+        tf.errors.OpError: As for ``all_reduce``.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    result = _make(
+        "reduce_scatter",
+        tensor,
+        reduction=op_number(op),
+        **_attributes(_name("reducescatter", name), _group(process_set)),
+    )
+    return _with_rows(result, tensor)
+
+
+def alltoall(
+    tensor: tf.Tensor,
+    splits: tf.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends rows to every rank and receives theirs.
+
+    Args:
+        tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
+        splits: Rows for each rank, int64, adding up to ``rows``; equal parts by
+            default.
+        name: As for ``all_reduce``.
+        process_set: The ranks that take part; None for all.
+
+    Returns:
+        The received rows in the order of the ranks, and how many came from each.
+
+    Raises:
+        tf.errors.OpError: As for ``all_reduce``.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    if splits is None:
+        size = ranks.size(process_set)
+        splits = tf.fill(
+            [size], tf.shape(tensor, tf.int64)[0] // tf.cast(size, tf.int64)
+        )
+    result, received = _make(
+        "all_to_all",
+        tensor,
+        tf.cast(splits, tf.int64),
+        **_attributes(_name("alltoall", name), _group(process_set)),
+    )
+    received.set_shape([None])
+    return _with_rows(result, tensor), received
+
+
+def _with_rows(result: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Sets the shape of a traced result, of which only the number of rows is unknown."""
+    if not tf.executing_eagerly() and like.shape.rank is not None:
+        result.set_shape([None, *like.shape[1:]])
+    return result
+
+
+def _group(process_set: ProcessSet | None) -> int:
+    # The core refuses a rank outside of the set when the op runs.
+    return process_set.number if process_set else 0

@@ -1,0 +1,271 @@
+"""What identifies a collective, and what orders it.
+
+Ranks match the collectives of a ``tf.function`` by name. Two runs may share a name only
+if every rank runs them in the same order. Three rules give that:
+
+*   A collective's name has the innermost function that contains it, and its number in
+    that function's trace. Branches and loop bodies are no functions: they are traced
+    with the function around them. A function that is traced again, on one rank only
+    or for another shape, gives the same names.
+*   Within one graph, collectives of different names are unordered: they overlap with
+    each other and with back-propagation. Those of the same name keep their order.
+*   A call of a function that contains collectives (also a ``tf.cond`` or a loop) keeps
+    its order with all other such calls and with the collectives of the calling graph.
+    TensorFlow adds these control dependencies, as if each collective read a variable
+    that such a call writes; in the functions that it generates for a gradient tape,
+    where it adds none, ``_order_backward`` does.
+
+The name of a collective's gradient is completed, when it runs, by the ticket of the
+forward run: a number that all ranks agree on (``queue.h``). So gradients of different
+runs have different names without any order.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import re
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from collective import library
+from collective.tensorflow_ops.library import (
+    CONTROL_FLOW,
+    called_functions,
+    definition_of,
+    gradient_of,
+    load,
+    register_acd_resource_resolver,
+)
+
+_OPS = frozenset(
+    f"Collective{kind}"
+    for kind in ("AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll")
+)
+
+
+@dataclass
+class _Trace:
+    """A graph that was or is being traced.
+
+    Attributes:
+        plan: Number under which the core knows the names of its collectives.
+        calls: Collectives so far, with those of its branches and loop bodies.
+        last: The last op of a process set and name.
+        ordered: How many of its ops ``_order_backward`` has seen.
+        write: There, the name of the last op that calls a function with collectives.
+        reads: There, the names of the collectives since.
+    """
+
+    plan: int
+    calls: int = 0
+    last: dict[tuple[int, str], weakref.ref[tf.Operation]] = field(default_factory=dict)
+    ordered: int = 0
+    write: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+
+
+_traces: weakref.WeakKeyDictionary[Any, _Trace] = weakref.WeakKeyDictionary()
+# Not from 1: the functions of a saved model still have the numbers of the process
+# that saved it.
+_plans = itertools.count(random.SystemRandom().randrange(1, 1 << 30))
+
+
+def name_of(kind: str, name: str | None) -> str:
+    """The name by which ranks match a call; empty where they match by order.
+
+    Args:
+        kind: What the call does.
+        name: The user's, if any.
+    """
+    if tf.executing_eagerly():
+        return name or ""
+    function, trace = _function()
+    trace.calls += 1
+    return name or f"{kind} {trace.calls} of {function}"
+
+
+def attributes(name: str, group: int) -> dict[str, Any]:
+    """The attributes of an op that identify it; adds it to its function's plan.
+
+    Args:
+        name: As returned by ``name_of``.
+        group: The core's number of the process set.
+    """
+    eager = tf.executing_eagerly()
+    plan = 0
+    if not eager:
+        function, trace = _function()
+        plan = trace.plan
+        # Threads may run functions of one name side by side.
+        function += f" in {threading.current_thread().name}"
+        library.load().collective_plan(plan, group, function.encode(), name.encode())
+    return {
+        "process_set": group,
+        "in_order": int(eager),
+        "plan": plan,
+        "tensor_name": name,
+    }
+
+
+def make(
+    kind: str, *inputs: Any, ticket: tf.Tensor | None = None, **attributes: Any
+) -> Any:
+    """Makes an op.
+
+    Args:
+        kind: ``all_reduce``, ``broadcast``, ``all_gather``, ...
+        inputs: The op's inputs but for the ticket.
+        ticket: Of a gradient, the ticket of the forward op, int64 ``[]``.
+        attributes: The op's, with those of ``attributes``.
+
+    Returns:
+        The op's results without its own ticket: a list, a tensor, or several.
+    """
+    op = getattr(load(), f"collective_{kind}")
+    if tf.executing_eagerly():
+        return _without_ticket(op(*inputs, _no_ticket(), **attributes))
+    key = attributes.get("process_set", 0), attributes["tensor_name"]
+    graph = tf.compat.v1.get_default_graph()
+    last = _trace(graph).last
+    before = last[key]() if key in last else None
+    if ticket is None:
+        ticket = tf.constant(0, tf.int64)
+    with tf.control_dependencies([] if before is None else [before]):
+        results = op(*inputs, ticket, **attributes)
+    last[key] = weakref.ref(results.issued.op)  # not the graph's owner
+    _order_backward(graph)
+    return _without_ticket(results)
+
+
+@functools.cache
+def _no_ticket() -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return tf.constant(0, tf.int64)
+
+
+def _without_ticket(results: Any) -> Any:
+    rest = results[:-1]
+    return rest[0] if len(rest) == 1 else rest
+
+
+def _function() -> tuple[str, _Trace]:
+    """The innermost function that is being traced: its name and trace."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph, CONTROL_FLOW):
+        graph = graph.outer_graph
+    # A graph of TensorFlow 1 has no name. Those that TensorFlow gives to generated
+    # functions end with a number that differs between processes.
+    name = re.sub(r"^__(\w+?)_(.*)_\d+$", r"\1 of \2", getattr(graph, "name", "graph"))
+    return name, _trace(graph)
+
+
+def _trace(graph: Any) -> _Trace:
+    if graph not in _traces:
+        _traces[graph] = _Trace(next(_plans))
+    return _traces[graph]
+
+
+# What collectives read and calls of functions with collectives write. TensorFlow only
+# compares it; it is no input of any op, so nothing is captured and saved models need
+# not restore it.
+with tf.Graph().as_default():
+    _ORDER = tf.compat.v1.placeholder(tf.resource, [], "collective_order")
+
+
+@register_acd_resource_resolver
+def collective_order(op: tf.Operation, reads: Any, writes: Any) -> bool:
+    """Adds to what an op reads and writes; whether it did.
+
+    TensorFlow calls it for each op of a traced function.
+    """
+    if _ORDER in reads or _ORDER in writes:
+        return False
+    use = _use(op)
+    # Also where only the gradient has collectives: tf.custom_gradient's ops are
+    # IdentityN.
+    if op.type == "IdentityN" or any(True for _ in called_functions(op)):
+        _order_gradients_of(op)
+    if use:
+        (reads if use == "read" else writes).add(_ORDER)
+    return bool(use)
+
+
+def _use(op: tf.Operation) -> str:
+    """``read`` for a collective, ``write`` for a call of a function with collectives.
+
+    Nothing may wait for ops in control flow of TensorFlow 1: in a branch that is not
+    taken, no op runs.
+    """
+    if op._control_flow_context is not None:
+        return ""
+    if op.type in _OPS:
+        return "read"
+    calls = any(_has_collectives(function) for function in called_functions(op))
+    return "write" if calls else ""
+
+
+def _order_gradients_of(op: tf.Operation) -> None:
+    """Has what is added to a graph as the gradient of this op put in order."""
+    if getattr(op._gradient_function, "orders", False):
+        return
+    gradient = gradient_of(op)
+    if gradient is None:
+        return
+
+    @functools.wraps(gradient)
+    def ordered(*arguments: Any) -> Any:
+        results = gradient(*arguments)
+        _order_backward(tf.compat.v1.get_default_graph())
+        return results
+
+    ordered.orders = True  # type: ignore[attr-defined]
+    op._gradient_function = ordered
+
+
+def _order_backward(graph: Any) -> None:
+    """Orders the new ops of a function that TensorFlow generates for a tape.
+
+    It does there what TensorFlow does in traced functions.
+    """
+    generated = getattr(graph, "name", "").startswith("__backward_")
+    if not generated or graph.experimental_acd_manager is not None:
+        return
+    trace = _trace(graph)
+    ops = graph.get_operations()
+    new, trace.ordered = ops[trace.ordered :], len(ops)
+    for op in new:
+        use = _use(op)
+        if not use:
+            continue
+        if use == "read":
+            before = trace.write
+            trace.reads.append(op.name)
+        else:
+            before = trace.write + trace.reads
+            trace.write, trace.reads = [op.name], []
+        op._add_control_inputs([graph.get_operation_by_name(name) for name in before])
+        # A call of this function has not ended before.
+        graph.control_outputs.append(op)
+
+
+@functools.cache
+def _has_collectives(function: str) -> bool:
+    """Whether a function, or one that it calls, contains collectives."""
+    definition = definition_of(function)
+    if definition is None:
+        return False
+    calls = set()
+    for node in definition.node_def:
+        if node.op in _OPS:
+            return True
+        for value in node.attr.values():
+            if value.HasField("func"):
+                calls.add(value.func.name)
+            calls.update(called.name for called in value.list.func)
+    return any(_has_collectives(called) for called in calls)
