@@ -30,11 +30,11 @@ class Group {
 
 class Core {
  public:
-  Core(const Place& place, int generation);
+  Core(const RankInfo& place, int generation);
   // Of those that are left of a broken job; without its groups.
   explicit Core(Core& former);
   // That leaves a job of its own for one that was there before.
-  Core(Core& alone, Job::Later later);
+  Core(Core& alone, Job::LateJoin later);
   ~Core();
   Job& job() { return job_; }
   const Job& job() const { return job_; }
@@ -44,7 +44,7 @@ class Core {
   // By rank of the job, ascending. Throws kInvalidArgument where there is none.
   const std::vector<int>& members(int group);
   // Of a group's number, the part that is the same on every rank.
-  static int IndexOf(int group) { return group & (Job::kMostAreas / 2 - 1); }
+  static int IndexOf(int group) { return group & (Job::kMaxAreas / 2 - 1); }
   // Takes part in what the other ranks call, until all ranks have joined, and
   // returns in how many collectives it did so.
   int64_t Join();

@@ -7,7 +7,7 @@
 namespace collective {
 
 // Runs one collective to its end in this thread. Throws Failure, or
-// SomeHaveJoined before anything has happened.
+// RanksHaveJoined before anything has happened.
 void Execute(Communicator& ranks, const Request& request);
 
 }  // namespace collective
