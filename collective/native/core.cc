@@ -39,23 +39,23 @@ Queue& Group::queue(Order order) {
 Core::Core(const RankInfo& place, int generation)
     : job_(place, Settings::FromEnvironment(), generation),
       number_(NextNumber()) {
-  AddEveryone();
+  AddWorldGroup();
 }
 
 Core::Core(Core& former) : job_(former.job_), number_(NextNumber()) {
-  AddEveryone();
+  AddWorldGroup();
 }
 
-Core::Core(Core& alone, Job::LateJoin later)
-    : job_(alone.job_, later), number_(NextNumber()) {
-  AddEveryone();
+Core::Core(Core& single, Job::LateJoin late)
+    : job_(single.job_, late), number_(NextNumber()) {
+  AddWorldGroup();
 }
 
-void Core::AddEveryone() {
-  groups_.reserve(Job::kMaxAreas / 2);  // no reference to one ever moves
-  std::vector<int> everyone(job_.size());
-  std::iota(everyone.begin(), everyone.end(), 0);
-  groups_.push_back(std::make_unique<Group>(&job_, std::move(everyone), 0));
+void Core::AddWorldGroup() {
+  groups_.reserve(Job::kMaxAreas / 2);  // so that references stay valid
+  std::vector<int> ranks(job_.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  groups_.push_back(std::make_unique<Group>(&job_, std::move(ranks), 0));
 }
 
 Core::~Core() {
@@ -77,7 +77,8 @@ int Core::AddGroup(std::vector<int> members) {
                   "give different ranks from 0 to " +
                       std::to_string(job_.size() - 1) + ", ascending");
   }
-  queue(0, Order::kProgramOrder).Run(request);  // a barrier that compares
+  queue(0, Order::kProgramOrder)
+      .Run(request);  // a barrier that compares the lists
   std::lock_guard<std::mutex> lock(mutex_);
   const int index = static_cast<int>(groups_.size());
   if (index >= Job::kMaxAreas / 2) {

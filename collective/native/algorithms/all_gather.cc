@@ -28,9 +28,10 @@ Layout LayoutOf(const Communicator& ranks, const Request& request) {
                   request.Describe() + ": wrong list of counts",
                   "give the number of elements of every rank");
   }
-  Layout layout = {OffsetsOf(request.counts, SizeOf(tensor.dtype)), {}, 0};
+  Layout layout = {OffsetsOf(request.counts, SizeOf(tensor.dtype)),
+                   std::vector<size_t>(request.counts.size()), 0};
   for (size_t i = 0; i < request.counts.size(); ++i) {
-    layout.lengths.push_back(layout.starts[i + 1] - layout.starts[i]);
+    layout.lengths[i] = layout.starts[i + 1] - layout.starts[i];
     layout.longest = std::max(layout.longest, layout.lengths[i]);
   }
   return layout;
@@ -38,8 +39,9 @@ Layout LayoutOf(const Communicator& ranks, const Request& request) {
 
 void GatherByPosts(Communicator& ranks, const Request& request,
                    const Layout& layout, char* output) {
+  const int n = ranks.size();
   ranks.VerifyMatch(request);
-  for (int member = 0; member < ranks.size(); ++member) {
+  for (int member = 0; member < n; ++member) {
     if (member == ranks.me() || !layout.lengths[member]) continue;
     std::memcpy(output + layout.starts[member], ranks.PostedBy(member),
                 layout.lengths[member]);

@@ -15,31 +15,39 @@ namespace {
 
 constexpr size_t kRoomAlign = 128;  // of a rank's part of a slot: two lines
 
-size_t BytesBetween(const Request& request, int size, int from, int to) {
-  return static_cast<size_t>(request.counts[from * size + to]) *
-         SizeOf(request.tensors[0].dtype);
-}
-
-// In bytes: where this rank's data for each rank, and from each rank, begins.
-struct Layout {
-  std::vector<size_t> sends = {0}, receives = {0};
-  size_t longest = 0;  // of the whole matrix
+// request.counts in bytes.
+struct ByteMatrix {
+  const int64_t* counts;
+  const int n;
+  const size_t element_bytes;
+  size_t operator()(int from, int to) const {
+    return static_cast<size_t>(counts[from * n + to]) * element_bytes;
+  }
 };
 
-Layout LayoutOf(const Communicator& ranks, const Request& request) {
-  const int n = ranks.size(), me = ranks.me();
+ByteMatrix MatrixOf(const Request& request, int n) {
   if (request.counts.size() != static_cast<size_t>(n) * n) {
     throw Failure(Code::kInvalidArgument,
                   request.Describe() + ": wrong matrix of counts",
                   "give what every rank sends to every rank");
   }
-  Layout layout;
+  return {request.counts.data(), n, SizeOf(request.tensors[0].dtype)};
+}
+
+// In bytes: where this rank's data for each rank, and from each rank, begins.
+struct Layout {
+  std::vector<size_t> sends, receives;
+  size_t longest;  // of the whole matrix
+};
+
+Layout LayoutOf(const ByteMatrix& bytes, int me) {
+  const int n = bytes.n;
+  Layout layout = {std::vector<size_t>(n + 1), std::vector<size_t>(n + 1), 0};
   for (int i = 0; i < n; ++i) {
-    layout.sends.push_back(layout.sends[i] + BytesBetween(request, n, me, i));
-    layout.receives.push_back(layout.receives[i] +
-                              BytesBetween(request, n, i, me));
+    layout.sends[i + 1] = layout.sends[i] + bytes(me, i);
+    layout.receives[i + 1] = layout.receives[i] + bytes(i, me);
     for (int j = 0; j < n; ++j) {
-      layout.longest = std::max(layout.longest, BytesBetween(request, n, i, j));
+      layout.longest = std::max(layout.longest, bytes(i, j));
     }
   }
   return layout;
@@ -50,11 +58,12 @@ Layout LayoutOf(const Communicator& ranks, const Request& request) {
 void AllToAll(Communicator& ranks, const Request& request) {
   const Tensor& tensor = request.tensors.at(0);
   const int n = ranks.size(), me = ranks.me();
-  const Layout layout = LayoutOf(ranks, request);
+  const ByteMatrix matrix = MatrixOf(request, n);
+  const Layout layout = LayoutOf(matrix, me);
   const char* input = static_cast<const char*>(tensor.input);
   char* output = static_cast<char*>(tensor.output);
   ranks.Post(request);
-  if (const size_t mine = BytesBetween(request, n, me, me)) {
+  if (const size_t mine = matrix(me, me)) {
     std::memcpy(output + layout.receives[me], input + layout.sends[me], mine);
   }
 
@@ -63,7 +72,7 @@ void AllToAll(Communicator& ranks, const Request& request) {
       static_cast<uint32_t>((layout.longest + room - 1) / room);
   const uint32_t first = ranks.first_chunk();
   const auto length = [&](int from, int to, size_t begin) {
-    const size_t all = BytesBetween(request, n, from, to);
+    const size_t all = matrix(from, to);
     return begin < all ? std::min(room, all - begin) : 0;
   };
   const auto slot = [&](uint32_t chunk, int from, int to, size_t bytes) {

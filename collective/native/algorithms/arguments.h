@@ -21,10 +21,10 @@ inline size_t BytesOf(const Tensor& tensor) {
 // Where the part of each rank begins, and behind them where the last one ends.
 inline std::vector<size_t> OffsetsOf(const std::vector<int64_t>& counts,
                                      size_t element_bytes) {
-  std::vector<size_t> offsets = {0};
-  for (int64_t count : counts) {
-    offsets.push_back(offsets.back() +
-                      static_cast<size_t>(count) * element_bytes);
+  std::vector<size_t> offsets(counts.size() + 1, 0);
+  for (size_t i = 0; i < counts.size(); ++i) {
+    offsets[i + 1] =
+        offsets[i] + static_cast<size_t>(counts[i]) * element_bytes;
   }
   return offsets;
 }

@@ -15,7 +15,12 @@
 namespace collective {
 namespace {
 
-constexpr size_t kRoomAlign = 128;  // of a rank's part of a slot: two lines
+// Bytes of a rank's part of a slot: a multiple of two cache lines.
+size_t RoomOf(int n) { return Communicator::kChunkBytes / n / 128 * 128; }
+
+size_t LongestOf(const std::vector<int64_t>& counts) {
+  return static_cast<size_t>(*std::max_element(counts.begin(), counts.end()));
+}
 
 // Where each rank's part begins, in elements.
 std::vector<size_t> StartsOf(const Communicator& ranks,
@@ -62,11 +67,9 @@ void ReduceScatterBySlots(Communicator& ranks, const Request& request,
   const void* sources[kMaxRanks];
   job->sources = sources;
   ranks.Post(request);
-  const size_t room =  // bytes
-      Communicator::kChunkBytes / n / kRoomAlign * kRoomAlign;
+  const size_t room = RoomOf(n);
   const size_t step = room / size;
-  const size_t longest = static_cast<size_t>(
-      *std::max_element(request.counts.begin(), request.counts.end()));
+  const size_t longest = LongestOf(request.counts);
   const uint32_t chunks = static_cast<uint32_t>((longest + step - 1) / step);
   const uint32_t first = ranks.first_chunk();
   const auto length = [&](int member, size_t begin) {

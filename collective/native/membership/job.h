@@ -119,7 +119,7 @@ class Job {
 
     Job* job_;
     const int rank_;
-    const Request& doing_;
+    const Request& request_;
     const int64_t start_;
     int64_t polled_;
     int64_t quiet_since_;

@@ -1,6 +1,6 @@
 // The first page of a job's shared memory: what the ranks of a host publish.
 //
-// Each rank writes only its own RankState; the others read it when they wait
+// Each rank writes only its own RankState; other ranks read it when they wait
 // long, to report who waits for whom and to detect deadlocks. Every field is
 // atomic but for texts, of which a reader may see a torn line and no more.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_JOB_MEMORY_H_

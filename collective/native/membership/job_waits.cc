@@ -100,7 +100,7 @@ void Job::AwaitSlowPath(FutexWord& word, uint32_t target, int rank,
 Job::LongWait::LongWait(Job* job, int rank, const Request& request)
     : job_(job),
       rank_(rank),
-      doing_(request),
+      request_(request),
       start_(Now()),
       polled_(start_),
       quiet_since_(start_),
@@ -146,20 +146,20 @@ void Job::LongWait::CheckDeadline(double waited) {
               "rank " + std::to_string(job_->rank()) + " waited " +
                   std::to_string(static_cast<int64_t>(waited)) +
                   " s for rank " + std::to_string(rank_) + " in " +
-                  doing_.Describe() + "\n" + job_->DescribeWaits(),
+                  request_.Describe() + "\n" + job_->DescribeWaits(),
               "a rank that is only slow is given more time by "
               "COLLECTIVE_TIMEOUT=seconds");
 }
 
 void Job::LongWait::CheckUnmatched() {
-  const std::string unmatched = job_->FindUnmatchedWait(doing_.plan);
+  const std::string unmatched = job_->FindUnmatchedWait(request_.plan);
   if (unmatched.empty()) return;
   job_->Break(Code::kFailedPrecondition,
               "ranks do not agree on a collective: " + unmatched + "rank " +
                   std::to_string(job_->rank()) +
                   " has traced the same function, with no such collective in "
                   "that process set, and is in " +
-                  doing_.Describe() + "\n" + job_->DescribeWaits(),
+                  request_.Describe() + "\n" + job_->DescribeWaits(),
               "make the same calls, with the same process set, on every "
               "rank, also within a tf.function");
 }

@@ -60,7 +60,7 @@ void SlotStores::Add(int64_t nanoseconds) {
 void SlotStores::EndWindow(State& state) {
   const bool tried = Tries(state);
   const uint32_t other = 1 - state.mode;
-  // Of the fastest part: in the others, a rank may have lost its core.
+  // Of the fastest part: in another part, a rank may have lost its core.
   double rate = 0;
   for (int part = 0; part < kParts; ++part) {
     if (state.bytes[part] == 0) continue;
