@@ -62,7 +62,7 @@ void Job::BreakForDeadlock(const std::string& who) {
 
 void Job::LongWait::ReportToOtherHosts(int64_t now) {
   Job& job = *job_;
-  const std::string line = Line(job.rank(), rank_, doing_.Describe());
+  const std::string line = Line(job.rank(), rank_, request_.Describe());
   const auto tell = [&](ControlMessage news, const std::string& message) {
     news.area = area_of_thread;
     news.number = number_of_thread;
@@ -73,9 +73,9 @@ void Job::LongWait::ReportToOtherHosts(int64_t now) {
     reported_to_hosts_ = true;
     ControlMessage news = {ControlMessage::kWaiting, job.rank()};
     news.since = start_;
-    news.function = doing_.plan.function;
-    news.name = std::hash<std::string>()(doing_.name);
-    news.group = doing_.plan.group;
+    news.function = request_.plan.function;
+    news.name = std::hash<std::string>()(request_.name);
+    news.group = request_.plan.group;
     tell(news, line);
   }
   std::vector<int> waits_for;
