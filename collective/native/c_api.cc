@@ -87,7 +87,7 @@ void Succeed(std::shared_ptr<Core> next, int32_t* rank, int32_t* size,
   const Job& job = next->job();
   *rank = job.rank();
   *size = job.size();
-  std::copy(job.former().begin(), job.former().end(), former);
+  std::copy(job.previous_ranks().begin(), job.previous_ranks().end(), former);
   std::lock_guard<std::mutex> lock(core_mutex);
   generation = job.generation() + 1;
   core = std::move(next);
@@ -155,7 +155,7 @@ void TellHeld(bool waits) {
     std::lock_guard<std::mutex> lock(core_mutex);
     now = core;
   }
-  if (now) now->job().Held(waits);
+  if (now) now->job().SetCallerWaiting(waits);
 }
 
 Request& Scratch() {
@@ -163,9 +163,9 @@ Request& Scratch() {
   return request;
 }
 
-Place PlaceOf(int rank, int size, int local_rank, int local_size,
-              const char* job) {
-  Place place;
+RankInfo PlaceOf(int rank, int size, int local_rank, int local_size,
+                 const char* job) {
+  RankInfo place;
   place.rank = rank;
   place.size = size;
   place.local_rank = local_rank;
@@ -260,9 +260,7 @@ int32_t collective_rank_info(int32_t group, collective_ranks* info) {
 }
 
 int32_t collective_rank_of(int32_t group, int32_t member, int32_t* rank) {
-  return Guard([&] {
-    *rank = CurrentCore()->members(group).at(member);
-  });
+  return Guard([&] { *rank = CurrentCore()->members(group).at(member); });
 }
 
 int32_t collective_run(const collective_request* request) {
@@ -377,19 +375,19 @@ int32_t collective_regroup(int32_t* rank, int32_t* size, int32_t* former) {
 }
 
 int32_t collective_part(void) {
-  return Guard([] { CurrentCore()->job().Part(); });
+  return Guard([] { CurrentCore()->job().Depart(); });
 }
 
 int32_t collective_waiting(void) {
   int32_t waiting = 0;
-  Guard([&] { waiting = CurrentCore()->job().AtDoor(); });
+  Guard([&] { waiting = CurrentCore()->job().PendingJoins(); });
   return waiting;
 }
 
 int32_t collective_enter(int32_t* rank, int32_t* size, int32_t* former) {
   return Guard([&] {
     collective::Succeed(std::make_shared<collective::Core>(
-                            *CurrentCore(), collective::Job::Later{}),
+                            *CurrentCore(), collective::Job::LateJoin{}),
                         rank, size, former);
   });
 }
@@ -432,7 +430,7 @@ int32_t collective_recorder_follow(int32_t called, int32_t joined) {
   return Guard([&] {
     const auto core = CurrentCore();
     const collective::Job& job = core->job();
-    Recorder::Follow(job.place(), job.here().Copy(),
+    Recorder::Follow(job.rank_info(), job.local().Copy(),
                      collective::Job::kRecorderAt, called, joined != 0,
                      job.settings().stall_seconds);
   });

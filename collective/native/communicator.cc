@@ -11,8 +11,10 @@
 namespace collective {
 namespace {
 
-constexpr size_t kTextBytes = 2048;
+constexpr size_t kTextBytes = 2048;  // of a call, in an error
 constexpr size_t kNotices = 8;
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -20,7 +22,7 @@ size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 // The counter, the hash and up to 48 bytes of data travel in one cache line.
 struct Communicator::PostBox {
-  Word sequence;
+  FutexWord sequence;
   uint64_t signature;
 };
 
@@ -30,13 +32,14 @@ struct Communicator::TextBox {
 };
 
 struct alignas(64) Communicator::NoticeBox {
-  Word number;
+  FutexWord number;
   Notice notice;
 };
 
 namespace {
 constexpr size_t kPostHeader = 16;
-// Not a power of two: posts of the ranks shall not compete for a cache set.
+// Not a power of two, so that the posts of different ranks do not compete for a
+// cache set.
 constexpr size_t kPostStride =
     (kPostHeader + Communicator::kPostBytes + 127) / 128 * 128 + 128;
 }  // namespace
@@ -49,7 +52,6 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
       kernels_(BestKernels()),
       sent_(size_, 0),
       received_(size_, 0) {
-  static_assert(sizeof(PostBox) == kPostHeader, "see DataOf");
   me_ = static_cast<int>(
       std::find(members_.begin(), members_.end(), job->rank()) -
       members_.begin());
@@ -58,40 +60,50 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
     by_host[job->host_of(members_[member])].push_back(member);
   }
   if (by_host.size() > 1) {
-    std::vector<int> ranks_here;
-    for (auto& [host, on_it] : by_host) {
-      if (host == job->host_of(job->rank())) {
-        my_host_ = static_cast<int>(hosts_.size());
-        for (int member : on_it) ranks_here.push_back(members_[member]);
-      }
-      hosts_.push_back(std::move(on_it));
-    }
-    remote_ = std::make_unique<Remote>(job, members_, me_, area);
-    here_ = std::make_unique<Communicator>(job, ranks_here, area);
-    return;
+    ConnectHosts(by_host);
+  } else {
+    LayOutMemory();
   }
+}
+
+void Communicator::ConnectHosts(
+    const std::map<int, std::vector<int>>& by_host) {
+  std::vector<int> local_ranks;
+  for (const auto& [host, host_members] : by_host) {
+    if (host == job_->host_of(job_->rank())) {
+      my_host_ = static_cast<int>(hosts_.size());
+      for (int member : host_members) local_ranks.push_back(members_[member]);
+    }
+    hosts_.push_back(host_members);
+  }
+  p2p_ = std::make_unique<P2pTransport>(job_, members_, me_, area_);
+  local_ = std::make_unique<Communicator>(job_, local_ranks, area_);
+}
+
+void Communicator::LayOutMemory() {
+  static_assert(sizeof(PostBox) == kPostHeader, "see DataOf");
   const size_t n = size_;
   size_t bytes = 0;
-  const auto take = [&](size_t more) {
-    const size_t at = bytes;
-    bytes += RoundUp(more, 4096);
-    return at;
+  const auto reserve = [&](size_t more) {
+    const size_t offset = bytes;
+    bytes += RoundUp(more, kPage);
+    return offset;
   };
-  const size_t posts = take(2 * n * kPostStride);
-  const size_t texts = take(2 * n * sizeof(TextBox));
-  const size_t notices = take(kNotices * sizeof(NoticeBox));
-  const size_t flags = take(3 * n * sizeof(Flag));
-  const size_t mail_flags = take(2 * n * n * sizeof(Flag));
-  const size_t told = take(sizeof(SlotStores::Told));
-  bytes = RoundUp(bytes, size_t{2} << 20);
-  const size_t slots = take(kDepth * (n + 1) * kChunkBytes);
-  const size_t mail = take(n * n * kMailDepth * kMailBytes);
-  if (area == kPrivate) {
-    private_.reset(static_cast<char*>(std::aligned_alloc(4096, bytes)));
+  const size_t posts = reserve(2 * n * kPostStride);
+  const size_t texts = reserve(2 * n * sizeof(TextBox));
+  const size_t notices = reserve(kNotices * sizeof(NoticeBox));
+  const size_t flags = reserve(3 * n * sizeof(Flag));
+  const size_t mail_flags = reserve(2 * n * n * sizeof(Flag));
+  const size_t choices = reserve(sizeof(SlotStores::Choices));
+  bytes = RoundUp(bytes, kHugePage);
+  const size_t slots = reserve(kDepth * (n + 1) * kChunkBytes);
+  const size_t mail = reserve(n * n * kMailDepth * kMailBytes);
+  if (area_ == kPrivate) {
+    private_.reset(static_cast<char*>(std::aligned_alloc(kPage, bytes)));
     if (!private_) throw std::bad_alloc();
     std::memset(private_.get(), 0, slots);
   }
-  char* base = private_ ? private_.get() : job->MapArea(area, bytes);
+  char* base = private_ ? private_.get() : job_->MapArea(area_, bytes);
   posts_ = base + posts;
   texts_ = base + texts;
   notices_ = reinterpret_cast<NoticeBox*>(base + notices);
@@ -99,19 +111,19 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
   mail_flags_ = reinterpret_cast<Flag*>(base + mail_flags);
   slots_ = base + slots;
   mail_ = base + mail;
-  stores_.Open(reinterpret_cast<SlotStores::Told*>(base + told));
+  stores_.Open(reinterpret_cast<SlotStores::Choices*>(base + choices));
   for (Stage stage : {kFilled, kRead, kDone}) {
     FlagOf(stage, me_).Raise(chunk_);
   }
 }
 
-Communicator& Communicator::alone() {
-  if (hosts_[my_host_].size() == 1) return *here_;
-  if (!alone_) {
-    alone_ = std::make_unique<Communicator>(
-        job_, std::vector<int>{job_->rank()}, kPrivate);
+Communicator& Communicator::self() {
+  if (hosts_[my_host_].size() == 1) return *local_;
+  if (!self_) {
+    self_ = std::make_unique<Communicator>(job_, std::vector<int>{job_->rank()},
+                                           kPrivate);
   }
-  return *alone_;
+  return *self_;
 }
 
 Communicator::PostBox& Communicator::PostOf(uint32_t sequence, int member) {
@@ -124,49 +136,51 @@ char* Communicator::DataOf(uint32_t sequence, int member) {
 }
 
 void Communicator::Post(const Request& request) {
-  job_->Begins(area_);
-  if (remote_) {
+  job_->NoteBegin(area_);
+  if (p2p_) {
     signature_ = request.Signature();
     return;
   }
   ++sequence_;
   PostBox& mine = PostOf(sequence_, me_);
   mine.signature = request.Signature();
-  if (job_->shared_cores()) job_->OnThisCore();
+  if (job_->shared_cores()) job_->RecordCore();
   mine.sequence.Raise(sequence_);
 }
 
-void Communicator::Agree(const Request& request) {
-  if (remote_) return remote_->Agree(signature_, request);
+void Communicator::VerifyMatch(const Request& request) {
+  if (p2p_) return p2p_->VerifyMatch(signature_, request);
   const uint64_t signature = PostOf(sequence_, me_).signature;
-  if (job_->shared_cores()) AwaitPostsOnFewCores(request);
-  bool agreed = true;
+  if (job_->shared_cores()) AwaitPostsOnSharedCores(request);
+  bool same = true;
   for (int i = 1; i < size_; ++i) {
     const int member = me_ + i < size_ ? me_ + i : me_ + i - size_;
     PostBox& theirs = PostOf(sequence_, member);
     job_->Await(theirs.sequence, sequence_, members_[member], request);
-    agreed = agreed && theirs.signature == signature;
+    same = same && theirs.signature == signature;
   }
-  if (!agreed) ThrowDisagreement(request);
+  if (!same) ThrowMismatched(request);
 }
 
-void Communicator::AwaitPostsOnFewCores(const Request& request) {
-  // With two ranks on each core, one hand-over for each collective will do:
-  // whoever is handed the core ends the one that is under way and begins the
-  // next. That takes ranks that run at the same time to wait for one another,
-  // rather than to hand their cores over at once.
-  const auto missing = [&](bool elsewhere, auto&& await) {
+void Communicator::AwaitPostsOnSharedCores(const Request& request) {
+  // With two ranks on each core, one switch for each collective is enough: the
+  // rank that gets the core ends the current collective and begins the next.
+  // That requires that ranks which run at the same time wait for each other,
+  // rather than yield their cores at once.
+  const auto missing = [&](bool on_other_core, auto&& await) {
     for (int i = 1; i < size_; ++i) {
       const int member = (me_ + i) % size_;
-      Word& post = PostOf(sequence_, member).sequence;
+      FutexWord& post = PostOf(sequence_, member).sequence;
       if (post.Reached(sequence_)) continue;
-      if (job_->Elsewhere(members_[member]) == elsewhere) await(post, member);
+      if (job_->RunsOnOtherCore(members_[member]) == on_other_core)
+        await(post, member);
     }
   };
-  missing(false, [&](Word& post, int member) {
+  missing(false, [&](FutexWord& post, int member) {
     job_->Await(post, sequence_, members_[member], request);
   });
-  missing(true, [&](Word& post, int) { Job::Look(post, sequence_); });
+  missing(true,
+          [&](FutexWord& post, int) { Job::SpinBriefly(post, sequence_); });
 }
 
 bool Communicator::AllPosted() {
@@ -176,9 +190,9 @@ bool Communicator::AllPosted() {
   return true;
 }
 
-void Communicator::ThrowDisagreement(const Request& request) {
-  // Everyone has seen that the hashes differ, so everyone comes here; some with
-  // slots filled for what will not be.
+void Communicator::ThrowMismatched(const Request& request) {
+  // Every rank has seen that the hashes differ, so every rank comes here, some
+  // of them with slots filled. Finish skips these chunks.
   Finish(kDepth);
   std::vector<uint64_t> signatures;
   for (int member = 0; member < size_; ++member) {
@@ -193,7 +207,7 @@ void Communicator::ThrowDisagreement(const Request& request) {
     job_->Await(boxes[member].sequence, sequence_, members_[member], request);
     texts.push_back(boxes[member].text);
   }
-  collective::ThrowDisagreement(members_, texts);
+  ThrowMismatch(members_, texts);
 }
 
 void Communicator::AwaitAll(Stage stage, uint32_t chunk,
@@ -214,17 +228,17 @@ void Communicator::Finish(uint32_t chunks) {
 }
 
 void Communicator::Announce(uint32_t number, const Notice& notice) {
-  if (remote_) return remote_->Announce(notice);
-  // The notice before the last has been obeyed by all, or this rank would not
-  // have come to the end of it: there is always room.
+  if (p2p_) return p2p_->Announce(notice);
+  // There is always room: every rank has run the collective before the last, or
+  // this rank could not have ended it.
   NoticeBox& box = notices_[number % kNotices];
   box.notice = notice;
   box.number.Raise(number);
 }
 
 Notice Communicator::Announced(uint32_t number, const Request& request) {
-  job_->AwaitsNext(area_);
-  if (remote_) return remote_->Announced(request);
+  job_->NoteAwaitNext(area_);
+  if (p2p_) return p2p_->Announced(request);
   NoticeBox& box = notices_[number % kNotices];
   job_->Await(box.number, number, members_[0], request);
   return box.notice;

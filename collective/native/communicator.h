@@ -1,27 +1,32 @@
 // A group of ranks and the shared memory through which they work.
 //
-// Where its ranks are on several hosts there is no such memory: posts carry no
-// data, there are no slots, and mail goes by messages (p2p_transport.h). Such a
-// group knows its hosts, and has a communicator of its members on this one.
+// All algorithms are written against this class, so that none of them knows
+// about processes, futexes or memory layout. It offers
 //
-// One communicator runs one collective at a time; whoever calls it sees to that
-// (queue.h). All algorithms are written against this class:
+//   posts      Every collective begins with each rank posting a hash of its
+//   call
+//              and perhaps a little data, and then reading every other rank's
+//              post: no collective runs unless all ranks make the same call.
+//              Posts are double-buffered: a rank that posts number k+2 has seen
+//              every post k+1, so every rank is done with posts k.
+//   slots      A ring of kDepth chunks, each with room for every rank's data
+//   and
+//              for the result. Chunks are numbered across collectives; three
+//              counters of each rank say how far it is: it has filled its slot,
+//              it has read the slots, it has read the result.
+//   mailboxes  From each rank to each, for the algorithms that send messages.
 //
-//   posts     Every collective begins with each rank posting what it is about
-//   to
-//             do (a hash), small data along with it, and seeing everyone's
-//             post: no collective runs unless all ranks make the same call.
-//             Posts are double: whoever posts number k+2 has seen everyone's
-//             k+1, so everyone is done with its k.
-//   slots     A ring of kDepth chunks, each with room for every rank's data and
-//             for the result. Chunks are numbered on from one collective to the
-//             next; three counters a rank say how far it is: it has filled its
-//             slot, it is done reading slots, it is done reading the result.
-//   mailboxes From each rank to each, for the algorithms that send messages.
+// If the ranks are on several hosts there is no such memory: posts carry no
+// data, there are no slots, and mail goes through the P2pTransport. Such a
+// group knows its hosts, and has a communicator of its members on this host.
+//
+// A communicator runs one collective at a time; its queue ensures that
+// (queue.h).
 #ifndef COLLECTIVE_NATIVE_COMMUNICATOR_H_
 #define COLLECTIVE_NATIVE_COMMUNICATOR_H_
 
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,15 +40,18 @@ namespace collective {
 
 class Communicator {
  public:
+  // Chunks in flight: the direct algorithm works on three at a time.
   static constexpr uint32_t kDepth = 4;
+  // Of one rank's slot. 128 and 256 KB were slower by 2 to 15 %
+  // (docs/algorithms.md).
   static constexpr size_t kChunkBytes = size_t{512} << 10;
   static constexpr size_t kPostBytes = 64 << 10;  // most data in a post
-  static constexpr uint32_t kMailDepth = 2;
+  static constexpr uint32_t kMailDepth = 2;  // one is read while one is written
   static constexpr size_t kMailBytes = size_t{128} << 10;
-  static constexpr int kPrivate = -1;
+  static constexpr int kPrivate = -1;  // in place of an area
 
-  // `members`: ranks of the job, ascending, this one among them. `area`: of the
-  // job's shared memory, or kPrivate for this rank's own.
+  // `members`: ranks of the job, ascending, including this one. `area`: of the
+  // job's shared memory, or kPrivate for memory of this rank's own.
   Communicator(Job* job, std::vector<int> members, int area);
   Communicator(const Communicator&) = delete;
 
@@ -52,52 +60,52 @@ class Communicator {
   int rank_of(int member) const { return members_[member]; }
   Job& job() const { return *job_; }
   const Kernels& kernels() const { return kernels_; }
-  // Its number among the job's, and that of its next collective.
+  // The number of this communicator in the job, and of its next collective.
   int area() const { return area_; }
   uint32_t CountRun() { return ++runs_; }
-  // Whether there are messages only: no posts' data, no slots.
-  bool remote() const { return remote_ != nullptr; }
+  // If so, there are messages only: no data in posts, no slots.
+  bool spans_hosts() const { return p2p_ != nullptr; }
 
   // ---- groups that span hosts ----------------------------------------------
 
-  Remote& messages() { return *remote_; }
+  P2pTransport& p2p() { return *p2p_; }
   // Members by host; hosts and members ascend.
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int my_host() const { return my_host_; }
   // Of the members on this host, numbered from 0 as in hosts()[my_host()].
-  Communicator& here() { return *here_; }
-  // Of this rank only.
-  Communicator& alone();
+  Communicator& local() { return *local_; }
+  // Of this rank only, as MPI_COMM_SELF.
+  Communicator& self();
 
   // ---- posts ---------------------------------------------------------------
 
   // Where the data of the next post goes; fill it before Post.
   char* PostData() { return DataOf(sequence_ + 1, me_); }
-  // Tells the others what this rank is about to do.
+  // Publishes what this rank is about to call.
   void Post(const Request& request);
-  // Waits for everyone's post. Throws kFailedPrecondition on every rank where
-  // they differ, telling what each passed; the communicator stays usable, even
-  // if ranks have filled slots of up to kDepth chunks before.
-  void Agree(const Request& request);
-  // Whether Agree would not have to wait. Not for those that are remote.
+  // Waits for every post. If they differ, throws kFailedPrecondition on every
+  // rank, naming each rank's call; the communicator stays usable, even if ranks
+  // have filled slots of up to kDepth chunks before.
+  void VerifyMatch(const Request& request);
+  // Whether VerifyMatch would not wait. Only on one host.
   bool AllPosted();
-  // After Agree: what a member posted.
+  // After VerifyMatch: the data that a member posted.
   const char* PostedBy(int member) { return DataOf(sequence_, member); }
 
   // ---- slots ---------------------------------------------------------------
 
   enum Stage { kFilled = 0, kRead = 1, kDone = 2 };
-  // Number of the first chunk of this collective.
+  // The number of this collective's first chunk.
   uint32_t first_chunk() const { return chunk_; }
   char* Slot(uint32_t chunk, int member) {
     return slots_ + ((chunk % kDepth) * (size_ + 1) + member) * kChunkBytes;
   }
   char* Result(uint32_t chunk) { return Slot(chunk, size_); }
-  // Where in its slot, or in a room of it, a chunk of so many bytes goes. Small
-  // ones go round, too: a line that has left the cache of the core that read it
-  // is faster to write.
-  static size_t PlaceOf(uint32_t chunk, size_t bytes,
-                        size_t room = kChunkBytes) {
+  // Where a chunk of so many bytes begins in its slot, or in a part of it of
+  // `room` bytes. Small chunks rotate through the slot: a line that has left
+  // the cache of the core that read it is faster to write.
+  static size_t SlotOffset(uint32_t chunk, size_t bytes,
+                           size_t room = kChunkBytes) {
     constexpr size_t kPage = 4096;
     const size_t pages = (bytes + kPage - 1) / kPage;
     if (pages == 0 || pages > room / kPage) return 0;
@@ -113,32 +121,31 @@ class Communicator {
                   const Request& request) {
     job_->Await(FlagOf(stage, member), chunk + 1, members_[member], request);
   }
-  // Waits until everyone has passed a stage for the chunk that was last in the
-  // place of this one.
+  // Waits until every rank has passed a stage for the chunk whose memory this
+  // one reuses.
   void AwaitFree(Stage stage, uint32_t chunk, const Request& request) {
     AwaitAll(stage, chunk - kDepth, request);
   }
   void AwaitAll(Stage stage, uint32_t chunk, const Request& request);
-  // Ends a collective that used so many chunks: all stages passed.
+  // Ends a collective that used so many chunks: passes all their stages.
   void Finish(uint32_t chunks);
 
   // ---- mailboxes -----------------------------------------------------------
 
-  // Sends and receives at once, in pieces; either may be empty (null, 0). With
-  // `reduce`, what is received is handed over piece by piece instead of copied:
-  // reduce(source, offset in bytes, bytes).
-  template <class Receive>
+  // Sends to one member while receiving from another, in pieces; either may be
+  // empty (null, 0). Calls consume(data, offset in bytes, bytes) for each
+  // received piece.
+  template <class Consume>
   void Exchange(int to, const void* data, size_t send_bytes, int from,
                 size_t receive_bytes, const Request& request,
-                Receive&& receive);
+                Consume&& consume);
 
   // ---- order by name (queue.h) ---------------------------------------------
 
-  // The first member writes, the others read, what comes next.
+  // The first member announces what comes next; every other member reads it.
   void Announce(uint32_t number, const Notice& notice);
   Notice Announced(uint32_t number, const Request& request);
-  // The same without a wait: false where it has not come. Not for those that
-  // are remote.
+  // The same without a wait: false if it has not arrived. Only on one host.
   bool HasAnnounced(uint32_t number, Notice* notice);
 
  private:
@@ -150,8 +157,10 @@ class Communicator {
   Flag& FlagOf(Stage stage, int member) {
     return flags_[stage * size_ + member];
   }
-  void AwaitPostsOnFewCores(const Request& request);
-  [[noreturn]] void ThrowDisagreement(const Request& request);
+  void ConnectHosts(const std::map<int, std::vector<int>>& by_host);
+  void LayOutMemory();
+  void AwaitPostsOnSharedCores(const Request& request);
+  [[noreturn]] void ThrowMismatched(const Request& request);
 
   Flag& Mailed(int from, int to) { return mail_flags_[from * size_ + to]; }
   Flag& Fetched(int from, int to) {
@@ -166,37 +175,38 @@ class Communicator {
   Job* job_;
   const int area_;
   uint32_t runs_ = 0;
-  std::unique_ptr<Remote> remote_;
+  std::unique_ptr<P2pTransport> p2p_;
   std::vector<std::vector<int>> hosts_;
   int my_host_ = 0;
-  std::unique_ptr<Communicator> here_, alone_;
-  uint64_t signature_ = 0;  // of the last post, without shared memory
+  std::unique_ptr<Communicator> local_, self_;
+  uint64_t signature_ = 0;  // of the last post, if there is no shared memory
   std::vector<int> members_;
   int size_;
   int me_ = 0;
   const Kernels& kernels_;
   uint32_t sequence_ = 0;
-  uint32_t chunk_ = kDepth;  // counters start as if kDepth chunks were done
-  std::vector<uint32_t> sent_, received_;  // mail to and from each member
+  uint32_t chunk_ = kDepth;  // so that AwaitFree needs no case for the first
+  std::vector<uint32_t> sent_, received_;  // mails to and from each member
   std::unique_ptr<char, decltype(&std::free)> private_{nullptr, std::free};
-  char* posts_;
-  char* texts_;
-  NoticeBox* notices_;
-  Flag* flags_;
-  Flag* mail_flags_;
-  char* slots_;
-  char* mail_;
+  // Null if the group spans hosts.
+  char* posts_ = nullptr;
+  char* texts_ = nullptr;
+  NoticeBox* notices_ = nullptr;
+  Flag* flags_ = nullptr;
+  Flag* mail_flags_ = nullptr;
+  char* slots_ = nullptr;
+  char* mail_ = nullptr;
   SlotStores stores_;
 };
 
-template <class Receive>
+template <class Consume>
 void Communicator::Exchange(int to, const void* data, size_t send_bytes,
                             int from, size_t receive_bytes,
-                            const Request& request, Receive&& receive) {
+                            const Request& request, Consume&& consume) {
   const char* source = static_cast<const char*>(data);
-  if (remote_) {
-    return remote_->Exchange(to, source, send_bytes, from, receive_bytes,
-                             request, receive);
+  if (p2p_) {
+    return p2p_->Exchange(to, source, send_bytes, from, receive_bytes, request,
+                          consume);
   }
   size_t sent = 0, received = 0;
   while (sent < send_bytes || received < receive_bytes) {
@@ -216,7 +226,7 @@ void Communicator::Exchange(int to, const void* data, size_t send_bytes,
                                ? receive_bytes - received
                                : kMailBytes;
       job_->Await(Mailed(from, me_), number + 1, members_[from], request);
-      receive(Mail(from, me_, number), received, bytes);
+      consume(Mail(from, me_, number), received, bytes);
       Fetched(from, me_).Raise(number + 1);
       received += bytes;
     }

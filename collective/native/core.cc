@@ -8,7 +8,7 @@
 namespace collective {
 namespace {
 
-static_assert((Job::kMostAreas & (Job::kMostAreas - 1)) == 0,
+static_assert((Job::kMaxAreas & (Job::kMaxAreas - 1)) == 0,
               "Core::IndexOf masks");
 
 int NextNumber() {
@@ -36,26 +36,26 @@ Queue& Group::queue(Order order) {
   return *queues_[which];
 }
 
-Core::Core(const Place& place, int generation)
+Core::Core(const RankInfo& place, int generation)
     : job_(place, Settings::FromEnvironment(), generation),
       number_(NextNumber()) {
-  AddEveryone();
+  AddWorldGroup();
 }
 
 Core::Core(Core& former) : job_(former.job_), number_(NextNumber()) {
-  AddEveryone();
+  AddWorldGroup();
 }
 
-Core::Core(Core& alone, Job::Later later)
-    : job_(alone.job_, later), number_(NextNumber()) {
-  AddEveryone();
+Core::Core(Core& single, Job::LateJoin late)
+    : job_(single.job_, late), number_(NextNumber()) {
+  AddWorldGroup();
 }
 
-void Core::AddEveryone() {
-  groups_.reserve(Job::kMostAreas / 2);  // no reference to one ever moves
-  std::vector<int> everyone(job_.size());
-  std::iota(everyone.begin(), everyone.end(), 0);
-  groups_.push_back(std::make_unique<Group>(&job_, std::move(everyone), 0));
+void Core::AddWorldGroup() {
+  groups_.reserve(Job::kMaxAreas / 2);  // so that references stay valid
+  std::vector<int> ranks(job_.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  groups_.push_back(std::make_unique<Group>(&job_, std::move(ranks), 0));
 }
 
 Core::~Core() {
@@ -77,16 +77,17 @@ int Core::AddGroup(std::vector<int> members) {
                   "give different ranks from 0 to " +
                       std::to_string(job_.size() - 1) + ", ascending");
   }
-  queue(0, Order::kProgramOrder).Run(request);  // a barrier that compares
+  queue(0, Order::kProgramOrder)
+      .Run(request);  // a barrier that compares the lists
   std::lock_guard<std::mutex> lock(mutex_);
   const int index = static_cast<int>(groups_.size());
-  if (index >= Job::kMostAreas / 2) {
+  if (index >= Job::kMaxAreas / 2) {
     throw Failure(Code::kInvalidArgument, "too many process sets",
-                  "at most " + std::to_string(Job::kMostAreas / 2 - 1) +
+                  "at most " + std::to_string(Job::kMaxAreas / 2 - 1) +
                       " can be made in one job: keep them");
   }
   groups_.push_back(std::make_unique<Group>(&job_, std::move(members), index));
-  return number_ * (Job::kMostAreas / 2) + index;
+  return number_ * (Job::kMaxAreas / 2) + index;
 }
 
 int64_t Core::Join() {
@@ -110,7 +111,7 @@ int64_t Core::Join() {
 
 Group& Core::Find(int group) {
   const int index = IndexOf(group);
-  if (group != 0 && group != number_ * (Job::kMostAreas / 2) + index) {
+  if (group != 0 && group != number_ * (Job::kMaxAreas / 2) + index) {
     throw Failure(Code::kInvalidArgument,
                   "rank " + std::to_string(job_.rank()) +
                       ": this process set belongs to a former job",

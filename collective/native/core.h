@@ -1,4 +1,8 @@
-// The one job of this process and its groups.
+// The job of this process, and its groups of ranks.
+//
+// It is what the C API and the TensorFlow ops work on. A reconfiguration makes
+// a new Core, so that handles and process sets of the former job are refused
+// rather than mixed up with those of the new one.
 #ifndef COLLECTIVE_NATIVE_CORE_H_
 #define COLLECTIVE_NATIVE_CORE_H_
 
@@ -10,9 +14,9 @@
 
 namespace collective {
 
-// Some ranks of the job, with a queue for each order. The two have
-// communicators of their own, so that TensorFlow's collectives and those of the
-// program never stand in each other's way.
+// Some ranks of the job, with a queue for each order. Each queue has a
+// communicator of its own, so that TensorFlow's collectives and those of the
+// program never block each other.
 class Group {
  public:
   Group(Job* job, std::vector<int> members, int number);
@@ -30,29 +34,31 @@ class Group {
 
 class Core {
  public:
-  Core(const Place& place, int generation);
-  // Of those that are left of a broken job; without its groups.
+  Core(const RankInfo& place, int generation);
+  // Reconfigures: of the survivors of a broken job, without its groups.
   explicit Core(Core& former);
-  // That leaves a job of its own for one that was there before.
-  Core(Core& alone, Job::Later later);
+  // Leaves a job of one rank and joins a running one.
+  Core(Core& single, Job::LateJoin late);
   ~Core();
   Job& job() { return job_; }
   const Job& job() const { return job_; }
-  // Collective over all ranks. Returns the group's number, also on a rank that
-  // is not a member. No other job of this process has a group of that number.
+  // Collective over all ranks of the job. Returns the group's number, also on a
+  // rank that is no member. No other job of this process uses that number.
+  // Throws kInvalidArgument for ranks that are not ascending and in the job.
   int AddGroup(std::vector<int> members);
-  // By rank of the job, ascending. Throws kInvalidArgument where there is none.
+  // Ranks of the job, ascending. Throws kInvalidArgument for an unknown group.
   const std::vector<int>& members(int group);
-  // Of a group's number, the part that is the same on every rank.
-  static int IndexOf(int group) { return group & (Job::kMostAreas / 2 - 1); }
-  // Takes part in what the other ranks call, until all ranks have joined, and
-  // returns in how many collectives it did so.
+  // The part of a group's number that is the same on every rank.
+  static int IndexOf(int group) { return group & (Job::kMaxAreas / 2 - 1); }
+  // Takes part in the collectives of the other ranks until all ranks have
+  // called Join. Returns in how many.
   int64_t Join();
-  // Throws kInvalidArgument where there is none.
+  // Throws kInvalidArgument for an unknown group, and on a rank that is no
+  // member.
   Queue& queue(int group, Order order);
 
  private:
-  void AddEveryone();
+  void AddWorldGroup();
   Group& Find(int group);
 
   Job job_;

@@ -19,28 +19,28 @@ void Execute(Communicator& ranks, const Request& request) try {
   if (ranks.job().broken()) ranks.job().Check(ranks.job().rank());
   const TimelineEntry entry(request);
   const RecordedRun recorded(request, ranks.area(), ranks.CountRun());
-  const bool remote = ranks.remote();
+  const bool by_messages = ranks.spans_hosts();
   switch (request.kind) {
     case Kind::kAllReduce:
       return AllReduce(ranks, request);
     case Kind::kBroadcast:
-      return remote ? BroadcastByMessages(ranks, request)
-                    : Broadcast(ranks, request);
+      return by_messages ? P2pBroadcast(ranks, request)
+                         : Broadcast(ranks, request);
     case Kind::kAllGather:
-      return remote ? AllGatherByMessages(ranks, request)
-                    : AllGather(ranks, request);
+      return by_messages ? P2pAllGather(ranks, request)
+                         : AllGather(ranks, request);
     case Kind::kReduceScatter:
-      return remote ? ReduceScatterByMessages(ranks, request)
-                    : ReduceScatter(ranks, request);
+      return by_messages ? P2pReduceScatter(ranks, request)
+                         : ReduceScatter(ranks, request);
     case Kind::kAllToAll:
-      return remote ? AllToAllByMessages(ranks, request)
-                    : AllToAll(ranks, request);
+      return by_messages ? P2pAllToAll(ranks, request)
+                         : AllToAll(ranks, request);
     case Kind::kBarrier:
     case Kind::kJoin:
       return Barrier(ranks, request);
   }
 } catch (const std::bad_alloc&) {
-  // The others are in the middle of it, and would wait for ever.
+  // Every other rank is running it, and would wait for ever.
   ranks.job().Break(Code::kInternal,
                     "rank " + std::to_string(ranks.job().rank()) +
                         ": out of memory in " + request.Describe(),

@@ -1,4 +1,8 @@
 // From a request to the collective that it asks for.
+//
+// One switch, so that queues, join() and tests run every collective in the same
+// way: recorded, timed, and with running out of memory as an error on all
+// ranks.
 #ifndef COLLECTIVE_NATIVE_EXECUTE_H_
 #define COLLECTIVE_NATIVE_EXECUTE_H_
 
@@ -6,8 +10,8 @@
 
 namespace collective {
 
-// Runs one collective to its end in this thread. Throws Failure, or
-// SomeHaveJoined before anything has happened.
+// Runs one collective to its end in this thread. Throws Failure; or
+// RanksHaveJoined, before any output is written.
 void Execute(Communicator& ranks, const Request& request);
 
 }  // namespace collective

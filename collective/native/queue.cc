@@ -109,7 +109,7 @@ Queue::~Queue() {
 }
 
 void Queue::Run(const Request& request) {
-  ranks_->job().Called();
+  ranks_->job().NoteCaller();
   std::unique_lock<std::mutex> lock(mutex_);
   if (order_ == Order::kProgramOrder && items_.empty() && !busy_) {
     busy_ = true;
@@ -122,7 +122,7 @@ void Queue::Run(const Request& request) {
         if (!queue->items_.empty()) queue->change_.notify_all();
       }
     } release{this};
-    ExecuteBesideJoined(*ranks_, request);
+    ExecuteWithJoined(*ranks_, request);
     return;
   }
   lock.unlock();
@@ -133,9 +133,9 @@ void Queue::Run(const Request& request) {
   auto told = outcome.get_future();
   bool held = false;
   while (told.wait_for(kLook) == std::future_status::timeout) {
-    ranks_->job().Held(held = true);
+    ranks_->job().SetCallerWaiting(held = true);
   }
-  if (held) ranks_->job().Held(false);
+  if (held) ranks_->job().SetCallerWaiting(false);
   const auto [code, message] = told.get();
   if (code != Code::kOk) throw Failure(code, message);
 }
@@ -143,9 +143,9 @@ void Queue::Run(const Request& request) {
 void Queue::Submit(Request request, Done done, bool blocks) {
   // What follows from a collective's end is asked for by whoever asked for
   // that.
-  if (!works) ranks_->job().Called();
-  ranks_->job().Submitted();
-  blocks = blocks && (works || ranks_->job().CalledHere());
+  if (!works) ranks_->job().NoteCaller();
+  ranks_->job().CountSubmission();
+  blocks = blocks && (works || ranks_->job().IsCaller());
   const uint64_t name = NameOf(request);
   Recorder* recorder = Recorder::Current();
   if (recorder && request.kind != Kind::kJoin) {
@@ -169,7 +169,7 @@ void Queue::Submit(Request request, Done done, bool blocks) {
     lock.lock();
     busy_ = false;
   }
-  if (blocks) ranks_->job().Blocked(true);
+  if (blocks) ranks_->job().SetCallerBlocked(true);
   const bool begun = item.request.posted;
   items_.insert(begun ? items_.begin() : items_.end(), std::move(item));
   if (!worker_.joinable() && !closing_) {
@@ -250,7 +250,7 @@ void Queue::Working(bool works) {
   // By name, Await and the rank that it waits for tell what does not come.
   if (order_ == Order::kByName || works == working_) return;
   working_ = works;
-  ranks_->job().Working(works ? 1 : -1);
+  ranks_->job().CountBusyQueues(works ? 1 : -1);
 }
 
 bool Queue::Perform(Item& item) {
@@ -260,9 +260,9 @@ bool Queue::Perform(Item& item) {
   try {
     const DenormalsKept kept;
     if (item.request.kind == Kind::kJoin) {
-      over = JoinOne(*ranks_, item.request);
+      over = ServeJoined(*ranks_, item.request);
     } else {
-      ExecuteBesideJoined(*ranks_, item.request);
+      ExecuteWithJoined(*ranks_, item.request);
     }
   } catch (const Failure& failure) {
     code = failure.code();
@@ -278,7 +278,7 @@ bool Queue::Perform(Item& item) {
     if (over && item.request.once) once_.erase(item.name);
     if (!items_.empty()) change_.notify_all();
   }
-  if (over && item.blocks) ranks_->job().Blocked(false);
+  if (over && item.blocks) ranks_->job().SetCallerBlocked(false);
   if (over) item.done(code, message.c_str());
   return over;
 }
@@ -310,7 +310,7 @@ Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
       lock.unlock();
       try {
         if (!first) notice = ranks_->Announced(number_, waiting);
-        if (notice.joined) notice = NextOfOthers(*ranks_, NoticeOf(waiting));
+        if (notice.joined) notice = AgreeOnNext(*ranks_, NoticeOf(waiting));
       } catch (...) {
         lock.lock();
         throw;
@@ -336,7 +336,7 @@ std::deque<Queue::Item>::iterator Queue::Await(
   auto last = std::chrono::steady_clock::now();
   while (found == items_.end()) {
     change_.wait_for(lock, kLook);
-    wait.Look();
+    wait.Poll();
     if (closing_) {
       throw Failure(Code::kUnavailable,
                     "shut down before it ran\nHINT: wait for every handle "
@@ -376,7 +376,7 @@ void Queue::ThrowNoneOfThatName(const Notice& notice) {
           items_.front().request.Describe() + "; rank " +
           std::to_string(ranks_->rank_of(0)) + " has begun '" + notice.text +
           "', which does not come on rank " + me + "\n" +
-          ranks_->job().WhoWaits(),
+          ranks_->job().DescribeWaits(),
       "give the same collectives the same names on every rank, also within a "
       "tf.function");
 }

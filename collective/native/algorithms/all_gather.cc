@@ -1,86 +1,119 @@
+// All-gather through shared memory.
+//
 // Each rank writes its data into its slots, chunk by chunk, and reads the slots
-// of the others. A few bytes travel within the posts.
+// of the other ranks; a chunk is read while the next one is written. Steps: 1.
+// Bytes: each rank writes its own data once and reads the other ranks' data
+// once. A few bytes travel within the posts.
 #include "algorithms/all_gather.h"
 
 #include <algorithm>
 #include <cstring>
 
-namespace collective {
+#include "algorithms/arguments.h"
 
-void AllGather(Communicator& ranks, const Request& request) {
+namespace collective {
+namespace {
+
+// All in bytes, by member.
+struct Layout {
+  std::vector<size_t> starts, lengths;
+  size_t longest;
+};
+
+Layout LayoutOf(const Communicator& ranks, const Request& request) {
   const Tensor& tensor = request.tensors.at(0);
-  const int n = ranks.size(), me = ranks.me();
-  const size_t size = SizeOf(tensor.dtype);
-  if (request.counts.size() != static_cast<size_t>(n) ||
-      request.counts[me] != tensor.count) {
+  if (request.counts.size() != static_cast<size_t>(ranks.size()) ||
+      request.counts[ranks.me()] != tensor.count) {
     throw Failure(Code::kInvalidArgument,
                   request.Describe() + ": wrong list of counts",
                   "give the number of elements of every rank");
   }
-  std::vector<size_t> bytes(n), starts(n);
-  size_t total = 0, most = 0;
-  for (int member = 0; member < n; ++member) {
-    bytes[member] = static_cast<size_t>(request.counts[member]) * size;
-    starts[member] = total;
-    total += bytes[member];
-    most = std::max(most, bytes[member]);
+  Layout layout = {OffsetsOf(request.counts, SizeOf(tensor.dtype)),
+                   std::vector<size_t>(request.counts.size()), 0};
+  for (size_t i = 0; i < request.counts.size(); ++i) {
+    layout.lengths[i] = layout.starts[i + 1] - layout.starts[i];
+    layout.longest = std::max(layout.longest, layout.lengths[i]);
   }
-  const char* input = static_cast<const char*>(tensor.input);
-  char* output = static_cast<char*>(tensor.output);
-  const bool by_post = most <= Communicator::kPostBytes;
-  if (by_post && bytes[me]) std::memcpy(ranks.PostData(), input, bytes[me]);
-  ranks.Post(request);
-  if (bytes[me] && output + starts[me] != input) {
-    std::memcpy(output + starts[me], input, bytes[me]);
-  }
-  if (by_post) {
-    ranks.Agree(request);
-    for (int member = 0; member < n; ++member) {
-      if (member == me || !bytes[member]) continue;
-      std::memcpy(output + starts[member], ranks.PostedBy(member),
-                  bytes[member]);
-    }
-    return;
-  }
+  return layout;
+}
 
+void GatherByPosts(Communicator& ranks, const Request& request,
+                   const Layout& layout, char* output) {
+  const int n = ranks.size();
+  ranks.VerifyMatch(request);
+  for (int member = 0; member < n; ++member) {
+    if (member == ranks.me() || !layout.lengths[member]) continue;
+    std::memcpy(output + layout.starts[member], ranks.PostedBy(member),
+                layout.lengths[member]);
+  }
+}
+
+void GatherBySlots(Communicator& ranks, const Request& request,
+                   const Layout& layout, const char* input, char* output) {
   constexpr size_t kChunk = Communicator::kChunkBytes;
-  const uint32_t chunks = static_cast<uint32_t>((most + kChunk - 1) / kChunk);
+  const int n = ranks.size(), me = ranks.me();
+  const uint32_t chunks =
+      static_cast<uint32_t>((layout.longest + kChunk - 1) / kChunk);
   const uint32_t first = ranks.first_chunk();
   const auto length = [&](int member, size_t begin) {
-    return begin < bytes[member] ? std::min(kChunk, bytes[member] - begin) : 0;
+    const size_t all = layout.lengths[member];
+    return begin < all ? std::min(kChunk, all - begin) : 0;
   };
   const auto slot = [&](uint32_t chunk, int member, size_t bytes) {
-    return ranks.Slot(chunk, member) + Communicator::PlaceOf(chunk, bytes);
+    return ranks.Slot(chunk, member) + Communicator::SlotOffset(chunk, bytes);
   };
   SlotStores& stores = ranks.stores();
   for (uint32_t turn = 0; turn < chunks + 1; ++turn) {
     if (turn < chunks) {
       const uint32_t chunk = first + turn;
       const size_t begin = turn * kChunk;
-      const size_t more = length(me, begin);
+      const size_t bytes = length(me, begin);
       ranks.AwaitFree(Communicator::kRead, chunk, request);
-      stores.Next(request.kind, most, std::min(kChunk, most - begin), me == 0);
-      SlotStores::Work work(stores);
-      ranks.kernels().copy(slot(chunk, me, more), input + begin, more,
+      stores.Next(request.kind, layout.longest,
+                  std::min(kChunk, layout.longest - begin), me == 0);
+      SlotStores::Timer timer(stores);
+      ranks.kernels().copy(slot(chunk, me, bytes), input + begin, bytes,
                            stores.stream());
       ranks.Pass(Communicator::kFilled, chunk);
     }
     if (turn == 0) continue;
-    if (turn == 1) ranks.Agree(request);
+    if (turn == 1) ranks.VerifyMatch(request);
     const uint32_t chunk = first + turn - 1;
     const size_t begin = (turn - 1) * kChunk;
     for (int i = 1; i < n; ++i) {
       const int member = (me + i) % n;
       ranks.AwaitStage(Communicator::kFilled, chunk, member, request);
-      if (const size_t more = length(member, begin)) {
-        SlotStores::Work work(stores);
-        std::memcpy(output + starts[member] + begin, slot(chunk, member, more),
-                    more);
+      if (const size_t bytes = length(member, begin)) {
+        SlotStores::Timer timer(stores);
+        std::memcpy(output + layout.starts[member] + begin,
+                    slot(chunk, member, bytes), bytes);
       }
     }
     ranks.Pass(Communicator::kRead, chunk);
   }
   ranks.Finish(chunks);
+}
+
+}  // namespace
+
+void AllGather(Communicator& ranks, const Request& request) {
+  const Layout layout = LayoutOf(ranks, request);
+  const Tensor& tensor = request.tensors[0];
+  const char* input = static_cast<const char*>(tensor.input);
+  char* output = static_cast<char*>(tensor.output);
+  const size_t start = layout.starts[ranks.me()];
+  const size_t bytes = layout.lengths[ranks.me()];
+  const bool by_posts = layout.longest <= Communicator::kPostBytes;
+  if (by_posts && bytes) std::memcpy(ranks.PostData(), input, bytes);
+  ranks.Post(request);
+  if (bytes && output + start != input) {
+    std::memcpy(output + start, input, bytes);
+  }
+  if (by_posts) {
+    GatherByPosts(ranks, request, layout, output);
+  } else {
+    GatherBySlots(ranks, request, layout, input, output);
+  }
 }
 
 }  // namespace collective

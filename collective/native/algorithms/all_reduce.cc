@@ -1,24 +1,25 @@
+// Which algorithm an all-reduce uses, type by type.
 #include "algorithms/all_reduce.h"
 
 #include <cstring>
 
+#include "algorithms/arguments.h"
+
 namespace collective {
 namespace {
 
-// Up to here one look at everyone's post is faster than two stages, with near
-// and with far cores; and where ranks share cores, which have to change hands
-// for each stage.
+// Up to here, one step that reads every post is faster than the two steps of
+// the direct algorithm, between near and between far cores; and if ranks share
+// cores, which then have to switch between ranks in each step.
 constexpr size_t kOneShotBytes = size_t{2} << 10;
 constexpr size_t kOneShotBytesOnSharedCores = size_t{16} << 10;
 
-// Between hosts, up to here few messages matter more than few bytes.
-constexpr size_t kFewMessagesBytes = size_t{64} << 10;
+// Between hosts, up to here fewer messages matter more than fewer bytes.
+constexpr size_t kLatencyBoundBytes = size_t{64} << 10;
 
 size_t TotalBytes(const Request& request) {
   size_t bytes = 0;
-  for (const Tensor& tensor : request.tensors) {
-    bytes += static_cast<size_t>(tensor.count) * SizeOf(tensor.dtype);
-  }
+  for (const Tensor& tensor : request.tensors) bytes += BytesOf(tensor);
   return bytes;
 }
 
@@ -29,43 +30,100 @@ bool AveragesBools(const Request& request) {
   return false;
 }
 
-ReduceKernel KernelFor(const Kernels& kernels, const Request& request,
-                       DType dtype) {
-  const int op = static_cast<int>(request.op);
-  if (!request.has_transport || request.transport == dtype) {
-    return kernels.reduce[static_cast<int>(dtype)][op];
-  }
-  return kernels.reduce_16[request.transport == DType::kBFloat16][op];
-}
-
-bool SeveralOnAHost(const Communicator& ranks) {
+bool HostsHaveSeveralRanks(const Communicator& ranks) {
   return ranks.size() > static_cast<int>(ranks.hosts().size());
 }
 
-// On one host: of messages there are only those that are asked for.
-Algorithm OnOneHost(const Communicator& ranks, Algorithm algorithm,
-                    size_t bytes, bool narrowed) {
-  if (algorithm == Algorithm::kHierarchical) return Algorithm::kDirect;
-  if (algorithm != Algorithm::kAuto) return algorithm;
+// On one host: kAuto never sends messages, which would copy once more.
+Algorithm OnOneHost(const Communicator& ranks, const Request& request,
+                    size_t bytes) {
+  if (request.algorithm == Algorithm::kHierarchical) return Algorithm::kDirect;
+  if (request.algorithm != Algorithm::kAuto) return request.algorithm;
   const size_t most =
       ranks.job().shared_cores() ? kOneShotBytesOnSharedCores : kOneShotBytes;
-  return bytes <= most && !narrowed ? Algorithm::kOneShot : Algorithm::kDirect;
+  return bytes <= most && !request.has_transport ? Algorithm::kOneShot
+                                                 : Algorithm::kDirect;
 }
 
-// Between hosts there are no slots: kDirect stands for AllReduceExchange.
-Algorithm BetweenHosts(const Communicator& ranks, Algorithm algorithm,
+// Between hosts: there are no slots, so kDirect stands for AllReduceExchange.
+Algorithm BetweenHosts(const Communicator& ranks, const Request& request,
                        size_t bytes) {
-  if (algorithm >= Algorithm::kRing) return algorithm;
-  if (algorithm != Algorithm::kAuto) return Algorithm::kDirect;
-  if (bytes <= kFewMessagesBytes) return Algorithm::kHalvingDoubling;
-  return SeveralOnAHost(ranks) ? Algorithm::kHierarchical : Algorithm::kDirect;
+  if (request.algorithm >= Algorithm::kRing) return request.algorithm;
+  if (request.algorithm != Algorithm::kAuto) return Algorithm::kDirect;
+  if (bytes <= kLatencyBoundBytes) return Algorithm::kHalvingDoubling;
+  return HostsHaveSeveralRanks(ranks) ? Algorithm::kHierarchical
+                                      : Algorithm::kDirect;
 }
 
-void CopyThrough(const Request& request) {
+bool SendsMessages(Algorithm algorithm) {
+  return algorithm == Algorithm::kRing || algorithm == Algorithm::kTree ||
+         algorithm == Algorithm::kHalvingDoubling;
+}
+
+// The algorithm for the tensors of one type, if `algorithm` is that of the
+// request.
+Algorithm ForType(const Communicator& ranks, const Reduction& reduction,
+                  Algorithm algorithm) {
+  const Request& request = reduction.request;
+  // If the user names no algorithm, 16-bit sums are rounded once, however few.
+  const bool round_once = ranks.spans_hosts() &&
+                          request.algorithm == Algorithm::kAuto &&
+                          SizeOf(reduction.dtype) == 2;
+  // Partial sums are kept in the tensors' type, in which the sum of integers to
+  // be averaged could overflow.
+  const bool overflows =
+      request.op == Op::kAverage && reduction.dtype > DType::kBFloat16;
+  if (round_once || overflows) return Algorithm::kDirect;
+  if (algorithm == Algorithm::kHierarchical) return algorithm;
+  // Only slots convert to a 16-bit transport.
+  const bool narrowed =
+      request.has_transport && reduction.dtype == DType::kFloat32;
+  return SendsMessages(algorithm) && !narrowed ? algorithm : Algorithm::kDirect;
+}
+
+void ReduceType(Communicator& ranks, const Reduction& reduction,
+                Algorithm algorithm, bool verify) {
+  algorithm = ForType(ranks, reduction, algorithm);
+  if (algorithm == Algorithm::kDirect && !ranks.spans_hosts()) {
+    return AllReduceDirect(ranks, reduction, verify);
+  }
+  if (verify) ranks.VerifyMatch(reduction.request);
+  switch (algorithm) {
+    case Algorithm::kRing:
+      return AllReduceRing(ranks, reduction);
+    case Algorithm::kTree:
+      return AllReduceTree(ranks, reduction);
+    case Algorithm::kHalvingDoubling:
+      return AllReduceHalvingDoubling(ranks, reduction);
+    case Algorithm::kHierarchical:
+      return AllReduceHierarchical(ranks, reduction);
+    default:
+      return AllReduceExchange(ranks, reduction);
+  }
+}
+
+Reduction ReductionOf(const Communicator& ranks, const Request& request,
+                      const TensorList& tensors, DType dtype, bool in_place) {
+  const int op = static_cast<int>(request.op);
+  const bool narrowed = request.has_transport && dtype == DType::kFloat32 &&
+                        request.transport != dtype;
+  return {
+      request,
+      tensors,
+      dtype,
+      narrowed ? request.transport : dtype,
+      narrowed
+          ? ranks.kernels().reduce_16[request.transport == DType::kBFloat16][op]
+          : ranks.kernels().reduce[static_cast<int>(dtype)][op],
+      request.op == Op::kAverage ? ranks.size() : 1,
+      in_place,
+  };
+}
+
+void CopyInputs(const Request& request) {
   for (const Tensor& tensor : request.tensors) {
     if (tensor.input != tensor.output && tensor.count > 0) {
-      std::memcpy(tensor.output, tensor.input,
-                  static_cast<size_t>(tensor.count) * SizeOf(tensor.dtype));
+      std::memcpy(tensor.output, tensor.input, BytesOf(tensor));
     }
   }
 }
@@ -74,87 +132,37 @@ void CopyThrough(const Request& request) {
 
 bool IsOneShot(const Communicator& ranks, const Request& request) {
   return request.kind == Kind::kAllReduce && ranks.size() > 1 &&
-         !ranks.remote() && !request.has_transport && FitsOneShot(request) &&
-         !AveragesBools(request) &&
-         OnOneHost(ranks, request.algorithm, TotalBytes(request), false) ==
-             Algorithm::kOneShot;
+         !ranks.spans_hosts() && !request.has_transport &&
+         FitsOneShot(request) && !AveragesBools(request) &&
+         OnOneHost(ranks, request, TotalBytes(request)) == Algorithm::kOneShot;
 }
 
 void AllReduce(Communicator& ranks, const Request& request) {
-  if (AveragesBools(request)) {
-    throw Failure(Code::kInvalidArgument,
-                  request.Describe() + ": bool has no average",
-                  "reduce with Sum (or), Min (and), or cast to float32");
-  }
-  if (ranks.size() == 1) return CopyThrough(request);
+  if (AveragesBools(request)) ThrowNoBoolAverage(request);
+  if (ranks.size() == 1) return CopyInputs(request);
   if (IsOneShot(ranks, request)) return AllReduceOneShot(ranks, request);
 
   const size_t bytes = TotalBytes(request);
-  const Algorithm algorithm =
-      ranks.remote()
-          ? BetweenHosts(ranks, request.algorithm, bytes)
-          : OnOneHost(ranks, request.algorithm, bytes, request.has_transport);
+  const Algorithm algorithm = ranks.spans_hosts()
+                                  ? BetweenHosts(ranks, request, bytes)
+                                  : OnOneHost(ranks, request, bytes);
   ranks.Post(request);
-  bool agree = true;
+  bool verify = true;
   for (int i = 0; i < kDTypes; ++i) {
     const DType dtype = static_cast<DType>(i);
-    Span span;
+    TensorList tensors;
     bool in_place = true;
     for (const Tensor& tensor : request.tensors) {
       if (tensor.dtype != dtype) continue;
-      span.Add(tensor);
+      tensors.Add(tensor);
       in_place = in_place && tensor.input == tensor.output;
     }
-    if (span.length() == 0) continue;
-    const bool narrowed = request.has_transport && dtype == DType::kFloat32;
-    const Reduction reduction = {
-        request,
-        span,
-        dtype,
-        narrowed ? request.transport : dtype,
-        narrowed ? KernelFor(ranks.kernels(), request, dtype)
-                 : ranks.kernels().reduce[i][static_cast<int>(request.op)],
-        request.op == Op::kAverage ? ranks.size() : 1,
-        in_place};
-    // Without a wish, 16-bit sums are rounded once, however few they are.
-    const bool exact = ranks.remote() &&
-                       request.algorithm == Algorithm::kAuto &&
-                       SizeOf(dtype) == 2;
-    // Sums on the way are kept in the tensors' type, in which the average of
-    // integers could overflow.
-    const bool partial =
-        request.op != Op::kAverage || dtype <= DType::kBFloat16;
-    switch (exact || !partial ? Algorithm::kDirect : algorithm) {
-      case Algorithm::kHierarchical:
-        if (agree) ranks.Agree(request);
-        AllReduceHierarchical(ranks, reduction);
-        break;
-      case Algorithm::kRing:
-      case Algorithm::kHalvingDoubling:
-      case Algorithm::kTree:
-        if (!narrowed) {  // 16-bit transport is made for slots
-          if (agree) ranks.Agree(request);
-          if (algorithm == Algorithm::kRing) {
-            AllReduceRing(ranks, reduction);
-          } else if (algorithm == Algorithm::kTree) {
-            AllReduceTree(ranks, reduction);
-          } else {
-            AllReduceHalvingDoubling(ranks, reduction);
-          }
-          break;
-        }
-        [[fallthrough]];
-      default:
-        if (ranks.remote()) {
-          if (agree) ranks.Agree(request);
-          AllReduceExchange(ranks, reduction);
-          break;
-        }
-        AllReduceDirect(ranks, reduction, agree);
-    }
-    agree = false;
+    if (tensors.length() == 0) continue;
+    ReduceType(ranks, ReductionOf(ranks, request, tensors, dtype, in_place),
+               algorithm, verify);
+    verify = false;
   }
-  if (agree) ranks.Agree(request);  // nothing but empty tensors
+  if (verify) ranks.VerifyMatch(request);  // all tensors are empty
 }
 
 }  // namespace collective

@@ -1,6 +1,7 @@
 // All-reduce: every rank ends with the sum (or mean, ...) over all ranks.
 //
-// Outputs are the same bits on every rank, whatever the algorithm.
+// Outputs have the same bits on every rank, whatever the algorithm: each
+// element is either summed by one rank, or by all ranks in the same order.
 #ifndef COLLECTIVE_NATIVE_ALGORITHMS_ALL_REDUCE_H_
 #define COLLECTIVE_NATIVE_ALGORITHMS_ALL_REDUCE_H_
 
@@ -13,10 +14,10 @@ namespace collective {
 // Reduces each tensor of the request; they may be of different types.
 void AllReduce(Communicator& ranks, const Request& request);
 
-// All that the algorithms need to know about the tensors of one type.
+// The tensors of one type, and how to reduce them.
 struct Reduction {
   const Request& request;
-  const Span& span;
+  const TensorList& tensors;
   DType dtype;
   DType transport;
   ReduceKernel kernel;
@@ -24,23 +25,24 @@ struct Reduction {
   bool in_place;
 };
 
-// Everyone's data within the posts; everyone sums all of it. At most
-// Communicator::kPostBytes in all. Includes Post and Agree.
+// All data in the posts, at most Communicator::kPostBytes in all; every rank
+// sums all of it. Includes Post and VerifyMatch.
 bool FitsOneShot(const Request& request);
 void AllReduceOneShot(Communicator& ranks, const Request& request);
-// Whether AllReduce does it so, and its beginning, which waits for nobody: the
-// rest is AllReduce of what is marked as posted.
+// Whether AllReduce uses that algorithm; and its first half, which waits for no
+// other rank. AllReduce of a request that is marked as posted does the rest.
 bool IsOneShot(const Communicator& ranks, const Request& request);
 void PostOneShot(Communicator& ranks, const Request& request);
 
-// The rest are called between Post and the end; they call Agree themselves.
+// These are called after Post. AllReduceDirect calls VerifyMatch itself if
+// `verify`; before the other ones it has been called.
 void AllReduceDirect(Communicator& ranks, const Reduction& reduction,
-                     bool agree);
-void AllReduceExchange(Communicator& ranks, const Reduction& reduction);
+                     bool verify);
 void AllReduceRing(Communicator& ranks, const Reduction& reduction);
 void AllReduceHalvingDoubling(Communicator& ranks, const Reduction& reduction);
 void AllReduceTree(Communicator& ranks, const Reduction& reduction);
-// Of ranks on several hosts.
+// Only if the ranks are on several hosts.
+void AllReduceExchange(Communicator& ranks, const Reduction& reduction);
 void AllReduceHierarchical(Communicator& ranks, const Reduction& reduction);
 
 }  // namespace collective

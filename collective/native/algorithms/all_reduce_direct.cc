@@ -1,14 +1,17 @@
-// All-reduce through shared memory, each rank summing one part.
+// All-reduce through shared memory: a reduce-scatter, then an all-gather.
 //
-// A chunk is shared out among the ranks. Each rank copies the parts of the
-// others into its slot, sums its own part straight from its tensor and the
-// others' slots, writes the sum to its output and to the result slot, and
-// copies the others' sums from there. It never copies its own part through
-// shared memory, and there is no fusion buffer: the tensors are read and
-// written where they are.
+// Each chunk of the tensors is divided into one part for each rank. Each rank
+//   1. copies the other ranks' parts into its slot;
+//   2. sums its own part, read from its tensor and the other ranks' slots, and
+//      writes the sum to its output and to the result slot;
+//   3. copies the other ranks' sums from the result slot to its output.
+// Steps: 2, as all ranks read at once. Bytes: each rank writes the message once
+// to shared memory and reads 2(n-1)/n of it; its own part is never copied
+// through shared memory, and the tensors are read and written in place: there
+// is no fusion buffer. Each element is summed by one rank, in rank order.
 //
-// Three chunks are under way at a time, so that waits overlap with work. Slots
-// are written around the caches or through them, whichever is faster
+// Three chunks are in flight at a time, so that waits overlap with work. Slots
+// are written by ordinary or non-temporal stores, whichever are faster
 // (slot_stores.h).
 #include "algorithms/all_reduce.h"
 #include "transport/wire_codec.h"
@@ -16,7 +19,8 @@
 namespace collective {
 namespace {
 
-// Out of place and out of cache, outputs too are written around the caches.
+// From here on, outputs that are not the inputs do not stay in cache anyway and
+// are written by non-temporal stores.
 constexpr size_t kStreamOutputBytes = size_t{16} << 20;
 
 class Direct {
@@ -26,13 +30,13 @@ class Direct {
         stores_(ranks.stores()),
         r_(reduction),
         wire_(reduction),
-        stream_out_(!r_.in_place &&
-                    r_.span.length() * SizeOf(r_.dtype) >= kStreamOutputBytes),
+        stream_out_(!r_.in_place && r_.tensors.length() * SizeOf(r_.dtype) >=
+                                        kStreamOutputBytes),
         per_chunk_(Communicator::kChunkBytes / wire_.bytes()),
         first_(ranks.first_chunk()) {}
 
-  void Run(bool agree) {
-    const size_t length = r_.span.length();
+  void Run(bool verify) {
+    const size_t length = r_.tensors.length();
     const uint32_t chunks =
         static_cast<uint32_t>((length + per_chunk_ - 1) / per_chunk_);
     for (uint32_t turn = 0; turn < chunks + 2; ++turn) {
@@ -40,10 +44,10 @@ class Direct {
         CopyIn(turn);
         ranks_.Pass(Communicator::kFilled, first_ + turn);
       }
-      // Late, where this rank waits for the others anyhow: a wait of its own
-      // took a sixth of the time of 1 MB, where ranks share cores. No output
-      // has been written yet.
-      if (turn == 1 && agree) ranks_.Agree(r_.request);
+      // Only now, where this rank has to wait anyway: a wait of its own took a
+      // sixth of the time of 1 MB if ranks share cores. No output has been
+      // written yet.
+      if (turn == 1 && verify) ranks_.VerifyMatch(r_.request);
       if (turn >= 1 && turn - 1 < chunks) Sum(turn - 1);
       if (turn >= 2) CopyOut(turn - 2);
     }
@@ -53,34 +57,35 @@ class Direct {
  private:
   size_t Begin(uint32_t turn) const { return turn * per_chunk_; }
   size_t Length(uint32_t turn) const {
-    return std::min(per_chunk_, r_.span.length() - Begin(turn));
+    return std::min(per_chunk_, r_.tensors.length() - Begin(turn));
   }
-  // Calls visit(tensor, offset, offset in the chunk, count) for a member's
-  // part.
+  // Calls visit(tensor, offset in it, offset in the chunk, count) for each
+  // piece of a member's part.
   template <class Visit>
   void ForPart(uint32_t turn, int member, Visit&& visit) {
     const size_t length = Length(turn), begin = Begin(turn);
-    const size_t align = Span::kAlign;
-    r_.span.ForEach(
+    const size_t align = TensorList::kAlign;
+    r_.tensors.ForEach(
         begin + ShareBegin(length, member, ranks_.size(), align),
         begin + ShareBegin(length, member + 1, ranks_.size(), align),
         [&](const Tensor& tensor, size_t offset, size_t position,
             size_t count) { visit(tensor, offset, position - begin, count); });
   }
-  // Where a chunk lies in its slots.
-  size_t PlaceOf(uint32_t turn) const {
-    return Communicator::PlaceOf(first_ + turn, Length(turn) * wire_.bytes());
+  // Where a chunk begins in its slots.
+  size_t Offset(uint32_t turn) const {
+    return Communicator::SlotOffset(first_ + turn,
+                                    Length(turn) * wire_.bytes());
   }
   int Other(int i) const { return (ranks_.me() + i) % ranks_.size(); }
 
   void CopyIn(uint32_t turn) {
     const uint32_t chunk = first_ + turn;
     ranks_.AwaitFree(Communicator::kRead, chunk, r_.request);
-    stores_.Next(Kind::kAllReduce, r_.span.length() * wire_.bytes(),
+    stores_.Next(Kind::kAllReduce, r_.tensors.length() * wire_.bytes(),
                  Length(turn) * wire_.bytes(), ranks_.me() == 0,
                  wire_.narrow());
-    SlotStores::Work work(stores_);
-    char* slot = ranks_.Slot(chunk, ranks_.me()) + PlaceOf(turn);
+    SlotStores::Timer timer(stores_);
+    char* slot = ranks_.Slot(chunk, ranks_.me()) + Offset(turn);
     for (int i = 1; i < ranks_.size(); ++i) {
       ForPart(turn, Other(i),
               [&](const Tensor& tensor, size_t offset, size_t position,
@@ -95,9 +100,9 @@ class Direct {
     const uint32_t chunk = first_ + turn;
     ranks_.AwaitFree(Communicator::kDone, chunk, r_.request);
     ranks_.AwaitAll(Communicator::kFilled, chunk, r_.request);
-    SlotStores::Work work(stores_);
-    const size_t place = PlaceOf(turn);
-    const void* sources[128];
+    SlotStores::Timer timer(stores_);
+    const size_t start = Offset(turn);
+    const void* sources[kMaxRanks];
     ReduceJob job = {};
     job.sources = sources;
     job.nsources = ranks_.size();
@@ -109,13 +114,13 @@ class Direct {
             [&](const Tensor& tensor, size_t offset, size_t position,
                 size_t count) {
               for (int member = 0; member < ranks_.size(); ++member) {
-                sources[member] = ranks_.Slot(chunk, member) + place +
+                sources[member] = ranks_.Slot(chunk, member) + start +
                                   position * wire_.bytes();
               }
               sources[ranks_.me()] = wire_.Input(tensor, offset);
               job.out = wire_.Output(tensor, offset);
               job.slot =
-                  ranks_.Result(chunk) + place + position * wire_.bytes();
+                  ranks_.Result(chunk) + start + position * wire_.bytes();
               job.count = count;
               r_.kernel(job);
             });
@@ -124,11 +129,11 @@ class Direct {
 
   void CopyOut(uint32_t turn) {
     const uint32_t chunk = first_ + turn;
-    const char* sums = ranks_.Result(chunk) + PlaceOf(turn);
+    const char* sums = ranks_.Result(chunk) + Offset(turn);
     for (int i = 1; i < ranks_.size(); ++i) {
       const int member = Other(i);
       ranks_.AwaitStage(Communicator::kRead, chunk, member, r_.request);
-      SlotStores::Work work(stores_);
+      SlotStores::Timer timer(stores_);
       ForPart(turn, member,
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
@@ -142,7 +147,7 @@ class Direct {
   Communicator& ranks_;
   SlotStores& stores_;
   const Reduction& r_;
-  const Wire wire_;
+  const WireCodec wire_;
   const bool stream_out_;
   const size_t per_chunk_;  // elements
   const uint32_t first_;
@@ -151,8 +156,8 @@ class Direct {
 }  // namespace
 
 void AllReduceDirect(Communicator& ranks, const Reduction& reduction,
-                     bool agree) {
-  Direct(ranks, reduction).Run(agree);
+                     bool verify) {
+  Direct(ranks, reduction).Run(verify);
 }
 
 }  // namespace collective

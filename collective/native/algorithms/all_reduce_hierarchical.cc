@@ -1,25 +1,28 @@
 // All-reduce of ranks on several hosts: shared memory within each host,
 // messages between hosts.
 //
-// A chunk is shared out among the lanes: as many as every host has ranks. Lane
-// number l is carried by rank number l of each host. 1. Each rank copies its
-// data into its slot. 2. The rank of a lane sums its part of the slots, and
-// sends each other host the part of it which that host's rank of the lane sums.
-// 3. It sums what has come from the other hosts, and sends them the sum. 4. The
-// sums of all hosts are in the result slot; 5. everyone copies them out.
+// Each chunk is divided into lanes, as many as the smallest host has ranks.
+// Lane l of every host is carried by the host's rank number l. Five steps:
+//   1. each rank copies its data into its slot;
+//   2. the carrier of a lane sums that lane over its host's slots, and sends to
+//      its peer on each other host the part that this peer sums;
+//   3. it sums its part over all hosts, and sends the sum to its peers;
+//   4. it receives the other parts: the sum of the lane is in the result slot;
+//   5. each rank copies all lanes to its outputs.
+// Bytes: each host sends and receives 2(h-1)/h of the message, which is the
+// least possible for h hosts (the bound of Patarasuk and Yuan, J. Parallel
+// Distrib. Comput. 69(2), 2009); its ranks share that work and the summing.
+// Each element is summed by one rank, in the order of the hosts.
 //
-// Each host sends 2(h-1)/h of the message, which is the least possible for h
-// hosts, whatever the number of its ranks; and they share that work, and the
-// summing. Every element is summed by one rank, in the order of the hosts.
+// One turn of the loop does the five steps for five successive chunks, so that
+// the messages of two chunks are in flight while other chunks are copied and
+// summed.
 //
-// The five steps are done for five chunks in one turn, so that messages of two
-// chunks are on their way while others are copied and summed.
-//
-// With every rank taken for a host of its own, this is the exchange: each part
-// goes straight to the rank that sums it, in the order of the ranks. 16-bit
-// elements are then rounded once, and integers averaged without overflow. A
-// rank alone on its host needs no slots: a chunk of one tensor is sent,
-// received and summed where it lies.
+// AllReduceExchange is the same with every rank as a host of its own: each part
+// goes straight to the rank that sums it, in rank order. 16-bit elements are
+// then rounded once, and integers are averaged without overflow. A rank that is
+// alone on its host needs no slots: a chunk of one tensor is sent, received and
+// summed in place.
 #include <vector>
 
 #include "algorithms/all_reduce.h"
@@ -30,49 +33,50 @@ namespace {
 
 class Hierarchical {
  public:
-  // `here`: the members on this host. `hosts`: members by host.
-  Hierarchical(Communicator& ranks, Communicator& here,
+  // `local`: the members on this host. `hosts`: members by host.
+  Hierarchical(Communicator& ranks, Communicator& local,
                const std::vector<std::vector<int>>& hosts, int my_host,
                const Reduction& reduction)
       : ranks_(ranks),
-        here_(here),
+        local_(local),
         members_(hosts),
         my_host_(my_host),
-        messages_(ranks.messages()),
+        p2p_(ranks.p2p()),
         r_(reduction),
-        path_(reduction),
-        wire_(path_.bytes()),
-        // Sums of 16 bits are divided before they are sent: an average shall
-        // not overflow on its way.
-        early_(wire_ == 2 && ranks.size() > static_cast<int>(hosts.size())),
-        per_chunk_(Communicator::kChunkBytes / wire_),
-        first_(here_.first_chunk()),
+        codec_(reduction),
+        wire_bytes_(codec_.bytes()),
+        // The sums of each host are divided before they are sent: a 16-bit sum
+        // over all ranks could overflow where the average does not.
+        divides_early_(wire_bytes_ == 2 && r_.divisor > 1 &&
+                       ranks.size() > static_cast<int>(hosts.size())),
+        per_chunk_(Communicator::kChunkBytes / wire_bytes_),
+        first_(local_.first_chunk()),
         hosts_(static_cast<int>(hosts.size())),
         lanes_(Lanes(hosts)) {}
 
   void Run() {
-    const size_t length = r_.span.length();
+    const size_t length = r_.tensors.length();
     const uint32_t chunks =
         static_cast<uint32_t>((length + per_chunk_ - 1) / per_chunk_);
     for (uint32_t turn = 0; turn < chunks + 4; ++turn) {
       if (turn < chunks) CopyIn(turn);
-      // Unsigned: before the first chunk is beyond the last.
-      if (turn - 1 < chunks) SumHere(turn - 1);
+      // Unsigned: a turn before the first chunk wraps to beyond the last.
+      if (turn - 1 < chunks) SumLane(turn - 1);
       if (turn - 2 < chunks) SumHosts(turn - 2);
-      if (turn - 3 < chunks) Settle(turn - 3);
+      if (turn - 3 < chunks) AwaitSums(turn - 3);
       if (turn - 4 < chunks) CopyOut(turn - 4);
     }
-    here_.Finish(chunks);
+    local_.Finish(chunks);
   }
 
  private:
-  // Of a chunk between steps 2 and 4.
+  // A chunk between steps 2 and 4.
   struct Flight {
-    Remote::Transfers under_way;
+    P2pTransport::Transfers in_flight;
     std::vector<char> parts;  // from each other host
-    // Where the chunk of a lane is, as its elements travel: this host's sum of
-    // it and, once there is one, that of all hosts.
-    const char* sum_here;
+    // This rank's lane of the chunk, as its elements travel: the sum over this
+    // host and, once there is one, over all hosts.
+    const char* host_sum;
     char* sum;
   };
 
@@ -85,48 +89,51 @@ class Hierarchical {
   }
 
   size_t Length(uint32_t turn) const {
-    return std::min(per_chunk_, r_.span.length() - turn * per_chunk_);
+    return std::min(per_chunk_, r_.tensors.length() - turn * per_chunk_);
   }
-  // Where a lane's part of a chunk begins, in elements; and a host's of that.
+  // Where a lane of a chunk begins, in elements; and a host's part of this
+  // rank's lane.
   size_t LaneBegin(uint32_t turn, int lane) const {
-    return ShareBegin(Length(turn), lane, lanes_, Span::kAlign);
+    return ShareBegin(Length(turn), lane, lanes_, TensorList::kAlign);
   }
   size_t HostBegin(uint32_t turn, int host) const {
-    const size_t begin = LaneBegin(turn, here_.me());
-    return begin + ShareBegin(LaneBegin(turn, here_.me() + 1) - begin, host,
-                              hosts_, Span::kAlign);
+    const size_t begin = LaneBegin(turn, local_.me());
+    return begin + ShareBegin(LaneBegin(turn, local_.me() + 1) - begin, host,
+                              hosts_, TensorList::kAlign);
   }
   size_t HostBytes(uint32_t turn, int host) const {
-    return (HostBegin(turn, host + 1) - HostBegin(turn, host)) * wire_;
+    return (HostBegin(turn, host + 1) - HostBegin(turn, host)) * wire_bytes_;
   }
   char* Result(uint32_t turn, size_t element) {
-    return here_.Result(first_ + turn) + element * wire_;
+    return local_.Result(first_ + turn) + element * wire_bytes_;
   }
-  // The tensor that holds the whole of a chunk, if it need not go through
-  // slots.
+  // The tensor that holds all of a chunk, if the chunk need not go through
+  // slots: there is nothing to sum on this host, to convert or to divide.
   const Tensor* Whole(uint32_t turn, size_t* offset) const {
     const Tensor* whole = nullptr;
-    if (path_.narrow() || here_.size() > 1) return whole;
+    if (codec_.narrow() || divides_early_ || local_.size() > 1) return whole;
     const size_t begin = turn * per_chunk_;
-    r_.span.ForEach(begin, begin + Length(turn),
-                    [&](const Tensor& tensor, size_t at, size_t, size_t count) {
-                      if (count == Length(turn)) whole = &tensor;
-                      *offset = at;
-                    });
+    r_.tensors.ForEach(
+        begin, begin + Length(turn),
+        [&](const Tensor& tensor, size_t at, size_t, size_t count) {
+          if (count == Length(turn)) whole = &tensor;
+          *offset = at;
+        });
     return whole;
   }
   Flight& FlightOf(uint32_t turn) {
     return flights_[turn % Communicator::kDepth];
   }
-  bool carries() const { return here_.me() < lanes_; }
-  int peer(int host) const { return members_[host][here_.me()]; }
+  bool carries() const { return local_.me() < lanes_; }
+  int peer(int host) const { return members_[host][local_.me()]; }
   int OtherHost(int i) const { return (my_host_ + i) % hosts_; }
 
-  // Calls visit(tensor, offset, offset in the chunk, count) for a lane's part.
+  // Calls visit(tensor, offset in it, offset in the chunk, count) for each
+  // piece of a lane.
   template <class Visit>
   void ForLane(uint32_t turn, int lane, Visit&& visit) {
     const size_t begin = turn * per_chunk_;
-    r_.span.ForEach(
+    r_.tensors.ForEach(
         begin + LaneBegin(turn, lane), begin + LaneBegin(turn, lane + 1),
         [&](const Tensor& tensor, size_t offset, size_t position,
             size_t count) { visit(tensor, offset, position - begin, count); });
@@ -134,62 +141,62 @@ class Hierarchical {
 
   void CopyIn(uint32_t turn) {
     const uint32_t chunk = first_ + turn;
-    here_.AwaitFree(Communicator::kRead, chunk, r_.request);
-    char* slot = here_.Slot(chunk, here_.me());
+    local_.AwaitFree(Communicator::kRead, chunk, r_.request);
+    char* slot = local_.Slot(chunk, local_.me());
     for (int lane = 0; lane < lanes_; ++lane) {
-      if (lane == here_.me()) continue;
+      if (lane == local_.me()) continue;
       ForLane(turn, lane,
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
-                path_.CopyIn(slot + position * wire_, tensor, offset, count,
-                             true);
+                codec_.CopyIn(slot + position * wire_bytes_, tensor, offset,
+                              count, true);
               });
     }
-    here_.Pass(Communicator::kFilled, chunk);
+    local_.Pass(Communicator::kFilled, chunk);
   }
 
-  void SumHere(uint32_t turn) {
+  void SumLane(uint32_t turn) {
     if (!carries()) return;
     Flight& flight = FlightOf(turn);
     size_t offset = 0;
     if (const Tensor* whole = Whole(turn, &offset)) {
-      flight.sum_here = path_.Input(*whole, offset);
-      flight.sum = path_.Output(*whole, offset);
+      flight.host_sum = codec_.Input(*whole, offset);
+      flight.sum = codec_.Output(*whole, offset);
     } else {
       SumSlots(turn);
-      flight.sum_here = flight.sum = Result(turn, 0);
+      flight.host_sum = flight.sum = Result(turn, 0);
     }
     const size_t mine = HostBytes(turn, my_host_);
     flight.parts.resize(mine * (hosts_ - 1));
     for (int i = 1; i < hosts_; ++i) {
-      messages_.Receive(peer(OtherHost(i)), &flight.parts[mine * (i - 1)], mine,
-                        &flight.under_way);
+      p2p_.Receive(peer(OtherHost(i)), &flight.parts[mine * (i - 1)], mine,
+                   &flight.in_flight);
     }
     for (int i = 1; i < hosts_; ++i) {
       const int host = OtherHost(i);
-      messages_.Send(peer(host),
-                     flight.sum_here + HostBegin(turn, host) * wire_,
-                     HostBytes(turn, host), &flight.under_way);
+      p2p_.Send(peer(host),
+                flight.host_sum + HostBegin(turn, host) * wire_bytes_,
+                HostBytes(turn, host), &flight.in_flight);
     }
   }
 
   void SumSlots(uint32_t turn) {
     const uint32_t chunk = first_ + turn;
-    here_.AwaitFree(Communicator::kDone, chunk, r_.request);
-    here_.AwaitAll(Communicator::kFilled, chunk, r_.request);
-    std::vector<const void*> sources(here_.size());
+    local_.AwaitFree(Communicator::kDone, chunk, r_.request);
+    local_.AwaitAll(Communicator::kFilled, chunk, r_.request);
+    std::vector<const void*> sources(local_.size());
     ReduceJob job = {};
     job.sources = sources.data();
-    job.nsources = here_.size();
-    job.own = here_.me();
-    job.divisor = early_ ? r_.divisor : 1;
-    ForLane(turn, here_.me(),
+    job.nsources = local_.size();
+    job.own = local_.me();
+    job.divisor = divides_early_ ? r_.divisor : 1;
+    ForLane(turn, local_.me(),
             [&](const Tensor& tensor, size_t offset, size_t position,
                 size_t count) {
-              for (int i = 0; i < here_.size(); ++i) {
-                sources[i] = here_.Slot(chunk, i) + position * wire_;
+              for (int i = 0; i < local_.size(); ++i) {
+                sources[i] = local_.Slot(chunk, i) + position * wire_bytes_;
               }
-              sources[here_.me()] = path_.Input(tensor, offset);
+              sources[local_.me()] = codec_.Input(tensor, offset);
               job.slot = Result(turn, position);
               job.count = count;
               r_.kernel(job);
@@ -199,37 +206,36 @@ class Hierarchical {
   void SumHosts(uint32_t turn) {
     if (!carries()) return;
     Flight& flight = FlightOf(turn);
-    messages_.AwaitAll(&flight.under_way, r_.request);
+    p2p_.AwaitAll(&flight.in_flight, r_.request);
     const size_t mine = HostBytes(turn, my_host_);
-    const size_t at = HostBegin(turn, my_host_) * wire_;
-    std::vector<const void*> sources(hosts_, flight.sum_here + at);
+    const size_t at = HostBegin(turn, my_host_) * wire_bytes_;
+    std::vector<const void*> sources(hosts_, flight.host_sum + at);
     for (int i = 1; i < hosts_; ++i) {
       sources[OtherHost(i)] = &flight.parts[mine * (i - 1)];
     }
     ReduceJob job = {};
     job.sources = sources.data();
     job.nsources = hosts_;
-    job.own = -1;  // all as they travel
+    job.own = -1;  // all sources are of the wire's type
     job.slot = flight.sum + at;
-    job.count = mine / wire_;
-    job.divisor = early_ ? 1 : r_.divisor;
+    job.count = mine / wire_bytes_;
+    job.divisor = divides_early_ ? 1 : r_.divisor;
     r_.kernel(job);
     for (int i = 1; i < hosts_; ++i) {
       const int host = OtherHost(i);
-      messages_.Receive(peer(host), flight.sum + HostBegin(turn, host) * wire_,
-                        HostBytes(turn, host), &flight.under_way);
+      p2p_.Receive(peer(host), flight.sum + HostBegin(turn, host) * wire_bytes_,
+                   HostBytes(turn, host), &flight.in_flight);
     }
     for (int i = 1; i < hosts_; ++i) {
-      messages_.Send(peer(OtherHost(i)), flight.sum + at, mine,
-                     &flight.under_way);
+      p2p_.Send(peer(OtherHost(i)), flight.sum + at, mine, &flight.in_flight);
     }
   }
 
-  void Settle(uint32_t turn) {
+  void AwaitSums(uint32_t turn) {
     if (carries()) {
-      messages_.AwaitAll(&FlightOf(turn).under_way, r_.request);
+      p2p_.AwaitAll(&FlightOf(turn).in_flight, r_.request);
     }
-    here_.Pass(Communicator::kRead, first_ + turn);
+    local_.Pass(Communicator::kRead, first_ + turn);
   }
 
   void CopyOut(uint32_t turn) {
@@ -237,30 +243,30 @@ class Hierarchical {
     size_t offset = 0;
     const int lanes = Whole(turn, &offset) ? 0 : lanes_;
     for (int i = 0; i < lanes; ++i) {
-      const int lane = (here_.me() + i) % lanes_;
-      if (lane != here_.me()) {
-        here_.AwaitStage(Communicator::kRead, chunk, lane, r_.request);
+      const int lane = (local_.me() + i) % lanes_;
+      if (lane != local_.me()) {
+        local_.AwaitStage(Communicator::kRead, chunk, lane, r_.request);
       }
       ForLane(turn, lane,
               [&](const Tensor& tensor, size_t offset, size_t position,
                   size_t count) {
-                path_.CopyOut(tensor, offset, Result(turn, position), count,
-                              false);
+                codec_.CopyOut(tensor, offset, Result(turn, position), count,
+                               false);
               });
     }
-    here_.Pass(Communicator::kDone, chunk);
+    local_.Pass(Communicator::kDone, chunk);
   }
 
   Communicator& ranks_;
-  Communicator& here_;
+  Communicator& local_;
   const std::vector<std::vector<int>>& members_;  // by host
   const int my_host_;
-  Remote& messages_;
+  P2pTransport& p2p_;
   const Reduction& r_;
-  const Wire path_;
-  const size_t wire_;  // bytes of an element on it
-  const bool early_;
-  const size_t per_chunk_;  // elements
+  const WireCodec codec_;
+  const size_t wire_bytes_;   // of an element
+  const bool divides_early_;  // in step 2; otherwise in step 3
+  const size_t per_chunk_;    // elements
   const uint32_t first_;
   const int hosts_;
   const int lanes_;
@@ -270,16 +276,16 @@ class Hierarchical {
 }  // namespace
 
 void AllReduceHierarchical(Communicator& ranks, const Reduction& reduction) {
-  Hierarchical(ranks, ranks.here(), ranks.hosts(), ranks.my_host(), reduction)
+  Hierarchical(ranks, ranks.local(), ranks.hosts(), ranks.my_host(), reduction)
       .Run();
 }
 
 void AllReduceExchange(Communicator& ranks, const Reduction& reduction) {
-  std::vector<std::vector<int>> alone;
+  std::vector<std::vector<int>> hosts;
   for (int member = 0; member < ranks.size(); ++member) {
-    alone.push_back({member});
+    hosts.push_back({member});
   }
-  Hierarchical(ranks, ranks.alone(), alone, ranks.me(), reduction).Run();
+  Hierarchical(ranks, ranks.self(), hosts, ranks.me(), reduction).Run();
 }
 
 }  // namespace collective

@@ -1,22 +1,19 @@
-// All-reduce of a few bytes: one message each way.
+// All-reduce of a few bytes: every rank reads all data and sums it itself.
 //
-// Each rank writes its data behind its post and, once it has seen all posts,
-// sums all of it itself, in the order of the ranks. One cache line brings up to
-// 48 bytes together with the news that they are there.
+// Steps: 1. Bytes: each rank reads n-1 messages. The data lies behind the post,
+// so that one cache line brings up to 48 bytes together with the counter that
+// announces them. Sums are in rank order, the same on every rank.
 #include <cstring>
 
 #include "algorithms/all_reduce.h"
+#include "algorithms/arguments.h"
 
 namespace collective {
 namespace {
 
-constexpr size_t kAlign = 16;
+constexpr size_t kAlign = 16;  // of a tensor in the post: a vector register
 
 size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
-size_t BytesOf(const Tensor& tensor) {
-  return static_cast<size_t>(tensor.count) * SizeOf(tensor.dtype);
-}
 
 }  // namespace
 
@@ -38,10 +35,9 @@ void PostOneShot(Communicator& ranks, const Request& request) {
 }
 
 void AllReduceOneShot(Communicator& ranks, const Request& request) {
-  constexpr int kMostRanks = 128;
   if (!request.posted) PostOneShot(ranks, request);
-  ranks.Agree(request);
-  const void* sources[kMostRanks];
+  ranks.VerifyMatch(request);
+  const void* sources[kMaxRanks];
   ReduceJob job = {};
   job.sources = sources;
   job.nsources = ranks.size();

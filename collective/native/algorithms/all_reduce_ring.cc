@@ -1,32 +1,32 @@
-// All-reduce around a ring: n-1 steps that sum, n-1 steps that pass the sums
-// on.
+// All-reduce around a ring: a reduce-scatter, then an all-gather of the sums.
 //
-// Each rank sends and receives 2(n-1)/n of the message, which is the least
-// possible [Patarasuk and Yuan, J. Parallel Distrib. Comput. 69(2), 2009].
+// Steps: 2(n-1). Bytes: each rank sends and receives 2(n-1)/n of the message,
+// which is the least possible [Patarasuk and Yuan, J. Parallel Distrib. Comput.
+// 69(2), 2009].
 #include "transport/flat_buffer.h"
 
 namespace collective {
 
 void AllReduceRing(Communicator& ranks, const Reduction& reduction) {
-  Flat flat(ranks, reduction);
+  FlatBuffer buffer(ranks, reduction);
   const int n = ranks.size(), me = ranks.me();
   const int right = (me + 1) % n, left = (me + n - 1) % n;
   const auto begin = [&](int block) {
-    return ShareBegin(flat.count(), block, n, Span::kAlign);
+    return ShareBegin(buffer.count(), block, n, TensorList::kAlign);
   };
-  // Block b is summed on its way from rank b to rank b-1, which ends with it.
+  // Block b travels from rank b around to rank b-1 and is summed on its way.
   for (int step = 0; step < n - 1; ++step) {
     const int out = (me - step + n) % n, in = (me - step - 1 + 2 * n) % n;
-    flat.Reduce(right, begin(out), begin(out + 1), left, begin(in),
-                begin(in + 1));
+    buffer.Reduce(right, begin(out), begin(out + 1), left, begin(in),
+                  begin(in + 1));
   }
-  flat.Scale(begin(right), begin(right + 1));
+  buffer.Scale(begin(right), begin(right + 1));
   for (int step = 0; step < n - 1; ++step) {
     const int out = (me + 1 - step + n) % n, in = (me - step + n) % n;
-    flat.Replace(right, begin(out), begin(out + 1), left, begin(in),
-                 begin(in + 1));
+    buffer.Replace(right, begin(out), begin(out + 1), left, begin(in),
+                   begin(in + 1));
   }
-  flat.Finish();
+  buffer.Finish();
 }
 
 }  // namespace collective

@@ -1,30 +1,33 @@
-// All-reduce up and down a binomial tree: log2 n steps each way, each with the
-// whole message. Few steps, many bytes: for small messages.
+// All-reduce up and down a binomial tree: a reduce to rank 0, then a broadcast.
+//
+// Steps: 2 ceil(log2 n). Bytes: the whole message in each step, so this is for
+// small messages [Thakur, Rabenseifner and Gropp, Int. J. High Perform. Comput.
+// Appl. 19(1), 2005].
 #include "transport/flat_buffer.h"
 
 namespace collective {
 
 void AllReduceTree(Communicator& ranks, const Reduction& reduction) {
-  Flat flat(ranks, reduction);
+  FlatBuffer buffer(ranks, reduction);
   const int n = ranks.size(), me = ranks.me();
-  const size_t all = flat.count();
+  const size_t all = buffer.count();
   int mask = 1;
   for (; mask < n; mask *= 2) {
     if (me & mask) {
-      flat.Reduce(me - mask, 0, all, me - mask, 0, 0);
+      buffer.Reduce(me - mask, 0, all, me - mask, 0, 0);
       break;
     }
-    if (me + mask < n) flat.Reduce(me + mask, 0, 0, me + mask, 0, all);
+    if (me + mask < n) buffer.Reduce(me + mask, 0, 0, me + mask, 0, all);
   }
   if (me == 0) {
-    flat.Scale(0, all);
+    buffer.Scale(0, all);
   } else {
-    flat.Replace(me - mask, 0, 0, me - mask, 0, all);
+    buffer.Replace(me - mask, 0, 0, me - mask, 0, all);
   }
   for (mask /= 2; mask > 0; mask /= 2) {
-    if (me + mask < n) flat.Replace(me + mask, 0, all, me + mask, 0, 0);
+    if (me + mask < n) buffer.Replace(me + mask, 0, all, me + mask, 0, 0);
   }
-  flat.Finish();
+  buffer.Finish();
 }
 
 }  // namespace collective

@@ -1,4 +1,7 @@
-// Barrier: nobody leaves before everyone came.
+// Barrier: no rank leaves before every rank has entered.
+//
+// A post without data is a barrier already: a dissemination in one step, since
+// every rank can read every post.
 #ifndef COLLECTIVE_NATIVE_ALGORITHMS_BARRIER_H_
 #define COLLECTIVE_NATIVE_ALGORITHMS_BARRIER_H_
 
@@ -8,7 +11,7 @@ namespace collective {
 
 inline void Barrier(Communicator& ranks, const Request& request) {
   ranks.Post(request);
-  ranks.Agree(request);
+  ranks.VerifyMatch(request);
 }
 
 }  // namespace collective

@@ -1,83 +1,117 @@
-// The root writes chunks into its slots and everyone reads them; up to four are
-// under way. A few bytes travel within the root's post.
+// Broadcast through shared memory.
+//
+// The root writes chunks into its slots and every other rank reads them, with
+// up to four chunks in flight. Steps: 1. Bytes: the root writes the message
+// once, and each other rank reads it once. A few bytes travel within the root's
+// post.
 #include "algorithms/broadcast.h"
 
 #include <cstring>
 
+#include "algorithms/arguments.h"
 #include "transport/tensor_list.h"
 
 namespace collective {
+namespace {
 
-void Broadcast(Communicator& ranks, const Request& request) {
-  if (request.root < 0 || request.root >= ranks.size()) {
-    throw Failure(Code::kInvalidArgument,
-                  request.Describe() + ": there is no such root",
-                  "choose one from 0 to " + std::to_string(ranks.size() - 1));
+// The tensors of a request as bytes, copied between them and shared memory.
+class Bytes {
+ public:
+  Bytes(Communicator& ranks, const Request& request)
+      : ranks_(ranks),
+        is_root_(request.root == ranks.me()),
+        tensors_(request.tensors) {
+    for (Tensor& tensor : tensors_) {
+      tensor.count *= static_cast<int64_t>(SizeOf(tensor.dtype));
+      list_.Add(tensor);
+    }
   }
+  size_t size() const { return list_.length(); }
+
+  // On the root: to its own outputs.
+  void CopyToOutputs() {
+    for (const Tensor& tensor : tensors_) {
+      if (tensor.input != tensor.output && tensor.count > 0) {
+        std::memcpy(tensor.output, tensor.input,
+                    static_cast<size_t>(tensor.count));
+      }
+    }
+  }
+  // [begin, end) to shared memory on the root, from it on every other rank.
+  void Copy(size_t begin, size_t end, char* shared, bool stream) {
+    list_.ForEach(begin, end,
+                  [&](const Tensor& tensor, size_t offset, size_t position,
+                      size_t count) {
+                    char* at = shared + (position - begin);
+                    if (is_root_) {
+                      ranks_.kernels().copy(
+                          at, static_cast<const char*>(tensor.input) + offset,
+                          count, stream);
+                    } else {
+                      std::memcpy(static_cast<char*>(tensor.output) + offset,
+                                  at, count);
+                    }
+                  });
+  }
+
+ private:
+  Communicator& ranks_;
+  const bool is_root_;
+  std::vector<Tensor> tensors_;  // with counts in bytes
+  TensorList list_;
+};
+
+void BroadcastBySlots(Communicator& ranks, const Request& request,
+                      Bytes& bytes) {
   const bool root = request.root == ranks.me();
-  std::vector<Tensor> pieces = request.tensors;  // as bytes
-  Span span;
-  for (Tensor& piece : pieces) {
-    piece.count *= static_cast<int64_t>(SizeOf(piece.dtype));
-    span.Add(piece);
-    if (root && piece.input != piece.output && piece.count > 0) {
-      std::memcpy(piece.output, piece.input, static_cast<size_t>(piece.count));
-    }
-  }
-  const auto copy = [&](size_t begin, size_t end, char* shared, bool stream) {
-    span.ForEach(
-        begin, end,
-        [&](const Tensor& piece, size_t offset, size_t position, size_t count) {
-          char* there = shared + (position - begin);
-          if (root) {
-            ranks.kernels().copy(there,
-                                 static_cast<const char*>(piece.input) + offset,
-                                 count, stream);
-          } else {
-            std::memcpy(static_cast<char*>(piece.output) + offset, there,
-                        count);
-          }
-        });
-  };
-
-  const size_t bytes = span.length();
-  if (bytes <= Communicator::kPostBytes) {
-    if (root) copy(0, bytes, ranks.PostData(), false);
-    ranks.Post(request);
-    ranks.Agree(request);
-    if (!root) {
-      copy(0, bytes, const_cast<char*>(ranks.PostedBy(request.root)), false);
-    }
-    return;
-  }
-  ranks.Post(request);
   const uint32_t first = ranks.first_chunk();
   uint32_t turn = 0;
   SlotStores& stores = ranks.stores();
-  const int reader = request.root == 0 ? 1 : 0;
-  for (size_t begin = 0; begin < bytes; ++turn) {
-    const size_t end = std::min(begin + Communicator::kChunkBytes, bytes);
+  const int reader = request.root == 0 ? 1 : 0;  // the member that measures
+  for (size_t begin = 0; begin < bytes.size(); ++turn) {
+    const size_t end =
+        std::min(begin + Communicator::kChunkBytes, bytes.size());
     const uint32_t chunk = first + turn;
     char* slot = ranks.Slot(chunk, request.root) +
-                 Communicator::PlaceOf(chunk, end - begin);
-    stores.Next(request.kind, bytes, end - begin, ranks.me() == reader);
+                 Communicator::SlotOffset(chunk, end - begin);
+    stores.Next(request.kind, bytes.size(), end - begin, ranks.me() == reader);
     if (root) {
       ranks.AwaitFree(Communicator::kRead, chunk, request);
-      copy(begin, end, slot, stores.stream());
+      bytes.Copy(begin, end, slot, stores.stream());
       ranks.Pass(Communicator::kFilled, chunk);
-      if (turn == 0) ranks.Agree(request);
+      if (turn == 0) ranks.VerifyMatch(request);
     } else {
-      if (turn == 0) ranks.Agree(request);
-      // With the wait: the root writes while this rank reads, and the slower of
-      // them counts.
-      SlotStores::Work work(stores);
+      if (turn == 0) ranks.VerifyMatch(request);
+      // Measured including the wait: the root writes while this rank reads, and
+      // the slower of the two matters.
+      SlotStores::Timer timer(stores);
       ranks.AwaitStage(Communicator::kFilled, chunk, request.root, request);
-      copy(begin, end, slot, false);
+      bytes.Copy(begin, end, slot, false);
       ranks.Pass(Communicator::kRead, chunk);
     }
     begin = end;
   }
   ranks.Finish(turn);
+}
+
+}  // namespace
+
+void Broadcast(Communicator& ranks, const Request& request) {
+  CheckRoot(ranks, request);
+  const bool root = request.root == ranks.me();
+  Bytes bytes(ranks, request);
+  if (root) bytes.CopyToOutputs();
+  if (bytes.size() > Communicator::kPostBytes) {
+    ranks.Post(request);
+    return BroadcastBySlots(ranks, request, bytes);
+  }
+  if (root) bytes.Copy(0, bytes.size(), ranks.PostData(), false);
+  ranks.Post(request);
+  ranks.VerifyMatch(request);
+  if (!root) {
+    bytes.Copy(0, bytes.size(), const_cast<char*>(ranks.PostedBy(request.root)),
+               false);
+  }
 }
 
 }  // namespace collective

@@ -1,4 +1,6 @@
 // Broadcast: every rank ends with the root's tensors.
+//
+// All tensors of a request travel as one array of bytes, whatever their types.
 #ifndef COLLECTIVE_NATIVE_ALGORITHMS_BROADCAST_H_
 #define COLLECTIVE_NATIVE_ALGORITHMS_BROADCAST_H_
 
@@ -6,8 +8,9 @@
 
 namespace collective {
 
-// request.root: a member. The root's inputs are sent; outputs are written on
-// every rank (on the root only where they are not the inputs).
+// request.root: a member; otherwise throws kInvalidArgument. Sends the root's
+// inputs, and writes the outputs on every rank (on the root, only if they are
+// not the inputs).
 void Broadcast(Communicator& ranks, const Request& request);
 
 }  // namespace collective

@@ -6,14 +6,13 @@
 namespace collective {
 namespace {
 
-// Zero, one, the greatest and the least of a type.
 template <class T>
-struct Numbers {
+struct Values {
   T zero, one, greatest, least;
 };
 
 template <class T>
-constexpr Numbers<T> NumbersOf() {
+constexpr Values<T> ValuesOf() {
   using Limits = std::numeric_limits<T>;
   if constexpr (Limits::has_infinity) {
     return {0, 1, Limits::infinity(), -Limits::infinity()};
@@ -22,40 +21,40 @@ constexpr Numbers<T> NumbersOf() {
   }
 }
 
-// As bits: infinity is the greatest of a 16-bit float.
-constexpr Numbers<uint16_t> kFloat16 = {0, 0x3C00, 0x7C00, 0xFC00};
-constexpr Numbers<uint16_t> kBFloat16 = {0, 0x3F80, 0x7F80, 0xFF80};
-constexpr Numbers<uint8_t> kBool = {0, 1, 1, 0};
+// 16-bit floats as bits. Infinity is their greatest value.
+constexpr Values<uint16_t> kFloat16 = {0, 0x3C00, 0x7C00, 0xFC00};
+constexpr Values<uint16_t> kBFloat16 = {0, 0x3F80, 0x7F80, 0xFF80};
+constexpr Values<uint8_t> kBool = {0, 1, 1, 0};
 
 template <class T>
-void Fill(Op op, const Tensor& tensor, const Numbers<T>& numbers) {
-  const T value = op == Op::kProduct ? numbers.one
-                  : op == Op::kMin   ? numbers.greatest
-                  : op == Op::kMax   ? numbers.least
-                                     : numbers.zero;
+void Fill(Op op, const Tensor& tensor, const Values<T>& values) {
+  const T value = op == Op::kProduct ? values.one
+                  : op == Op::kMin   ? values.greatest
+                  : op == Op::kMax   ? values.least
+                                     : values.zero;
   std::fill_n(static_cast<T*>(tensor.output), tensor.count, value);
 }
 
 }  // namespace
 
-void FillNeutral(Op op, const Tensor& tensor) {
+void FillIdentity(Op op, const Tensor& tensor) {
   switch (tensor.dtype) {
     case DType::kFloat32:
-      return Fill(op, tensor, NumbersOf<float>());
+      return Fill(op, tensor, ValuesOf<float>());
     case DType::kFloat64:
-      return Fill(op, tensor, NumbersOf<double>());
+      return Fill(op, tensor, ValuesOf<double>());
     case DType::kFloat16:
       return Fill(op, tensor, kFloat16);
     case DType::kBFloat16:
       return Fill(op, tensor, kBFloat16);
     case DType::kInt8:
-      return Fill(op, tensor, NumbersOf<int8_t>());
+      return Fill(op, tensor, ValuesOf<int8_t>());
     case DType::kUInt8:
-      return Fill(op, tensor, NumbersOf<uint8_t>());
+      return Fill(op, tensor, ValuesOf<uint8_t>());
     case DType::kInt32:
-      return Fill(op, tensor, NumbersOf<int32_t>());
+      return Fill(op, tensor, ValuesOf<int32_t>());
     case DType::kInt64:
-      return Fill(op, tensor, NumbersOf<int64_t>());
+      return Fill(op, tensor, ValuesOf<int64_t>());
     case DType::kBool:
       return Fill(op, tensor, kBool);
   }

@@ -1,4 +1,7 @@
-// Values that change no result of a reduction.
+// The identity elements of the reductions: values that change no result.
+//
+// A rank that has joined (join.h) contributes them to the reductions of the
+// other ranks.
 #ifndef COLLECTIVE_NATIVE_ALGORITHMS_IDENTITY_ELEMENTS_H_
 #define COLLECTIVE_NATIVE_ALGORITHMS_IDENTITY_ELEMENTS_H_
 
@@ -6,9 +9,9 @@
 
 namespace collective {
 
-// Fills the output: 0 for a sum or an average, 1 for a product, and the
-// greatest or least number for a minimum or maximum.
-void FillNeutral(Op op, const Tensor& tensor);
+// Fills the output: 0 for a sum or an average, 1 for a product, the greatest
+// value of the type for a minimum and the least for a maximum.
+void FillIdentity(Op op, const Tensor& tensor);
 
 }  // namespace collective
 

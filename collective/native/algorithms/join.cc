@@ -11,7 +11,7 @@
 namespace collective {
 namespace {
 
-constexpr size_t kAlign = 64;
+constexpr size_t kAlign = 64;  // a cache line, as the kernels like it
 
 bool CanBeJoined(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kAllGather;
@@ -38,19 +38,19 @@ void Broadcast(Communicator& ranks, int root, void* data, size_t bytes) {
   Execute(ranks, request);
 }
 
-// What `caller` calls, without its data.
-Request Told(Communicator& ranks, int caller, const Request& mine) {
-  std::vector<char> packed;
-  if (ranks.me() == caller) packed = Pack(mine);
-  uint64_t bytes = packed.size();
-  Broadcast(ranks, caller, &bytes, sizeof(bytes));
-  packed.resize(bytes);
-  Broadcast(ranks, caller, packed.data(), packed.size());
-  return Unpack(packed);
+// The request of `caller`, without its data.
+Request ReceiveRequest(Communicator& ranks, int caller, const Request& mine) {
+  std::vector<char> bytes;
+  if (ranks.me() == caller) bytes = Encode(mine);
+  uint64_t size = bytes.size();
+  Broadcast(ranks, caller, &size, sizeof(size));
+  bytes.resize(size);
+  Broadcast(ranks, caller, bytes.data(), bytes.size());
+  return Decode(bytes);
 }
 
-// The call of the others, by a rank that has nothing to give.
-void CallWithNothing(Communicator& ranks, Request request) {
+// Runs the call of the other ranks with identity elements, or zero rows.
+void RunWithIdentity(Communicator& ranks, Request request) {
   const bool rows = request.kind == Kind::kAllGather;
   size_t bytes = 0;
   std::vector<size_t> starts;
@@ -59,7 +59,7 @@ void CallWithNothing(Communicator& ranks, Request request) {
     if (rows) {
       tensor.count = request.counts.at(ranks.me());
       count = 0;
-      for (int64_t theirs : request.counts) count += theirs;
+      for (int64_t each : request.counts) count += each;
     }
     starts.push_back(bytes);
     bytes += static_cast<size_t>(count) * SizeOf(tensor.dtype);
@@ -69,24 +69,24 @@ void CallWithNothing(Communicator& ranks, Request request) {
   for (size_t i = 0; i < starts.size(); ++i) {
     Tensor& tensor = request.tensors[i];
     tensor.output = outputs.data() + starts[i];
-    // Zero rows, where the others ask for their number.
+    // If the other ranks gather their numbers of rows, this rank's is zero.
     tensor.input = rows ? inputs.data() + starts[i] : tensor.output;
-    if (!rows) FillNeutral(request.op, tensor);
+    if (!rows) FillIdentity(request.op, tensor);
   }
   Execute(ranks, request);
 }
 
 }  // namespace
 
-void ExecuteBesideJoined(Communicator& ranks, const Request& request) {
+void ExecuteWithJoined(Communicator& ranks, const Request& request) {
   try {
     return Execute(ranks, request);
-  } catch (const SomeHaveJoined& some) {
-    Told(ranks, some.caller, request);
+  } catch (const RanksHaveJoined& joined) {
+    ReceiveRequest(ranks, joined.caller, request);
     if (!CanBeJoined(request.kind)) {
       throw Failure(
           Code::kFailedPrecondition,
-          request.Describe() + ": rank " + some.ranks + " has called join()",
+          request.Describe() + ": rank " + joined.ranks + " has called join()",
           "until all have, only allreduce and allgather are of use");
     }
   }
@@ -95,33 +95,33 @@ void ExecuteBesideJoined(Communicator& ranks, const Request& request) {
   Execute(ranks, again);
 }
 
-bool JoinOne(Communicator& ranks, const Request& join) {
+bool ServeJoined(Communicator& ranks, const Request& join) {
   try {
     try {
       ranks.Post(join);
-      ranks.Agree(join);
+      ranks.VerifyMatch(join);
       return true;
-    } catch (const SomeHaveJoined& some) {
-      Request request = Told(ranks, some.caller, join);
-      ranks.job().Served();
-      if (CanBeJoined(request.kind)) CallWithNothing(ranks, std::move(request));
+    } catch (const RanksHaveJoined& joined) {
+      Request request = ReceiveRequest(ranks, joined.caller, join);
+      ranks.job().CountServed();
+      if (CanBeJoined(request.kind)) RunWithIdentity(ranks, std::move(request));
     }
   } catch (const Failure& failure) {
-    // Those that call are told that they do not agree; they may go on.
-    const bool theirs = failure.code() == Code::kFailedPrecondition ||
-                        failure.code() == Code::kInvalidArgument;
-    if (!theirs || ranks.job().broken()) throw;
+    // A mistake of the ranks that call: they get the error and may continue.
+    const bool not_ours = failure.code() == Code::kFailedPrecondition ||
+                          failure.code() == Code::kInvalidArgument;
+    if (!not_ours || ranks.job().broken()) throw;
   }
   return false;
 }
 
-Notice NextOfOthers(Communicator& ranks, Notice notice) {
+Notice AgreeOnNext(Communicator& ranks, Notice notice) {
   uint8_t flag = notice.joined;
   std::vector<uint8_t> flags(ranks.size());
-  Request ask = RequestFor(Kind::kAllGather, "who has joined", &flag, 1);
-  ask.tensors[0].output = flags.data();
-  ask.counts.assign(ranks.size(), 1);
-  Execute(ranks, ask);
+  Request gather = RequestFor(Kind::kAllGather, "who has joined", &flag, 1);
+  gather.tensors[0].output = flags.data();
+  gather.counts.assign(ranks.size(), 1);
+  Execute(ranks, gather);
   int caller = 0;
   while (caller < ranks.size() && flags[caller]) ++caller;
   if (caller < ranks.size()) {

@@ -1,10 +1,10 @@
-// Ranks that have no more data, while others have.
+// Horovod's join(): ranks that have run out of data while other ranks have not.
 //
-// A rank that joins posts that it has joined wherever the others post a
-// collective. So ranks do not agree, as after a mistake, and tell each other
-// what they want. Who then sees that some have joined lets the first that has
-// not tell them its call, and all make it again: those that have joined with
-// values that change no result. While nobody has joined, nothing is asked.
+// A rank that has joined posts Kind::kJoin wherever the other ranks post a
+// collective. The posts do not match, so every rank looks at all of them. If
+// joined ranks are the reason, the lowest rank that has not joined broadcasts
+// its request, and all ranks run it: the joined ones with identity elements. As
+// long as no rank has joined, this costs nothing.
 #ifndef COLLECTIVE_NATIVE_ALGORITHMS_JOIN_H_
 #define COLLECTIVE_NATIVE_ALGORITHMS_JOIN_H_
 
@@ -12,19 +12,19 @@
 
 namespace collective {
 
-// Runs a collective, also where some of the ranks have joined. Throws
-// kFailedPrecondition where they cannot take part: theirs are all-reduce and
-// all-gather, to which they give no rows.
-void ExecuteBesideJoined(Communicator& ranks, const Request& request);
+// Runs a collective, some of whose ranks may have joined. Throws
+// kFailedPrecondition if these cannot take part: they can in an all-reduce, and
+// in an all-gather, to which they contribute no rows.
+void ExecuteWithJoined(Communicator& ranks, const Request& request);
 
-// This rank has joined: takes part in one collective of the others. True once
-// all have joined.
-bool JoinOne(Communicator& ranks, const Request& join);
+// This rank has joined: takes part in one collective of the other ranks. True
+// once all ranks have joined.
+bool ServeJoined(Communicator& ranks, const Request& join);
 
-// In order by name, after the first member has said that it has joined: what
-// the first of the others wants next, or that all have joined. `mine`: what
-// this rank wants.
-Notice NextOfOthers(Communicator& ranks, Notice mine);
+// Order by name, after the first member has announced that it has joined: the
+// announcement of the lowest member that has not, or that all have joined.
+// `mine`: what this rank would announce.
+Notice AgreeOnNext(Communicator& ranks, Notice mine);
 
 }  // namespace collective
 

@@ -1,17 +1,14 @@
 #include "algorithms/p2p_collectives.h"
 
 #include <cstring>
-#include <numeric>
 #include <vector>
+
+#include "algorithms/arguments.h"
 
 namespace collective {
 namespace {
 
-size_t BytesOf(const Tensor& tensor) {
-  return static_cast<size_t>(tensor.count) * SizeOf(tensor.dtype);
-}
-
-// Sends to one member and receives from another what goes to `target`.
+// Sends to one member while receiving from another into `target`.
 void Transfer(Communicator& ranks, int to, const char* data, size_t send_bytes,
               int from, char* target, size_t receive_bytes,
               const Request& request) {
@@ -23,18 +20,13 @@ void Transfer(Communicator& ranks, int to, const char* data, size_t send_bytes,
 
 }  // namespace
 
-// Down a binomial tree: log2 n steps.
-void BroadcastByMessages(Communicator& ranks, const Request& request) {
-  if (request.root < 0 || request.root >= ranks.size()) {
-    throw Failure(Code::kInvalidArgument,
-                  request.Describe() + ": there is no such root",
-                  "choose one from 0 to " + std::to_string(ranks.size() - 1));
-  }
+void P2pBroadcast(Communicator& ranks, const Request& request) {
+  CheckRoot(ranks, request);
   ranks.Post(request);
-  ranks.Agree(request);
+  ranks.VerifyMatch(request);
   const int n = ranks.size();
-  const int me = (ranks.me() - request.root + n) % n;  // as if the root were 0
-  const auto real = [&](int member) { return (member + request.root) % n; };
+  const int me = (ranks.me() - request.root + n) % n;  // relative to the root
+  const auto absolute = [&](int member) { return (member + request.root) % n; };
   for (const Tensor& tensor : request.tensors) {
     const size_t bytes = BytesOf(tensor);
     char* output = static_cast<char*>(tensor.output);
@@ -44,29 +36,25 @@ void BroadcastByMessages(Communicator& ranks, const Request& request) {
     int mask = 1;
     while (mask < n && !(me & mask)) mask *= 2;
     if (me != 0) {
-      Transfer(ranks, real(me - mask), nullptr, 0, real(me - mask), output,
-               bytes, request);
+      Transfer(ranks, absolute(me - mask), nullptr, 0, absolute(me - mask),
+               output, bytes, request);
     }
     for (mask /= 2; mask > 0; mask /= 2) {
       if (me + mask < n) {
-        Transfer(ranks, real(me + mask), output, bytes, real(me + mask),
+        Transfer(ranks, absolute(me + mask), output, bytes, absolute(me + mask),
                  nullptr, 0, request);
       }
     }
   }
 }
 
-// Around a ring: n-1 steps, each rank passing on what came last.
-void AllGatherByMessages(Communicator& ranks, const Request& request) {
+void P2pAllGather(Communicator& ranks, const Request& request) {
   ranks.Post(request);
-  ranks.Agree(request);
+  ranks.VerifyMatch(request);
   const Tensor& tensor = request.tensors[0];
   const int n = ranks.size(), me = ranks.me();
-  std::vector<size_t> starts(n + 1, 0);
-  for (int i = 0; i < n; ++i) {
-    starts[i + 1] = starts[i] + static_cast<size_t>(request.counts[i]) *
-                                    SizeOf(tensor.dtype);
-  }
+  const std::vector<size_t> starts =
+      OffsetsOf(request.counts, SizeOf(tensor.dtype));
   char* output = static_cast<char*>(tensor.output);
   if (BytesOf(tensor) && output + starts[me] != tensor.input) {
     std::memcpy(output + starts[me], tensor.input, BytesOf(tensor));
@@ -79,25 +67,15 @@ void AllGatherByMessages(Communicator& ranks, const Request& request) {
   }
 }
 
-// Everyone's part straight to everyone; summed in the order of the ranks.
-void ReduceScatterByMessages(Communicator& ranks, const Request& request) {
+void P2pReduceScatter(Communicator& ranks, const Request& request) {
   const ReduceKernel kernel =
-      ranks.kernels().reduce[static_cast<int>(request.tensors[0].dtype)]
-                            [static_cast<int>(request.op)];
-  if (!kernel) {
-    throw Failure(Code::kInvalidArgument,
-                  request.Describe() + ": bool has no average",
-                  "reduce with Sum (or), Min (and), or cast to float32");
-  }
+      KernelOf(ranks, request, request.tensors[0].dtype);
   ranks.Post(request);
-  ranks.Agree(request);
+  ranks.VerifyMatch(request);
   const Tensor& tensor = request.tensors[0];
   const int n = ranks.size(), me = ranks.me();
   const size_t size = SizeOf(tensor.dtype);
-  std::vector<size_t> starts(n + 1, 0);
-  for (int i = 0; i < n; ++i) {
-    starts[i + 1] = starts[i] + static_cast<size_t>(request.counts[i]) * size;
-  }
+  const std::vector<size_t> starts = OffsetsOf(request.counts, size);
   const char* input = static_cast<const char*>(tensor.input);
   const size_t mine = starts[me + 1] - starts[me];
   std::vector<char> parts(mine * n);
@@ -119,10 +97,9 @@ void ReduceScatterByMessages(Communicator& ranks, const Request& request) {
   kernel(job);
 }
 
-// n-1 steps, at each to one partner and from another.
-void AllToAllByMessages(Communicator& ranks, const Request& request) {
+void P2pAllToAll(Communicator& ranks, const Request& request) {
   ranks.Post(request);
-  ranks.Agree(request);
+  ranks.VerifyMatch(request);
   const Tensor& tensor = request.tensors[0];
   const int n = ranks.size(), me = ranks.me();
   const size_t size = SizeOf(tensor.dtype);

@@ -42,9 +42,9 @@ class Reader {
   const char* at_;
 };
 
-// The fields in their order, for both.
-template <class Visitor, class Some>
-void VisitFixed(Visitor& visit, Some& request) {
+// The fields in their order, for the writer and the reader.
+template <class Visitor, class AnyRequest>
+void VisitFields(Visitor& visit, AnyRequest& request) {
   visit(request.kind)(request.op)(request.root)(request.algorithm)(
       request.has_transport)(request.transport);
   visit.Each(request.name);
@@ -53,9 +53,9 @@ void VisitFixed(Visitor& visit, Some& request) {
 
 }  // namespace
 
-std::vector<char> Pack(const Request& request) {
+std::vector<char> Encode(const Request& request) {
   Writer writer;
-  VisitFixed(writer, request);
+  VisitFields(writer, request);
   writer(request.tensors.size());
   for (const Tensor& tensor : request.tensors) {
     writer(tensor.count)(tensor.dtype).Each(tensor.shape);
@@ -63,10 +63,10 @@ std::vector<char> Pack(const Request& request) {
   return std::move(writer.bytes);
 }
 
-Request Unpack(const std::vector<char>& bytes) {
+Request Decode(const std::vector<char>& bytes) {
   Request request;
   Reader reader(bytes);
-  VisitFixed(reader, request);
+  VisitFields(reader, request);
   size_t tensors = 0;
   reader(tensors);
   request.tensors.resize(tensors);

@@ -1,4 +1,7 @@
-// A request as bytes, without its data: for a rank that has joined.
+// A request as bytes, without its tensors' data.
+//
+// A rank that has joined (join.h) gets the request of another rank in this
+// form, so that it can take part.
 #ifndef COLLECTIVE_NATIVE_ALGORITHMS_REQUEST_CODEC_H_
 #define COLLECTIVE_NATIVE_ALGORITHMS_REQUEST_CODEC_H_
 
@@ -8,9 +11,10 @@
 
 namespace collective {
 
-// Between processes of one machine type and one build only.
-std::vector<char> Pack(const Request& request);
-Request Unpack(const std::vector<char>& bytes);
+// Only between processes of one machine type and one build: numbers are copied
+// as they lie in memory.
+std::vector<char> Encode(const Request& request);
+Request Decode(const std::vector<char>& bytes);
 
 }  // namespace collective
 

@@ -1,3 +1,4 @@
+// Which kernels this processor can run.
 #include "kernels/kernels.h"
 
 #include <cstdlib>
@@ -20,8 +21,8 @@ bool HasAvx512() {
 #endif
 
 const Kernels& Choose() {
-  const char* wish = std::getenv("COLLECTIVE_SIMD");
-  const std::string most = wish && *wish ? wish : "avx512";
+  const char* limit = std::getenv("COLLECTIVE_SIMD");
+  const std::string most = limit && *limit ? limit : "avx512";
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (kKernelsAvx512.name && most == "avx512" && HasAvx512()) {

@@ -1,7 +1,8 @@
 // The inner loops: copying, and reducing several arrays into one.
 //
-// They are compiled several times, for what different processors have, and
-// chosen once at run time; this interface is all the rest of the core sees.
+// They are compiled once for each instruction set and chosen once at run time,
+// so that one library runs everywhere and fast; the rest of the core sees only
+// this interface.
 #ifndef COLLECTIVE_NATIVE_KERNELS_KERNELS_H_
 #define COLLECTIVE_NATIVE_KERNELS_KERNELS_H_
 
@@ -11,19 +12,18 @@
 
 namespace collective {
 
-// Reduces `count` elements of `nsources` arrays, in the order given, so that
-// whoever computes it gets the same bits.
+// Reduces `count` elements of `nsources` arrays, in the order given: any rank
+// that computes it gets the same bits.
 //
-// "Stream" asks for non-temporal stores. They do not first fetch the line from
-// the core that read it last, which is 1.5 times (near cores) to 10 times (far
-// cores) as fast into memory that others read; but they must never follow a
-// read of the same line, and pay on private memory only when it is out of
-// cache.
+// "stream" asks for non-temporal stores. They do not first fetch the line from
+// the core that read it last: 1.5 times (near cores) to 10 times (far cores) as
+// fast into memory that other ranks read. But they must never follow a read of
+// the same line, and on private memory they pay only if it is out of cache.
 struct ReduceJob {
   const void* const* sources;
   int nsources;
-  int own;    // index of the source that is of the tensor's own type; the
-              // others are of the transport type (often the same)
+  int own;    // index of the source of the tensor's own type; the other ones
+              // are of the transport type (often the same)
   void* out;  // user memory, tensor's type; may be null or equal a source
   bool stream_out;
   void* slot;  // shared memory, transport type; may be null
@@ -48,12 +48,12 @@ struct Kernels {
   ConvertKernel widen[2];
 };
 
-// The best kernels this processor can run. COLLECTIVE_SIMD=baseline|avx2|avx512
-// asks for lesser ones (for tests).
+// The best kernels that this processor can run. For tests,
+// COLLECTIVE_SIMD=baseline|avx2|avx512 limits the choice.
 const Kernels& BestKernels();
 
-// Made by the compiler, for a function that returned one would itself be
-// compiled for what the processor may lack. Without a name: not compiled in.
+// Constants, because a function that returned one would itself be compiled for
+// an instruction set that the processor may lack. A null name: not compiled in.
 extern const Kernels kKernelsBaseline;
 extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsAvx512;

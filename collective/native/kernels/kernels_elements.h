@@ -1,9 +1,9 @@
 // Element types of the kernels: how 16-bit floats become float32 and back.
 //
-// Included by each kernels_*.cc with that file's instruction set; everything is
-// in an unnamed namespace, and no header with inline functions of its own may
-// be included here: the linker would keep one copy of them, perhaps the one
-// that this processor cannot run.
+// Each kernels_*.cc includes it and compiles it with an instruction set of its
+// own. So everything is in an unnamed namespace, and no header with inline
+// functions may be included here: the linker would keep one copy of them,
+// perhaps the one that this processor cannot run.
 #ifndef COLLECTIVE_NATIVE_KERNELS_KERNELS_ELEMENTS_H_
 #define COLLECTIVE_NATIVE_KERNELS_KERNELS_ELEMENTS_H_
 
@@ -13,23 +13,23 @@
 #include <immintrin.h>
 #endif
 
-// Of what works on registers: called, it would be handed them in memory.
+// For functions of registers: a call would pass the registers in memory.
 #define COLLECTIVE_INLINE inline __attribute__((always_inline))
 
 namespace collective {
 namespace {
 
-struct Half {
+struct Float16 {
   uint16_t bits;
 };
-struct Brain {
+struct BFloat16 {
   uint16_t bits;
 };
-struct Truth {
+struct Bool {
   uint8_t bits;
 };
 
-// As wide as the registers: of wider ones, compilers make many small steps.
+// As wide as the registers: compilers split wider vectors into small steps.
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
 #elif defined(__AVX2__)
@@ -46,21 +46,21 @@ struct Pair {
   Floats low, high;
 };
 
-// Wherever it lies. (Not copied with memcpy: compilers make integers of small
-// vectors on the way.)
+// A vector at any address. (Not copied by memcpy: compilers turn small vectors
+// into integers for that.)
 template <class V>
-struct __attribute__((packed, may_alias)) Anywhere {
+struct __attribute__((packed, may_alias)) Unaligned {
   V value;
 };
 
 template <class V>
 COLLECTIVE_INLINE V LoadAs(const void* from) {
-  return static_cast<const Anywhere<V>*>(from)->value;
+  return static_cast<const Unaligned<V>*>(from)->value;
 }
 
 template <class V>
 COLLECTIVE_INLINE void StoreAs(void* to, V value) {
-  static_cast<Anywhere<V>*>(to)->value = value;
+  static_cast<Unaligned<V>*>(to)->value = value;
 }
 
 COLLECTIVE_INLINE uint32_t BitsOf(float value) {
@@ -77,22 +77,22 @@ COLLECTIVE_INLINE float FloatOf(uint32_t bits) {
 
 // ---- one element -----------------------------------------------------------
 
-COLLECTIVE_INLINE float Widen(Brain value) {
+COLLECTIVE_INLINE float Widen(BFloat16 value) {
   return FloatOf(static_cast<uint32_t>(value.bits) << 16);
 }
 
-COLLECTIVE_INLINE float Widen(Half value) {
+COLLECTIVE_INLINE float Widen(Float16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
   const uint32_t rest = static_cast<uint32_t>(value.bits & 0x7fff) << 13;
   const uint32_t exponent = rest & 0x0f800000;
   if (exponent == 0x0f800000) return FloatOf(sign | rest | 0x7f800000);
   if (exponent) return FloatOf(sign | (rest + 0x38000000));
-  // Subnormal: rest + 2^-14 is exact, and so is taking 2^-14 away again.
+  // Subnormal: rest + 2^-14 is exact, and so is subtracting 2^-14 again.
   return FloatOf(sign | BitsOf(FloatOf(rest + 0x38800000) - 6.103515625e-05f));
 }
 
 // Both round to nearest even and keep a NaN a (quiet) NaN.
-COLLECTIVE_INLINE void Narrow(float value, Brain* result) {
+COLLECTIVE_INLINE void Narrow(float value, BFloat16* result) {
   const uint32_t bits = BitsOf(value);
   if ((bits & 0x7fffffff) > 0x7f800000) {
     result->bits = static_cast<uint16_t>(bits >> 16 | 0x40);
@@ -102,7 +102,7 @@ COLLECTIVE_INLINE void Narrow(float value, Brain* result) {
   }
 }
 
-COLLECTIVE_INLINE void Narrow(float value, Half* result) {
+COLLECTIVE_INLINE void Narrow(float value, Float16* result) {
   const uint32_t bits = BitsOf(value);
   const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t rest = bits & 0x7fffffff;
@@ -120,9 +120,9 @@ COLLECTIVE_INLINE void Narrow(float value, Half* result) {
 }
 
 // ---- a register of elements ------------------------------------------------
-// The last argument says which 16-bit type it is.
+// The last argument selects the 16-bit type.
 
-COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, Brain) {
+COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, BFloat16) {
 #if defined(__AVX512F__)
   const __m512i bits = (__m512i)halves;
   const __m512i low =
@@ -144,8 +144,8 @@ COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, Brain) {
 #else
   Pair result;
   for (int i = 0; i < kFloats; ++i) {
-    result.low[i] = Widen(Brain{halves[i]});
-    result.high[i] = Widen(Brain{halves[i + kFloats]});
+    result.low[i] = Widen(BFloat16{halves[i]});
+    result.high[i] = Widen(BFloat16{halves[i + kFloats]});
   }
   return result;
 #endif
@@ -153,7 +153,7 @@ COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, Brain) {
 
 // Rounds to what bfloat16 can hold; only the upper halves of the result count.
 // (AVX-512's own conversion flushes subnormals to zero, and is no faster.)
-COLLECTIVE_INLINE Words RoundToBrain(Floats values) {
+COLLECTIVE_INLINE Words RoundToBFloat16(Floats values) {
   const Words bits = (Words)values;
 #if defined(__AVX512F__)
   const __mmask16 odd =
@@ -178,8 +178,9 @@ COLLECTIVE_INLINE Words RoundToBrain(Floats values) {
 #endif
 }
 
-COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, Brain) {
-  const Words low = RoundToBrain(values.low), high = RoundToBrain(values.high);
+COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, BFloat16) {
+  const Words low = RoundToBFloat16(values.low),
+              high = RoundToBFloat16(values.high);
 #if defined(__AVX512F__)
   const __m512i odd = _mm512_set_epi16(
       63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29,
@@ -203,7 +204,7 @@ COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, Brain) {
 #endif
 }
 
-COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, Half) {
+COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, Float16) {
 #if defined(__AVX512F__)
   const __m512i bits = (__m512i)halves;
   return {(Floats)_mm512_cvtph_ps(_mm512_castsi512_si256(bits)),
@@ -215,14 +216,14 @@ COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, Half) {
 #else
   Pair result;
   for (int i = 0; i < kFloats; ++i) {
-    result.low[i] = Widen(Half{halves[i]});
-    result.high[i] = Widen(Half{halves[i + kFloats]});
+    result.low[i] = Widen(Float16{halves[i]});
+    result.high[i] = Widen(Float16{halves[i + kFloats]});
   }
   return result;
 #endif
 }
 
-COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, Half) {
+COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, Float16) {
 #if defined(__AVX512F__)
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT;
   return (Shorts)_mm512_inserti64x4(
@@ -236,7 +237,7 @@ COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, Half) {
 #else
   Shorts result;
   for (int i = 0; i < kFloats; ++i) {
-    Half low, high;
+    Float16 low, high;
     Narrow(values.low[i], &low);
     Narrow(values.high[i], &high);
     result[i] = low.bits;
@@ -248,12 +249,12 @@ COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, Half) {
 
 // ---- streaming stores ------------------------------------------------------
 
-// Writes a vector around the caches. `to` must be aligned to 16 bytes.
+// Writes a vector by non-temporal stores. `to` must be aligned to 16 bytes.
 //
-// The vector is taken apart in registers. Read as memory, it would be kept in
-// memory from the start, also in the loops that never come here: each of their
-// stores would have a second one before it, and the queue of stores is what
-// they wait for. (4 ranks then took 195 us for 1 MB instead of 160.)
+// The vector is taken apart in registers. If it were read as memory, compilers
+// would keep it in memory from the start, also in the loops that never stream:
+// a second store before each store, and stores are the bottleneck. (4 ranks
+// then took 195 us for 1 MB instead of 160.)
 template <class V>
 COLLECTIVE_INLINE void Stream(void* to, V value) {
 #if defined(__x86_64__)
@@ -289,7 +290,8 @@ COLLECTIVE_INLINE void Stream(void* to, V value) {
 #endif
 }
 
-// Makes streamed data visible before whatever is stored next.
+// Orders streamed data before all later stores: non-temporal stores are weakly
+// ordered, and the release of a counter would not cover them.
 COLLECTIVE_INLINE void StreamsDone() {
 #if defined(__x86_64__)
   _mm_sfence();

@@ -1,5 +1,7 @@
-// The reduction and copy loops, written once and compiled by each kernels_*.cc
-// with its own instruction set. See kernels_elements.h for what may be
+// The reduction and copy loops.
+//
+// Written once in GCC's vector extensions, and compiled by each kernels_*.cc
+// with an instruction set of its own. See kernels_elements.h for what may be
 // included.
 #ifndef COLLECTIVE_NATIVE_KERNELS_KERNELS_LOOPS_H_
 #define COLLECTIVE_NATIVE_KERNELS_KERNELS_LOOPS_H_
@@ -11,7 +13,7 @@ namespace collective {
 namespace {
 
 template <class V>
-COLLECTIVE_INLINE void Put(void* to, V value, bool stream) {
+COLLECTIVE_INLINE void StoreVector(void* to, V value, bool stream) {
   if (stream) {
     Stream(to, value);
   } else {
@@ -19,11 +21,12 @@ COLLECTIVE_INLINE void Put(void* to, V value, bool stream) {
   }
 }
 
-// What a type is summed in, one and two registers of them, and what those
-// become in memory. (Two by name, not an array of them: compilers keep such an
-// array in memory wherever a branch fills it.)
+// For each element type: the type it is summed in (Scalar), a register (Vector)
+// and two registers (Block) of that, and what a block becomes in memory
+// (Packed). (Two members, not an array: compilers keep an array in memory if a
+// branch fills it.)
 template <class T, class S>
-struct AsTheyAre {
+struct Unconverted {
   typedef S Scalar;
   typedef S Vector __attribute__((vector_size(kVectorBytes)));
   struct Block {
@@ -34,28 +37,28 @@ struct AsTheyAre {
     return {LoadAs<Vector>(from), LoadAs<Vector>(from + kBlock / 2)};
   }
   typedef Block Packed;
-  // Not copied: compilers copy them word by word.
+  // By reference: compilers copy a block word by word.
   static COLLECTIVE_INLINE const Packed& Pack(const Block& block) {
     return block;
   }
   static COLLECTIVE_INLINE void Store(T* to, const Packed& packed,
                                       bool stream) {
-    Put(to, packed.low, stream);
-    Put(to + kBlock / 2, packed.high, stream);
+    StoreVector(to, packed.low, stream);
+    StoreVector(to + kBlock / 2, packed.high, stream);
   }
 };
 
 template <class T>
-struct Sums : AsTheyAre<T, T> {
+struct Sums : Unconverted<T, T> {
   static COLLECTIVE_INLINE T LoadOne(const T* from) { return *from; }
   static COLLECTIVE_INLINE void StoreOne(T value, T* to) { *to = value; }
 };
 template <>
-struct Sums<Truth> : AsTheyAre<Truth, uint8_t> {
-  static COLLECTIVE_INLINE uint8_t LoadOne(const Truth* from) {
+struct Sums<Bool> : Unconverted<Bool, uint8_t> {
+  static COLLECTIVE_INLINE uint8_t LoadOne(const Bool* from) {
     return from->bits;
   }
-  static COLLECTIVE_INLINE void StoreOne(uint8_t value, Truth* to) {
+  static COLLECTIVE_INLINE void StoreOne(uint8_t value, Bool* to) {
     to->bits = value;
   }
 };
@@ -78,7 +81,7 @@ struct SixteenBits {
     return Unpack(LoadAs<Shorts>(from));
   }
   static COLLECTIVE_INLINE void Store(T* to, Packed packed, bool stream) {
-    Put(to, packed, stream);
+    StoreVector(to, packed, stream);
   }
   static COLLECTIVE_INLINE Scalar LoadOne(const T* from) {
     return Widen(*from);
@@ -88,9 +91,9 @@ struct SixteenBits {
   }
 };
 template <>
-struct Sums<Half> : SixteenBits<Half> {};
+struct Sums<Float16> : SixteenBits<Float16> {};
 template <>
-struct Sums<Brain> : SixteenBits<Brain> {};
+struct Sums<BFloat16> : SixteenBits<BFloat16> {};
 
 template <class A, class B>
 constexpr bool kSame = false;
@@ -110,13 +113,13 @@ struct Multiply {
   }
 };
 // A NaN wins, as in np.minimum and np.maximum.
-struct Least {
+struct Min {
   template <class V>
   static V Apply(V a, V b) {
     return ((a < b) | (a != a)) ? a : b;
   }
 };
-struct Greatest {
+struct Max {
   template <class V>
   static V Apply(V a, V b) {
     return ((a > b) | (a != a)) ? a : b;
@@ -135,18 +138,19 @@ struct And {
   }
 };
 
-// T: the tensors' type; W: the transport's (slots and the others' sources).
-// NS: number of sources where it is known when compiling, else 0.
+// T: the type of the tensors; W: of the transport (of slots and of all sources
+// but this rank's own). NS: the number of sources if known when compiling, else
+// 0.
 template <class T, class W, class Operation, bool kDivide, int NS>
 void ReduceLoop(const ReduceJob& job) {
-  using Ours = Sums<T>;
-  using Theirs = Sums<W>;
-  using Block = typename Ours::Block;
-  using V = typename Ours::Vector;
-  using Scalar = typename Ours::Scalar;
+  using Own = Sums<T>;
+  using WireCodec = Sums<W>;
+  using Block = typename Own::Block;
+  using V = typename Own::Vector;
+  using Scalar = typename Own::Scalar;
   constexpr bool kOneType = kSame<T, W>;
   const int n = NS ? NS : job.nsources;
-  // Copied where their number is known: whatever is stored, they stay the same,
+  // A local copy, if their number is known: no store can alias it, so it stays
   // in registers.
   const void* known[NS ? NS : 1];
   for (int q = 0; q < NS; ++q) known[q] = job.sources[q];
@@ -160,18 +164,18 @@ void ReduceLoop(const ReduceJob& job) {
   const Scalar divisor = static_cast<Scalar>(job.divisor);
   const auto load = [&](int q, size_t i) -> Block {
     if (kOneType || q != own) {
-      return Theirs::Load(static_cast<const W*>(sources[q]) + i);
+      return WireCodec::Load(static_cast<const W*>(sources[q]) + i);
     }
-    return Ours::Load(static_cast<const T*>(sources[q]) + i);
+    return Own::Load(static_cast<const T*>(sources[q]) + i);
   };
   const auto load_one = [&](int q, size_t i) -> Scalar {
     if (kOneType || q != own) {
-      return Theirs::LoadOne(static_cast<const W*>(sources[q]) + i);
+      return WireCodec::LoadOne(static_cast<const W*>(sources[q]) + i);
     }
-    return Ours::LoadOne(static_cast<const T*>(sources[q]) + i);
+    return Own::LoadOne(static_cast<const T*>(sources[q]) + i);
   };
   size_t i = 0;
-  for (; i + Ours::kBlock <= count; i += Ours::kBlock) {
+  for (; i + Own::kBlock <= count; i += Own::kBlock) {
     Block sums = load(0, i);
     for (int q = 1; q < n; ++q) {
       const Block more = load(q, i);
@@ -182,13 +186,13 @@ void ReduceLoop(const ReduceJob& job) {
       sums.low = sums.low / divisor;
       sums.high = sums.high / divisor;
     }
-    const auto& packed = Theirs::Pack(sums);
-    if (slot) Theirs::Store(slot + i, packed, stream_slot);
+    const auto& packed = WireCodec::Pack(sums);
+    if (slot) WireCodec::Store(slot + i, packed, stream_slot);
     if (out) {
       if constexpr (kOneType) {
-        Ours::Store(out + i, packed, stream_out);
+        Own::Store(out + i, packed, stream_out);
       } else {
-        Ours::Store(out + i, Theirs::Unpack(packed), stream_out);
+        Own::Store(out + i, WireCodec::Unpack(packed), stream_out);
       }
     }
   }
@@ -200,9 +204,9 @@ void ReduceLoop(const ReduceJob& job) {
     }
     if (kDivide) sum = static_cast<Scalar>(sum / divisor);
     W packed;
-    Theirs::StoreOne(sum, &packed);
+    WireCodec::StoreOne(sum, &packed);
     if (slot) slot[i] = packed;
-    if (out) Ours::StoreOne(Theirs::LoadOne(&packed), out + i);
+    if (out) Own::StoreOne(WireCodec::LoadOne(&packed), out + i);
   }
   if (stream_out || stream_slot) StreamsDone();
 }
@@ -291,8 +295,8 @@ template <class T, class W>
 constexpr void FillFloats(ReduceKernel* row) {
   row[static_cast<int>(Op::kSum)] = Reduce<T, W, Add, false>;
   row[static_cast<int>(Op::kAverage)] = Reduce<T, W, Add, true>;
-  row[static_cast<int>(Op::kMin)] = Reduce<T, W, Least, false>;
-  row[static_cast<int>(Op::kMax)] = Reduce<T, W, Greatest, false>;
+  row[static_cast<int>(Op::kMin)] = Reduce<T, W, Min, false>;
+  row[static_cast<int>(Op::kMax)] = Reduce<T, W, Max, false>;
   row[static_cast<int>(Op::kProduct)] = Reduce<T, W, Multiply, false>;
 }
 
@@ -311,23 +315,23 @@ constexpr void FillIntegers(ReduceKernel* row) {
   };
   FillFloats<float, float>(row(DType::kFloat32));
   FillFloats<double, double>(row(DType::kFloat64));
-  FillFloats<Half, Half>(row(DType::kFloat16));
-  FillFloats<Brain, Brain>(row(DType::kBFloat16));
+  FillFloats<Float16, Float16>(row(DType::kFloat16));
+  FillFloats<BFloat16, BFloat16>(row(DType::kBFloat16));
   FillIntegers<signed char>(row(DType::kInt8));
   FillIntegers<uint8_t>(row(DType::kUInt8));
   FillIntegers<int32_t>(row(DType::kInt32));
   FillIntegers<int64_t>(row(DType::kInt64));
-  ReduceKernel* truth = row(DType::kBool);
-  truth[static_cast<int>(Op::kSum)] = Reduce<Truth, Truth, Or, false>;
-  truth[static_cast<int>(Op::kMax)] = Reduce<Truth, Truth, Or, false>;
-  truth[static_cast<int>(Op::kMin)] = Reduce<Truth, Truth, And, false>;
-  truth[static_cast<int>(Op::kProduct)] = Reduce<Truth, Truth, And, false>;
-  FillFloats<float, Half>(kernels.reduce_16[0]);
-  FillFloats<float, Brain>(kernels.reduce_16[1]);
-  kernels.narrow[0] = NarrowAll<Half>;
-  kernels.narrow[1] = NarrowAll<Brain>;
-  kernels.widen[0] = WidenAll<Half>;
-  kernels.widen[1] = WidenAll<Brain>;
+  ReduceKernel* boolean = row(DType::kBool);
+  boolean[static_cast<int>(Op::kSum)] = Reduce<Bool, Bool, Or, false>;
+  boolean[static_cast<int>(Op::kMax)] = Reduce<Bool, Bool, Or, false>;
+  boolean[static_cast<int>(Op::kMin)] = Reduce<Bool, Bool, And, false>;
+  boolean[static_cast<int>(Op::kProduct)] = Reduce<Bool, Bool, And, false>;
+  FillFloats<float, Float16>(kernels.reduce_16[0]);
+  FillFloats<float, BFloat16>(kernels.reduce_16[1]);
+  kernels.narrow[0] = NarrowAll<Float16>;
+  kernels.narrow[1] = NarrowAll<BFloat16>;
+  kernels.widen[0] = WidenAll<Float16>;
+  kernels.widen[1] = WidenAll<BFloat16>;
   return kernels;
 }
 

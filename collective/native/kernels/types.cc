@@ -60,7 +60,7 @@ bool Reduces(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduceScatter;
 }
 
-// Counts of these differ from rank to rank by design (`counts` tells them all).
+// These have different lengths on each rank; `counts` lists them all.
 bool ShapesMayDiffer(Kind kind) {
   return kind == Kind::kAllGather || kind == Kind::kAllToAll;
 }

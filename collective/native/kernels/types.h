@@ -1,7 +1,7 @@
 // What a collective is made of: element types, operations, kinds, tensors.
 //
-// The numbers are part of the C ABI (c_api.h) and of the Python face; new ones
-// go at the end.
+// The numbers are part of the C ABI (c_api.h) and of the Python module that
+// mirrors it, so new ones go at the end.
 #ifndef COLLECTIVE_NATIVE_KERNELS_TYPES_H_
 #define COLLECTIVE_NATIVE_KERNELS_TYPES_H_
 
@@ -43,7 +43,7 @@ enum class Kind : int32_t {
   kReduceScatter = 3,
   kAllToAll = 4,
   kBarrier = 5,
-  kJoin = 6,  // of a rank that takes part in what the others call (join.h)
+  kJoin = 6,  // of a rank that takes part in the other ranks' calls (join.h)
 };
 constexpr int kKinds = 7;
 
@@ -67,7 +67,7 @@ const char* NameOf(Op op);
 const char* NameOf(Kind kind);
 const char* NameOf(Algorithm algorithm);
 
-// Without what would do something to a terminal: a name may come from anywhere.
+// Escapes what a terminal would act on: a name may come from anywhere.
 std::string Printable(const std::string& text);
 
 // One tensor of a collective. `input` may equal `output`; they must not overlap
@@ -77,7 +77,7 @@ struct Tensor {
   void* output = nullptr;
   int64_t count = 0;  // elements of the input
   DType dtype = DType::kFloat32;
-  std::vector<int64_t> shape;  // only compared and told in errors
+  std::vector<int64_t> shape;  // only compared, and shown in errors
 };
 
 // One collective call on one rank.
@@ -90,8 +90,8 @@ struct Request {
   Op op = Op::kSum;
   int root = 0;
   Algorithm algorithm = Algorithm::kAuto;
-  // What the elements are on the way; other than the tensors' own type only for
-  // float32 all-reduce with kFloat16 or kBFloat16.
+  // The type of the elements on the wire. It differs from the tensors' type
+  // only in a float32 all-reduce, by kFloat16 or kBFloat16.
   bool has_transport = false;
   DType transport = DType::kFloat32;
   std::string name;

@@ -33,19 +33,19 @@ int64_t Job::Patience() const {
       std::min(kPatienceSeconds, settings_.stall_seconds) * 1e9);
 }
 
-void Job::Begins(int area) {
+void Job::NoteBegin(int area) {
   if (!network_) return;
   area_of_thread = area;
   number_of_thread = ++begun_[area];
 }
 
-void Job::AwaitsNext(int area) {
+void Job::NoteAwaitNext(int area) {
   if (!network_) return;
   area_of_thread = area;
   number_of_thread = begun_[area] + 1;
 }
 
-bool Job::Begun(const News& wait) const {
+bool Job::HasBegun(const ControlMessage& wait) const {
   return static_cast<int32_t>(begun_[wait.area] - wait.number) >= 0;
 }
 
@@ -54,53 +54,53 @@ std::string Job::Line(int rank, int other, const std::string& doing) {
          std::to_string(other) + " in " + doing;
 }
 
-void Job::BreakForCircle(const std::string& who) {
+void Job::BreakForDeadlock(const std::string& who) {
   Break(Code::kFailedPrecondition,
         "ranks wait for each other in different collectives:\n" + who,
         "make the same calls, in the same order and with the same process set, "
         "on every rank");
 }
 
-void Job::LongWait::LookElsewhere(int64_t now) {
+void Job::LongWait::ReportToOtherHosts(int64_t now) {
   Job& job = *job_;
-  const std::string line = Line(job.rank(), rank_, doing_.Describe());
-  const auto tell = [&](News news, const std::string& message) {
+  const std::string line = Line(job.rank(), rank_, request_.Describe());
+  const auto tell = [&](ControlMessage news, const std::string& message) {
     news.area = area_of_thread;
     news.number = number_of_thread;
     std::snprintf(news.message, sizeof(news.message), "%s", message.c_str());
-    job.network_->Tell({rank_}, news);
+    job.network_->SendControl({rank_}, news);
   };
-  if (!told_elsewhere_) {
-    told_elsewhere_ = true;
-    News news = {News::kWaits, job.rank()};
+  if (!reported_to_hosts_) {
+    reported_to_hosts_ = true;
+    ControlMessage news = {ControlMessage::kWaiting, job.rank()};
     news.since = start_;
-    news.function = doing_.plan.function;
-    news.name = std::hash<std::string>()(doing_.name);
-    news.group = doing_.plan.group;
+    news.function = request_.plan.function;
+    news.name = std::hash<std::string>()(request_.name);
+    news.group = request_.plan.group;
     tell(news, line);
   }
   std::vector<int> waits_for;
-  if (!job.AtRest(job.place_.local_rank, now, &waits_for) ||
+  if (!job.IsBlocked(job.info_.local_rank, now, &waits_for) ||
       waits_for.size() != 1) {
     return;
   }
-  std::vector<News> heard;
+  std::vector<ControlMessage> heard;
   {
     std::lock_guard<std::mutex> lock(job.waiting_mutex_);
-    for (const auto& [wait, news] : job.waits_elsewhere_) {
-      if (!job.Begun(news) && passed_on_.insert(wait).second) {
+    for (const auto& [wait, news] : job.remote_waits_) {
+      if (!job.HasBegun(news) && forwarded_.insert(wait).second) {
         heard.push_back(news);
       }
     }
   }
-  for (const News& news : heard) {
+  for (const ControlMessage& news : heard) {
     if (news.rank != job.rank()) {
-      News further = {News::kWaits, news.rank};
+      ControlMessage further = {ControlMessage::kWaiting, news.rank};
       further.since = news.since;
-      further.passed_on = news.passed_on + 1;
+      further.forwards = news.forwards + 1;
       tell(further, std::string(news.message) + "\n  " + line);
     } else if (news.since == start_) {
-      job.BreakForCircle("  " + std::string(news.message) + "\n");
+      job.BreakForDeadlock("  " + std::string(news.message) + "\n");
     }
   }
 }
@@ -110,7 +110,7 @@ void Job::LongWait::LookElsewhere(int64_t now) {
 // long ago.) So the first of them that could go on, of all ranks, would need
 // another to have gone on before. A thread that nobody sees would do: hence the
 // queues are counted, and a second thread that calls ends it.
-bool Job::AtRest(int rank, int64_t now, std::vector<int>* waits_for) const {
+bool Job::IsBlocked(int rank, int64_t now, std::vector<int>* waits_for) const {
   const RankState& state = header_->ranks[rank];
   // A thread that has not yet called anything could still end the wait of all:
   // only time makes that unlikely, and how much is the user's choice.
@@ -122,25 +122,26 @@ bool Job::AtRest(int rank, int64_t now, std::vector<int>* waits_for) const {
            now - last <= std::min(rest / 2, kStopped);
   };
   int queues = state.queues.load();
-  if (state.several || now - state.changed < rest) return false;
-  int callers = state.held.load() && rests(state.held, state.held_looked);
-  for (const Waiting& one : state.waiting) {
+  if (state.many_callers || now - state.queues_changed < rest) return false;
+  int callers = state.waiting_since.load() &&
+                rests(state.waiting_since, state.waiting_polled);
+  for (const WaitRecord& one : state.waiting) {
     const int32_t other = one.rank.load();
     if (other == 0) continue;
     one.caller ? ++callers : --queues;
-    if (other < 0 || !rests(one.since, one.looked)) return false;
+    if (other < 0 || !rests(one.since, one.polled)) return false;
     waits_for->push_back(other - 1);
   }
   return callers == 1 && queues == 0 && !waits_for->empty();
 }
 
-bool Job::InCircle() const {
+bool Job::InDeadlock() const {
   if (network_) return false;  // the ranks of other hosts are not seen here
   const int64_t now = Now();
   std::vector<std::vector<int>> waits_for(size());
   std::vector<bool> stuck(size());
   for (int rank = 0; rank < size(); ++rank) {
-    stuck[rank] = AtRest(rank, now, &waits_for[rank]);
+    stuck[rank] = IsBlocked(rank, now, &waits_for[rank]);
   }
   // Who waits for one that is not stuck may yet go on, and so may who waits for
   // that one.
@@ -159,25 +160,25 @@ bool Job::InCircle() const {
 
 // A function blocks the thread that calls it. So what it has not brought for so
 // long does not come, unless another thread runs a function of the same name.
-std::string Job::WaitsInVain(const Plan& mine) const {
+std::string Job::FindUnmatchedWait(const Plan& mine) const {
   if (mine.function == 0) return "";
   const auto in_vain = [&](uint64_t function, int group, uint64_t name) {
     return function == mine.function && group != mine.group &&
            !PlanHas(mine.number, group, name);
   };
   const int64_t now = Now();
-  for (int i = 0; i < place_.local_size; ++i) {
-    for (const Waiting& one : header_->ranks[i].waiting) {
+  for (int i = 0; i < info_.local_size; ++i) {
+    for (const WaitRecord& one : header_->ranks[i].waiting) {
       if (one.rank.load() == rank() + 1 && now - one.since >= Patience() &&
-          now - one.looked <= kStopped &&
+          now - one.polled <= kStopped &&
           in_vain(one.function, one.group, one.name)) {
-        return Line(here_.ranks[i], rank(), DoingOf(one)) + "; ";
+        return Line(local_.ranks[i], rank(), DescriptionOf(one)) + "; ";
       }
     }
   }
   std::lock_guard<std::mutex> lock(waiting_mutex_);
-  for (const auto& [wait, news] : waits_elsewhere_) {
-    if (!Begun(news) && in_vain(news.function, news.group, news.name)) {
+  for (const auto& [wait, news] : remote_waits_) {
+    if (!HasBegun(news) && in_vain(news.function, news.group, news.name)) {
       return std::string(news.message) + "; ";
     }
   }

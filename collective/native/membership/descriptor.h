@@ -1,4 +1,6 @@
 // A file descriptor that closes itself.
+//
+// The rendezvous holds up to kMaxRanks of them and may throw at any point.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_DESCRIPTOR_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_DESCRIPTOR_H_
 

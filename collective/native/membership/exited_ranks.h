@@ -1,5 +1,8 @@
-// Which ranks have ended, as their launcher tells: before they have met, they
-// cannot see it themselves.
+// Which ranks have exited, as the launcher reports it.
+//
+// The launcher and its ranks share a membership file with one byte for each
+// launch rank (COLLECTIVE_BOARD names it). Before the rendezvous a rank has no
+// descriptor of the other processes, so only the launcher can know.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_EXITED_RANKS_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_EXITED_RANKS_H_
 
@@ -7,10 +10,9 @@
 
 namespace collective {
 
-// Tells it of a rank of this job, by the number that the launcher gave it.
-// Empty where no launcher tells. It reads memory that COLLECTIVE_BOARD names: a
-// byte for each rank.
-std::function<bool(int)> EndedRanks(int size);
+// Returns a function that says whether a launch rank of this job has exited. It
+// is empty if the launcher shares no membership file.
+std::function<bool(int)> ExitedRanks(int size);
 
 }  // namespace collective
 

@@ -1,7 +1,8 @@
-// A counter in shared memory that one rank raises and others wait for.
+// A counter in shared memory that one rank raises and other ranks wait for.
 //
-// Counters only grow (modulo 2^32) and are compared by signed difference.
-// Raising one releases everything written before it.
+// Counters only grow (modulo 2^32) and are compared by signed difference, so
+// they never need a reset, and a late reader is not confused. Raising one
+// releases everything written before it.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_FUTEX_WORD_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_FUTEX_WORD_H_
 
@@ -16,34 +17,39 @@
 
 namespace collective {
 
-struct Word {
+struct FutexWord {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
 
+  // The acquire pairs with Raise: what the other rank wrote before is visible.
   bool Reached(uint32_t target) const {
     return static_cast<int32_t>(value.load(std::memory_order_acquire) -
                                 target) >= 0;
   }
 
   void Raise(uint32_t target) {
-    // An exchange, because a plain store could still be on its way when the
-    // number of sleepers is read, and a sleeper would be missed.
+    // An exchange, not a store: a store may still sit in the store buffer when
+    // `sleepers` is read, and a rank that falls asleep meanwhile would never be
+    // woken.
     value.exchange(target, std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) != 0) {
       syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
     }
   }
 
-  // Sleeps while the value is `seen`, at most so long.
+  // Sleeps while the value is `seen`, at most so long. The caller counts itself
+  // in `sleepers` before it reads the value. Without FUTEX_PRIVATE_FLAG: the
+  // waker is another process.
   void Sleep(uint32_t seen, long nanoseconds) {
     timespec most = {0, nanoseconds};
     syscall(SYS_futex, &value, FUTEX_WAIT, seen, &most, nullptr, 0);
   }
 };
 
-// A word with cache lines of its own. Two lines, because processors fetch lines
-// in pairs.
-struct alignas(128) Flag : Word {};
+// A word with cache lines of its own, so that ranks that write different words
+// do not compete for a line. Two lines, because processors fetch lines in
+// pairs.
+struct alignas(128) Flag : FutexWord {};
 
 }  // namespace collective
 

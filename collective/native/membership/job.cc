@@ -18,10 +18,15 @@
 namespace collective {
 namespace {
 
-constexpr int kSpins = 2000;  // about 10 us
-// For MPI to know who has died.
-constexpr int kListens = 10;
-constexpr std::chrono::milliseconds kListen(10);
+// About 10 us: as long as another rank needs for a small collective.
+constexpr int kSpins = 2000;
+// How long MPI is given to learn which rank has died: polls, and their
+// interval.
+constexpr int kDeathPolls = 10;
+constexpr std::chrono::milliseconds kDeathPollInterval(10);
+// How often a rank that finds the job broken yields while the message is being
+// written: far longer than that takes.
+constexpr int kMessageYields = 1000;
 constexpr size_t kHugePage = size_t{2} << 20;
 
 double SecondsFrom(const char* variable, double otherwise) {
@@ -37,158 +42,170 @@ double SecondsFrom(const char* variable, double otherwise) {
   return seconds;
 }
 
-void CheckWish(const char* variable, std::initializer_list<const char*> known) {
-  const char* wish = std::getenv(variable);
-  if (!wish || !*wish) return;
+void CheckChoice(const char* variable,
+                 std::initializer_list<const char*> known) {
+  const char* value = std::getenv(variable);
+  if (!value || !*value) return;
   std::string all;
   for (const char* one : known) {
-    if (std::strcmp(wish, one) == 0) return;
+    if (std::strcmp(value, one) == 0) return;
     all += (all.empty() ? "" : " or ") + std::string(one);
   }
   throw Failure(Code::kInvalidArgument,
-                std::string(variable) + "=" + wish + " is not known",
+                std::string(variable) + "=" + value + " is not known",
                 all + "; or leave it out");
 }
 
 }  // namespace
 
 Settings Settings::FromEnvironment() {
-  CheckWish("COLLECTIVE_SIMD", {"baseline", "avx2", "avx512"});
-  CheckWish("COLLECTIVE_STORES", {"ordinary", "streaming"});
+  CheckChoice("COLLECTIVE_SIMD", {"baseline", "avx2", "avx512"});
+  CheckChoice("COLLECTIVE_STORES", {"ordinary", "streaming"});
   Settings settings;
   settings.start_seconds =
       SecondsFrom("COLLECTIVE_START_TIMEOUT", settings.start_seconds);
   settings.stall_seconds =
       SecondsFrom("COLLECTIVE_STALL_SECONDS", settings.stall_seconds);
-  settings.give_up_seconds =
-      SecondsFrom("COLLECTIVE_TIMEOUT", settings.give_up_seconds);
+  settings.timeout_seconds =
+      SecondsFrom("COLLECTIVE_TIMEOUT", settings.timeout_seconds);
   return settings;
 }
 
-Job::Job(const Place& place, const Settings& settings, int generation)
-    : place_(place),
+Job::Job(const RankInfo& info, const Settings& settings, int generation)
+    : info_(info),
       settings_(settings),
       generation_(generation),
-      hosts_(place.size, 0),
-      left_(place.size) {
-  const bool one_host = place.size == place.local_size;
-  if (one_host) place_.local_rank = place.rank;  // the same numbers for both
-  const auto ended = one_host ? EndedRanks(place.size) : nullptr;
-  if (ended) {
-    MeetThoseLeft(Place(place_), ended, settings.start_seconds, nullptr);
+      hosts_(info.size, 0),
+      left_(info.size) {
+  const bool one_host = info.size == info.local_size;
+  // Membership changes renumber ranks; on one host, both numbers are the same.
+  if (one_host) info_.local_rank = info.rank;
+  const auto exited = one_host ? ExitedRanks(info.size) : nullptr;
+  if (exited) {
+    RendezvousSurvivors(RankInfo(info_), exited, settings.start_seconds,
+                        nullptr);
     return;
   }
-  here_ = Meet(place_, generation, kAreaStride * (1 + kMostAreas),
-               settings.start_seconds);
+  local_ =
+      JoinRendezvous(info_, generation, kMemoryBytes, settings.start_seconds);
   Open("init");
   if (one_host) return;
-  network_ = std::make_unique<Network>(place_, settings.start_seconds);
+  network_ = std::make_unique<Network>(info_, settings.start_seconds);
   hosts_ = network_->Gather(
-      *std::min_element(here_.ranks.begin(), here_.ranks.end()));
+      *std::min_element(local_.ranks.begin(), local_.ranks.end()));
 }
 
 Job::Job(Job& former)
-    : place_(former.place_),
+    : info_(former.info_),
       settings_(former.settings_),
       generation_(former.generation_),
-      meeting_(former.meeting_ + 1) {
+      reconfigurations_(former.reconfigurations_ + 1) {
   if (former.network_) {
-    MeetAcrossHosts(former);
+    ReconfigureAcrossHosts(former);
     return;
   }
   const auto gone = [&](int local_rank) {
-    return former.Left(local_rank) || former.Dead(local_rank);
+    return former.HasLeft(local_rank) || former.Dead(local_rank);
   };
-  MeetThoseLeft(former.place_, gone, settings_.give_up_seconds,
-                former.door_.get());
-  if (rank() == 0) door_ = std::move(former.door_);
+  RendezvousSurvivors(former.info_, gone, settings_.timeout_seconds,
+                      former.join_listener_.get());
+  if (rank() == 0) join_listener_ = std::move(former.join_listener_);
 }
 
-Job::Job(const Job& alone, Later)
-    : place_(alone.place_), settings_(alone.settings_) {
+Job::Job(const Job& single, LateJoin)
+    : info_(single.info_), settings_(single.settings_) {
   do {
-    here_ = Knock(place_.job);
-    generation_ = here_.generation;
-    meeting_ = here_.meeting;
-  } while (!OpenAnew());
+    local_ = RequestJoin(info_.job);
+    generation_ = local_.generation;
+    reconfigurations_ = local_.reconfigurations;
+  } while (!OpenReconfigured());
 }
 
-void Job::MeetThoseLeft(const Place& before,
-                        const std::function<bool(int)>& gone, double seconds,
-                        Door* door) {
+void Job::RendezvousSurvivors(const RankInfo& before, const GoneFunction& gone,
+                              double seconds, JoinListener* listener) {
   do {
-    here_ = MeetAgain(before, generation_, meeting_,
-                      kAreaStride * (1 + kMostAreas), seconds, gone, door);
-  } while (!OpenAnew());
+    local_ = Reconfigure(before, generation_, reconfigurations_, kMemoryBytes,
+                         seconds, gone, listener);
+  } while (!OpenReconfigured());
 }
 
-bool Job::OpenAnew() {
-  place_.size = place_.local_size = static_cast<int>(here_.pids.size());
-  place_.rank = place_.local_rank = here_.me;
-  for (int i = 0; i < place_.size; ++i) here_.ranks[i] = i;
+bool Job::OpenReconfigured() {
+  info_.size = info_.local_size = static_cast<int>(local_.pids.size());
+  info_.rank = info_.local_rank = local_.local_rank;
+  for (int i = 0; i < info_.size; ++i) local_.ranks[i] = i;
   try {
-    Open(meeting_ ? "regroup" : "init");
+    Open(reconfigurations_ ? "regroup" : "init");
   } catch (const Failure&) {
     Close();
-    for (int i = 0; i < place_.size; ++i) {
+    for (int i = 0; i < info_.size; ++i) {
       if (Dead(i)) return false;
     }
     throw;
   }
-  hosts_.assign(place_.size, 0);
-  left_ = std::vector<std::atomic<bool>>(place_.size);
+  hosts_.assign(info_.size, 0);
+  left_ = std::vector<std::atomic<bool>>(info_.size);
   return true;
 }
 
-int Job::AtDoor() {
+int Job::PendingJoins() {
   if (rank() != 0 || network_) return 0;
-  if (!door_) {
+  if (!join_listener_) {
     try {
-      door_ = std::make_unique<Door>(place_);
+      join_listener_ = std::make_unique<JoinListener>(info_);
     } catch (const Failure&) {
-      return 0;  // of a rank 0 that is going just now: tried again
+      return 0;  // a former rank 0 is about to exit: the next call tries again
     }
   }
-  return door_->Waiting();
+  return join_listener_->PendingCount();
 }
 
-void Job::Open(const char* doing) {
+Job::RankState& Job::my_state() const {
+  return header_->ranks[info_.local_rank];
+}
+
+void Job::Open(const char* name) {
   void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
-                      MAP_SHARED, here_.memory.get(), 0);
+                      MAP_SHARED, local_.memory.get(), 0);
   if (memory == MAP_FAILED) {
     throw Failure(Code::kInternal,
-                  "rank " + std::to_string(place_.rank) +
+                  "rank " + std::to_string(info_.rank) +
                       ": mmap: " + std::strerror(errno),
                   kOutOfMemoryHint);
   }
   header_ = static_cast<Header*>(memory);
-  RankState& mine = header_->ranks[place_.local_rank];
+  RankState& mine = my_state();
   sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
-  mine.here.Raise(1);
-  Request meeting;
-  meeting.name = doing;
+  mine.state.Raise(RankState::kAttached);
+  AwaitAttached(name);
   cpu_set_t cores;
   CPU_ZERO(&cores);
+  for (int i = 0; i < info_.local_size; ++i) {
+    CPU_OR(&cores, &cores, &header_->ranks[i].cores);
+  }
+  spins_ = info_.local_size <= CPU_COUNT(&cores) ? kSpins : 0;
+}
+
+void Job::AwaitAttached(const char* name) {
+  Request request;
+  request.name = name;
   uint32_t formed = 0;
   try {
-    for (int i = 0; i < place_.local_size; ++i) {
-      Await(header_->ranks[i].here, 1, here_.ranks[i], meeting);
-      CPU_OR(&cores, &cores, &header_->ranks[i].cores);
+    for (int i = 0; i < info_.local_size; ++i) {
+      Await(header_->ranks[i].state, RankState::kAttached, local_.ranks[i],
+            request);
     }
   } catch (const Failure&) {
-    // Where another rank has seen them all, the job has come about before it
-    // broke.
-    header_->formed.compare_exchange_strong(formed, Header::kNever);
+    // If another rank has seen all ranks, the job had formed before it broke.
+    header_->formed.compare_exchange_strong(formed, Header::kFailed);
     if (formed != Header::kFormed) throw;
   }
   formed = 0;
   header_->formed.compare_exchange_strong(formed, Header::kFormed);
-  if (formed == Header::kNever) ThrowBroken();
-  spins_ = place_.local_size <= CPU_COUNT(&cores) ? kSpins : 0;
+  if (formed == Header::kFailed) ThrowBroken();
 }
 
 Job::~Job() {
-  for (int i = 0; i < kMostAreas; ++i) {
+  for (int i = 0; i < kMaxAreas; ++i) {
     if (areas_[i]) munmap(areas_[i], area_bytes_[i]);
   }
   Leave();
@@ -202,30 +219,30 @@ void Job::Close() {
 
 char* Job::MapArea(int index, size_t bytes) {
   bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  if (index >= kMostAreas || bytes > kAreaStride) {
+  if (index >= kMaxAreas || bytes > kAreaStride) {
     throw Failure(Code::kInvalidArgument, "too many process sets",
-                  "at most " + std::to_string(kMostAreas / 2 - 1) +
+                  "at most " + std::to_string(kMaxAreas / 2 - 1) +
                       " can be made in one job: keep them, do not make one a "
                       "step");
   }
-  // Twice the place, to put the mapping on a boundary of huge pages.
-  void* place = mmap(nullptr, bytes + kHugePage, PROT_NONE,
+  // More than needed, to put the mapping on a boundary of huge pages.
+  void* space = mmap(nullptr, bytes + kHugePage, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   void* memory = MAP_FAILED;
-  if (place != MAP_FAILED) {
-    const uintptr_t start = reinterpret_cast<uintptr_t>(place);
+  if (space != MAP_FAILED) {
+    const uintptr_t start = reinterpret_cast<uintptr_t>(space);
     const uintptr_t aligned = (start + kHugePage - 1) & ~(kHugePage - 1);
     memory =
         mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_FIXED, here_.memory.get(),
+             MAP_SHARED | MAP_FIXED, local_.memory.get(),
              static_cast<off_t>(kAreaStride * (1 + index)));
-    if (aligned > start) munmap(place, aligned - start);
+    if (aligned > start) munmap(space, aligned - start);
     const uintptr_t tail = start + kHugePage - aligned;
     if (tail) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
   }
   if (memory == MAP_FAILED) {
     throw Failure(Code::kInternal,
-                  "rank " + std::to_string(place_.rank) +
+                  "rank " + std::to_string(info_.rank) +
                       ": mmap: " + std::strerror(errno),
                   kOutOfMemoryHint);
   }
@@ -236,40 +253,41 @@ char* Job::MapArea(int index, size_t bytes) {
 }
 
 bool Job::broken() const {
-  return header_->broken.load(std::memory_order_acquire) != 0;  // then `lost`
+  // Acquire: `lost` was written before.
+  return header_->broken.load(std::memory_order_acquire) != 0;
 }
 
 bool Job::Dead(int local_rank) const {
-  return local_rank != place_.local_rank && here_.Dead(local_rank);
+  return local_rank != info_.local_rank && local_.Dead(local_rank);
 }
 
-bool Job::Left(int local_rank) const {
-  return header_->ranks[local_rank].here.Reached(2);
+bool Job::HasLeft(int local_rank) const {
+  return header_->ranks[local_rank].state.Reached(RankState::kLeft);
 }
 
 bool Job::lost() const {
-  return broken() && header_->lost && (!network_ || network_->survives());
+  return broken() && header_->lost && (!network_ || network_->fault_tolerant());
 }
 
 void Job::Leave() {
   if (leaving_.exchange(true)) return;
-  header_->ranks[place_.local_rank].here.Raise(2);
-  if (!broken()) TellOtherHosts({News::kLeft, rank()}, "");
+  my_state().state.Raise(RankState::kLeft);
+  if (!broken()) SendToOtherHosts({ControlMessage::kLeft, rank()}, "");
 }
 
-void Job::Part() {
+void Job::Depart() {
   Retire();
-  if (network_) network_->Leave(settings_.give_up_seconds);
+  if (network_) network_->Depart(settings_.timeout_seconds);
 }
 
-void Job::TellOtherHosts(News news, const char* message) {
+void Job::SendToOtherHosts(ControlMessage control, const char* message) {
   if (!network_) return;
-  std::snprintf(news.message, sizeof(news.message), "%s", message);
+  std::snprintf(control.message, sizeof(control.message), "%s", message);
   std::vector<int> others;
   for (int other = 0; other < size(); ++other) {
     if (host_of(other) != host_of(rank())) others.push_back(other);
   }
-  network_->Tell(others, news);
+  network_->SendControl(others, control);
 }
 
 bool Job::SetBroken(Code code, const char* message) {
@@ -284,23 +302,24 @@ bool Job::SetBroken(Code code, const char* message) {
 
 void Job::ThrowBroken() {
   if (network_) {
-    network_->GiveUp();
+    network_->SkipFinalize();
     if (lost()) network_->Revoke();
   }
-  for (int i = 0; i < 1000 && header_->broken.load() != 2; ++i) sched_yield();
+  for (int i = 0; i < kMessageYields && header_->broken.load() != 2; ++i)
+    sched_yield();
   const Code code = static_cast<Code>(header_->broken_code.load());
   throw Failure(code == Code::kOk ? Code::kUnavailable : code,
                 header_->broken_message);
 }
 
 void Job::Break(Code code, const std::string& what, const std::string& hint) {
-  TellRecorder(what);  // while every rank still is where it waits
+  TellRecorder(what);  // first, while every rank still waits where it does
   const Failure failure(code, what, hint);
-  // Where someone was first, every rank tells that one's story.
+  // If another rank was first, every rank throws that rank's message.
   if (SetBroken(code, failure.what())) {
-    TellOtherHosts(
-        {News::kBroken, rank(), static_cast<int32_t>(code), header_->lost},
-        failure.what());
+    SendToOtherHosts({ControlMessage::kBroken, rank(),
+                      static_cast<int32_t>(code), header_->lost},
+                     failure.what());
   }
   ThrowBroken();
 }
@@ -311,52 +330,52 @@ void Job::Check(int waited_for) {
     throw Failure(Code::kUnavailable, "shut down while a collective ran",
                   "wait for every handle before shutdown()");
   }
-  for (int i = 0; i < place_.local_size; ++i) {
-    // A rank that said goodbye may end; that matters to who waits for it only.
-    const int rank = here_.ranks[i];
-    const bool left = Left(i);
+  for (int i = 0; i < info_.local_size; ++i) {
+    // A rank that has left may exit. Only a rank that waits for it fails.
+    const int rank = local_.ranks[i];
+    const bool left = HasLeft(i);
     if (left && rank == waited_for) BreakForLeft(rank);
-    if (!left && Dead(i) && !Left(i)) {
+    if (!left && Dead(i) && !HasLeft(i)) {
       BreakForDead("rank " + std::to_string(rank) + " (process " +
-                   std::to_string(here_.pids[i]) + ")");
+                   std::to_string(local_.pids[i]) + ")");
     }
   }
   if (network_) CheckOtherHosts(waited_for);
 }
 
 void Job::CheckOtherHosts(int waited_for) {
-  // Before listening: what a rank sent before it left is taken first.
+  // Before messages are received: what a rank sent before it left comes first.
   if (left_[waited_for]) BreakForLeft(waited_for);
-  News news = {};
-  while (network_->Hear(&news)) Heard(news);
-  if (!network_->survives()) return;
+  ControlMessage control = {};
+  while (network_->ReceiveControl(&control)) HandleControlMessage(control);
+  if (!network_->fault_tolerant()) return;
   const bool revoked = network_->Revoked();
-  // Where it is, MPI may not know yet by whose death.
-  for (int i = 0; i == 0 || (revoked && i < kListens); ++i) {
-    for (int rank : network_->Dead()) {
-      // Of this host, more is known than by MPI; who has left may end.
+  // MPI may not know yet whose death made a rank revoke.
+  for (int i = 0; i == 0 || (revoked && i < kDeathPolls); ++i) {
+    for (int rank : network_->FailedRanks()) {
+      // Check has looked at this host's ranks; a rank that has left may exit.
       if (host_of(rank) == host_of(this->rank()) || left_[rank]) continue;
       BreakForDead("rank " + std::to_string(rank));
     }
-    if (revoked) std::this_thread::sleep_for(kListen);
+    if (revoked) std::this_thread::sleep_for(kDeathPollInterval);
   }
   if (revoked) BreakForDead("a rank");
 }
 
-void Job::Heard(const News& news) {
-  if (news.what == News::kLeft) {
-    left_[news.rank] = true;
-  } else if (news.what == News::kBroken) {
-    TellRecorder(news.message);
-    if (news.lost) header_->lost = true;
-    SetBroken(static_cast<Code>(news.code), news.message);
+void Job::HandleControlMessage(const ControlMessage& control) {
+  if (control.type == ControlMessage::kLeft) {
+    left_[control.rank] = true;
+  } else if (control.type == ControlMessage::kBroken) {
+    TellRecorder(control.message);
+    if (control.lost) header_->lost = true;
+    SetBroken(static_cast<Code>(control.code), control.message);
     ThrowBroken();
   } else {
     std::lock_guard<std::mutex> lock(waiting_mutex_);
-    for (auto one = waits_elsewhere_.begin(); one != waits_elsewhere_.end();) {
-      one = Begun(one->second) ? waits_elsewhere_.erase(one) : std::next(one);
+    for (auto one = remote_waits_.begin(); one != remote_waits_.end();) {
+      one = HasBegun(one->second) ? remote_waits_.erase(one) : std::next(one);
     }
-    waits_elsewhere_.emplace(std::pair(news.rank, news.since), news);
+    remote_waits_.emplace(std::pair(control.rank, control.since), control);
   }
 }
 
@@ -368,7 +387,8 @@ void Job::BreakForDead(const std::string& who) {
 }
 
 void Job::BreakForLeft(int rank) {
-  if (!network_) header_->lost = true;  // across hosts, nobody goes on without
+  // Across hosts, ranks cannot continue without one that has left.
+  if (!network_) header_->lost = true;
   Break(Code::kUnavailable,
         "rank " + std::to_string(rank) +
             " has shut down while others still wait for it",
@@ -377,11 +397,12 @@ void Job::BreakForLeft(int rank) {
 
 void Job::PingPong(double* nanoseconds) {
   constexpr int kBatches = 12, kRounds = 100;
+  constexpr int kProbeSpins = 20000;  // about 100 us, then yield
   if (rank() > 1 || host_of(0) != host_of(1)) return;
   Request request;
   request.name = "probe";
-  Word& mine = rank() == 0 ? header_->ping : header_->pong;
-  Word& theirs = rank() == 0 ? header_->pong : header_->ping;
+  FutexWord& mine = rank() == 0 ? header_->ping : header_->pong;
+  FutexWord& theirs = rank() == 0 ? header_->pong : header_->ping;
   uint32_t count = mine.value.load();
   double best = 1e9;
   for (int batch = 0; batch < kBatches; ++batch) {
@@ -390,7 +411,7 @@ void Job::PingPong(double* nanoseconds) {
       ++count;
       if (rank() == 0) mine.value.store(count, std::memory_order_release);
       for (int i = 0; !theirs.Reached(count); ++i) {
-        if (i > 20000) {
+        if (i > kProbeSpins) {
           sched_yield();
           if (i % 1000 == 0) Check(1 - rank());
         }

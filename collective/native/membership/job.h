@@ -1,16 +1,15 @@
-// The ranks of a job: the shared memory of those on this host, who is alive,
-// and waiting for them.
+// The ranks of a job: their shared memory on this host, who is alive, and the
+// waits between them.
 //
-// A wait first spins (only where every rank has a core of its own), then
-// yields, then sleeps, so that a rank that waits long leaves its core to
-// TensorFlow. A sleeping rank looks up ten times a second: a peer that died or
-// left, a job that another rank gave up, and a deadline all end the wait with a
-// Failure. Of a death on another host, the ranks there tell.
+// A wait first spins (only if every rank has a core of its own), then yields,
+// then sleeps, so that a rank that waits long leaves its core to TensorFlow. A
+// sleeping rank polls ten times a second: a peer that died or left, a job that
+// another rank has broken, a deadlock and a deadline all end the wait with a
+// Failure. The ranks of another host report their dead by control messages.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_JOB_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_JOB_H_
 
 #include <atomic>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,215 +30,237 @@ namespace collective {
 
 struct Settings {
   double start_seconds = 60;     // COLLECTIVE_START_TIMEOUT
-  double stall_seconds = 60;     // COLLECTIVE_STALL_SECONDS: tell who waits
-  double give_up_seconds = 600;  // COLLECTIVE_TIMEOUT: end the job
+  double stall_seconds = 60;     // COLLECTIVE_STALL_SECONDS: report who waits
+  double timeout_seconds = 600;  // COLLECTIVE_TIMEOUT: break the job
+  // Throws kInvalidArgument for a variable that has no valid value.
   static Settings FromEnvironment();
 };
 
 class Job {
-  struct Waiting;
+  struct WaitRecord;
 
  public:
-  // Meets the other ranks. `generation` counts the jobs of this process. Where
-  // the launcher tells who has ended, the job is of the others, numbered anew.
-  Job(const Place& place, const Settings& settings, int generation);
-  // Meets those that are left of a broken job, numbered anew in their old
-  // order. All of them come here, or die: whoever dies meanwhile is left out.
-  // Either each of them is in the new job, or none is. Those who wait at the
-  // door come in, behind the others.
+  // The first rendezvous. `generation` counts the jobs of this process. If the
+  // launcher reports exited ranks, the job forms without them, renumbered.
+  Job(const RankInfo& info, const Settings& settings, int generation);
+  // Reconfigures: forms a job of the survivors of a broken one, renumbered in
+  // their old order, and of the processes that wait to join, which come last.
+  // Every survivor must call this; one that dies meanwhile is left out. Either
+  // all ranks of the new job get it, or none does.
   explicit Job(Job& former);
-  // Comes later: leaves a job of its own for the one of that name.
-  struct Later {};
-  Job(const Job& alone, Later);
+  // Leaves a job of one rank and joins the running job of the same name.
+  struct LateJoin {};
+  Job(const Job& single, LateJoin);
   ~Job();
 
+  // ---- who is in the job ---------------------------------------------------
+
+  const RankInfo& rank_info() const { return info_; }
+  const Settings& settings() const { return settings_; }
+  int size() const { return info_.size; }
+  int rank() const { return info_.rank; }
+  int generation() const { return generation_; }
+  // The lowest rank on a rank's host: equal for two ranks that share memory.
+  int host_of(int rank) const { return hosts_[rank]; }
+  // The ranks of this host.
+  const Rendezvous& local() const { return local_; }
+  // By rank: its number in the job before; kNewcomer: it was not there.
+  const std::vector<int>& previous_ranks() const {
+    return previous_ranks_.empty() ? local_.previous_ranks : previous_ranks_;
+  }
   // Null on one host.
   Network* network() { return network_.get(); }
+  // Whether a host has fewer cores than ranks; the same on all ranks of a host.
+  bool shared_cores() const { return spins_ == 0; }
 
-  const Place& place() const { return place_; }
-  const Settings& settings() const { return settings_; }
-  int size() const { return place_.size; }
-  int rank() const { return place_.rank; }
-  // The first rank on a rank's host: the same for two ranks where they share
-  // memory.
-  int host_of(int rank) const { return hosts_[rank]; }
+  // ---- shared memory -------------------------------------------------------
 
-  // The shared memory of one communicator on this host, zeroed when first
-  // mapped by any. Mapped until the job ends. `index` < kMostAreas.
-  char* MapArea(int index, size_t bytes);
-  static constexpr int kMostAreas = 128;
+  static constexpr int kMaxAreas = 128;  // two for each group (core.h)
   static constexpr size_t kAreaStride = size_t{1} << 36;  // virtual: a hole
-  // The ranks of this host; from kRecorderAt on, their memory is the flight
-  // recorder's.
-  const Gathering& here() const { return here_; }
+  // From here on, the memory of local() is the flight recorder's.
   static constexpr size_t kRecorderAt = kAreaStride / 2;
+  // The shared memory of one communicator on this host, zeroed when any rank
+  // first maps it. Mapped until the job ends. `index` < kMaxAreas.
+  char* MapArea(int index, size_t bytes);
 
-  // Returns when word >= target. `rank`, on this host, is who is to raise it,
-  // `doing` what for.
-  void Await(Word& word, uint32_t target, int rank, const Request& doing) {
-    if (!word.Reached(target)) AwaitLong(word, target, rank, doing);
+  // ---- waits ---------------------------------------------------------------
+
+  // Returns when word >= target. `rank`, on this host, raises it; `request` is
+  // the collective that needs it.
+  void Await(FutexWord& word, uint32_t target, int rank,
+             const Request& request) {
+    if (!word.Reached(target)) AwaitSlowPath(word, target, rank, request);
   }
 
-  // Where ranks share cores: this one is about to post, from this core.
-  void OnThisCore();
-  // Whether a rank of this host last posted from another core: then it may be
-  // at it now, without this one handing its core over.
-  bool Elsewhere(int rank) const;
-  // Waits until word >= target, no longer than it takes to hand a core over.
-  static void Look(const Word& word, uint32_t target);
+  // If ranks share cores: this rank is about to post, from the core it runs on.
+  void RecordCore();
+  // Whether a rank of this host last posted from another core. Then it may run
+  // now, and this rank need not yield for it.
+  bool RunsOnOtherCore(int rank) const;
+  // Spins until word >= target, no longer than it takes to yield a core.
+  static void SpinBriefly(const FutexWord& word, uint32_t target);
 
-  // What a wait for a rank does once it has become long: tells the others of
-  // this host about it, and sees that it ends.
+  // A wait that has become long: published to the other ranks, and ended if the
+  // job cannot continue.
   class LongWait {
    public:
-    LongWait(Job* job, int rank, const Request& doing);
+    LongWait(Job* job, int rank, const Request& request);
     ~LongWait();
     LongWait(const LongWait&) = delete;
-    // About ten times a second. Throws where the job cannot go on.
-    void Look();
+    // To be called about ten times a second. Throws if the job cannot continue.
+    void Poll();
 
    private:
-    // Of whom the ranks of other hosts wait for.
-    void LookElsewhere(int64_t now);
+    void CheckDeadline(double waited);
+    void CheckUnmatched();
+    void ReportStall(double waited);
+    // Deadlock detection across hosts (deadlock_detection.cc).
+    void ReportToOtherHosts(int64_t now);
 
     Job* job_;
     const int rank_;
-    const Request& doing_;
+    const Request& request_;
     const int64_t start_;
-    int64_t looked_;
+    int64_t polled_;
     int64_t quiet_since_;
     uint32_t submitted_;
-    Waiting* waiting_;
-    bool told_ = false, told_elsewhere_ = false;
-    std::set<std::pair<int, int64_t>> passed_on_;  // of Job::waits_elsewhere_
+    WaitRecord* record_;
+    bool reported_ = false, reported_to_hosts_ = false;
+    std::set<std::pair<int, int64_t>> forwarded_;  // of Job::remote_waits_
   };
 
-  // This thread asks for a collective. While only one thread of a process ever
-  // does, nothing more comes from it while that one waits.
-  void Called();
-  // It takes part in the next collective of this area of the shared memory; or
-  // waits for that to be announced.
-  void Begins(int area);
-  void AwaitsNext(int area);
-  // One more was submitted.
-  void Submitted() { submitted_.fetch_add(1, std::memory_order_relaxed); }
-  // A queue has (1) or has no more (-1) collectives that were submitted.
-  void Working(int more);
-  // This thread still waits for what was submitted, or no more.
-  void Held(bool waits);
-  // Whether this is the one thread that has asked so far, or the first of them.
-  bool CalledHere() const { return std::this_thread::get_id() == caller_; }
-  // That thread is blocked where it cannot look itself, or no more.
-  void Blocked(bool blocked);
+  // One line for each rank: whom it waits for, since when, in which collective.
+  std::string DescribeWaits() const;
 
-  // Throws where the job cannot go on: someone died, left or gave up.
-  void Check(int waited_for);
-  bool broken() const;
-  // Whether it is broken because ranks died or left, and a new one can be made
-  // of the others.
-  bool lost() const;
-  // On rank 0: how many processes wait to come in. Opens the door to them.
-  int AtDoor();
-  int generation() const { return generation_; }
-  // By rank: what number it had in the job before; -1: it was not there.
-  const std::vector<int>& former() const {
-    return former_.empty() ? here_.former : former_;
-  }
-  // This rank waits no more in this job, but does not leave the others.
-  void Retire() { leaving_ = true; }
-  // Nor shall the others wait for it, who meet anew meanwhile: on several
-  // hosts.
-  void Part();
+  // ---- what the queues report, for deadlock detection ----------------------
 
-  // Says that this rank makes no more calls; its own waits end.
-  void Leave();
-
-  // One line a rank: whom it waits for, since when and in what.
-  std::string WhoWaits() const;
-
-  // This rank, which has joined, took part in a collective of the others.
-  void Served();
+  // This thread calls a collective. As long as one thread of a process makes
+  // all calls, nothing new comes from that process while it waits.
+  void NoteCaller();
+  // Whether this is that thread, or the first of several.
+  bool IsCaller() const { return std::this_thread::get_id() == caller_; }
+  // This thread takes part in the next collective of this area, or waits for
+  // that collective to be announced.
+  void NoteBegin(int area);
+  void NoteAwaitNext(int area);
+  // One more collective was submitted.
+  void CountSubmission() { submitted_.fetch_add(1, std::memory_order_relaxed); }
+  // A queue has (1) or no longer has (-1) submitted collectives.
+  void CountBusyQueues(int change);
+  // The calling thread waits, or no longer waits, for what it has submitted.
+  void SetCallerWaiting(bool waits);
+  // The same where that thread is blocked outside of the core and cannot poll.
+  void SetCallerBlocked(bool blocked);
+  // This rank has called join(), and took part in a collective of other ranks.
+  void CountServed();
   int64_t served() const { return served_; }
 
-  // Ends the job for every rank: their waits throw this failure.
+  // ---- the end of a job ----------------------------------------------------
+
+  // Throws if a rank died, if another rank has broken the job, or if
+  // `waited_for` has left.
+  void Check(int waited_for);
+  bool broken() const;
+  // Whether it is broken because ranks died or left, so that the survivors can
+  // reconfigure.
+  bool lost() const;
+  // Breaks the job on every rank: their waits throw this failure. The first
+  // rank that calls it decides the message.
   [[noreturn]] void Break(Code code, const std::string& what,
                           const std::string& hint);
+  // This rank makes no more calls; its own waits end, and other ranks that wait
+  // for it fail.
+  void Leave();
+  // This rank makes no more calls, but other ranks are not to notice: they
+  // reconfigure together with this one.
+  void Retire() { leaving_ = true; }
+  // Retires, and takes part in the other ranks' reconfiguration only so far
+  // that they can do without this one.
+  void Depart();
+  // On rank 0: how many processes wait to join. Opens the listener for them at
+  // the first call.
+  int PendingJoins();
 
   // One-way nanoseconds of a cache line between ranks 0 and 1, which must both
-  // call it at about the same time; the others return at once.
+  // call it at about the same time; every other rank returns at once.
   void PingPong(double* nanoseconds);
-
-  // Whether there are fewer cores than ranks; the same on all of a host.
-  bool shared_cores() const { return spins_ == 0; }
 
  private:
   struct RankState;
   struct Header;
-  void AwaitLong(Word& word, uint32_t target, int rank, const Request& doing);
+  static constexpr size_t kMemoryBytes = kAreaStride * (1 + kMaxAreas);
+  RankState& my_state() const;
+  void AwaitSlowPath(FutexWord& word, uint32_t target, int rank,
+                     const Request& request);
+
   // Maps the memory, and returns when all ranks of this host have.
-  void Open(const char* doing);
+  void Open(const char* name);
+  void AwaitAttached(const char* name);
   void Close();
-  // Those of one host that are not gone, which is told by number, and those at
-  // the door of the one that listens.
-  void MeetThoseLeft(const Place& before, const std::function<bool(int)>& gone,
-                     double seconds, Door* door);
-  // Opens for those met anew. False where one of them has died meanwhile.
-  bool OpenAnew();
-  // Those that are left of a job on several hosts (job_multi_host.cc).
-  void MeetAcrossHosts(const Job& former);
-  void TakePlaces(const Job& former);
-  bool MeetHere(const Job& former, std::string* why);
+  // On one host: repeats the rendezvous until no rank has died during it.
+  void RendezvousSurvivors(const RankInfo& before, const GoneFunction& gone,
+                           double seconds, JoinListener* listener);
+  // Opens what the rendezvous found. False if one of its ranks has died.
+  bool OpenReconfigured();
+  // On several hosts (job_multi_host.cc).
+  void ReconfigureAcrossHosts(const Job& former);
+  void AssignRanks(const Job& former);
+  bool RendezvousOfThisHost(const Job& former, std::string* error);
+
   bool Dead(int local_rank) const;
-  bool Left(int local_rank) const;
+  bool HasLeft(int local_rank) const;
   void CheckOtherHosts(int waited_for);
   [[noreturn]] void BreakForDead(const std::string& who);
   [[noreturn]] void BreakForLeft(int rank);
-  // `who` waits for whom, a line each.
-  [[noreturn]] void BreakForCircle(const std::string& who);
-  void TellOtherHosts(News news, const char* message);
-  void Heard(const News& news);
-  // False where another rank was first.
+  // `who`: a line for each wait.
+  [[noreturn]] void BreakForDeadlock(const std::string& who);
+  // False if another rank was first.
   bool SetBroken(Code code, const char* message);
-  static std::string DoingOf(const Waiting& one);
-  static std::string Line(int rank, int other, const std::string& doing);
-  Waiting* Tell(int rank, int64_t since, const Request& doing);
-  void Hold(bool waits);
-  // Nanoseconds after which a wait may be thought to have no end.
-  int64_t Patience() const;
-  // Whether the collective that is waited for has begun here.
-  bool Begun(const News& wait) const;
-  // Whether ranks wait for each other in a circle that nothing can open.
-  bool InCircle() const;
-  // Who waits for this rank in a process set in which the function that this
-  // one runs, traced as `mine`, does not have that collective; or nothing.
-  std::string WaitsInVain(const Plan& mine) const;
-  // Whether a rank can do nothing before one comes that it waits for.
-  bool AtRest(int rank, int64_t now, std::vector<int>* waits_for) const;
   [[noreturn]] void ThrowBroken();
+  void SendToOtherHosts(ControlMessage control, const char* message);
+  void HandleControlMessage(const ControlMessage& control);
 
-  Place place_;
+  static std::string DescriptionOf(const WaitRecord& one);
+  static std::string Line(int rank, int other, const std::string& doing);
+  // Null if all records of this rank are in use.
+  WaitRecord* PublishWait(int rank, int64_t since, const Request& request);
+  void SetWaitingSince(bool waits);
+  // Nanoseconds after which a wait may be taken for a deadlock.
+  int64_t Patience() const;
+  // Whether the awaited collective has begun on this rank.
+  bool HasBegun(const ControlMessage& wait) const;
+  // Whether this rank is in a circle of ranks that wait for each other.
+  bool InDeadlock() const;
+  // A rank that waits for this one in a process set in which the function that
+  // this rank runs, traced as `mine`, does not have that collective; or "".
+  std::string FindUnmatchedWait(const Plan& mine) const;
+  // Whether a rank can do nothing before a rank that it waits for has acted.
+  bool IsBlocked(int rank, int64_t now, std::vector<int>* waits_for) const;
+
+  RankInfo info_;
   Settings settings_;
   int generation_;
-  int meeting_ = 0;  // how many jobs there were before
-  std::unique_ptr<Door> door_;
+  int reconfigurations_ = 0;  // of this generation, before this job
+  std::unique_ptr<JoinListener> join_listener_;
   std::unique_ptr<Network> network_;
-  std::vector<int> former_;              // by rank, across hosts
-  Gathering here_;                       // the ranks of this host
+  std::vector<int> previous_ranks_;  // by rank, on several hosts
+  Rendezvous local_;
   std::vector<int> hosts_;               // by rank
-  std::vector<std::atomic<bool>> left_;  // by rank: those of other hosts
-  // In a job on several hosts, by rank and since when: who waits long for this
-  // rank, or for one that does.
-  std::map<std::pair<int, int64_t>, News> waits_elsewhere_;
-  std::atomic<uint32_t> begun_[kMostAreas] = {};  // collectives, by area
+  std::vector<std::atomic<bool>> left_;  // by rank, of other hosts
+  // On several hosts, by rank and since when: long waits for this rank, or for
+  // a rank that waits for it.
+  std::map<std::pair<int, int64_t>, ControlMessage> remote_waits_;
+  std::atomic<uint32_t> begun_[kMaxAreas] = {};  // collectives, by area
   Header* header_ = nullptr;
-  char* areas_[kMostAreas] = {};
-  size_t area_bytes_[kMostAreas] = {};
+  char* areas_[kMaxAreas] = {};
+  size_t area_bytes_[kMaxAreas] = {};
   int spins_ = 0;
   std::atomic<bool> leaving_{false};
   std::atomic<uint32_t> submitted_{0};
   std::atomic<bool> blocked_{false};
-  std::atomic<int64_t> served_{0}, served_at_{0};  // a number, and when
-  std::atomic<std::thread::id> caller_{};          // the first
+  std::atomic<int64_t> served_{0},
+      served_at_{0};                       // how many, and the last time
+  std::atomic<std::thread::id> caller_{};  // the first
   mutable std::mutex waiting_mutex_;
 };
 

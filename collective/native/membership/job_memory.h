@@ -1,5 +1,8 @@
-// What the ranks of a host tell each other of a job: the first page of its
-// shared memory.
+// The first page of a job's shared memory: what the ranks of a host publish.
+//
+// Each rank writes only its own RankState; other ranks read it when they wait
+// long, to report who waits for whom and to detect deadlocks. Every field is
+// atomic but for texts, of which a reader may see a torn line and no more.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_JOB_MEMORY_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_JOB_MEMORY_H_
 
@@ -13,33 +16,36 @@
 
 namespace collective {
 
-// What a thread of a rank waits for, as told to the others.
-struct Job::Waiting {
-  std::atomic<int32_t> rank;    // plus 1; 0: free, -1: being written
-  std::atomic<int64_t> since;   // nanoseconds
-  std::atomic<int64_t> looked;  // when it last saw that it must wait on
-  std::atomic<bool> caller;     // whether it asked for the collective itself
+// All times are nanoseconds of Now().
+
+// One wait of one thread of a rank.
+struct Job::WaitRecord {
+  std::atomic<int32_t> rank;   // waited for, plus 1; 0: free, -1: being written
+  std::atomic<int64_t> since;  // when it began
+  std::atomic<int64_t> polled;  // when the thread last found it must wait on
+  std::atomic<bool> caller;     // whether the thread called the collective
   // Of the collective, if a traced function has it (plan.h); else 0.
   std::atomic<uint64_t> function, name;
   std::atomic<int32_t> group;
-  char doing[256];
+  char description[256];
 };
 
 struct alignas(128) Job::RankState {
-  static constexpr int kThreads = 4;  // that wait at once; more are not told
-  Word here;                          // 1: attached, 2: left
+  static constexpr int kThreads = 4;  // that wait at once; more are not shown
+  static constexpr uint32_t kAttached = 1, kLeft = 2;  // values of `state`
+  FutexWord state;
   cpu_set_t cores;
-  std::atomic<int> core;      // on which it last posted; where they are shared
-  std::atomic<bool> several;  // threads asked for collectives
-  Waiting waiting[kThreads];
-  std::atomic<int32_t> queues;   // that have what was submitted, or run it
-  std::atomic<int64_t> changed;  // when they became more or fewer
-  // Since when the one thread that asks waits for what it has submitted (0: it
-  // does not), and when it last saw that it must wait on.
-  std::atomic<int64_t> held, held_looked;
+  std::atomic<int> core;  // where it last posted; kept if ranks share cores
+  std::atomic<bool> many_callers;  // more than one thread called a collective
+  WaitRecord waiting[kThreads];
+  std::atomic<int32_t> queues;  // that have or run submitted collectives
+  std::atomic<int64_t> queues_changed;
+  // Since when the one calling thread waits for what it has submitted (0: it
+  // does not), and when it last found that it must wait on.
+  std::atomic<int64_t> waiting_since, waiting_polled;
 
   bool Waits() const {
-    for (const Waiting& one : waiting) {
+    for (const WaitRecord& one : waiting) {
       if (one.rank.load() > 0) return true;
     }
     return false;
@@ -47,23 +53,22 @@ struct alignas(128) Job::RankState {
 };
 
 struct Job::Header {
-  static constexpr int kMostRanks = 128;
-  // Whether the job has come about: all decide it together, by the first word.
+  // Whether the job has formed. The first rank that knows decides for all.
   std::atomic<uint32_t> formed;
-  static constexpr uint32_t kFormed = 1, kNever = 2;
-  std::atomic<bool> lost;        // someone died or left
-  std::atomic<uint32_t> broken;  // 1: being written, 2: can be read
+  static constexpr uint32_t kFormed = 1, kFailed = 2;
+  std::atomic<bool> lost;        // a rank died or left
+  std::atomic<uint32_t> broken;  // 1: the message is being written, 2: readable
   std::atomic<int32_t> broken_code;
   char broken_message[2048];
   Flag ping, pong;
-  RankState ranks[kMostRanks];
+  RankState ranks[kMaxRanks];
 };
 
-// Who has not looked for so long, in nanoseconds, has been stopped: ten times
-// as long as it naps.
+// A thread that has not polled for so long was stopped: ten times as long as it
+// sleeps at most.
 constexpr int64_t kStopped = 1'000'000'000;
 
-// By the monotonic clock, which the ranks of a host share.
+// The monotonic clock, which the ranks of a host share.
 inline int64_t Now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())

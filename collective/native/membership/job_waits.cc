@@ -1,4 +1,8 @@
-// How a rank waits for another, and what it does when that takes long.
+// How a rank waits for another, and what it does if that takes long.
+//
+// A wait passes through three phases, each of which costs other processes less
+// and this one more latency: spin, yield, sleep. The futex wakes a sleeper; it
+// also polls, because a dead rank wakes nobody.
 #include <sched.h>
 
 #include <algorithm>
@@ -13,11 +17,16 @@
 namespace collective {
 namespace {
 
-constexpr int kLooks = 60;     // 1 to 2 us
-constexpr int kYields = 1000;  // about 100 us
+constexpr int kBriefSpins = 60;  // 1 to 2 us, as long as yielding a core takes
+// The yielding phase ends after so many yields (about 100 us if no other
+// process runs) or so much time. Then the core is better left to TensorFlow.
+constexpr int kYields = 1000;
 constexpr int64_t kYieldNanoseconds = 300'000;
-constexpr long kNapNanoseconds = 100'000'000;
-constexpr long kShortNapNanoseconds = 200'000;  // while messages are under way
+// Reading the clock takes as long as a yield: not each time.
+constexpr int kYieldsPerClock = 16;
+constexpr long kNapNanoseconds = 100'000'000;  // how often a sleeper polls
+// While messages are under way, MPI has to be called for them to progress.
+constexpr long kShortNapNanoseconds = 200'000;
 
 inline void Pause() {
 #if defined(__x86_64__)
@@ -29,27 +38,27 @@ inline void Pause() {
 
 }  // namespace
 
-void Job::OnThisCore() {
+void Job::RecordCore() {
   const int core = sched_getcpu();
-  RankState& mine = header_->ranks[place_.local_rank];
+  RankState& mine = my_state();
   if (mine.core.load(std::memory_order_relaxed) != core) {
     mine.core.store(core, std::memory_order_relaxed);
   }
 }
 
-bool Job::Elsewhere(int rank) const {
-  const auto local = std::find(here_.ranks.begin(), here_.ranks.end(), rank) -
-                     here_.ranks.begin();
-  const int mine = header_->ranks[place_.local_rank].core;
+bool Job::RunsOnOtherCore(int rank) const {
+  const auto local = std::find(local_.ranks.begin(), local_.ranks.end(), rank) -
+                     local_.ranks.begin();
+  const int mine = my_state().core;
   return header_->ranks[local].core.load(std::memory_order_relaxed) != mine;
 }
 
-void Job::Look(const Word& word, uint32_t target) {
-  for (int i = 0; i < kLooks && !word.Reached(target); ++i) Pause();
+void Job::SpinBriefly(const FutexWord& word, uint32_t target) {
+  for (int i = 0; i < kBriefSpins && !word.Reached(target); ++i) Pause();
 }
 
-void Job::AwaitLong(Word& word, uint32_t target, int rank,
-                    const Request& doing) {
+void Job::AwaitSlowPath(FutexWord& word, uint32_t target, int rank,
+                        const Request& request) {
   for (int i = 0; i < spins_; ++i) {
     if (word.Reached(target)) return;
     Pause();
@@ -59,17 +68,21 @@ void Job::AwaitLong(Word& word, uint32_t target, int rank,
     sched_yield();
     if (word.Reached(target)) return;
     if (network_ && network_->pending()) network_->Progress();
-    if (i % 16 != 15) continue;  // reading the clock takes as long as yielding
+    if (i % kYieldsPerClock != kYieldsPerClock - 1) continue;
     if (start == 0) start = Now();
     if (Now() - start > kYieldNanoseconds) break;
   }
 
+  // Counted before the value is read again: Raise either sees the sleeper, or
+  // the sleeper sees the raised value.
   struct Sleeper {
-    Word& word;
-    explicit Sleeper(Word& word) : word(word) { word.sleepers.fetch_add(1); }
+    FutexWord& word;
+    explicit Sleeper(FutexWord& word) : word(word) {
+      word.sleepers.fetch_add(1);
+    }
     ~Sleeper() { word.sleepers.fetch_sub(1); }
   } sleeper(word);
-  LongWait wait(this, rank, doing);
+  LongWait wait(this, rank, request);
   while (!word.Reached(target)) {
     const uint32_t seen = word.value.load();
     if (static_cast<int32_t>(seen - target) >= 0) return;
@@ -80,87 +93,98 @@ void Job::AwaitLong(Word& word, uint32_t target, int rank,
       word.Sleep(seen, kNapNanoseconds);
     }
     if (word.Reached(target)) return;
-    wait.Look();
+    wait.Poll();
   }
 }
 
-Job::LongWait::LongWait(Job* job, int rank, const Request& doing)
+Job::LongWait::LongWait(Job* job, int rank, const Request& request)
     : job_(job),
       rank_(rank),
-      doing_(doing),
+      request_(request),
       start_(Now()),
-      looked_(start_),
+      polled_(start_),
       quiet_since_(start_),
       submitted_(job->submitted_),
-      waiting_(job->Tell(rank, start_, doing)) {}
+      record_(job->PublishWait(rank, start_, request)) {}
 
 Job::LongWait::~LongWait() {
-  if (waiting_) waiting_->rank = 0;
+  if (record_) record_->rank = 0;
 }
 
-void Job::LongWait::Look() {
+void Job::LongWait::Poll() {
   const int64_t now = Now();
-  if (now - looked_ < kNapNanoseconds * 9 / 10) return;
-  // Stopped since it looked, it has to look again first.
-  if (waiting_ && now - looked_ < kStopped) waiting_->looked = now;
-  looked_ = now;
-  if (job_->blocked_) job_->Hold(true);
+  if (now - polled_ < kNapNanoseconds * 9 / 10) return;
+  // A thread that was stopped since it last polled must poll once more before
+  // the other ranks may take its wait as seen.
+  if (record_ && now - polled_ < kStopped) record_->polled = now;
+  polled_ = now;
+  if (job_->blocked_) job_->SetWaitingSince(true);
   job_->Check(rank_);
-  // Who has joined waits in one order while the others call in the other.
+  // A rank that has joined waits in one order while other ranks call in the
+  // other: what it serves there counts as progress.
   const int64_t since = std::max(start_, job_->served_at_.load());
   const double waited = static_cast<double>(now - since) * 1e-9;
-  const Settings& settings = job_->settings();
-  const int me = job_->rank();
-  if (waited > settings.give_up_seconds) {
-    job_->Break(Code::kDeadlineExceeded,
-                "rank " + std::to_string(me) + " waited " +
-                    std::to_string(static_cast<int64_t>(waited)) +
-                    " s for rank " + std::to_string(rank_) + " in " +
-                    doing_.Describe() + "\n" + job_->WhoWaits(),
-                "a rank that is only slow is given more time by "
-                "COLLECTIVE_TIMEOUT=seconds");
-  }
-  if (job_->InCircle()) job_->BreakForCircle(job_->WhoWaits());
+  CheckDeadline(waited);
+  if (job_->InDeadlock()) job_->BreakForDeadlock(job_->DescribeWaits());
   if (const uint32_t submitted = job_->submitted_; submitted != submitted_) {
     submitted_ = submitted;
     quiet_since_ = now;
   }
-  if (job_->network_ && now - start_ > job_->Patience()) LookElsewhere(now);
-  if (now - quiet_since_ > job_->Patience()) {
-    const std::string who = job_->WaitsInVain(doing_.plan);
-    if (!who.empty()) {
-      job_->Break(Code::kFailedPrecondition,
-                  "ranks do not agree on a collective: " + who + "rank " +
-                      std::to_string(me) + " has traced the same function, " +
-                      "with no such collective in that process set, and is " +
-                      "in " + doing_.Describe() + "\n" + job_->WhoWaits(),
-                  "make the same calls, with the same process set, on every "
-                  "rank, also within a tf.function");
-    }
+  if (job_->network_ && now - start_ > job_->Patience()) {
+    ReportToOtherHosts(now);
   }
-  if (!told_ && waited > settings.stall_seconds) {
-    told_ = true;
-    int first = 0;  // of those of this host that wait, one speaks
-    const int mine = job_->place_.local_rank;
-    while (first < mine && !job_->header_->ranks[first].Waits()) ++first;
-    if (first == mine) {
-      std::fprintf(stderr,
-                   "collective: no progress for %.0f s:\n%sHINT: every rank "
-                   "must make the same calls; COLLECTIVE_TIMEOUT=seconds "
-                   "ends the job sooner\n",
-                   waited, job_->WhoWaits().c_str());
-      TellRecorder("no progress for " +
-                   std::to_string(static_cast<int64_t>(waited)) + " s");
-    }
+  if (now - quiet_since_ > job_->Patience()) CheckUnmatched();
+  if (!reported_ && waited > job_->settings().stall_seconds) {
+    reported_ = true;
+    ReportStall(waited);
   }
 }
 
-void Job::Served() {
+void Job::LongWait::CheckDeadline(double waited) {
+  if (waited <= job_->settings().timeout_seconds) return;
+  job_->Break(Code::kDeadlineExceeded,
+              "rank " + std::to_string(job_->rank()) + " waited " +
+                  std::to_string(static_cast<int64_t>(waited)) +
+                  " s for rank " + std::to_string(rank_) + " in " +
+                  request_.Describe() + "\n" + job_->DescribeWaits(),
+              "a rank that is only slow is given more time by "
+              "COLLECTIVE_TIMEOUT=seconds");
+}
+
+void Job::LongWait::CheckUnmatched() {
+  const std::string unmatched = job_->FindUnmatchedWait(request_.plan);
+  if (unmatched.empty()) return;
+  job_->Break(Code::kFailedPrecondition,
+              "ranks do not agree on a collective: " + unmatched + "rank " +
+                  std::to_string(job_->rank()) +
+                  " has traced the same function, with no such collective in "
+                  "that process set, and is in " +
+                  request_.Describe() + "\n" + job_->DescribeWaits(),
+              "make the same calls, with the same process set, on every "
+              "rank, also within a tf.function");
+}
+
+void Job::LongWait::ReportStall(double waited) {
+  // The lowest local rank that waits reports for all of this host.
+  const int mine = job_->info_.local_rank;
+  for (int i = 0; i < mine; ++i) {
+    if (job_->header_->ranks[i].Waits()) return;
+  }
+  std::fprintf(stderr,
+               "collective: no progress for %.0f s:\n%sHINT: every rank must "
+               "make the same calls; COLLECTIVE_TIMEOUT=seconds ends the job "
+               "sooner\n",
+               waited, job_->DescribeWaits().c_str());
+  TellRecorder("no progress for " +
+               std::to_string(static_cast<int64_t>(waited)) + " s");
+}
+
+void Job::CountServed() {
   served_.fetch_add(1);
   served_at_ = Now();
 }
 
-void Job::Called() {
+void Job::NoteCaller() {
   const std::thread::id me = std::this_thread::get_id();
   std::thread::id first = caller_.load(std::memory_order_relaxed);
   if (first == me) return;
@@ -168,75 +192,79 @@ void Job::Called() {
       caller_.compare_exchange_strong(first, me)) {
     return;
   }
-  header_->ranks[place_.local_rank].several = true;
+  my_state().many_callers = true;
 }
 
-void Job::Working(int more) {
-  RankState& state = header_->ranks[place_.local_rank];
-  state.changed = Now();
-  state.queues += more;
+void Job::CountBusyQueues(int change) {
+  RankState& state = my_state();
+  state.queues_changed = Now();
+  state.queues += change;
 }
 
-void Job::Held(bool waits) {
-  if (CalledHere()) Hold(waits);
+void Job::SetCallerWaiting(bool waits) {
+  if (IsCaller()) SetWaitingSince(waits);
 }
 
-void Job::Blocked(bool blocked) {
+void Job::SetCallerBlocked(bool blocked) {
   blocked_ = blocked;
-  Hold(blocked);
+  SetWaitingSince(blocked);
 }
 
-void Job::Hold(bool waits) {
-  RankState& state = header_->ranks[place_.local_rank];
+void Job::SetWaitingSince(bool waits) {
+  RankState& state = my_state();
   const int64_t now = Now();
-  const bool begins = state.held == 0 || now - state.held_looked > kStopped;
-  if (!waits || begins) state.held = waits ? now : 0;
-  state.held_looked = now;
+  const bool begins =
+      state.waiting_since == 0 || now - state.waiting_polled > kStopped;
+  if (!waits || begins) state.waiting_since = waits ? now : 0;
+  state.waiting_polled = now;
 }
 
-std::string Job::DoingOf(const Waiting& one) {
-  return std::string(one.doing, strnlen(one.doing, sizeof(one.doing)));
+std::string Job::DescriptionOf(const WaitRecord& one) {
+  return std::string(one.description,
+                     strnlen(one.description, sizeof(one.description)));
 }
 
-std::string Job::WhoWaits() const {
-  // Other ranks write theirs meanwhile: a line may be torn, no more.
+std::string Job::DescribeWaits() const {
+  // Other ranks may write meanwhile: a line may be torn, no more.
   std::lock_guard<std::mutex> lock(waiting_mutex_);
   std::string table;
   const int64_t now = Now();
-  for (int i = 0; i < place_.local_size; ++i) {
-    const std::string who = "  rank " + std::to_string(here_.ranks[i]);
+  for (int i = 0; i < info_.local_size; ++i) {
+    const std::string who = "  rank " + std::to_string(local_.ranks[i]);
     bool waits = false;
-    for (const Waiting& one : header_->ranks[i].waiting) {
+    for (const WaitRecord& one : header_->ranks[i].waiting) {
       const int other = one.rank.load();
       if (other <= 0) continue;
       waits = true;
       table += who + " waits for rank " + std::to_string(other - 1) +
                " since " + std::to_string((now - one.since) / 1'000'000'000) +
-               " s in " + DoingOf(one) + "\n";
+               " s in " + DescriptionOf(one) + "\n";
     }
     if (!waits) table += who + " is not in a collective\n";
   }
-  for (const auto& [wait, news] : waits_elsewhere_) {
-    const bool here = host_of(news.rank) == host_of(rank());
-    if (news.passed_on == 0 && !here && !Begun(news)) {
-      table += std::string("  ") + news.message + ", on another host\n";
+  for (const auto& [wait, control] : remote_waits_) {
+    const bool here = host_of(control.rank) == host_of(rank());
+    if (control.forwards == 0 && !here && !HasBegun(control)) {
+      table += std::string("  ") + control.message + ", on another host\n";
     }
   }
   return table;
 }
 
-Job::Waiting* Job::Tell(int rank, int64_t since, const Request& doing) {
+Job::WaitRecord* Job::PublishWait(int rank, int64_t since,
+                                  const Request& request) {
   std::lock_guard<std::mutex> lock(waiting_mutex_);
-  for (Waiting& one : header_->ranks[place_.local_rank].waiting) {
+  for (WaitRecord& one : my_state().waiting) {
     if (one.rank.load() != 0) continue;
     one.rank = -1;
     one.since = since;
-    one.looked = since;
-    one.function = doing.plan.function;
-    one.name = std::hash<std::string>()(doing.name);
-    one.group = doing.plan.group;
+    one.polled = since;
+    one.function = request.plan.function;
+    one.name = std::hash<std::string>()(request.name);
+    one.group = request.plan.group;
     one.caller = std::this_thread::get_id() == caller_.load();
-    std::snprintf(one.doing, sizeof(one.doing), "%s", doing.Describe().c_str());
+    std::snprintf(one.description, sizeof(one.description), "%s",
+                  request.Describe().c_str());
     one.rank = rank + 1;
     return &one;
   }

@@ -10,61 +10,65 @@
 
 namespace collective {
 
-// Of the job, however many ranks it has.
-Place PlaceOfDoor(const std::string& job) {
-  Place place;
-  place.rank = place.local_rank = kNewcomer;
-  place.size = place.local_size = 0;
-  place.job = job;
-  return place;
+RankInfo JoinListenerInfo(const std::string& job) {
+  RankInfo info;
+  info.rank = info.local_rank = kNewcomer;
+  info.size = info.local_size = 0;
+  info.job = job;
+  return info;
 }
 
-Door::Door(const Place& place)
-    : listener_(OpenListener(PlaceOfDoor(place.job), kDoor)) {
+JoinListener::JoinListener(const RankInfo& info)
+    : listener_(OpenListener(JoinListenerInfo(info.job), kJoinListenerName)) {
   const int flags = fcntl(listener_.get(), F_GETFL);
   fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK);
 }
 
-int Door::Waiting() {
+void JoinListener::AcceptConnections() {
   for (;;) {
     Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!caller.valid()) break;
-    if (Peer(caller.get()).uid != getuid()) continue;
-    callers_.push_back({std::move(caller)});
+    if (!caller.valid()) return;
+    if (PeerCredentials(caller.get()).uid != getuid()) continue;
+    pending_.push_back({std::move(caller)});
   }
+}
+
+int JoinListener::PendingCount() {
+  AcceptConnections();
   int waiting = 0;
-  for (size_t i = callers_.size(); i-- > 0;) {
-    Caller& caller = callers_[i];
-    pollfd one = {caller.connection.get(), POLLIN, 0};
+  for (size_t i = pending_.size(); i-- > 0;) {
+    PendingJoin& join = pending_[i];
+    pollfd one = {join.connection.get(), POLLIN, 0};
     if (poll(&one, 1, 0) > 0) {
-      // From one that has knocked nothing is due: it hung up.
-      Hello hello = {};
+      // A process sends one request and no more: if its socket is readable
+      // after that, the process has hung up.
+      JoinRequest request = {};
       const ssize_t got =
-          recv(caller.connection.get(), &hello, sizeof(hello), MSG_DONTWAIT);
-      if (caller.knocked || got != sizeof(hello) || hello.magic != kMagic ||
-          hello.version != kVersion) {
-        callers_.erase(callers_.begin() + i);
+          recv(join.connection.get(), &request, sizeof(request), MSG_DONTWAIT);
+      if (join.requested || got != sizeof(request) || request.magic != kMagic ||
+          request.version != kVersion) {
+        pending_.erase(pending_.begin() + i);
         continue;
       }
-      caller.knocked = true;
+      join.requested = true;
     }
-    waiting += caller.knocked;
+    waiting += join.requested;
   }
   return waiting;
 }
 
-std::vector<Descriptor> Door::Take() {
-  Waiting();
+std::vector<Descriptor> JoinListener::TakePending() {
+  PendingCount();  // drops connections that have hung up
   std::vector<Descriptor> taken;
-  std::vector<Caller> others;
-  for (Caller& caller : callers_) {
-    if (caller.knocked) {
-      taken.push_back(std::move(caller.connection));
+  std::vector<PendingJoin> silent;
+  for (PendingJoin& join : pending_) {
+    if (join.requested) {
+      taken.push_back(std::move(join.connection));
     } else {
-      others.push_back(std::move(caller));
+      silent.push_back(std::move(join));
     }
   }
-  callers_ = std::move(others);
+  pending_ = std::move(silent);
   return taken;
 }
 

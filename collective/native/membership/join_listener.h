@@ -1,5 +1,9 @@
-// The door of a job that runs: processes that come later knock there, and are
-// taken in when its ranks meet the next time (rendezvous.h).
+// Where new processes ask a running job to take them in.
+//
+// Local rank 0 of a job that may grow listens on a socket of its own; a new
+// process sends a JoinRequest there and waits. The ranks take it in at their
+// next reconfiguration (rendezvous.h), between two steps, so that no collective
+// ever sees a changing membership.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_JOIN_LISTENER_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_JOIN_LISTENER_H_
 
@@ -11,29 +15,32 @@
 
 namespace collective {
 
-constexpr int kNewcomer = -1;  // the number of one that has none yet
+constexpr int kNewcomer = -1;  // stands for a rank that is not assigned yet
 
-// Where it is, for the one that keeps it and for those that knock.
-Place PlaceOfDoor(const std::string& job);
-constexpr char kDoor[] = "door";
+// The address of a job's listener, as local_socket.h forms it: this RankInfo
+// and this name. It does not depend on how many ranks the job has.
+RankInfo JoinListenerInfo(const std::string& job);
+constexpr char kJoinListenerName[] = "join";
 
-// Where processes wait that come later. Throws where another process has it:
-// the one that kept it before may not be gone yet.
-class Door {
+class JoinListener {
  public:
-  explicit Door(const Place& place);
-  // How many wait now. Never blocks.
-  int Waiting();
-  // Those who wait: a connection to each.
-  std::vector<Descriptor> Take();
+  // Throws kFailedPrecondition if another process holds the address: a former
+  // rank 0 may not have exited yet.
+  explicit JoinListener(const RankInfo& info);
+  // How many processes have sent a request and still wait. Never blocks.
+  int PendingCount();
+  // Hands over a connection to each of them.
+  std::vector<Descriptor> TakePending();
 
  private:
-  struct Caller {
+  struct PendingJoin {
     Descriptor connection;
-    bool knocked = false;  // has said who it is
+    bool requested = false;  // has sent its JoinRequest
   };
+  void AcceptConnections();
+
   Descriptor listener_;
-  std::vector<Caller> callers_;
+  std::vector<PendingJoin> pending_;
 };
 
 }  // namespace collective

@@ -13,11 +13,14 @@
 namespace collective {
 namespace {
 
-socklen_t Address(const Place& place, const std::string& meeting,
-                  sockaddr_un* address) {
-  // Hashed, because a name may hold 107 bytes and a job's may be longer.
-  std::string whole = place.job + "/" + std::to_string(place.local_size);
-  if (place.local_size != place.size) {
+socklen_t SocketAddress(const RankInfo& info, const std::string& name,
+                        sockaddr_un* address) {
+  // A hash (FNV-1a, twice), because an address holds 107 bytes and the name of
+  // a job may be longer.
+  std::string whole = info.job + "/" + std::to_string(info.local_size);
+  // Containers may share a network namespace, and with it abstract names; the
+  // host name tells them apart, as in MPI.
+  if (info.local_size != info.size) {
     char host[256] = {};
     gethostname(host, sizeof(host) - 1);
     whole += std::string("/") + host;
@@ -33,13 +36,13 @@ socklen_t Address(const Place& place, const std::string& meeting,
       address->sun_path + 1, sizeof(address->sun_path) - 1,
       "collective/%u/%016llx%016llx/%s", static_cast<unsigned>(getuid()),
       static_cast<unsigned long long>(hash[0]),
-      static_cast<unsigned long long>(hash[1]), meeting.c_str());
+      static_cast<unsigned long long>(hash[1]), name.c_str());
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
-[[noreturn]] void ThrowForeign(const Place& place, uid_t user) {
+[[noreturn]] void ThrowForeignUser(const RankInfo& info, uid_t user) {
   throw Failure(Code::kFailedPrecondition,
-                Here(place) + ": a process of user " + std::to_string(user) +
+                ToString(info) + ": a process of user " + std::to_string(user) +
                     " holds the name by which the ranks of this job meet",
                 "give the job a name that nobody can guess: export "
                 "COLLECTIVE_JOB=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')");
@@ -47,19 +50,19 @@ socklen_t Address(const Place& place, const std::string& meeting,
 
 }  // namespace
 
-std::string Here(const Place& place) {
-  return "rank " + std::to_string(place.rank) + " of " +
-         std::to_string(place.size);
+std::string ToString(const RankInfo& info) {
+  return "rank " + std::to_string(info.rank) + " of " +
+         std::to_string(info.size);
 }
 
-void ThrowSystem(const Place& place, const char* call) {
+void ThrowSystem(const RankInfo& info, const char* call) {
   throw Failure(Code::kInternal,
-                Here(place) + ": " + call + ": " + std::strerror(errno),
+                ToString(info) + ": " + call + ": " + std::strerror(errno),
                 "the system refused what shared memory needs; ulimit -n and "
                 "ulimit -v show common limits");
 }
 
-ucred Peer(int socket) {
+ucred PeerCredentials(int socket) {
   ucred peer = {};
   socklen_t length = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
@@ -68,43 +71,42 @@ ucred Peer(int socket) {
   return peer;
 }
 
-Descriptor OpenListener(const Place& place, const std::string& meeting) {
+Descriptor OpenListener(const RankInfo& info, const std::string& name) {
   Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!listener.valid()) ThrowSystem(place, "socket");
+  if (!listener.valid()) ThrowSystem(info, "socket");
   sockaddr_un address;
-  const socklen_t length = Address(place, meeting, &address);
+  const socklen_t length = SocketAddress(info, name, &address);
   if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) !=
       0) {
-    if (errno != EADDRINUSE) ThrowSystem(place, "bind");
-    Connect(place, meeting);
+    if (errno != EADDRINUSE) ThrowSystem(info, "bind");
+    Connect(info, name);  // throws if the holder is another user
     throw Failure(Code::kFailedPrecondition,
-                  Here(place) + ": another job of this user calls itself '" +
-                      place.job + "'",
+                  ToString(info) + ": another job of this user calls itself '" +
+                      info.job + "'",
                   "unset COLLECTIVE_JOB, or give each job a name of its own");
   }
-  if (listen(listener.get(), kMostRanks) != 0) ThrowSystem(place, "listen");
+  if (listen(listener.get(), kMaxRanks) != 0) ThrowSystem(info, "listen");
   return listener;
 }
 
-Descriptor Connect(const Place& place, const std::string& meeting) {
+Descriptor Connect(const RankInfo& info, const std::string& name) {
   Descriptor caller(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!caller.valid()) ThrowSystem(place, "socket");
+  if (!caller.valid()) ThrowSystem(info, "socket");
   sockaddr_un address;
-  const socklen_t length = Address(place, meeting, &address);
+  const socklen_t length = SocketAddress(info, name, &address);
   if (connect(caller.get(), reinterpret_cast<sockaddr*>(&address), length) !=
       0) {
     return Descriptor();
   }
-  const uid_t user = Peer(caller.get()).uid;
-  if (user != getuid()) ThrowForeign(place, user);
+  const uid_t user = PeerCredentials(caller.get()).uid;
+  if (user != getuid()) ThrowForeignUser(info, user);
   return caller;
 }
 
-void SendWelcome(int socket, const Welcome& welcome,
-                 const std::vector<int>& files) {
-  iovec part = {const_cast<Welcome*>(&welcome), sizeof(welcome)};
-  alignas(
-      cmsghdr) char control[CMSG_SPACE(sizeof(int) * (1 + kMostRanks))] = {};
+void SendReply(int socket, const JoinReply& reply,
+               const std::vector<int>& files) {
+  iovec part = {const_cast<JoinReply*>(&reply), sizeof(reply)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * (1 + kMaxRanks))] = {};
   msghdr message = {};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -117,21 +119,20 @@ void SendWelcome(int socket, const Welcome& welcome,
     header->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
     std::memcpy(CMSG_DATA(header), files.data(), sizeof(int) * files.size());
   }
-  // A receiver that is gone is noticed by whoever waits for it later.
+  // A receiver that has died is noticed by the first rank that waits for it.
   (void)!sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
-bool ReceiveWelcome(int socket, Welcome* welcome, std::vector<int>* files) {
-  iovec part = {welcome, sizeof(*welcome)};
-  std::vector<char> control(CMSG_SPACE(sizeof(int) * (1 + kMostRanks)));
+bool ReceiveReply(int socket, JoinReply* reply, std::vector<int>* files) {
+  iovec part = {reply, sizeof(*reply)};
+  std::vector<char> control(CMSG_SPACE(sizeof(int) * (1 + kMaxRanks)));
   msghdr message = {};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  if (got != static_cast<ssize_t>(sizeof(*welcome)) ||
-      welcome->magic != kMagic) {
+  if (got != static_cast<ssize_t>(sizeof(*reply)) || reply->magic != kMagic) {
     return false;
   }
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header;

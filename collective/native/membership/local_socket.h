@@ -1,5 +1,8 @@
-// The socket by which the ranks of a host meet (rendezvous.h): its name, who
-// may use it, and what is said.
+// The Unix socket of the rendezvous: its address, its peer check, its messages.
+//
+// The address is abstract: it has no file, so nothing is left behind if the job
+// is killed. Any user may bind any abstract name, so both ends ask the kernel
+// who the other one is before they trust a byte.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_LOCAL_SOCKET_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_LOCAL_SOCKET_H_
 
@@ -14,42 +17,45 @@
 
 namespace collective {
 
-constexpr int kMostRanks = 128;
-constexpr uint32_t kMagic = 0xC011EC71;
-constexpr uint32_t kVersion = 5;
+constexpr uint32_t kMagic = 0xC011EC71;  // tells our messages from strangers'
+constexpr uint32_t kVersion = 5;         // of these messages
 
-// What a rank says when it connects, and what it hears when all are there.
-struct Hello {
+// What a rank sends when it connects, and what it gets once all are there.
+struct JoinRequest {
   uint32_t magic = kMagic;
   uint32_t version = kVersion;
   int32_t rank, size, local_rank, local_size;
 };
-struct Welcome {
+struct JoinReply {
   uint32_t magic = kMagic;
   int32_t size;  // ranks on this host
-  int32_t pids[128], ranks[128], former[128];
-  int32_t you, generation, meeting;
-  int32_t processes;       // pidfds that follow the memory's descriptor
-  char refusal[512] = {};  // empty: welcome
+  // By local rank; previous: the local rank before a reconfiguration.
+  int32_t pids[kMaxRanks], ranks[kMaxRanks], previous[kMaxRanks];
+  int32_t local_rank;  // of the process that gets this reply
+  int32_t generation, reconfigurations;
+  int32_t pidfds;          // how many follow the memory's descriptor
+  char refusal[512] = {};  // why the request is refused; empty: it is not
 };
 
-// As errors name a rank.
-std::string Here(const Place& place);
-[[noreturn]] void ThrowSystem(const Place& place, const char* call);
+// "rank 1 of 4", as errors name a rank.
+std::string ToString(const RankInfo& info);
+[[noreturn]] void ThrowSystem(const RankInfo& info, const char* call);
 
-// Who is at the other end, as the kernel knows it.
-ucred Peer(int socket);
+// The process at the other end, as the kernel knows it.
+ucred PeerCredentials(int socket);
 
-// Throws kFailedPrecondition where another process has the name.
-Descriptor OpenListener(const Place& place, const std::string& meeting);
-// Invalid where nobody listens. Throws kFailedPrecondition where the one who
-// does is another user's.
-Descriptor Connect(const Place& place, const std::string& meeting);
+// `name` tells the rendezvous of a job apart. Throws kFailedPrecondition if
+// another process holds the address.
+Descriptor OpenListener(const RankInfo& info, const std::string& name);
+// Invalid if nobody listens. Throws kFailedPrecondition if the listener is
+// another user's process.
+Descriptor Connect(const RankInfo& info, const std::string& name);
 
-void SendWelcome(int socket, const Welcome& welcome,
-                 const std::vector<int>& files);
-// False where none came.
-bool ReceiveWelcome(int socket, Welcome* welcome, std::vector<int>* files);
+// `files` travel beside the reply, as SCM_RIGHTS.
+void SendReply(int socket, const JoinReply& reply,
+               const std::vector<int>& files);
+// False if the connection ended without a reply.
+bool ReceiveReply(int socket, JoinReply* reply, std::vector<int>* files);
 
 }  // namespace collective
 

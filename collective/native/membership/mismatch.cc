@@ -15,32 +15,33 @@ void ThrowIfJoined(const std::vector<int>& ranks,
     join.kind = Kind::kJoin;
     return join.Signature();
   }();
-  SomeHaveJoined some = {-1, ""};
+  RanksHaveJoined joined = {-1, ""};
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (signatures[i] == kJoined) {
-      some.ranks += (some.ranks.empty() ? "" : ",") + std::to_string(ranks[i]);
-    } else if (some.caller < 0) {
-      some.caller = static_cast<int>(i);
-    } else if (signatures[i] != signatures[some.caller]) {
+      joined.ranks +=
+          (joined.ranks.empty() ? "" : ",") + std::to_string(ranks[i]);
+    } else if (joined.caller < 0) {
+      joined.caller = static_cast<int>(i);
+    } else if (signatures[i] != signatures[joined.caller]) {
       return;
     }
   }
-  if (!some.ranks.empty()) throw some;
+  if (!joined.ranks.empty()) throw joined;
 }
 
-void ThrowDisagreement(const std::vector<int>& ranks,
-                       const std::vector<std::string>& texts) {
-  std::vector<std::pair<std::string, std::string>> told;  // text, who
+void ThrowMismatch(const std::vector<int>& ranks,
+                   const std::vector<std::string>& texts) {
+  std::vector<std::pair<std::string, std::string>> calls;  // text, ranks
   for (size_t i = 0; i < ranks.size(); ++i) {
-    auto same = told.begin();
-    while (same != told.end() && same->first != texts[i]) ++same;
-    if (same == told.end()) same = told.insert(same, {texts[i], ""});
+    auto same = calls.begin();
+    while (same != calls.end() && same->first != texts[i]) ++same;
+    if (same == calls.end()) same = calls.insert(same, {texts[i], ""});
     same->second +=
         (same->second.empty() ? "" : ",") + std::to_string(ranks[i]);
   }
   std::string what = "ranks do not agree on a collective";
-  for (const auto& [text, who] : told) {
-    what += "; rank " + who + ": " + text;
+  for (const auto& [text, callers] : calls) {
+    what += "; rank " + callers + ": " + text;
   }
   TellRecorder(what);
   throw Failure(Code::kFailedPrecondition, what,

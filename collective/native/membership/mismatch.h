@@ -1,4 +1,7 @@
-// What follows where the ranks of a group have not all posted the same.
+// What follows when the ranks of a group have posted different collectives.
+//
+// Every rank sees the same signatures, so every rank throws the same error and
+// none waits for another. Ranks that have called join() are no mismatch.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_MISMATCH_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_MISMATCH_H_
 
@@ -8,20 +11,22 @@
 
 namespace collective {
 
-// Thrown, though it is no failure: some ranks have joined (join.h), and the
-// others agree.
-struct SomeHaveJoined {
-  int caller;         // the first member that has not joined
-  std::string ranks;  // those that have: "1,3"
+// Thrown, though it is no failure: some ranks have joined (join.h), and all
+// that have not call the same collective.
+struct RanksHaveJoined {
+  int caller;         // the lowest member that has not joined
+  std::string ranks;  // the ranks that have: "1,3"
 };
 
-// All lists are by member: the ranks, and what each has posted.
+// Throws RanksHaveJoined if that is why the signatures differ. Both lists are
+// by member.
 void ThrowIfJoined(const std::vector<int>& ranks,
                    const std::vector<uint64_t>& signatures);
 
-// A failure that tells what each rank called.
-[[noreturn]] void ThrowDisagreement(const std::vector<int>& ranks,
-                                    const std::vector<std::string>& texts);
+// Throws kFailedPrecondition with what each rank called. Both lists are by
+// member.
+[[noreturn]] void ThrowMismatch(const std::vector<int>& ranks,
+                                const std::vector<std::string>& texts);
 
 }  // namespace collective
 

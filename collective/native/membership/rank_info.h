@@ -1,4 +1,8 @@
-// Who this process is in its job, as the launcher's environment tells.
+// Who this process is in its job.
+//
+// The launcher's environment gives the numbers (OMPI_COMM_WORLD_RANK, PMI_RANK,
+// ...); Python reads it and passes them in, so that the core needs no knowledge
+// of launchers.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_RANK_INFO_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_RANK_INFO_H_
 
@@ -6,7 +10,11 @@
 
 namespace collective {
 
-struct Place {
+// The most ranks of a host. Arrays in shared memory and on the stack have room
+// for as many.
+constexpr int kMaxRanks = 128;
+
+struct RankInfo {
   int rank = 0;
   int size = 1;
   int local_rank = 0;

@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "failure.h"
 #include "membership/local_socket.h"
@@ -24,14 +24,24 @@ namespace collective {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// By local rank; empty at the first meeting, to which everyone has to come.
-using GoneFunction = std::function<bool(int)>;
-constexpr int kLookMilliseconds = 10;  // whether one of them has gone
 
-constexpr double kForEver = 1e6;  // seconds
+// How often a coordinator looks whether a survivor has died.
+constexpr int kLookMilliseconds = 10;
+// A connection that sends no request within this time is dropped.
+constexpr int kRequestMilliseconds = 2000;
+// Other ranks wait a little longer than the coordinator: its error names the
+// ranks that are missing.
+constexpr int kExtraMilliseconds = 1000;
+constexpr int kMaxPauseMilliseconds = 20;  // between two attempts to connect
+constexpr double kForever = 1e6;           // seconds
 
-// For a process that cannot be watched by descriptor: gone, or a zombie.
-bool Gone(int pid) {
+constexpr char kSlowStartHint[] =
+    "a slow start is given more time by COLLECTIVE_START_TIMEOUT=seconds";
+constexpr char kLauncherHint[] = "start every rank by the same launcher";
+constexpr char kDiedHint[] = "look for its own error message above";
+
+// For a process without a pidfd: whether it is gone, or a zombie.
+bool HasExited(int pid) {
   if (kill(pid, 0) != 0) return true;
   char path[32], line[512];
   std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
@@ -51,315 +61,383 @@ int MillisecondsUntil(Clock::time_point deadline) {
   return left < 0 ? 0 : static_cast<int>(left) + 1;
 }
 
-Gathering Listen(const Place& place, const std::string& meeting, size_t bytes,
-                 Clock::time_point deadline, const GoneFunction& gone,
-                 Welcome welcome = {}, Door* door = nullptr) {
-  Descriptor listener;  // who is alone on its host waits for nobody
-  if (place.local_size > 1) listener = OpenListener(place, meeting);
-  const int me = place.local_rank;
-  Gathering all;
-  all.processes.resize(place.local_size);
-  all.pids.assign(place.local_size, 0);
-  all.ranks.assign(place.local_size, place.rank);
-  std::vector<Descriptor> callers(place.local_size);
-  const auto open_process = [&](int local_rank, int pid) {
-    all.pids[local_rank] = pid;
-#ifdef SYS_pidfd_open
-    all.processes[local_rank] =
-        Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-#endif
-  };
-  open_process(me, getpid());
-  const auto refuse = [&](Code code, const std::string& what,
-                          const std::string& hint) {
-    Welcome no;
-    std::snprintf(no.refusal, sizeof(no.refusal), "%s\nHINT: %s", what.c_str(),
-                  hint.c_str());
-    for (const Descriptor& caller : callers) {
-      if (caller.valid()) SendWelcome(caller.get(), no, {});
-    }
-    throw Failure(code, what, hint);
-  };
-
-  for (;;) {
-    std::string absent;
-    for (int i = 0; i < place.local_size; ++i) {
-      if (i == me || callers[i].valid() || (gone && gone(i))) continue;
-      absent += " " + std::to_string(i);
-    }
-    if (absent.empty()) break;
-    std::vector<pollfd> watched = {{listener.get(), POLLIN, 0}};
-    for (const Descriptor& caller : callers) {
-      if (caller.valid()) watched.push_back({caller.get(), POLLIN, 0});
-    }
-    const int left = MillisecondsUntil(deadline);
-    const int ready = poll(watched.data(), watched.size(),
-                           gone ? std::min(left, kLookMilliseconds) : left);
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready == 0 && Clock::now() < deadline) continue;
-    if (ready == 0) {
-      refuse(Code::kDeadlineExceeded,
-             "local ranks did not come to init:" + absent,
-             "see whether they failed before; a slow start is given more time "
-             "by COLLECTIVE_START_TIMEOUT=seconds");
-    }
-    for (int i = 0; i < place.local_size; ++i) {
-      if (!callers[i].valid()) continue;
-      pollfd one = {callers[i].get(), POLLIN, 0};
-      if (poll(&one, 1, 0) <= 0) continue;
-      // Nothing is due from it: it hung up.
-      callers[i] = Descriptor();
-      if (gone) continue;
-      refuse(Code::kUnavailable,
-             "local rank " + std::to_string(i) + " died during init",
-             "look for its own error message above");
-    }
-    if (!(watched[0].revents & POLLIN)) continue;
-    Descriptor caller(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!caller.valid()) continue;
-    const ucred peer = Peer(caller.get());
-    pollfd one = {caller.get(), POLLIN, 0};
-    Hello hello = {};
-    if (peer.uid != getuid() || poll(&one, 1, 2000) <= 0 ||
-        recv(caller.get(), &hello, sizeof(hello), 0) != sizeof(hello) ||
-        hello.magic != kMagic) {
-      continue;  // a stranger, or one that died at once
-    }
-    const int i = hello.local_rank;
-    if (hello.version != kVersion || hello.size != place.size ||
-        hello.local_size != place.local_size || i < 0 || i == me ||
-        i >= place.local_size || callers[i].valid()) {
-      const std::string what =
-          "a process came to init as local rank " + std::to_string(i) + " of " +
-          std::to_string(hello.local_size) + " (rank " +
-          std::to_string(hello.rank) + " of " + std::to_string(hello.size) +
-          ", protocol " + std::to_string(hello.version) +
-          "), which does not fit " + Here(place) + " with " +
-          std::to_string(place.local_size) + " on this host";
-      Welcome no;
-      std::snprintf(no.refusal, sizeof(no.refusal), "%s\nHINT: %s",
-                    what.c_str(), "start every rank by the same launcher");
-      SendWelcome(caller.get(), no, {});
-      refuse(Code::kFailedPrecondition, what,
-             "start every rank by the same launcher");
-    }
-    open_process(i, peer.pid);
-    all.ranks[i] = hello.rank;
-    callers[i] = std::move(caller);
-  }
-  for (int i = place.local_size - 1; i >= 0; --i) {
-    if (i == me || callers[i].valid()) {
-      all.former.insert(all.former.begin(), i);
-      continue;
-    }
-    all.processes.erase(all.processes.begin() + i);
-    all.pids.erase(all.pids.begin() + i);
-    all.ranks.erase(all.ranks.begin() + i);
-  }
-  if (door) {
-    for (Descriptor& newcomer : door->Take()) {
-      if (all.pids.size() == kMostRanks) break;
-      const size_t i = all.pids.size();
-      all.processes.emplace_back();
-      all.pids.push_back(0);
-      all.ranks.push_back(kNewcomer);
-      all.former.push_back(kNewcomer);
-      open_process(static_cast<int>(i), Peer(newcomer.get()).pid);
-      callers.push_back(std::move(newcomer));
-    }
-  }
-
-  all.memory = Descriptor(
-      static_cast<int>(syscall(SYS_memfd_create, "collective", MFD_CLOEXEC)));
-  if (!all.memory.valid()) ThrowSystem(place, "memfd_create");
-  if (ftruncate(all.memory.get(), static_cast<off_t>(bytes)) != 0) {
-    ThrowSystem(place, "ftruncate");
-  }
-  std::vector<int> files = {all.memory.get()};
-  bool complete = true;
-  for (const Descriptor& process : all.processes) {
-    complete = complete && process.valid();
-  }
-  welcome.size = static_cast<int32_t>(all.pids.size());
-  for (int i = 0; i < welcome.size; ++i) {
-    welcome.pids[i] = all.pids[i];
-    welcome.ranks[i] = all.ranks[i];
-    welcome.former[i] = all.former[i];
-    if (complete) files.push_back(all.processes[i].get());
-  }
-  welcome.processes = complete ? welcome.size : 0;
-  int newcomers = 0;
-  for (int i = 0; i < welcome.size; ++i) {
-    const bool known = all.former[i] != kNewcomer;
-    const int caller = known ? all.former[i] : place.local_size + newcomers++;
-    if (caller == me) {
-      all.me = i;
-      continue;
-    }
-    welcome.you = i;
-    SendWelcome(callers[caller].get(), welcome, files);
-  }
-  all.generation = welcome.generation;
-  all.meeting = welcome.meeting;
-  return all;
-}
-
-// False where the listener has gone, or gave this meeting up.
-bool Join(const Place& place, int listener, const std::string& meeting,
-          Clock::time_point deadline, const GoneFunction& gone,
-          Gathering* gathering) {
-  Descriptor caller;
-  for (int pause_ms = 1;; pause_ms = pause_ms < 20 ? pause_ms * 2 : 20) {
-    caller = Connect(place, meeting);
-    if (caller.valid()) break;
-    if (gone && gone(listener)) return false;
-    if (Clock::now() > deadline) {
-      throw Failure(Code::kDeadlineExceeded,
-                    Here(place) + ": local rank " + std::to_string(listener) +
-                        " did not come to init",
-                    "see whether it failed before; a slow start is given more "
-                    "time by COLLECTIVE_START_TIMEOUT=seconds");
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
-  }
-  Hello hello;
-  hello.rank = place.rank;
-  hello.size = place.size;
-  hello.local_rank = place.local_rank;
-  hello.local_size = place.local_size;
-  (void)!send(caller.get(), &hello, sizeof(hello), MSG_NOSIGNAL);
-
-  for (;;) {
-    pollfd one = {caller.get(), POLLIN, 0};
-    // A little longer than rank 0 waits: its error is the better one.
-    const int ready = poll(&one, 1, MillisecondsUntil(deadline) + 1000);
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready == 0) {
-      throw Failure(Code::kDeadlineExceeded,
-                    Here(place) + ": not every local rank came to init",
-                    "see whether one failed before; a slow start is given more "
-                    "time by COLLECTIVE_START_TIMEOUT=seconds");
-    }
-    break;
-  }
-  Welcome welcome = {};
-  std::vector<int> files;
-  if (!ReceiveWelcome(caller.get(), &welcome, &files)) {
-    if (gone) return false;
-    throw Failure(Code::kUnavailable,
-                  Here(place) + ": local rank 0 died during init",
-                  "look for its own error message above");
-  }
-  if (welcome.refusal[0]) {
-    throw Failure(Code::kFailedPrecondition,
-                  Here(place) + ": " + welcome.refusal);
-  }
-  if (static_cast<int>(files.size()) != 1 + welcome.processes) {
-    for (int file : files) close(file);
-    throw Failure(Code::kInternal, Here(place) + ": too many open files",
-                  "raise the limit: ulimit -n 4096");
-  }
-  Gathering all;
-  all.memory = Descriptor(files[0]);
-  all.processes.resize(welcome.size);
-  for (int i = 0; i < welcome.size; ++i) {
-    all.pids.push_back(welcome.pids[i]);
-    all.ranks.push_back(welcome.ranks[i]);
-    all.former.push_back(welcome.former[i]);
-    if (welcome.processes) all.processes[i] = Descriptor(files[1 + i]);
-  }
-  all.me = welcome.you;
-  all.generation = welcome.generation;
-  all.meeting = welcome.meeting;
-  *gathering = std::move(all);
-  return true;
-}
-
 Clock::time_point DeadlineIn(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(
                             std::chrono::duration<double>(seconds));
 }
 
+void SendRefusal(int socket, const std::string& what, const std::string& hint) {
+  JoinReply reply;
+  std::snprintf(reply.refusal, sizeof(reply.refusal), "%s\nHINT: %s",
+                what.c_str(), hint.c_str());
+  SendReply(socket, reply, {});
+}
+
+// The coordinator's side: collects the connections of the other ranks, and
+// sends each of them the memory and the processes.
+class Coordinator {
+ public:
+  // `gone` is empty at the first rendezvous, which every rank must join.
+  Coordinator(const RankInfo& info, const std::string& name,
+              Clock::time_point deadline, const GoneFunction& gone)
+      : info_(info),
+        deadline_(deadline),
+        gone_(gone),
+        connections_(info.local_size) {
+    // A rank that is alone on its host waits for nobody.
+    if (info.local_size > 1) listener_ = OpenListener(info, name);
+    found_.pidfds.resize(info.local_size);
+    found_.pids.assign(info.local_size, 0);
+    found_.ranks.assign(info.local_size, info.rank);
+    AddProcess(info.local_rank, getpid());
+  }
+
+  // `reply` holds the generation; `listener` may be null.
+  Rendezvous Run(size_t bytes, JoinReply reply, JoinListener* listener) {
+    for (std::string missing; !(missing = Missing()).empty();) {
+      AwaitConnection(missing);
+    }
+    RemoveGone();
+    if (listener) AddNewcomers(listener);
+    CreateMemory(bytes);
+    SendReplies(&reply);
+    found_.generation = reply.generation;
+    found_.reconfigurations = reply.reconfigurations;
+    return std::move(found_);
+  }
+
+ private:
+  void AddProcess(int index, int pid) {
+    found_.pids[index] = pid;
+#ifdef SYS_pidfd_open
+    found_.pidfds[index] =
+        Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+#endif
+  }
+
+  // " 1 3": the local ranks that have not connected and are not gone.
+  std::string Missing() const {
+    std::string missing;
+    for (int i = 0; i < info_.local_size; ++i) {
+      if (i == info_.local_rank || connections_[i].valid()) continue;
+      if (!gone_ || !gone_(i)) missing += " " + std::to_string(i);
+    }
+    return missing;
+  }
+
+  [[noreturn]] void Refuse(Code code, const std::string& what,
+                           const std::string& hint) {
+    for (const Descriptor& connection : connections_) {
+      if (connection.valid()) SendRefusal(connection.get(), what, hint);
+    }
+    throw Failure(code, what, hint);
+  }
+
+  // Waits until a rank connects or hangs up; with `gone`, not for long.
+  void AwaitConnection(const std::string& missing) {
+    std::vector<pollfd> watched = {{listener_.get(), POLLIN, 0}};
+    for (const Descriptor& connection : connections_) {
+      if (connection.valid()) watched.push_back({connection.get(), POLLIN, 0});
+    }
+    const int left = MillisecondsUntil(deadline_);
+    const int ready = poll(watched.data(), watched.size(),
+                           gone_ ? std::min(left, kLookMilliseconds) : left);
+    if (ready < 0 && errno == EINTR) return;
+    if (ready == 0 && Clock::now() < deadline_) return;
+    if (ready == 0) {
+      Refuse(Code::kDeadlineExceeded,
+             "local ranks did not come to init:" + missing,
+             std::string("see whether they failed before; ") + kSlowStartHint);
+    }
+    DropDisconnected();
+    if (watched[0].revents & POLLIN) Accept();
+  }
+
+  // A rank sends nothing after its request: if its socket is readable, the rank
+  // has hung up.
+  void DropDisconnected() {
+    for (int i = 0; i < info_.local_size; ++i) {
+      if (!connections_[i].valid()) continue;
+      pollfd one = {connections_[i].get(), POLLIN, 0};
+      if (poll(&one, 1, 0) <= 0) continue;
+      connections_[i] = Descriptor();
+      if (gone_) continue;
+      Refuse(Code::kUnavailable,
+             "local rank " + std::to_string(i) + " died during init",
+             kDiedHint);
+    }
+  }
+
+  void Accept() {
+    Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!caller.valid()) return;
+    const ucred peer = PeerCredentials(caller.get());
+    pollfd one = {caller.get(), POLLIN, 0};
+    JoinRequest request = {};
+    if (peer.uid != getuid() || poll(&one, 1, kRequestMilliseconds) <= 0 ||
+        recv(caller.get(), &request, sizeof(request), 0) != sizeof(request) ||
+        request.magic != kMagic) {
+      return;  // a stranger, or a rank that died at once
+    }
+    const int i = request.local_rank;
+    if (request.version != kVersion || request.size != info_.size ||
+        request.local_size != info_.local_size || i < 0 ||
+        i == info_.local_rank || i >= info_.local_size ||
+        connections_[i].valid()) {
+      const std::string what =
+          "a process came to init as local rank " + std::to_string(i) + " of " +
+          std::to_string(request.local_size) + " (rank " +
+          std::to_string(request.rank) + " of " + std::to_string(request.size) +
+          ", protocol " + std::to_string(request.version) +
+          "), which does not fit " + ToString(info_) + " with " +
+          std::to_string(info_.local_size) + " on this host";
+      SendRefusal(caller.get(), what, kLauncherHint);
+      Refuse(Code::kFailedPrecondition, what, kLauncherHint);
+    }
+    AddProcess(i, peer.pid);
+    found_.ranks[i] = request.rank;
+    connections_[i] = std::move(caller);
+  }
+
+  void RemoveGone() {
+    for (int i = info_.local_size - 1; i >= 0; --i) {
+      if (i == info_.local_rank || connections_[i].valid()) {
+        found_.previous_ranks.insert(found_.previous_ranks.begin(), i);
+        continue;
+      }
+      found_.pidfds.erase(found_.pidfds.begin() + i);
+      found_.pids.erase(found_.pids.begin() + i);
+      found_.ranks.erase(found_.ranks.begin() + i);
+    }
+  }
+
+  void AddNewcomers(JoinListener* listener) {
+    for (Descriptor& newcomer : listener->TakePending()) {
+      if (found_.pids.size() == kMaxRanks) return;
+      const int index = static_cast<int>(found_.pids.size());
+      found_.pidfds.emplace_back();
+      found_.pids.push_back(0);
+      found_.ranks.push_back(kNewcomer);
+      found_.previous_ranks.push_back(kNewcomer);
+      AddProcess(index, PeerCredentials(newcomer.get()).pid);
+      connections_.push_back(std::move(newcomer));
+    }
+  }
+
+  void CreateMemory(size_t bytes) {
+    found_.memory = Descriptor(
+        static_cast<int>(syscall(SYS_memfd_create, "collective", MFD_CLOEXEC)));
+    if (!found_.memory.valid()) ThrowSystem(info_, "memfd_create");
+    if (ftruncate(found_.memory.get(), static_cast<off_t>(bytes)) != 0) {
+      ThrowSystem(info_, "ftruncate");
+    }
+  }
+
+  void SendReplies(JoinReply* reply) {
+    reply->size = static_cast<int32_t>(found_.pids.size());
+    // All pidfds or none: a receiver tells them apart by their order only.
+    const bool complete =
+        std::all_of(found_.pidfds.begin(), found_.pidfds.end(),
+                    [](const Descriptor& pidfd) { return pidfd.valid(); });
+    reply->pidfds = complete ? reply->size : 0;
+    std::vector<int> files = {found_.memory.get()};
+    for (int i = 0; i < reply->size; ++i) {
+      reply->pids[i] = found_.pids[i];
+      reply->ranks[i] = found_.ranks[i];
+      reply->previous[i] = found_.previous_ranks[i];
+      if (complete) files.push_back(found_.pidfds[i].get());
+    }
+    int newcomer = info_.local_size;  // their connections come last
+    for (int i = 0; i < reply->size; ++i) {
+      const int previous = found_.previous_ranks[i];
+      if (previous == info_.local_rank) {
+        found_.local_rank = i;
+        continue;
+      }
+      const int connection = previous == kNewcomer ? newcomer++ : previous;
+      reply->local_rank = i;
+      SendReply(connections_[connection].get(), *reply, files);
+    }
+  }
+
+  const RankInfo& info_;
+  const Clock::time_point deadline_;
+  const GoneFunction& gone_;
+  Descriptor listener_;
+  std::vector<Descriptor> connections_;  // by local rank, then newcomers
+  Rendezvous found_;
+};
+
+// ---- the other ranks' side -------------------------------------------------
+
+// Connects to the coordinator; invalid if it is gone.
+Descriptor ConnectTo(const RankInfo& info, int coordinator,
+                     const std::string& name, Clock::time_point deadline,
+                     const GoneFunction& gone) {
+  for (int pause_ms = 1;;
+       pause_ms = std::min(2 * pause_ms, kMaxPauseMilliseconds)) {
+    Descriptor connection = Connect(info, name);
+    if (connection.valid() || (gone && gone(coordinator))) return connection;
+    if (Clock::now() > deadline) {
+      throw Failure(
+          Code::kDeadlineExceeded,
+          ToString(info) + ": local rank " + std::to_string(coordinator) +
+              " did not come to init",
+          std::string("see whether it failed before; ") + kSlowStartHint);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+  }
+}
+
+void AwaitReply(const RankInfo& info, int connection,
+                Clock::time_point deadline) {
+  for (;;) {
+    pollfd one = {connection, POLLIN, 0};
+    const int ready =
+        poll(&one, 1, MillisecondsUntil(deadline) + kExtraMilliseconds);
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready != 0) return;
+    throw Failure(
+        Code::kDeadlineExceeded,
+        ToString(info) + ": not every local rank came to init",
+        std::string("see whether one failed before; ") + kSlowStartHint);
+  }
+}
+
+// Takes over the descriptors in `files`.
+Rendezvous FromReply(const JoinReply& reply, const std::vector<int>& files) {
+  Rendezvous found;
+  found.memory = Descriptor(files[0]);
+  found.pidfds.resize(reply.size);
+  for (int i = 0; i < reply.size; ++i) {
+    found.pids.push_back(reply.pids[i]);
+    found.ranks.push_back(reply.ranks[i]);
+    found.previous_ranks.push_back(reply.previous[i]);
+    if (reply.pidfds) found.pidfds[i] = Descriptor(files[1 + i]);
+  }
+  found.local_rank = reply.local_rank;
+  found.generation = reply.generation;
+  found.reconfigurations = reply.reconfigurations;
+  return found;
+}
+
+// False if the coordinator is gone, or gave this rendezvous up.
+bool TryJoin(const RankInfo& info, int coordinator, const std::string& name,
+             Clock::time_point deadline, const GoneFunction& gone,
+             Rendezvous* found) {
+  const Descriptor connection =
+      ConnectTo(info, coordinator, name, deadline, gone);
+  if (!connection.valid()) return false;
+  JoinRequest request;
+  request.rank = info.rank;
+  request.size = info.size;
+  request.local_rank = info.local_rank;
+  request.local_size = info.local_size;
+  (void)!send(connection.get(), &request, sizeof(request), MSG_NOSIGNAL);
+
+  AwaitReply(info, connection.get(), deadline);
+  JoinReply reply = {};
+  std::vector<int> files;
+  if (!ReceiveReply(connection.get(), &reply, &files)) {
+    if (gone) return false;
+    throw Failure(Code::kUnavailable,
+                  ToString(info) + ": local rank 0 died during init",
+                  kDiedHint);
+  }
+  if (reply.refusal[0]) {
+    throw Failure(Code::kFailedPrecondition,
+                  ToString(info) + ": " + reply.refusal);
+  }
+  if (static_cast<int>(files.size()) != 1 + reply.pidfds) {
+    for (int file : files) close(file);
+    throw Failure(Code::kInternal, ToString(info) + ": too many open files",
+                  "raise the limit: ulimit -n 4096");
+  }
+  *found = FromReply(reply, files);
+  return true;
+}
+
 }  // namespace
 
-bool Gathering::Dead(int local_rank) const {
-  const Descriptor& process = processes[local_rank];
-  if (!process.valid()) return Gone(pids[local_rank]);
-  pollfd one = {process.get(), POLLIN, 0};
+bool Rendezvous::Dead(int local_rank) const {
+  const Descriptor& pidfd = pidfds[local_rank];
+  if (!pidfd.valid()) return HasExited(pids[local_rank]);
+  pollfd one = {pidfd.get(), POLLIN, 0};
   return poll(&one, 1, 0) > 0;
 }
 
-Gathering Gathering::Copy() const {
-  const auto again = [](const Descriptor& file) {
+Rendezvous Rendezvous::Copy() const {
+  const auto duplicate = [](const Descriptor& file) {
     return Descriptor(file.valid() ? fcntl(file.get(), F_DUPFD_CLOEXEC, 0)
                                    : -1);
   };
-  Gathering copy;
-  copy.memory = again(memory);
-  for (const Descriptor& process : processes) {
-    copy.processes.push_back(again(process));
+  Rendezvous copy;
+  copy.memory = duplicate(memory);
+  for (const Descriptor& pidfd : pidfds) {
+    copy.pidfds.push_back(duplicate(pidfd));
   }
   copy.pids = pids;
   copy.ranks = ranks;
-  copy.former = former;
-  copy.me = me;
+  copy.previous_ranks = previous_ranks;
+  copy.local_rank = local_rank;
   copy.generation = generation;
-  copy.meeting = meeting;
+  copy.reconfigurations = reconfigurations;
   return copy;
 }
 
-Gathering Meet(const Place& place, int generation, size_t bytes,
-               double seconds) {
-  if (place.local_size > kMostRanks) {
+Rendezvous JoinRendezvous(const RankInfo& info, int generation, size_t bytes,
+                          double seconds) {
+  if (info.local_size > kMaxRanks) {
     throw Failure(Code::kInvalidArgument,
-                  std::to_string(place.local_size) + " ranks on one host",
-                  "the core allows " + std::to_string(kMostRanks));
+                  std::to_string(info.local_size) + " ranks on one host",
+                  "the core allows " + std::to_string(kMaxRanks));
   }
-  const std::string meeting = std::to_string(generation);
-  const auto deadline = DeadlineIn(seconds);
-  if (place.local_rank == 0) return Listen(place, meeting, bytes, deadline, {});
-  Gathering all;
-  Join(place, 0, meeting, deadline, {}, &all);
-  return all;
+  return JoinSurvivors(info, std::to_string(generation), bytes, seconds, {});
 }
 
-Gathering MeetOnce(const Place& place, const std::string& name, size_t bytes,
-                   double seconds, const std::function<bool(int)>& gone) {
+Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name,
+                         size_t bytes, double seconds,
+                         const GoneFunction& gone) {
   const auto deadline = DeadlineIn(seconds);
-  if (place.local_rank == 0) return Listen(place, name, bytes, deadline, gone);
-  Gathering all;
-  Join(place, 0, name, deadline, gone, &all);
-  return all;
+  if (info.local_rank == 0) {
+    return Coordinator(info, name, deadline, gone).Run(bytes, {}, nullptr);
+  }
+  Rendezvous found;
+  TryJoin(info, 0, name, deadline, gone, &found);
+  return found;
 }
 
-Gathering MeetAgain(const Place& place, int generation, int meeting,
-                    size_t bytes, double seconds,
-                    const std::function<bool(int)>& gone, Door* door) {
-  Welcome welcome = {};
-  welcome.generation = generation;
-  welcome.meeting = meeting;
+Rendezvous Reconfigure(const RankInfo& info, int generation,
+                       int reconfigurations, size_t bytes, double seconds,
+                       const GoneFunction& gone, JoinListener* listener) {
+  JoinReply reply = {};
+  reply.generation = generation;
+  reply.reconfigurations = reconfigurations;
   const auto deadline = DeadlineIn(seconds);
-  const int me = place.local_rank;
-  for (Gathering all;;) {
-    int listener = 0;
-    while (listener < me && gone(listener)) ++listener;
+  const int me = info.local_rank;
+  for (Rendezvous found;;) {
+    int coordinator = 0;
+    while (coordinator < me && gone(coordinator)) ++coordinator;
     const std::string name = std::to_string(generation) + "." +
-                             std::to_string(meeting) + "." +
-                             std::to_string(listener);
-    if (listener == me) {
-      return Listen(place, name, bytes, deadline, gone, welcome, door);
+                             std::to_string(reconfigurations) + "." +
+                             std::to_string(coordinator);
+    if (coordinator == me) {
+      return Coordinator(info, name, deadline, gone)
+          .Run(bytes, reply, listener);
     }
-    if (Join(place, listener, name, deadline, gone, &all)) return all;
+    if (TryJoin(info, coordinator, name, deadline, gone, &found)) return found;
   }
 }
 
-Gathering Knock(const std::string& job) {
-  const auto never = [](int) { return false; };
-  const auto deadline = DeadlineIn(kForEver);
-  Gathering all;
-  while (!Join(PlaceOfDoor(job), kNewcomer, kDoor, deadline, never, &all)) {
+Rendezvous RequestJoin(const std::string& job) {
+  const RankInfo info = JoinListenerInfo(job);
+  const GoneFunction never = [](int) { return false; };
+  const auto deadline = DeadlineIn(kForever);
+  Rendezvous found;
+  while (
+      !TryJoin(info, kNewcomer, kJoinListenerName, deadline, never, &found)) {
   }
-  return all;
+  return found;
 }
 
 }  // namespace collective

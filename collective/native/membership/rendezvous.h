@@ -1,17 +1,16 @@
 // How the ranks of one host find each other, with no file and no server.
 //
-// Local rank 0 listens on an abstract Unix socket whose name is made from the
-// user and the job; the others connect, and each receives a descriptor of the
-// job's anonymous shared memory and one of every rank's process. Nothing of
-// this has a name in a file system, so nothing can be left behind whatever
-// kills the job, and no other user can open it (both ends check who the other
-// is). An abstract name is seen within a network namespace only; containers
-// that share one are told apart by their host names, as MPI does.
+// Local rank 0 coordinates: it listens on an abstract Unix socket whose address
+// is made from the user and the job. The other ranks connect, and each receives
+// a descriptor of the job's anonymous shared memory and one (pidfd) of every
+// rank's process. Nothing of this has a name in a file system, so nothing is
+// left behind whatever kills the job, and no other user can open it.
 //
-// When ranks have died, those that are left meet again in the same way, and the
-// lowest of them listens. Who is lowest they see alike, sooner or later: the
-// dead stay dead. Processes that come later knock at the door that local rank 0
-// keeps, and are taken in when it meets the others the next time.
+// After ranks have died, the survivors hold a rendezvous of the same kind, and
+// the lowest of them coordinates. They may briefly differ on which is the
+// lowest, but the dead stay dead, so all soon see the same one. New processes
+// wait at the JoinListener of local rank 0 and are taken in at the next
+// reconfiguration.
 #ifndef COLLECTIVE_NATIVE_MEMBERSHIP_RENDEZVOUS_H_
 #define COLLECTIVE_NATIVE_MEMBERSHIP_RENDEZVOUS_H_
 
@@ -26,43 +25,47 @@
 
 namespace collective {
 
-struct Gathering {
-  Descriptor memory;                  // `bytes` long, zeroed, shared by all
-  std::vector<Descriptor> processes;  // by local rank; invalid where pidfds are
-                                      // not to be had
-  std::vector<int> pids;              // by local rank
-  std::vector<int> ranks;             // by local rank
+// Says of a local rank whether it has died or left.
+using GoneFunction = std::function<bool(int local_rank)>;
+
+// The outcome: the ranks of this host. All lists are by local rank.
+struct Rendezvous {
+  Descriptor memory;               // zeroed, shared by all
+  std::vector<Descriptor> pidfds;  // invalid if the kernel has none
+  std::vector<int> pids;
+  std::vector<int> ranks;           // of the job
+  std::vector<int> previous_ranks;  // local rank in the job before; kNewcomer
+  int local_rank = 0;               // of this process
+  // Of a reconfiguration: of which init(), and how many there were before.
+  int generation = 0, reconfigurations = 0;
 
   bool Dead(int local_rank) const;
-  // With descriptors of its own.
-  Gathering Copy() const;
-  std::vector<int>
-      former;  // by local rank: the local rank it was, -1: it is new
-  int me = 0;  // which of them this process is
-  int generation = 0, meeting = 0;  // of a meeting again: which
+  // A copy with descriptors of its own.
+  Rendezvous Copy() const;
 };
 
-// Meets the other ranks of this host. `generation` counts the meetings of this
-// process, so that a job can meet again after it parted. `bytes` is what local
-// rank 0 says. Throws kUnavailable or kDeadlineExceeded, naming the rank.
-Gathering Meet(const Place& place, int generation, size_t bytes,
-               double seconds);
+// Finds the other ranks of this host, all of which must come. `generation`
+// counts the calls of init() in this process, so that a job can start again
+// after shutdown(). `bytes` is the size of the memory; local rank 0 decides.
+// Throws kUnavailable or kDeadlineExceeded, naming the rank.
+Rendezvous JoinRendezvous(const RankInfo& info, int generation, size_t bytes,
+                          double seconds);
 
-// Once, under a name that all give: leaves out those that are gone, by local
-// rank. Of nobody, where local rank 0 is.
-Gathering MeetOnce(const Place& place, const std::string& name, size_t bytes,
-                   double seconds, const std::function<bool(int)>& gone);
+// One attempt under a name that all survivors give. Ranks that are gone are
+// left out; nobody is found if local rank 0 is one of them.
+Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name,
+                         size_t bytes, double seconds,
+                         const GoneFunction& gone);
 
-// Meets again those that are left of a job in which this rank had this place,
-// and `gone` tells, by local rank, who is not. `meeting` is the number of jobs
-// that there were before. Who dies meanwhile may be among those met. Where this
-// rank listens, those at its door, if it keeps one, come behind the others.
-Gathering MeetAgain(const Place& place, int generation, int meeting,
-                    size_t bytes, double seconds,
-                    const std::function<bool(int)>& gone, Door* door);
+// Finds the survivors of a job in which this rank was `info`. A rank that dies
+// meanwhile may be among them. If this rank coordinates, processes that wait at
+// its listener (which may be null) come last.
+Rendezvous Reconfigure(const RankInfo& info, int generation,
+                       int reconfigurations, size_t bytes, double seconds,
+                       const GoneFunction& gone, JoinListener* listener);
 
-// Knocks at the door of a job, and waits until it is taken in.
-Gathering Knock(const std::string& job);
+// Sends a join request to a running job, and waits until it is taken in.
+Rendezvous RequestJoin(const std::string& job);
 
 }  // namespace collective
 

@@ -63,19 +63,19 @@ Recorder* Recorder::Current() {
   return current.load(std::memory_order_acquire);
 }
 
-void Recorder::Open(const Place& place, int called, double start_seconds,
+void Recorder::Open(const RankInfo& place, int called, double start_seconds,
                     double stall_seconds) {
-  Place ours = place;
+  RankInfo ours = place;
   ours.job += " recorder";
   const size_t bytes = kFirst + sizeof(Rank) * place.local_size;
-  Gathering here = Meet(ours, 0, bytes, start_seconds);
+  Rendezvous here = JoinRendezvous(ours, 0, bytes, start_seconds);
   auto* opened = new Recorder(ours, std::move(here), 0, stall_seconds);
   opened->mine_->called = called;
   Install(opened);
 }
 
-void Recorder::Follow(const Place& place, Gathering here, size_t at, int called,
-                      bool joined, double stall_seconds) {
+void Recorder::Follow(const RankInfo& place, Rendezvous here, size_t at,
+                      int called, bool joined, double stall_seconds) {
   auto* opened = new Recorder(place, std::move(here), at, stall_seconds);
   if (const Recorder* former = Current()) {
     opened->TakeAlong(*former);
@@ -102,7 +102,7 @@ void Recorder::Install(Recorder* opened) {
   opened->TakeOverTermination();
 }
 
-Recorder::Recorder(const Place& place, Gathering here, size_t at,
+Recorder::Recorder(const RankInfo& place, Rendezvous here, size_t at,
                    double stall_seconds)
     : place_(place),
       stall_(static_cast<int64_t>(stall_seconds * 1e9)),
@@ -392,7 +392,7 @@ Recorder::Event Recorder::Watch(int milliseconds) {
   do {
     std::vector<pollfd> watched = {{wake_.get(), POLLIN, 0}};
     for (int i = 0; i < place_.local_size; ++i) {
-      const int process = here_.processes[i].get();
+      const int process = here_.pidfds[i].get();
       // Of a death that another rank is writing about, the look is told.
       const bool known = gone_[i] || i == place_.local_rank || UnderWay();
       if (!known && process >= 0) watched.push_back({process, POLLIN, 0});
@@ -486,7 +486,7 @@ void Recorder::OnTermination(int number) {
   if (recorder) {
     bool busy = recorder->UnderWay() || recorder->WaitsLong();
     for (int i = 0; i < recorder->place_.local_size && !busy; ++i) {
-      busy = recorder->here_.processes[i].valid() && recorder->Untold(i);
+      busy = recorder->here_.pidfds[i].valid() && recorder->Untold(i);
     }
     if (busy && recorder->watching_ && !recorder->closing_ &&
         !recorder->terminated_.exchange(number)) {

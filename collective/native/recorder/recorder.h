@@ -59,7 +59,8 @@ class Recorder {
     std::atomic<int64_t> sampled;  // when `stack` was
     // Where a training loop is: 1 + 2 * step when it waits for the input, one
     // more within the step, else 0; and since when, in seconds. Python stores
-    // it, for a call would cost as much as all the rest (docs/how-to/flight-recorder.md).
+    // it, for a call would cost as much as all the rest
+    // (docs/how-to/flight-recorder.md).
     double at, since;
     std::atomic<uint64_t> last;  // number
     Entry entries[kEntries];
@@ -72,12 +73,12 @@ class Recorder {
   ~Recorder();
   // Meets the ranks of this host. Throws as Meet does. `called` is what the
   // launcher calls this process.
-  static void Open(const Place& place, int called, double start_seconds,
+  static void Open(const RankInfo& place, int called, double start_seconds,
                    double stall_seconds);
   // Goes on among those that have met already, from `at` in what they share, or
   // begins there. Closed before, so that nobody watches meanwhile.
-  static void Follow(const Place& place, Gathering here, size_t at, int called,
-                     bool joined, double stall_seconds);
+  static void Follow(const RankInfo& place, Rendezvous here, size_t at,
+                     int called, bool joined, double stall_seconds);
   // Before numbers change: waits for the account of those that have died.
   void Settle() const;
   // Where the others are as before, but for those that are gone: this rank's
@@ -114,7 +115,8 @@ class Recorder {
 
  private:
   struct Header;
-  Recorder(const Place& place, Gathering here, size_t at, double stall_seconds);
+  Recorder(const RankInfo& place, Rendezvous here, size_t at,
+           double stall_seconds);
   static void Install(Recorder* opened);
   void TakeAlong(const Recorder& former);
   int NumberOf(int local_rank) const;
@@ -134,10 +136,10 @@ class Recorder {
   static void OnTermination(int number);
   [[noreturn]] void EndBy(int number);
 
-  const Place place_;
+  const RankInfo place_;
   const int64_t stall_;
   const size_t bytes_;
-  Gathering here_;
+  Rendezvous here_;
   Descriptor wake_;
   Header* header_ = nullptr;
   Rank* ranks_ = nullptr;

@@ -4,30 +4,30 @@
 
 namespace collective {
 
-Flat::Flat(Communicator& ranks, const Reduction& reduction)
+FlatBuffer::FlatBuffer(Communicator& ranks, const Reduction& reduction)
     : ranks_(ranks),
       reduction_(reduction),
       size_(SizeOf(reduction.dtype)),
-      count_(reduction.span.length()) {
+      count_(reduction.tensors.length()) {
   const Op op =
       reduction.request.op == Op::kAverage ? Op::kSum : reduction.request.op;
   combine_ =
       ranks.kernels()
           .reduce[static_cast<int>(reduction.dtype)][static_cast<int>(op)];
-  reduction.span.ForEach(
+  reduction.tensors.ForEach(
       0, count_, [&](const Tensor& tensor, size_t, size_t, size_t count) {
         if (count == count_) {
-          gathered_ = false;
+          packed_ = false;
           data_ = static_cast<char*>(tensor.output);
           if (tensor.input != tensor.output) {
             std::memcpy(tensor.output, tensor.input, bytes(count));
           }
         }
       });
-  if (!gathered_) return;
+  if (!packed_) return;
   buffer_.assign(bytes(count_), 0);
   data_ = buffer_.data();
-  reduction.span.ForEach(
+  reduction.tensors.ForEach(
       0, count_,
       [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
         std::memcpy(at(position),
@@ -36,9 +36,9 @@ Flat::Flat(Communicator& ranks, const Reduction& reduction)
       });
 }
 
-void Flat::Finish() {
-  if (!gathered_) return;
-  reduction_.span.ForEach(
+void FlatBuffer::Finish() {
+  if (!packed_) return;
+  reduction_.tensors.ForEach(
       0, count_,
       [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
         std::memcpy(static_cast<char*>(tensor.output) + bytes(offset),
@@ -46,13 +46,13 @@ void Flat::Finish() {
       });
 }
 
-void Flat::Reduce(int to, size_t send_begin, size_t send_end, int from,
-                  size_t begin, size_t end) {
+void FlatBuffer::Reduce(int to, size_t send_begin, size_t send_end, int from,
+                        size_t begin, size_t end) {
   ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
                   bytes(end - begin), reduction_.request,
-                  [&](const char* mail, size_t offset, size_t length) {
+                  [&](const char* received, size_t offset, size_t length) {
                     char* mine = at(begin) + offset;
-                    const void* sources[2] = {mail, mine};
+                    const void* sources[2] = {received, mine};
                     ReduceJob job = {};
                     job.sources = sources;
                     job.nsources = 2;
@@ -64,16 +64,16 @@ void Flat::Reduce(int to, size_t send_begin, size_t send_end, int from,
                   });
 }
 
-void Flat::Replace(int to, size_t send_begin, size_t send_end, int from,
-                   size_t begin, size_t end) {
+void FlatBuffer::Replace(int to, size_t send_begin, size_t send_end, int from,
+                         size_t begin, size_t end) {
   ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
                   bytes(end - begin), reduction_.request,
-                  [&](const char* mail, size_t offset, size_t length) {
-                    std::memcpy(at(begin) + offset, mail, length);
+                  [&](const char* received, size_t offset, size_t length) {
+                    std::memcpy(at(begin) + offset, received, length);
                   });
 }
 
-void Flat::Scale(size_t begin, size_t end) {
+void FlatBuffer::Scale(size_t begin, size_t end) {
   if (reduction_.divisor == 1 || begin == end) return;
   const void* sources[1] = {at(begin)};
   ReduceJob job = {};

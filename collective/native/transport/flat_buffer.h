@@ -1,8 +1,8 @@
-// For algorithms that send messages: the tensors of a reduction as one array.
+// The tensors of a reduction as one array, for algorithms that send messages.
 //
-// A single tensor is worked on in its output; several are gathered into one
-// buffer first and written back at the end. (The direct algorithm needs
-// neither.)
+// A message is contiguous, so several tensors are packed into a fusion buffer
+// first and unpacked at the end; a single tensor is reduced in its output. (The
+// direct algorithm needs neither.)
 #ifndef COLLECTIVE_NATIVE_TRANSPORT_FLAT_BUFFER_H_
 #define COLLECTIVE_NATIVE_TRANSPORT_FLAT_BUFFER_H_
 
@@ -12,18 +12,19 @@
 
 namespace collective {
 
-class Flat {
+class FlatBuffer {
  public:
-  Flat(Communicator& ranks, const Reduction& reduction);
-  // Copies the result into the outputs, where it is not there already.
+  FlatBuffer(Communicator& ranks, const Reduction& reduction);
+  // Unpacks the result into the outputs.
   void Finish();
 
   size_t count() const { return count_; }
   size_t bytes(size_t elements) const { return elements * size_; }
   char* at(size_t element) { return data_ + element * size_; }
 
-  // Sends [send_begin, send_end) to a member while [begin, end) comes from one,
-  // and adds what comes to what is there (Reduce) or puts it there (Replace).
+  // Sends [send_begin, send_end) to one member while receiving [begin, end)
+  // from another, which is combined with the elements here (Reduce) or replaces
+  // them.
   void Reduce(int to, size_t send_begin, size_t send_end, int from,
               size_t begin, size_t end);
   void Replace(int to, size_t send_begin, size_t send_end, int from,
@@ -39,7 +40,7 @@ class Flat {
   ReduceKernel combine_;
   std::vector<char> buffer_;
   char* data_ = nullptr;
-  bool gathered_ = true;
+  bool packed_ = true;
 };
 
 }  // namespace collective

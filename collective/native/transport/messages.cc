@@ -16,11 +16,13 @@
 namespace collective {
 namespace {
 
-constexpr int kNewsTag = 1 << 14;  // beyond those of all communicators
-constexpr std::chrono::milliseconds kTellTime(200);
-constexpr std::chrono::microseconds kNap(200);
+constexpr int kControlTag = 1 << 14;  // above the tags of all communicators
+// How long control messages may take to leave before they are abandoned.
+constexpr std::chrono::milliseconds kSendTimeout(200);
+constexpr std::chrono::microseconds kPollInterval(200);
 
-// MPI is one for all jobs of a process, and asked for one thread at a time.
+// All jobs of a process share one MPI, which is asked for
+// MPI_THREAD_SERIALIZED: one call at a time.
 std::mutex mpi_mutex;
 
 // The directory of this library, with the slash.
@@ -31,8 +33,8 @@ std::string Home() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
-// PMIx does not tell of which family MPI is: then it is the one that a plug-in
-// was built for.
+// PMIx does not say which MPI started it. Then it is the one that a plug-in was
+// built for.
 const char* Family() {
   if (std::getenv("OMPI_COMM_WORLD_RANK")) return "openmpi";
   const std::string openmpi = Home() + "libcollective_openmpi.so";
@@ -40,8 +42,8 @@ const char* Family() {
   return by_pmix && access(openmpi.c_str(), R_OK) == 0 ? "openmpi" : "mpich";
 }
 
-// MPI waits without a deadline for every rank to start it, and nothing can end
-// that wait but the end of the process.
+// MPI_Init waits without a deadline for every rank, and only the end of the
+// process ends that wait.
 class StartDeadline {
  public:
   StartDeadline(std::string who, double seconds)
@@ -72,17 +74,17 @@ class StartDeadline {
   std::mutex mutex_;
   std::condition_variable started_;
   bool is_started_ = false;
-  std::thread thread_;  // the last: it uses the others
+  std::thread thread_;  // declared last: it uses the other members
 };
 
 }  // namespace
 
 std::string Plugin() { return Home() + "libcollective_" + Family() + ".so"; }
 
-Network::Network(const Place& place, double seconds) {
-  const std::string who = "rank " + std::to_string(place.rank) + " of " +
-                          std::to_string(place.size) + " (" +
-                          std::to_string(place.local_size) + " on this host): ";
+Network::Network(const RankInfo& info, double seconds) {
+  const std::string who = "rank " + std::to_string(info.rank) + " of " +
+                          std::to_string(info.size) + " (" +
+                          std::to_string(info.local_size) + " on this host): ";
   const std::string path = Plugin();
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (!library) {
@@ -98,36 +100,44 @@ Network::Network(const Place& place, double seconds) {
     const StartDeadline deadline(who, seconds);
     world_ = mpi_->start(&rank_, &size_);
   }
-  if (!world_ || rank_ != place.rank || size_ != place.size) {
+  if (!world_) {
+    throw Failure(
+        Code::kFailedPrecondition, who + mpi_->error(),
+        "where the program itself starts MPI, do it before init() and "
+        "by MPI_Init_thread with MPI_THREAD_MULTIPLE (mpi4py's "
+        "default), and finalize it after shutdown()");
+  }
+  if (rank_ != info.rank || size_ != info.size) {
     throw Failure(Code::kFailedPrecondition,
                   who + "MPI sees rank " + std::to_string(rank_) + " of " +
                       std::to_string(size_),
                   "start the job by the mpirun of the MPI it was built with");
   }
-  survives_ = mpi_->survives();
+  fault_tolerant_ = mpi_->fault_tolerant();
 }
 
-Network::Network(const Network& former, bool whole, double seconds)
-    : mpi_(former.mpi_), survives_(true), former_(former.size_) {
-  // Nobody waits without a deadline in what MPI does next.
-  bool parted = former.Agree(whole, seconds);
-  if (parted) {
+Network::Network(const Network& former, bool nobody_died, double seconds)
+    : mpi_(former.mpi_), fault_tolerant_(true), previous_ranks_(former.size_) {
+  // MPI_Comm_split has no deadline: it is called only if all ranks are here.
+  bool split = former.Agree(nobody_died, seconds);
+  if (split) {
     std::unique_lock<std::mutex> lock(mpi_mutex);
     const int code = mpi_->split(former.world_, true, &world_, &rank_, &size_,
-                                 former_.data());
+                                 previous_ranks_.data());
     lock.unlock();
-    parted = former.Agree(code == 0, seconds);
+    split = former.Agree(code == 0, seconds);
   }
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  if (!parted) {
+  if (!split) {
     mpi_->revoke(former.world_);
-    world_ = mpi_->shrink(former.world_, &rank_, &size_, former_.data());
+    world_ =
+        mpi_->shrink(former.world_, &rank_, &size_, previous_ranks_.data());
   }
   if (!world_) {
     throw Failure(Code::kInternal, "MPIX_Comm_shrink failed",
                   "see what MPI said above");
   }
-  former_.resize(size_);
+  previous_ranks_.resize(size_);
 }
 
 std::vector<int> Network::Gather(int mine) {
@@ -152,9 +162,9 @@ void* Network::Receive(int rank, int tag, void* data, size_t bytes) {
   return mpi_->receive(world_, rank, tag, data, bytes);
 }
 
-int Network::Done(void* transfer) {
+int Network::Test(void* transfer) {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  const int done = mpi_->done(transfer);
+  const int done = mpi_->test(transfer);
   if (done) --pending_;
   return done;
 }
@@ -166,28 +176,31 @@ std::string Network::Error() {
 
 void Network::Progress() {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  News news = {};
-  if (mpi_->poll(world_, kNewsTag, &news, sizeof(news))) heard_.push_back(news);
+  ControlMessage control = {};
+  if (mpi_->poll(world_, kControlTag, &control, sizeof(control)))
+    received_.push_back(control);
 }
 
-bool Network::Hear(News* news) {
+bool Network::ReceiveControl(ControlMessage* control) {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  if (heard_.empty()) return mpi_->poll(world_, kNewsTag, news, sizeof(*news));
-  *news = heard_.front();
-  heard_.pop_front();
+  if (received_.empty())
+    return mpi_->poll(world_, kControlTag, control, sizeof(*control));
+  *control = received_.front();
+  received_.pop_front();
   return true;
 }
 
-void Network::Tell(const std::vector<int>& ranks, const News& news) {
-  // Copies that outlive this call: nobody may be left to take them.
-  const News* copy = new News(news);
+void Network::SendControl(const std::vector<int>& ranks,
+                          const ControlMessage& control) {
+  // A copy that outlives this call if a receiver never takes the message.
+  const ControlMessage* copy = new ControlMessage(control);
   std::deque<void*> sends;
   for (int rank : ranks) {
-    sends.push_back(Send(rank, kNewsTag, copy, sizeof(*copy)));
+    sends.push_back(Send(rank, kControlTag, copy, sizeof(*copy)));
   }
-  const auto deadline = std::chrono::steady_clock::now() + kTellTime;
+  const auto deadline = std::chrono::steady_clock::now() + kSendTimeout;
   while (!sends.empty() && std::chrono::steady_clock::now() < deadline) {
-    if (Done(sends.front())) {
+    if (Test(sends.front())) {
       sends.pop_front();
     } else {
       std::this_thread::yield();
@@ -196,7 +209,7 @@ void Network::Tell(const std::vector<int>& ranks, const News& news) {
   if (sends.empty()) delete copy;
 }
 
-void Network::Leave(double seconds) {
+void Network::Depart(double seconds) {
   if (Agree(true, seconds)) {
     std::unique_lock<std::mutex> lock(mpi_mutex);
     collective_world* left = nullptr;
@@ -205,18 +218,18 @@ void Network::Leave(double seconds) {
     lock.unlock();
     Agree(code == 0, seconds);
   }
-  GiveUp();
+  SkipFinalize();
 }
 
-void Network::GiveUp() {
+void Network::SkipFinalize() {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  mpi_->give_up();
+  mpi_->skip_finalize();
 }
 
-std::vector<int> Network::Dead() {
+std::vector<int> Network::FailedRanks() {
   std::vector<int> ranks(size_);
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  ranks.resize(mpi_->dead(world_, ranks.data()));
+  ranks.resize(mpi_->failed_ranks(world_, ranks.data()));
   return ranks;
 }
 
@@ -236,17 +249,17 @@ bool Network::Agree(bool yes, double seconds) const {
   std::unique_lock<std::mutex> lock(mpi_mutex);
   void* agreement = mpi_->agree(world_, yes);
   for (;;) {
-    const int done = mpi_->done(agreement);
+    const int done = mpi_->test(agreement);
     if (done) return done > 0;
     if (std::chrono::steady_clock::now() > deadline) break;
     lock.unlock();
-    std::this_thread::sleep_for(kNap);
+    std::this_thread::sleep_for(kPollInterval);
     lock.lock();
   }
   throw Failure(Code::kDeadlineExceeded,
                 "rank " + std::to_string(rank_) + " of " +
                     std::to_string(size_) +
-                    ": not every rank that lives has come to go on",
+                    ": not every live rank came to reconfigure",
                 "a rank that is only slow is given more time by "
                 "COLLECTIVE_TIMEOUT=seconds");
 }

@@ -2,7 +2,7 @@
 //
 // MPI itself is not linked: a small plug-in for each family of it
 // (mpi_plugin.cc) is loaded when a job spans hosts, chosen by what launched the
-// job.
+// job. So one built core works with every MPI, and without any on one host.
 #ifndef COLLECTIVE_NATIVE_TRANSPORT_MESSAGES_H_
 #define COLLECTIVE_NATIVE_TRANSPORT_MESSAGES_H_
 
@@ -18,91 +18,96 @@
 
 namespace collective {
 
-// What a rank tells ranks of other hosts unasked.
-struct News {
-  enum What : int32_t {
-    kLeft,    // it has left the job
-    kBroken,  // why the job cannot go on
-    kWaits,   // it waits long (deadlock_detection.cc)
+// What a rank sends to ranks of other hosts outside of any collective.
+struct ControlMessage {
+  enum Type : int32_t {
+    kLeft,     // it has left the job
+    kBroken,   // why the job cannot continue
+    kWaiting,  // it waits long (deadlock_detection.cc)
   };
-  What what;
-  int32_t rank;      // whose news it is
+  Type type;
+  int32_t rank;      // which rank left, broke the job or waits
   int32_t code = 0;  // kBroken
-  int32_t lost = 0;  // whether because a rank has died
-  // kWaits: since when, by that rank's clock, which tells its waits apart.
+  int32_t lost = 0;  // kBroken: whether because a rank has died
+  // kWaiting: since when, by that rank's clock; it tells its waits apart.
   int64_t since = 0;
-  int32_t passed_on = 0;  // by how many ranks
-  // Which collective is waited for: of which communicator, and its number.
+  int32_t forwards = 0;  // by how many ranks it was forwarded
+  // The awaited collective: its communicator, and its number there.
   int32_t area = 0;
   uint32_t number = 0;
-  uint64_t function = 0, name = 0;  // and, unless passed on, plan.h's
+  uint64_t function = 0, name = 0;  // of plan.h, unless forwarded
   int32_t group = 0;
   char message[2048] = {};  // why, or who waits for whom in what
 };
 
-// Where the plug-in for the MPI that launched this process is, or would be.
+// The path of the plug-in for the MPI that launched this process, which need
+// not exist.
 std::string Plugin();
 
 class Network {
  public:
-  // Starts MPI. Throws kFailedPrecondition where there is no plug-in, or where
-  // MPI sees another job. Ends the process where a rank has not come in time.
-  Network(const Place& place, double seconds);
+  // Starts MPI. Throws kFailedPrecondition if there is no plug-in, if MPI sees
+  // another job, or if a program has started MPI without the threads it takes.
+  // Ends the process if a rank does not come within `seconds`.
+  Network(const RankInfo& info, double seconds);
 
-  // Of those that are left of a job, numbered anew in their old order. All of
-  // them come here, or to Leave, or die. `whole`: nobody has died, as far as
-  // this rank knows. Throws kDeadlineExceeded where one that lives does not.
-  Network(const Network& former, bool whole, double seconds);
-  // Then, by rank: what number it had.
-  const std::vector<int>& former() const { return former_; }
+  // Of the survivors of a job, renumbered in their old order. Each of them must
+  // call this, or Depart, or die. `nobody_died`: as far as this rank knows.
+  // Throws kDeadlineExceeded if a live rank does not come.
+  Network(const Network& former, bool nobody_died, double seconds);
+  // By rank: its number in `former`.
+  const std::vector<int>& previous_ranks() const { return previous_ranks_; }
   int rank() const { return rank_; }
 
-  // Every rank's number, by rank.
+  // All-gather of one number, by rank.
   std::vector<int> Gather(int mine);
 
-  // Messages between two ranks with one tag arrive in the order of sending. A
-  // transfer's memory must be left alone until it is done.
+  // Messages between two ranks with one tag arrive in the order of sending. The
+  // memory of a transfer must not be touched until the transfer is done.
   void* Send(int rank, int tag, const void* data, size_t bytes);
   void* Receive(int rank, int tag, void* data, size_t bytes);
-  // 0: under way; 1: ended; -1: failed, for the reason Error() tells.
-  int Done(void* transfer);
+  // 0: in flight; 1: done; -1: failed, for the reason that Error() gives.
+  int Test(void* transfer);
   std::string Error();
 
-  // MPI moves bytes only while it is asked to: whoever waits for something else
-  // while transfers are pending must call Progress, or others wait for him.
+  // MPI moves bytes only while it is called. A rank that waits for something
+  // else while transfers are in flight must call Progress, or it stalls its
+  // peers.
   bool pending() const { return pending_.load(std::memory_order_relaxed) > 0; }
   void Progress();
 
-  // Tries, for a moment: the others may be gone.
-  void Tell(const std::vector<int>& ranks, const News& news);
-  // Whether there was news.
-  bool Hear(News* news);
-  // The others go on without this rank, at once where nobody dies meanwhile,
-  // else when its process has ended.
-  void Leave(double seconds);
-  // This process ends without waiting for the others.
-  void GiveUp();
+  // Best effort, and brief: the receivers may have died.
+  void SendControl(const std::vector<int>& ranks,
+                   const ControlMessage& control);
+  // False if there is none.
+  bool ReceiveControl(ControlMessage* control);
+  // Lets the other ranks continue without this one: at once if no rank dies
+  // meanwhile, otherwise when its process has ended.
+  void Depart(double seconds);
+  // This process is to end without MPI_Finalize, which would wait for ranks
+  // that may have died.
+  void SkipFinalize();
 
-  // Whether MPI lives on when processes die (ULFM); the rest is for where it
-  // does.
-  bool survives() const { return survives_; }
+  // Whether MPI survives the death of processes (ULFM). The rest is for MPIs
+  // that do.
+  bool fault_tolerant() const { return fault_tolerant_; }
   // The ranks that are known to have died.
-  std::vector<int> Dead();
-  // Whether a rank has called Revoke.
+  std::vector<int> FailedRanks();
+  // Whether any rank has called Revoke.
   bool Revoked();
   // Ends all transfers, on every rank.
   void Revoke();
-  // Whether all ranks say yes, and none has died: the same for all of them,
-  // who all ask. Throws kDeadlineExceeded.
+  // Whether all ranks say yes and none has died: the same answer on all. Throws
+  // kDeadlineExceeded.
   bool Agree(bool yes, double seconds) const;
 
  private:
   const collective_mpi* mpi_;
   collective_world* world_ = nullptr;
   int rank_ = -1, size_ = 0;
-  bool survives_ = false;
-  std::vector<int> former_;
-  std::deque<News> heard_;
+  bool fault_tolerant_ = false;
+  std::vector<int> previous_ranks_;
+  std::deque<ControlMessage> received_;
   std::atomic<int> pending_{0};
 };
 

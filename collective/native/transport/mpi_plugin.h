@@ -1,6 +1,8 @@
 /* What a plug-in for one family of MPI gives the core: collective_mpi_plugin().
  *
- * One thread at a time calls these functions (messages.h sees to it). */
+ * A table of C functions, because the families of MPI have incompatible ABIs:
+ * the core is built without mpi.h. One thread at a time calls these functions
+ * (messages.cc holds a lock). */
 #ifndef COLLECTIVE_NATIVE_TRANSPORT_MPI_PLUGIN_H_
 #define COLLECTIVE_NATIVE_TRANSPORT_MPI_PLUGIN_H_
 
@@ -10,53 +12,56 @@
 extern "C" {
 #endif
 
-/* A job's communicator: a message never crosses from one to the next. */
+/* A job's communicator, a duplicate of MPI_COMM_WORLD: its messages never mix
+ * with those of another job or of the program's own MPI calls. */
 typedef struct collective_world collective_world;
 
 typedef struct {
-  /* Starts MPI unless it runs already; and a job. Null where it cannot. */
+  /* Starts MPI unless it runs already; and a job. Null if it cannot: error().
+   */
   collective_world* (*start)(int* rank, int* size);
-  /* Every rank's number to every rank, by rank. 0 for success. */
+  /* All-gather of one number, by rank. 0 for success. */
   int (*gather)(collective_world* world, int mine, int* all);
   void* (*send)(collective_world* world, int rank, int tag, const void* data,
                 size_t bytes);
   void* (*receive)(collective_world* world, int rank, int tag, void* data,
                    size_t bytes);
-  /* 0: under way. 1: ended; -1: failed, see error(). Both free it. */
-  int (*done)(void* transfer);
-  /* What MPI says about the last failure. */
+  /* 0: in flight. 1: done; -1: failed, see error(). Both free it. */
+  int (*test)(void* transfer);
+  /* The text of the last failure. */
   const char* (*error)(void);
-  /* Moves transfers on. Where a message of this tag is there, from whomever,
-   * receives it: 1, else 0. */
+  /* Progresses transfers. Receives a message of this tag, from any rank, if one
+   * has arrived: 1, else 0. */
   int (*poll)(collective_world* world, int tag, void* data, size_t bytes);
-  /* The job is broken: the process shall end without MPI_Finalize, which would
-   * wait for ranks that may not live any more. */
-  void (*give_up)(void);
+  /* The job is broken: the process is to end without MPI_Finalize, which would
+   * wait for ranks that may have died. */
+  void (*skip_finalize)(void);
 
-  /* ---- going on without ranks that die: MPI's ULFM ---- */
+  /* ---- surviving the death of ranks: MPI's ULFM ---- */
 
-  /* Whether MPI lives on when processes die. The rest is for where it does. */
-  int (*survives)(void);
+  /* Whether MPI survives the death of processes. The rest is for MPIs that
+   * do. */
+  int (*fault_tolerant)(void);
   /* The ranks of the job that are known to have died; returns how many. */
-  int (*dead)(collective_world* world, int* ranks);
-  /* Whether some rank has called revoke. */
+  int (*failed_ranks)(collective_world* world, int* ranks);
+  /* Whether any rank has called revoke. */
   int (*revoked)(collective_world* world);
   /* Ends the job's transfers, on every rank: none writes to memory any more. */
   void (*revoke)(collective_world* world);
-  /* Ends when all that live have called it; well where none has died before,
-   * and all have said yes. The same for all of them. */
+  /* Ends when all live ranks have called it; with success if none had died
+   * before and all have said yes. The same outcome on all. */
   void* (*agree)(collective_world* world, int yes);
-  /* A job of those that live, which all of them call at about the same time.
-   * `former`, by rank: what number it had. Null where MPI cannot. Then, too,
-   * the process shall end without MPI_Finalize: that of Open MPI 5.0.11 waits
-   * for ever where all ranks of a host are dead. */
+  /* A job of the live ranks, which all of them call at about the same time.
+   * `previous`, by rank: its number in `world`. Null if MPI cannot. After this
+   * the process is to end without MPI_Finalize: that of Open MPI 5.0.11 waits
+   * for ever if all ranks of a host are dead. */
   collective_world* (*shrink)(collective_world* world, int* rank, int* size,
-                              int* former);
-  /* The same, of those that stay, where all live and all call it. `left` is
-   * null for the others. 0 for success; where a rank dies meanwhile, maybe not
-   * for all of them. */
-  int (*split)(collective_world* world, int stays, collective_world** left,
-               int* rank, int* size, int* former);
+                              int* previous);
+  /* The same without those that do not stay, if all live and all call it.
+   * `next` is null for a rank that does not stay. 0 for success; if a rank dies
+   * meanwhile, perhaps on some ranks only. */
+  int (*split)(collective_world* world, int stays, collective_world** next,
+               int* rank, int* size, int* previous);
 } collective_mpi;
 
 typedef const collective_mpi* (*collective_mpi_plugin_function)(void);

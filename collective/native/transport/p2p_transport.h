@@ -1,8 +1,8 @@
-// The message side of a communicator whose ranks are on several hosts.
+// Point-to-point transport of a communicator whose ranks are on several hosts.
 //
-// Agreement, announcements and Communicator::Exchange go through here, and the
-// collectives are those of p2p_collectives.h and the all-reduces that send
-// messages.
+// It stands for the shared memory that such a communicator does not have: the
+// comparison of calls, announcements and Communicator::Exchange all go through
+// here, in messages that are short enough to overlap with the summing.
 #ifndef COLLECTIVE_NATIVE_TRANSPORT_P2P_TRANSPORT_H_
 #define COLLECTIVE_NATIVE_TRANSPORT_P2P_TRANSPORT_H_
 
@@ -15,44 +15,54 @@
 
 namespace collective {
 
-class Remote {
+class P2pTransport {
  public:
-  // `tag` is not used by any other communicator.
-  Remote(Job* job, const std::vector<int>& members, int me, int tag);
+  // `tag` must be unique to this communicator.
+  P2pTransport(Job* job, const std::vector<int>& members, int me, int tag);
 
-  // Throws on every member where the signatures differ.
-  void Agree(uint64_t signature, const Request& request);
+  // Throws on every member if the signatures differ: kFailedPrecondition, or
+  // RanksHaveJoined.
+  // Recursive doubling: ceil(log2 n) steps of 16 bytes.
+  void VerifyMatch(uint64_t signature, const Request& request);
 
-  using Take = std::function<void(const char*, size_t offset, size_t bytes)>;
+  // Gets each received piece: its data, its offset in bytes, its bytes.
+  using Consume =
+      std::function<void(const char* data, size_t offset, size_t bytes)>;
+  // Sends to one member while receiving from another.
   void Exchange(int to, const char* data, size_t send_bytes, int from,
-                size_t receive_bytes, const Request& request, const Take& take);
+                size_t receive_bytes, const Request& request,
+                const Consume& consume);
 
-  // Messages under way, to be waited for in this order.
+  // Messages in flight, to be awaited in this order.
   struct Transfer {
     void* handle;
     int member;
   };
   using Transfers = std::deque<Transfer>;
-  // In pieces; what was sent must be asked for by as many bytes, in one order.
-  void Send(int to, const char* data, size_t bytes, Transfers* under_way);
-  void Receive(int from, char* target, size_t bytes, Transfers* under_way);
-  void AwaitAll(Transfers* under_way, const Request& request);
+  // In pieces: a receiver must ask for as many bytes, in the same order, as its
+  // peer sends.
+  void Send(int to, const char* data, size_t bytes, Transfers* in_flight);
+  void Receive(int from, char* target, size_t bytes, Transfers* in_flight);
+  void AwaitAll(Transfers* in_flight, const Request& request);
 
+  // The first member sends to every other one what comes next (queue.h).
   void Announce(const Notice& notice);
   Notice Announced(const Request& request);
 
  private:
   void Await(void* transfer, int member, const Request& request);
-  bool Done(void* transfer, int member);
-  // A fixed number of bytes each way.
-  void Swap(int to, const void* data, int from, void* target, size_t bytes,
-            const Request& request);
+  // Whether a transfer is done. Throws if it failed.
+  bool Test(void* transfer, int member);
+  // As MPI_Sendrecv, with the same number of bytes each way.
+  void SendReceive(int to, const void* data, int from, void* target,
+                   size_t bytes, const Request& request);
+  [[noreturn]] void ThrowMismatched(uint64_t signature, const Request& request);
 
   Job* job_;
   Network& network_;
   const std::vector<int>& members_;
   const int me_;
-  const int tag_;
+  const int tag_;  // of data; announcements have the next one
   std::vector<char> buffers_;
 };
 

@@ -10,23 +10,23 @@
 namespace collective {
 namespace {
 
-// Twice around all slots to get them into the caches or out, and as much again
-// to measure.
+// Twice around all slots to move them into the caches or out of them, and as
+// much again to measure.
 constexpr size_t kWindowBytes = size_t{8} << 20;
 constexpr int64_t kMeasuredEvery = 8;
-// Between two tries of the other way.
+// Between two tries of the other mode.
 constexpr double kFewestWindows = 16, kMostWindows = 4096;
 constexpr double kPartOfTime = 0.01;
-// So much faster the other way has to be, and so much slower this one than it
-// was, for the other to be tried at once.
+// The other mode replaces this one if its time is below this factor; it is
+// tried at once if this mode has become slower by this factor.
 constexpr double kFaster = 0.95, kSlower = 1.3;
 
 }  // namespace
 
 SlotStores::SlotStores() {
-  const char* wish = std::getenv("COLLECTIVE_STORES");
-  if (wish && std::strcmp(wish, "streaming") == 0) wish_ = kStream;
-  if (wish && std::strcmp(wish, "ordinary") == 0) wish_ = kOrdinary;
+  const char* choice = std::getenv("COLLECTIVE_STORES");
+  if (choice && std::strcmp(choice, "streaming") == 0) override_ = kStream;
+  if (choice && std::strcmp(choice, "ordinary") == 0) override_ = kOrdinary;
 }
 
 int SlotStores::SizeClassOf(size_t total) {
@@ -59,8 +59,9 @@ void SlotStores::Add(int64_t nanoseconds) {
 
 void SlotStores::EndWindow(State& state) {
   const bool tried = Tries(state);
-  const uint32_t other = 1 - state.way;
-  double rate = 0;  // of the fastest part: a rank may have lost its core
+  const uint32_t other = 1 - state.mode;
+  // Of the fastest part: in another part, a rank may have lost its core.
+  double rate = 0;
   for (int part = 0; part < kParts; ++part) {
     if (state.bytes[part] == 0) continue;
     const double one = state.nanoseconds[part] / state.bytes[part];
@@ -71,7 +72,7 @@ void SlotStores::EndWindow(State& state) {
   ++state.window;
   if (tried) {
     state.rates[other] = rate;
-    if (rate < kFaster * state.rates[state.way]) state.way = other;
+    if (rate < kFaster * state.rates[state.mode]) state.mode = other;
     const double loss =
         std::abs(state.rates[0] - state.rates[1]) /
         std::max(1e-9, std::min(state.rates[0], state.rates[1]));
@@ -79,14 +80,14 @@ void SlotStores::EndWindow(State& state) {
         std::clamp(loss / kPartOfTime, kFewestWindows, kMostWindows);
     state.next = state.window + static_cast<int64_t>(windows);
   } else if (rate > 0) {
-    const double before = state.rates[state.way];
-    state.rates[state.way] = rate;
+    const double before = state.rates[state.mode];
+    state.rates[state.mode] = rate;
     if (before > 0 && rate > kSlower * before &&
         rate > kFaster * state.rates[other]) {
       state.next = state.window;
     }
   }
-  told_->ways[class_] = Tries(state) ? 1 - state.way : state.way;
+  choices_->modes[class_] = Tries(state) ? 1 - state.mode : state.mode;
 }
 
 }  // namespace collective

@@ -1,17 +1,17 @@
-// How a group writes its slots: with ordinary stores or with non-temporal ones.
+// Whether a group writes its slots by ordinary or by non-temporal stores.
 //
 // An ordinary store first fetches the line from the core that had it last.
-// Between far cores that takes ten times as long as a non-temporal one, which
-// goes straight to memory. But where cores share a cache that the slots fit
-// into, lines go from core to core through it, and memory is not touched: there
-// ordinary stores can be twice as fast. Which it is depends on the processor
-// and on where the ranks run, which changes while they do.
+// Between far cores that takes ten times as long as a non-temporal store, which
+// goes straight to memory. But if cores share a cache that holds the slots,
+// lines move from core to core through it, and ordinary stores can be twice as
+// fast. Which case holds depends on the processor and on where the ranks run,
+// which may change at any time.
 //
-// So it is measured, by one member, in the collectives themselves: what copying
-// and summing takes, without the waits (but see broadcast.cc). Now and then a
-// window of chunks is written the other way; the more that costs, the more
-// seldom, so that it is a hundredth of the time at most. All members write in
-// the way that this one tells. Sums do not depend on it.
+// So one member measures it in the collectives themselves: the time of copying
+// and summing, without the waits (but see broadcast.cc). Now and then a window
+// of chunks is written the other way; the more that costs, the more seldom, so
+// that it takes a hundredth of the time at most. All members follow that
+// member's choice. Sums do not depend on it.
 #ifndef COLLECTIVE_NATIVE_TRANSPORT_SLOT_STORES_H_
 #define COLLECTIVE_NATIVE_TRANSPORT_SLOT_STORES_H_
 
@@ -26,39 +26,40 @@ namespace collective {
 
 class SlotStores {
  public:
-  // By kind, and by what may be in cache; all-reduce of what is narrowed on its
-  // way is one more kind.
+  // By kind, and by what fits into caches; all-reduce with a 16-bit transport
+  // is one more kind.
   static constexpr int kSizes = 3, kClasses = kSizes * (kKinds + 1);
-  struct alignas(128) Told {
-    std::atomic<uint32_t> ways[kClasses];  // zero at first
+  struct alignas(128) Choices {
+    std::atomic<uint32_t> modes[kClasses];  // zero at first
   };
 
   SlotStores();
-  // `told`: shared by the members.
-  void Open(Told* told) { told_ = told; }
+  // `choices`: in memory that the members share.
+  void Open(Choices* choices) { choices_ = choices; }
 
-  // Before a chunk of so many bytes, of a collective of `total` bytes. One
-  // member `decides`.
+  // Before a chunk of so many bytes, of a collective of `total` bytes. Exactly
+  // one member `decides`.
   void Next(Kind kind, size_t total, size_t chunk, bool decides,
             bool narrow = false) {
     const int row = narrow ? kKinds : static_cast<int>(kind);
     class_ = row * kSizes + SizeClassOf(total);
     measuring_ = false;
-    if (decides && !wish_) Advance(chunk);
-    way_ = wish_.value_or(told_->ways[class_].load(std::memory_order_relaxed));
+    if (decides && !override_) Advance(chunk);
+    mode_ = override_.value_or(
+        choices_->modes[class_].load(std::memory_order_relaxed));
   }
-  // Whether slots are written around the caches.
-  bool stream() const { return way_ == kStream; }
+  // Whether slots are written by non-temporal stores.
+  bool stream() const { return mode_ == kStream; }
 
-  // Lives while slots are read or written: what is measured.
-  class Work {
+  // Measures the time in which slots are read or written: its own life.
+  class Timer {
    public:
-    explicit Work(SlotStores& stores)
+    explicit Timer(SlotStores& stores)
         : stores_(stores), start_(stores.measuring_ ? Clock() : 0) {}
-    ~Work() {
+    ~Timer() {
       if (start_) stores_.Add(Clock() - start_);
     }
-    Work(const Work&) = delete;
+    Timer(const Timer&) = delete;
 
    private:
     SlotStores& stores_;
@@ -69,11 +70,11 @@ class SlotStores {
   static constexpr uint32_t kStream = 0, kOrdinary = 1;
   static constexpr int kParts = 4;  // of the measured half of a window
   struct State {
-    size_t position = 0;     // bytes in this window
-    int64_t window = 0;      // its number
-    int64_t next = 1;        // the next one that is written the other way
-    uint32_t way = kStream;  // in the others
-    double rates[2] = {};    // what either took last, in nanoseconds a byte
+    size_t position = 0;      // bytes in this window
+    int64_t window = 0;       // its number
+    int64_t next = 1;         // the next window that tries the other mode
+    uint32_t mode = kStream;  // in all other windows
+    double rates[2] = {};     // last measured, in nanoseconds a byte
     double nanoseconds[kParts] = {}, bytes[kParts] = {};  // in this window
   };
 
@@ -85,10 +86,10 @@ class SlotStores {
   bool Tries(const State& state) const { return state.window == state.next; }
   bool Measured(const State& state) const;
 
-  Told* told_ = nullptr;
+  Choices* choices_ = nullptr;
   bool measuring_ = false;
-  std::optional<uint32_t> wish_;  // of COLLECTIVE_STORES
-  uint32_t way_ = kStream;
+  std::optional<uint32_t> override_;  // by COLLECTIVE_STORES
+  uint32_t mode_ = kStream;
   int class_ = 0;
   int part_ = 0;
   State states_[kClasses];

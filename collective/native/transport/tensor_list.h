@@ -1,4 +1,7 @@
-// A list of tensors of one type seen as one long array, without copying it.
+// A list of tensors of one type, seen as one long array.
+//
+// Many small tensors are reduced as one message this way, without a fusion
+// buffer to copy them into.
 #ifndef COLLECTIVE_NATIVE_TRANSPORT_TENSOR_LIST_H_
 #define COLLECTIVE_NATIVE_TRANSPORT_TENSOR_LIST_H_
 
@@ -10,8 +13,8 @@
 namespace collective {
 
 // Each tensor begins on a multiple of kAlign elements of the long array, so
-// that its place in shared memory is on a cache line whatever lies before it.
-class Span {
+// that it begins on a cache line of shared memory whatever precedes it.
+class TensorList {
  public:
   static constexpr size_t kAlign = 64;
 
@@ -24,11 +27,11 @@ class Span {
     end_ = starts_.back() + static_cast<size_t>(tensor.count);
   }
 
-  // Elements, gaps included.
+  // Elements, including the gaps between tensors.
   size_t length() const { return end_; }
 
   // Calls visit(tensor, offset in it, position in the long array, count) for
-  // all that lies in [begin, end).
+  // every part of a tensor in [begin, end).
   template <class Visit>
   void ForEach(size_t begin, size_t end, Visit&& visit) const {
     size_t i = std::upper_bound(starts_.begin(), starts_.end(), begin) -
@@ -48,7 +51,7 @@ class Span {
   size_t end_ = 0;
 };
 
-// Where the part of `member` begins when `count` elements are shared out among
+// Where the part of `member` begins if `count` elements are divided among
 // `size` ranks in multiples of `align`.
 inline size_t ShareBegin(size_t count, int member, int size, size_t align) {
   const size_t lines = (count + align - 1) / align;

@@ -1,5 +1,8 @@
-// How the elements of a reduction travel between ranks: as they are, or
+// How the elements of a reduction travel between ranks: unchanged, or float32
 // narrowed to 16 bits.
+//
+// It converts while it copies into and out of shared memory, so that a narrow
+// transport costs no pass of its own.
 #ifndef COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
 #define COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
 
@@ -7,15 +10,15 @@
 
 namespace collective {
 
-class Wire {
+class WireCodec {
  public:
-  explicit Wire(const Reduction& reduction)
+  explicit WireCodec(const Reduction& reduction)
       : size_(SizeOf(reduction.dtype)),
         bytes_(SizeOf(reduction.transport)),
         narrow_(reduction.transport != reduction.dtype),
-        half_(reduction.transport == DType::kBFloat16) {}
+        narrow_type_(reduction.transport == DType::kBFloat16) {}
 
-  // Of an element, on its way.
+  // Of an element on the wire.
   size_t bytes() const { return bytes_; }
   bool narrow() const { return narrow_; }
 
@@ -25,20 +28,20 @@ class Wire {
   char* Output(const Tensor& tensor, size_t offset) const {
     return static_cast<char*>(tensor.output) + offset * size_;
   }
-  // From a tensor's input; with `stream`, around the caches.
+  // From a tensor's input. `stream`: by non-temporal stores (kernels.h).
   void CopyIn(void* to, const Tensor& tensor, size_t offset, size_t count,
               bool stream) const {
     if (narrow_) {
-      kernels_.narrow[half_](to, Input(tensor, offset), count, stream);
+      kernels_.narrow[narrow_type_](to, Input(tensor, offset), count, stream);
     } else {
       kernels_.copy(to, Input(tensor, offset), count * size_, stream);
     }
   }
-  // To its output; with `stream`, around the caches.
+  // To its output.
   void CopyOut(const Tensor& tensor, size_t offset, const void* from,
                size_t count, bool stream) const {
     if (narrow_) {
-      kernels_.widen[half_](Output(tensor, offset), from, count, stream);
+      kernels_.widen[narrow_type_](Output(tensor, offset), from, count, stream);
     } else {
       kernels_.copy(Output(tensor, offset), from, count * size_, stream);
     }
@@ -47,9 +50,9 @@ class Wire {
  private:
   const Kernels& kernels_ = BestKernels();
   const size_t size_;   // bytes of an element of the tensors
-  const size_t bytes_;  // and on the way
+  const size_t bytes_;  // and on the wire
   const bool narrow_;
-  const bool half_;  // index of the 16-bit kernels: bfloat16
+  const bool narrow_type_;  // index of Kernels::narrow: bfloat16
 };
 
 }  // namespace collective
