@@ -68,8 +68,9 @@ unit: core
 # What make test leaves out: each has a target of its own below; test-all runs all.
 LEFT_OUT := not compares and not matrix and not installs and not soak and not builds
 PYTEST   := $(BIN)/python -m pytest
-# Two workers: much of the time one waits for ranks it has started.
-PARALLEL := --numprocesses $(or $(WORKERS),2) --dist worksteal
+# One worker more than the two cores that this is meant for: much of the time it waits
+# for ranks it has started.
+PARALLEL := --numprocesses $(or $(WORKERS),3) --dist worksteal
 
 test: core
 	$(PYTEST) $(PARALLEL)
@@ -106,7 +107,7 @@ test-mpis: core
 
 # The oldest and the newest TensorFlow and Python that can be had here.
 test-versions: core
-	tests/versions
+	$(BIN)/python -m tests.versions
 
 # What a wheel holds, and a script of a user who has folders of our names.
 test-wheel: core

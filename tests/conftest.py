@@ -65,12 +65,20 @@ def refuse_a_stale_core() -> None:
         )
 
 
+# Who asks for one of these trains a model.
+TRAINING = {"clean_keras", "backends_by_name", "reference"}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ranks start no ranks; and in a plain session launches come last."""
+    """Ranks start no ranks. Elsewhere launches come first: they take longest."""
+    for item in items:
+        if TRAINING & set(getattr(item, "fixturenames", ())):
+            item.add_marker("trains")
     if launch.launched():
         items[:] = [i for i in items if not i.get_closest_marker("launches")]
     else:
-        items.sort(key=lambda i: i.get_closest_marker("launches") is not None)
+        items.sort(key=lambda i: i.get_closest_marker("launches") is None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import setuptools
 
-from tests import launch
+from tests import checkout, launch
 
 # A user's folders and files that have names of this checkout.
 OWN = {
@@ -67,16 +67,7 @@ def run_script(folder: Path, **variables: str) -> str:
 def build_wheel(folder: Path, core: bool) -> Path:
     """Builds a wheel; with ``core``, CMake builds the native core on the way."""
     # From a copy: setuptools takes whatever an earlier build has left in build/.
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=launch.ROOT,
-        check=True,
-        capture_output=True,
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (source := launch.ROOT / name).is_symlink() or source.exists():
-            (folder / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, folder / "copy" / name, follow_symlinks=False)
+    checkout.copy(folder / "copy")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
     command += ["--wheel-dir", str(folder), str(folder / "copy")]
     if not core:
