@@ -196,7 +196,12 @@ def error_from(code: int, text: str) -> CollectiveError:
     return kind(message, hint=hint or "see the message", everywhere=everywhere)
 
 
+def message() -> str:
+    """What the core says of this thread's last call that failed."""
+    return load().collective_error().decode(errors="replace")
+
+
 def check(code: int) -> None:
     """Raises what the core says if the code is not 0."""
     if code:
-        raise error_from(code, load().collective_error().decode(errors="replace"))
+        raise error_from(code, message())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from typing import ClassVar
 
 from collective import library, session
 
@@ -13,17 +12,21 @@ class ProcessSet:
     """A group of ranks with collectives of its own.
 
     Every rank of the job makes the same sets in the same order; only members may
-    use one. A set lives as long as the job (at most 63 of them).
+    use one. A set lives as long as the job (at most 63 of them); a call on one of a
+    former job is refused.
 
     Args:
         ranks: Members, different ranks of the job in any order.
+
+    Attributes:
+        ranks: The members, ascending.
+        number: The core's number of the set, of this process only.
+        group: The same; -1 outside of the set.
 
     Raises:
         Disagreement: If ranks made different sets.
         UsageError: If a rank is not in the job.
     """
-
-    by_group: ClassVar[dict[int, ProcessSet]] = {}
 
     def __init__(self, ranks: Iterable[int]):
         self.ranks = tuple(sorted(ranks))
@@ -33,10 +36,9 @@ class ProcessSet:
         library.check(
             library.load().collective_group(array, len(self.ranks), ctypes.byref(group))
         )
-        self.group = group.value
         self._rank = self.ranks.index(me) if me in self.ranks else None
-        if self.included():
-            self.by_group[self.group] = self
+        self.number = group.value
+        self.group = self.number if self.included() else -1
 
     def included(self) -> bool:
         """Whether this process is a member."""

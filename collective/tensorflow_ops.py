@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective import library, session
+from collective import library, tensorflow_rank_info
 from collective.buckets import in_buckets
 from collective.errors import CollectiveError
 from collective.operations.kinds import (
@@ -29,7 +29,7 @@ from collective.operations.kinds import (
     transport_number,
 )
 from collective.operations.kinds import Sum as Sum
-from collective.process_set import ProcessSet, members
+from collective.process_set import ProcessSet
 
 
 @dataclass
@@ -241,16 +241,18 @@ def alltoall(
         tf.errors.OpError: As for ``all_reduce``.
     """
     tensor = tf.convert_to_tensor(tensor)
-    size = members(process_set)[2]
     if splits is None:
-        splits = tf.fill([size], tf.shape(tensor, tf.int64)[0] // size)
+        size = tensorflow_rank_info.size(process_set)
+        splits = tf.fill(
+            [size], tf.shape(tensor, tf.int64)[0] // tf.cast(size, tf.int64)
+        )
     result, received = _make(
         "all_to_all",
         tensor,
         tf.cast(splits, tf.int64),
         **_attributes(_name("alltoall", name), _group(process_set)),
     )
-    received.set_shape([size])
+    received.set_shape([None])
     return _with_rows(result, tensor), received
 
 
@@ -262,13 +264,8 @@ def _with_rows(result: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def _group(process_set: ProcessSet | None) -> int:
-    group, _, _ = members(process_set)
-    if group < 0:
-        raise CollectiveError(
-            f"rank {session.rank()} is not in {process_set!r}",
-            hint="call it on the members of the set only",
-        )
-    return group
+    # The core refuses a rank outside of the set when the op runs.
+    return process_set.number if process_set else 0
 
 
 def _name(kind: str, name: str | None) -> str:
@@ -366,11 +363,11 @@ def _all_reduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Ten
 def _broadcast_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor]:
     attributes = _gradient_attributes(op)
     sums = _make("all_reduce", list(gradients), **attributes)
-    me, _ = _place(op)
     # Within a set the root is counted among its members, as it is in the op.
-    if me == op.get_attr("root"):
-        return sums
-    return [tf.zeros_like(total) for total in sums]
+    is_root = tf.equal(_place(op).rank, op.get_attr("root"))
+    # The sums are used on every rank: a graph leaves out an op whose result is not,
+    # and the others would wait for it.
+    return [tf.where(is_root, total, tf.zeros_like(total)) for total in sums]
 
 
 @tf.RegisterGradient("CollectiveAllGather")
@@ -378,7 +375,7 @@ def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     attributes = _gradient_attributes(op)
     name = attributes.pop("tensor_name")
     rows = tf.shape(op.inputs[0], tf.int64)[0]
-    me, _ = _place(op)
+    me = tf.cast(_place(op).rank, tf.int64)
     # With the ranks: those that have joined give none.
     everyone = _make(
         "all_gather",
@@ -400,8 +397,9 @@ def _reducescatter_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
             hint="differentiate through Sum or Average only",
         )
     whole = _make("all_gather", gradient, **_gradient_attributes(op))
-    _, size = _place(op)
-    return whole / size if reduction == int(Average) else whole
+    if reduction == int(Average):
+        whole /= tf.cast(_place(op).size, whole.dtype)
+    return whole
 
 
 @tf.RegisterGradient("CollectiveAllToAll")
@@ -413,8 +411,6 @@ def _alltoall_gradient(
     return [result, None]
 
 
-def _place(op: tf.Operation) -> tuple[int, int]:
-    """This process' number among the ranks of an op, and how many they are."""
-    group = op.get_attr("process_set")
-    _, me, size = members(ProcessSet.by_group[group] if group else None)
-    return me, size
+def _place(op: tf.Operation) -> tensorflow_rank_info.RankInfo:
+    """This process' place among the ranks of an op, when the graph runs."""
+    return tensorflow_rank_info.rank_info(op.get_attr("process_set"))

@@ -1,6 +1,7 @@
-"""The same training on every backend: proved equal, timed, and shown.
+"""The same training on every backend: compared for equality, timed, and reported.
 
-``compare.py`` is the command. Each run is a process of its own, started the way its
-backend wants. ``trace`` and ``equality`` prove; ``speed`` times;
-``figures`` and ``page`` show; ``results`` is what a program reads.
+Begin with ``runs``: it starts each run as a process of its own, the way the backend is
+launched. ``trace`` records a training and ``equality`` compares two of them; ``speed``
+summarizes timed runs; ``tables``, ``figures`` and ``page`` present the ``results``,
+which are also written as JSON. ``baseline`` compares with an earlier result.
 """

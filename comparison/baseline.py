@@ -14,10 +14,10 @@ from collective.errors import UsageError
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is not as it was.
+    """One difference from the earlier result.
 
     Attributes:
-        what: In words.
+        what: A sentence.
         worse: Whether it should fail a build.
     """
 
@@ -29,22 +29,22 @@ def read(path: Path) -> dict[str, Any]:
     """Reads an earlier ``results.json``.
 
     Raises:
-        UsageError: When it is not one.
+        UsageError: If the file is not one.
     """
     try:
         old = json.loads(path.read_text())
-        lacking = [k for k in ("schema", "options", "equal", "fast") if k not in old]
-        if not lacking and old["schema"] == SCHEMA:
+        missing = [k for k in ("schema", "options", "equal", "fast") if k not in old]
+        if not missing and old["schema"] == SCHEMA:
             return old
-        why = f"it has no {lacking[0]!r}"
-        if not lacking:
+        why = f"it has no {missing[0]!r}"
+        if not missing:
             why = f"its schema is {old['schema']}, not {SCHEMA}"
     except OSError as error:
         why = error.strerror or str(error)
     except (ValueError, TypeError) as error:
         why = str(error)
     raise UsageError(
-        f"{path} is no earlier result: {why}",
+        f"{path} is not an earlier result: {why}",
         hint="--against FOLDER/results.json of an earlier compare.py",
     )
 
@@ -52,8 +52,7 @@ def read(path: Path) -> dict[str, Any]:
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Compares two results, as JSON objects.
 
-    A rate has changed when no round of one comparison is within the rounds of the
-    other.
+    A rate has changed if the ranges of its rounds do not overlap.
     """
     found = []
     for precision, proof in new["equal"].items():

@@ -23,26 +23,32 @@ from collective.training.cli import count
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the comparison; all others are those of ``train.py``."""
+    """Returns the parser; options that it does not know are those of ``train.py``."""
     p = _Parser("compare.py", description=__doc__, allow_abbrev=False,
                 epilog="All other options are those of train.py (python train.py "
                 "--help).", formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = p.add_argument
     add("-np", type=_counts, default=(2,), metavar="N[,N...]",
-        help="replicas; the proof is at the most, the timing at each (default: 2)")  # fmt: skip
+        help="replicas: equality is tested at the largest, speed at each (default: 2)")  # fmt: skip
     add("--backends", default="", metavar="A,B", help="(default: all usable here)")
-    add("--rounds", type=count, default=3, help="of the timed runs (default: 3)")
+    add("--rounds", type=count, default=3, help="rounds of timed runs (default: 3)")
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
     add("--perturb", metavar="BACKEND:WHAT",
-        help=f"{' | '.join(PERTURBATIONS)}: is it caught?")  # fmt: skip
+        help=f"{' | '.join(PERTURBATIONS)}:\nmake one backend wrong on purpose, to see it found")  # fmt: skip
     add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
-        help="of report.html, results.json and pictures (default: %(default)s)")  # fmt: skip
-    add("--against", type=Path, metavar="FILE", help="an earlier results.json: what "
-        "changed beyond noise? Exit code 1 if for the worse")  # fmt: skip
-    add("--deadline", type=_seconds, default=600, metavar="SECONDS", help="of one run")
+        help="for report.html, results.json and figures (default: %(default)s)")  # fmt: skip
+    add("--against", type=Path, metavar="FILE", help="an earlier results.json: list "
+        "what changed beyond noise; exit code 1 if anything is worse")  # fmt: skip
+    add(
+        "--deadline",
+        type=_seconds,
+        default=600,
+        metavar="SECONDS",
+        help="time limit of one run",
+    )
     add("--precision", metavar="NAME",
         choices=("float32", "float64", "mixed_bfloat16", "mixed_float16"),
-        help="of the timed runs; float64 or float32: of the proof, too")  # fmt: skip
+        help="of the timed runs; float64 or float32: of the equality test, too")  # fmt: skip
     add("--global-batch-size", type=count, default=64, metavar="ROWS")
     return p
 
@@ -53,7 +59,9 @@ def _counts(text: str) -> tuple[int, ...]:
     except ValueError:
         counts = (0,)
     if counts[0] < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, as 1,2,4")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of numbers such as 1,2,4"
+        )
     return counts
 
 
@@ -63,7 +71,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a positive number of seconds"
+        )
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""What ``compare.py`` does with its options."""
+"""``compare.py``: runs the comparison, prints tables, writes the report."""
 
 from __future__ import annotations
 
@@ -29,36 +29,37 @@ from collective.comparison.runs import Comparison, Plan
 from collective.errors import UsageError, printable
 from collective.training import cli
 
-OURS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
+FIXED_OPTIONS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
         "--devices", "--json", "--ledger", "--list-backends", "--resume", "--sweep",
         "--timeline", "--verbose")  # fmt: skip
 STYLES = {"good": "green", "bad": "bold red", "": ""}
 
 
 def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
-    """Compares, prints, and writes the folder.
+    """Compares, prints, and writes the report folder.
 
     Args:
         args: From ``compare.parser()``.
         rest: Options for ``train.py``.
-        command: What the user typed.
+        command: The command line as typed, for the report.
 
     Returns:
-        0; 1 when a backend is not equal, or something is worse than ``--against``;
-        130 when interrupted, 143 when terminated: what is finished is written.
+        0; 1 if a backend is not equal, a run failed, or something is worse than in
+        ``--against``; 130 if interrupted, 143 if terminated (the finished runs are
+        reported).
 
     Raises:
-        UsageError: An option asks for what is not there.
+        UsageError: If an option is invalid or the folder cannot be written.
     """
     for option in rest:
-        if option.split("=")[0] in OURS:
+        if option.split("=")[0] in FIXED_OPTIONS:
             raise UsageError(
                 f"{option} is not for compare.py, which runs every backend",
                 hint="python compare.py --help",
             )
     if args.precision:
         rest = [*rest, "--precision", args.precision]
-    cli.parser().parse_args(rest)  # an error in them is told before any run
+    cli.parser().parse_args(rest)  # fails on a wrong option before any run
     old = baseline.read(args.against) if args.against else None
     results = Results({**_plain(args), "train": rest, "command": command})
     steps = [] if {"--steps", "--epochs"} & set(rest) else ["--steps", "60"]
@@ -75,14 +76,14 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     )
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
-    _make(args.output)
+    _make_folder(args.output)
     signalled = _run(comparison, console)
     _show(results, console)
     _write(results, args.output, console)
     if signalled:
         return 128 + signalled
     if old and old["options"]["command"] != command:
-        console.print(printable(f"\nThen it was: {old['options']['command']}"))
+        console.print(printable(f"\nThe earlier command: {old['options']['command']}"))
     worse = _changes(old, results, console) if old else False
     return int(not results.all_equal or worse or results.failed)
 
@@ -92,7 +93,7 @@ def _plain(args: argparse.Namespace) -> dict:
 
 
 def _precisions(asked: str | None) -> tuple[str, ...]:
-    """Those of the proof: the one that was asked for, if it can prove, or all."""
+    """Precisions of the equality test: the requested one if it has a tolerance, or all."""
     return (asked,) if asked in TOLERANCE else tuple(TOLERANCE)
 
 
@@ -103,16 +104,16 @@ def _perturbation(text: str | None) -> tuple[str, str] | None:
     for name, known in ((backend, BACKENDS), (what, PERTURBATIONS)):
         if name not in known:
             raise UsageError(
-                f"--perturb {text}: there is no {name!r}"
+                f"--perturb {text}: unknown {name!r}"
                 if name
-                else f"--perturb {text}: not a backend, a colon and what goes wrong",
+                else f"--perturb {text}: expected BACKEND:PERTURBATION",
                 hint=f"--perturb BACKEND:{{{','.join(PERTURBATIONS)}}}",
             )
     return backend, what
 
 
 def _run(comparison: Comparison, console: Console) -> int:
-    """Runs it under a progress bar; the signal that ended it early, or 0."""
+    """Runs it under a progress bar; returns the signal that interrupted it, or 0."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -122,14 +123,14 @@ def _run(comparison: Comparison, console: Console) -> int:
         task = progress.add_task("", total=comparison.runs)
         count = iter(range(comparison.runs + 1))
 
-        def tell(what: str) -> None:
+        def report(what: str) -> None:
             progress.update(task, completed=next(count), description=what)
             if not console.is_terminal:
                 console.print(what)
 
         earlier = signal.signal(signal.SIGTERM, _terminated)
         try:
-            comparison.run(tell)
+            comparison.run(report)
         except _Terminated:
             return signal.SIGTERM
         except KeyboardInterrupt:
@@ -141,7 +142,7 @@ def _run(comparison: Comparison, console: Console) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: a batch system's time is up."""
+    """SIGTERM, as a batch system sends it at its time limit."""
 
 
 def _terminated(*_: object) -> None:
@@ -163,8 +164,8 @@ def _show(results: Results, console: Console) -> None:
             console.print(f"  {printable(sentence)}", style="dim")
 
 
-def _make(folder: Path) -> None:
-    """Makes the folder of the report, before hours of comparing rather than after."""
+def _make_folder(folder: Path) -> None:
+    """Makes the report folder, so that a wrong path fails before the runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -186,14 +187,14 @@ def _write(results: Results, folder: Path, console: Console) -> None:
 
     pictures = figures.draw(results, folder)
     page.write(folder / "report.html", results, tables.tables(results), pictures)
-    console.print(f"\nThe whole of it: {folder / 'report.html'}")
+    console.print(f"\nReport: {folder / 'report.html'}")
 
 
 def _changes(old: dict, results: Results, console: Console) -> bool:
-    """Tells what changed; whether anything is worse."""
+    """Prints what changed; returns whether anything is worse."""
     new = json.loads(json.dumps(dataclasses.asdict(results)))
     found = baseline.changes(old, new)
-    console.print("\nSince then:", style="bold")
+    console.print("\nChanges since then:", style="bold")
     for change in found:
         console.print(
             f"  {printable(change.what)}", style=STYLES["bad" if change.worse else ""]

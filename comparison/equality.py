@@ -1,4 +1,4 @@
-"""Whether two trainings are the same, and where they part."""
+"""Whether two trainings are equal, and where they first differ."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-6}
-# Rounding in another order may be so many times what some other order made of it.
+# Factor between the rounding error seen for one summation order and that allowed for
+# another.
 ROUNDING = 8.0
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A training as ``collective.comparison.trace`` has written it; shapes are told there."""
+    """A training as written by ``collective.comparison.trace``, which gives the shapes."""
 
     losses: np.ndarray
     names: list[str]
@@ -44,7 +45,7 @@ class Verdict:
     """How far a training is from its reference.
 
     Attributes:
-        equal: Whether nothing is further apart than the tolerance.
+        equal: Whether every difference is within the tolerance.
         tolerance: The largest relative difference that is rounding, after the first
             and after the last step.
         loss: Largest difference of the loss of a step, relative to the reference's.
@@ -52,7 +53,7 @@ class Verdict:
             the largest weight of its tensor.
         tensor: The tensor in which that is.
         first_step: The first step after which something differs, from 0; or None.
-        first_tensor: What differs there most: a tensor, or ``loss``.
+        first_tensor: What differs most at that step: a tensor's path, or ``loss``.
     """
 
     equal: bool
@@ -73,35 +74,37 @@ def judge(
     """Compares two trainings of the same model on the same batches.
 
     Args:
-        reference: What is right.
-        other: What is asked about.
+        reference: The training to compare with.
+        other: The training in question.
         tolerance: The largest relative difference that is rounding.
-        other_orders: The reference with its sums taken in other orders. What that
-            alone has changed up to a step, times ``ROUNDING``, is rounding too:
-            steps amplify it (Adam divides a gradient that is all rounding by itself).
+        other_orders: The reference with its sums taken in other orders. The differences
+            that this alone causes up to a step, times ``ROUNDING``, count as rounding:
+            later steps amplify it (Adam divides a gradient near zero by itself).
 
     Raises:
-        ValueError: When the two did not train the same model for as many steps.
+        ValueError: If the two did not train the same model for the same number of steps.
     """
     if reference.names != other.names or len(reference.losses) != len(other.losses):
         raise ValueError("two trainings of different models or lengths")
-    apart, ends = _apart(reference, other)
-    allowed, at_end = np.full(len(apart), tolerance), tolerance
+    differences, ends = _differences(reference, other)
+    allowed, at_end = np.full(len(differences), tolerance), tolerance
     for one in other_orders:
-        rounded, end = _apart(reference, one)
-        sofar = np.maximum.accumulate(rounded.max(axis=1))
-        allowed = np.maximum(allowed, ROUNDING * sofar)
+        rounded, end = _differences(reference, one)
+        so_far = np.maximum.accumulate(rounded.max(axis=1))
+        allowed = np.maximum(allowed, ROUNDING * so_far)
         at_end = max(at_end, ROUNDING * max(end), allowed[-1])
     worst = int(np.argmax(ends))
-    beyond = ~(apart <= allowed[:, None])
+    beyond = ~(differences <= allowed[:, None])
     first_step, first_tensor = None, ""
     if beyond.any():
         first_step = int(np.argmax(beyond.any(axis=1)))
-        first_tensor = ["loss", *reference.names][int(np.argmax(apart[first_step]))]
+        first_tensor = ["loss", *reference.names][
+            int(np.argmax(differences[first_step]))
+        ]
     return Verdict(
         not beyond.any() and ends[worst] <= at_end,
         (float(allowed[0]), float(at_end)),
-        float(apart[:, 0].max()),
+        float(differences[:, 0].max()),
         ends[worst],
         reference.names[worst],
         first_step,
@@ -109,10 +112,12 @@ def judge(
     )
 
 
-def _apart(reference: Recorded, other: Recorded) -> tuple[np.ndarray, list[float]]:
+def _differences(
+    reference: Recorded, other: Recorded
+) -> tuple[np.ndarray, list[float]]:
     """Relative differences: ``[steps, 1 + tensors]``, and of the final tensors."""
     losses = _relative(other.losses, reference.losses, np.abs(reference.losses))
-    # A sketch adds up all numbers of a tensor, so its rounding grows with the norm.
+    # A sketch adds up every element of a tensor, so its rounding grows with the norm.
     moved = _relative(other.sketches, reference.sketches, reference.sizes)
     ends = [
         float(_relative(b, a, np.abs(a).max(initial=0)).max(initial=0))
@@ -122,7 +127,7 @@ def _apart(reference: Recorded, other: Recorded) -> tuple[np.ndarray, list[float
 
 
 def _relative(got: np.ndarray, wanted: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Differences over sizes; infinite where one alone is finite."""
+    """Returns differences over sizes; infinite where only one of the two is finite."""
     difference = np.abs(got - wanted)
     difference = np.where(np.isnan(difference), np.inf, difference)
     difference = np.where(np.isnan(got) & np.isnan(wanted), 0.0, difference)

@@ -1,4 +1,4 @@
-"""The pictures, each as PNG and, for the page, as SVG for light and dark."""
+"""The figures, each as PNG and, for the page, as SVG for light and dark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from collective.comparison.runs import ALONE, SHARE
 
 LIGHT = {"ink": "#1f2933", "paper": "#ffffff", "rule": "#d7dde3"}
 DARK = {"ink": "#e4e7eb", "paper": "#161b22", "rule": "#39424e"}
-# Told apart also by eyes that see no red or green [Okabe and Ito, 2008; Tol, 2021].
+# Distinguishable with colour blindness [Okabe and Ito, 2008; Tol, 2021].
 COLORS = ("#0072b2", "#882255", "#e69f00", "#44aa99", "#009e73",
           "#cc79a7", "#56b4e9", "#d55e00", "#ddcc77", "#999999")  # fmt: skip
 OF_PART = {
@@ -33,12 +33,12 @@ OF_PART = {
     "all_reduce": "#e69f00",
     "update": "#009e73",
 }
-WIDTH = 8.8  # inches, of every picture: on the page they are as wide as each other
+WIDTH = 8.8  # inches; the same for every figure
 LABELS = {"all_reduce": "all-reduce", "wait": "waiting for the slowest"}
 
 
 def color(backend: str) -> str:
-    """A backend has the same colour everywhere."""
+    """Returns the colour of a backend, the same in every figure."""
     names = [*BACKENDS]
     return COLORS[names.index(backend) % len(COLORS)] if backend in names else "#777777"
 
@@ -84,12 +84,12 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
                      lw=6 - 5 * i / max(1, len(proof.losses) - 1))  # fmt: skip
             if name == proof.reference:
                 continue
-            # What is equal to the last bit has no place on a logarithmic axis.
-            apart = [
+            # A difference of 0 has no place on a logarithmic axis.
+            differences = [
                 abs(a - b) / abs(b) or math.nan
                 for a, b in zip(values, reference, strict=False)
             ]
-            bottom.semilogy(steps, apart, ".-", color=color(name), lw=1)
+            bottom.semilogy(steps, differences, ".-", color=color(name), lw=1)
         tolerance = TOLERANCE[precision]
         bottom.axhline(tolerance, color=theme["ink"], ls=":", lw=1)
         bottom.annotate(f"{tolerance:g}", (1, tolerance), va="bottom", fontsize=8)
@@ -102,7 +102,7 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
 
 
 def learning(results: Results, theme: dict[str, str]) -> Figure | None:
-    """What asynchronous backends have learned by when, and the reference."""
+    """Learning curves of asynchronous backends and of the reference."""
     if not any(of.samples for of in results.learned.values()):
         return None
     figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
@@ -200,11 +200,11 @@ FIGURES: dict[str, Callable[[Results, dict[str, str]], Figure | None]] = {
 
 
 def draw(results: Results, folder: Path) -> dict[str, tuple[str, str]]:
-    """Draws what there is to draw.
+    """Draws every figure for which there are results.
 
     Args:
-        results: What was found.
-        folder: Where ``NAME.png`` are written.
+        results: The results.
+        folder: Where each ``NAME.png`` is written.
 
     Returns:
         By name, the SVG for a light and for a dark page.

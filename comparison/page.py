@@ -1,4 +1,4 @@
-"""``report.html``: one page that needs no other file and no network."""
+"""``report.html``: a single page that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collective.comparison.results import Results
 from collective.comparison.tables import Table
 
 CAPTIONS = {
-    "losses": "The losses laid over each other, and how far each is from the "
-    "reference (no point: equal to the last bit; dotted: the tolerance, which in float32 "
-    "is that of the first step and grows with what rounding alone has done).",
-    "learning": "Accuracy (or loss) against samples seen: asynchronous backends train "
-    "another model by design.",
+    "losses": "The loss of every backend, and its relative difference from the "
+    "reference (no point: bit-equal; dotted: the tolerance, which in float32 is that of "
+    "the first step and grows with the rounding of other summation orders).",
+    "learning": "Accuracy (or loss) against samples seen; asynchronous backends train a "
+    "different model by design.",
     "steps": "Where the time of a step goes.",
     "scaling": "Samples per second over the number of replicas.",
     "allreduce": "One all-reduce of a float32 tensor inside a tf.function.",
@@ -32,9 +32,9 @@ def write(
 
     Args:
         path: The file.
-        results: What was found.
-        tables: The same in words.
-        pictures: By name, SVG for light and dark.
+        results: The results.
+        tables: Their tables.
+        pictures: By name, the SVG for light and for dark.
     """
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True)

@@ -1,4 +1,4 @@
-"""Wrong trainings, made on purpose: does the proof catch them?"""
+"""Wrong trainings, made on purpose to test that the comparison finds them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collective.training.step import Step
 
 
 def apply(name: str) -> None:
-    """Makes every training of this process go wrong in the named way.
+    """Makes every training of this process wrong in the named way.
 
     Args:
         name: One of ``PERTURBATIONS``.

@@ -1,6 +1,3 @@
-"""The ways a training can be made wrong on purpose, by name.
-
-What each does is in ``perturbation``, which imports TensorFlow.
-"""
+"""Names of the perturbations; ``perturbation`` implements them and imports TensorFlow."""
 
 PERTURBATIONS = ("clip-before-sum", "mean-of-means", "dropped-rank", "flipped-bit")

@@ -1,4 +1,4 @@
-"""What a comparison found: one object, written as ``results.json``.
+"""The results of a comparison: one object, written as ``results.json``.
 
 ``docs/results.schema.json`` is its JSON Schema.
 """
@@ -25,13 +25,13 @@ SCHEMA = 1
 
 @dataclass
 class Proof:
-    """The verdicts in one precision.
+    """The equality test in one precision.
 
     Attributes:
-        reference: The backend the others are compared with.
-        because: Why not ``single``; empty where it is.
+        reference: The backend with which every other is compared.
+        because: Why it is not ``single``; empty if it is.
         verdicts: By backend.
-        failures: By backend: why there is no verdict, and its last lines.
+        failures: By backend: why its run failed, and its last lines.
         losses: By backend: the loss of each step.
     """
 
@@ -44,13 +44,13 @@ class Proof:
 
 @dataclass
 class Learned:
-    """What a training had learned by when; lists have one entry for each epoch.
+    """A learning curve; lists have one entry for each epoch.
 
     Attributes:
-        samples: Rows trained on so far.
-        loss, accuracy: Over the epoch; no accuracy where the model tells none.
+        samples: Rows trained on up to the end of the epoch.
+        loss, accuracy: Means over the epoch; accuracy may be empty.
         test: Loss and metrics on the test data, at the end.
-        failure: Why there is nothing.
+        failure: Why the run failed; empty if it succeeded.
     """
 
     samples: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Learned:
 
     @classmethod
     def of(cls, summary: dict[str, Any]) -> Learned:
-        """From what ``train.py --json`` wrote."""
+        """Makes one of a ``train.py --json`` summary."""
         rows, size = summary["rows"], summary["options"]["global_batch_size"]
         per_epoch, history = -(-rows // size), summary["history"]
         samples = []
@@ -74,21 +74,20 @@ class Learned:
 
 @dataclass
 class Results:
-    """Everything. Times are seconds, sizes bytes, rates samples per second.
+    """Everything that a comparison found. Seconds, bytes, samples per second.
 
     Attributes:
-        options: ``compare.py``'s options and those handed on to ``train.py``.
-        left_out: By backend: why it was not run, and what to type.
+        options: The options of ``compare.py`` and those passed on to ``train.py``.
+        left_out: By backend: why it was not run, with a hint.
         equal: By precision.
-        learned: By backend, where one is asynchronous: what the training learned by
-            when; its model is another one each time.
-        fast: By number of replicas, as text, then by backend. ``one share`` is one
-            process with the cores that each of that many gets.
-        auto: By number of ranks, as text: what ``--backend auto`` takes.
-        allreduce: By backend, then by bytes, as text: seconds.
-        floor: By bytes, as text: least seconds of an all-reduce on this host.
-        finished: Whether it came to its end.
-        machine, versions: Where, and with what.
+        learned: Learning curves by backend, if one of them is asynchronous.
+        fast: By number of replicas (a string), then by backend. ``one share`` is one
+            process with the cores of one of these replicas.
+        auto: The choice of ``--backend auto`` by number of ranks (a string).
+        allreduce: Seconds of one all-reduce by backend, then by bytes (a string).
+        floor: Least seconds of an all-reduce on this host by bytes (a string).
+        finished: Whether every planned run was made.
+        machine, versions: The machine and the installed versions.
     """
 
     options: dict[str, Any]
@@ -105,7 +104,7 @@ class Results:
 
     @property
     def all_equal(self) -> bool:
-        """Whether every backend that ran trained the same model."""
+        """Whether every compared backend trained the same model."""
         return all(
             verdict.equal
             for proof in self.equal.values()
@@ -114,7 +113,7 @@ class Results:
 
     @property
     def failed(self) -> bool:
-        """Whether any run went wrong."""
+        """Whether any run failed."""
         return (
             any(proof.failures for proof in self.equal.values())
             or any(one.failure for of in self.fast.values() for one in of.values())
@@ -123,9 +122,9 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Writes the file; numbers that are not finite become null."""
-        told = {"schema": SCHEMA, **_plain(dataclasses.asdict(self))}
+        content = {"schema": SCHEMA, **_plain(dataclasses.asdict(self))}
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n")
+        part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
         part.replace(path)
 
 

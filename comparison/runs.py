@@ -1,4 +1,4 @@
-"""The runs of a comparison, one after the other, and what is kept of each."""
+"""The runs of a comparison, one after the other, and what is recorded of each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from collective.backends import launch_command
 from collective.backends.registry import BACKENDS
-from collective.backends.supervised_run import run
+from collective.backends.supervised_run import Ended, run
 from collective.bench.limits import Limits
 from collective.comparison.equality import TOLERANCE, Recorded, judge
 from collective.comparison.results import Learned, Proof, Results
@@ -22,7 +23,7 @@ from collective.errors import UsageError
 
 REFERENCE = "single"
 SHARE = "one share"
-# One replica, however many the others have.
+# Runs of one replica, whatever the number of replicas of the others.
 ALONE = (SHARE, *(name for name, kind in BACKENDS.items() if kind.one_replica))
 PROOF_STEPS = 30
 
@@ -32,15 +33,15 @@ class Plan:
     """What to compare.
 
     Attributes:
-        processes: Numbers of replicas, ascending; the proof is at the largest.
-        backends: Names; empty for all that can be used.
-        rounds: Of the timed runs.
+        processes: Numbers of replicas, ascending; equality is tested at the largest.
+        backends: Names; empty for every usable backend.
+        rounds: Rounds of timed runs.
         batch: Rows of a global batch.
-        train: Options for ``train.py``, those for the backend not among them.
-        precisions: Of the proof.
-        time: Whether to time, too.
+        train: Options for ``train.py``, without those that choose the backend.
+        precisions: Precisions of the equality test.
+        time: Whether to time as well.
         perturb: Backend and perturbation, or None.
-        seconds: Deadline of one run.
+        seconds: Time limit of one run.
     """
 
     processes: tuple[int, ...]
@@ -59,16 +60,19 @@ class Plan:
         return self.processes[-1]
 
 
-# Told before each run: what it is.
-Tell = Callable[[str], None]
+# Called before each run with its description.
+Report = Callable[[str], None]
 
 
 class Comparison:
     """Runs a plan.
 
     Attributes:
-        results: What has been found so far, also when it is interrupted.
-        runs: How many runs there are in all.
+        results: The results so far, also after an interruption.
+        runs: Total number of runs.
+
+    Raises:
+        UsageError: If a requested backend is unknown or cannot be used here.
     """
 
     def __init__(self, plan: Plan, results: Results):
@@ -78,21 +82,18 @@ class Comparison:
         self.backends = [name for name in wanted if self._usable(name)]
         if REFERENCE not in self.backends:
             self.backends.insert(0, REFERENCE)
-        self.equals = [n for n in self.backends if BACKENDS[n].synchronous]
-        others = [n for n in self.backends if not BACKENDS[n].synchronous]
-        if plan.perturb and plan.perturb[0] not in self.equals:
+        self.synchronous = [n for n in self.backends if BACKENDS[n].synchronous]
+        asynchronous = [n for n in self.backends if not BACKENDS[n].synchronous]
+        if plan.perturb and plan.perturb[0] not in self.synchronous:
             raise UsageError(
-                f"backend {plan.perturb[0]!r} shall go wrong, and is not compared",
-                hint=f"--perturb and --backends with one of {', '.join(self.equals)}",
+                f"--perturb {plan.perturb[0]}: that backend is not compared",
+                hint="--perturb and --backends with one of "
+                f"{', '.join(self.synchronous)}",
             )
-        learns = bool(others and plan.precisions and not plan.perturb)
-        self.learners = [REFERENCE, *others] if learns else []
-        proofs = len(plan.precisions) * len(self.equals) + len(self.learners)
-        proofs += 2 * ("float32" in plan.precisions)
-        timed = plan.rounds * len(plan.processes) * (len(self.backends) + 1)
-        timed += sum(processes > 1 for processes in plan.processes)
-        floor_and_allreduce = sum(n == REFERENCE or n not in ALONE for n in self.equals)
-        self.runs = proofs + (timed + floor_and_allreduce) * plan.time
+        if not (plan.precisions and not plan.perturb):
+            asynchronous = []
+        self.learners = [REFERENCE, *asynchronous] if asynchronous else []
+        self.runs = self._count_runs()
 
     def _usable(self, name: str) -> bool:
         if name not in BACKENDS:
@@ -109,78 +110,75 @@ class Comparison:
                 )
         return found.usable
 
-    def run(self, tell: Tell) -> None:
-        """Runs everything; what fails is kept as a failure, and the rest goes on."""
+    def _count_runs(self) -> int:
+        plan = self.plan
+        runs = len(plan.precisions) * len(self.synchronous) + len(self.learners)
+        runs += 2 * ("float32" in plan.precisions)
+        if plan.time:
+            runs += plan.rounds * len(plan.processes) * (len(self.backends) + 1)
+            runs += sum(processes > 1 for processes in plan.processes)
+            runs += sum(n == REFERENCE or n not in ALONE for n in self.synchronous)
+        return runs
+
+    def run(self, report: Report) -> None:
+        """Makes every run; a failed run is recorded and the next one starts."""
         with tempfile.TemporaryDirectory() as folder:
             for precision in self.plan.precisions:
-                self._prove(precision, Path(folder), tell)
+                self._test_equality(precision, Path(folder), report)
             for name in self.learners:
-                self._learn(name, Path(folder), tell)
+                self._learn(name, Path(folder), report)
             if self.plan.time:
                 for processes in self.plan.processes:
-                    self._time(processes, Path(folder), tell)
+                    self._time(processes, Path(folder), report)
                     if processes > 1:
-                        self._ask_auto(processes, Path(folder), tell)
-                self._time_allreduce(Path(folder), tell)
+                        self._ask_auto(processes, Path(folder), report)
+                self._time_allreduce(Path(folder), report)
         self.results.finished = True
 
-    # --- equal? -------------------------------------------------------------------
+    # --- equality -----------------------------------------------------------------
 
-    def _prove(self, precision: str, folder: Path, tell: Tell) -> None:
+    def _test_equality(self, precision: str, folder: Path, report: Report) -> None:
         plan, proof = self.plan, Proof(REFERENCE)
         self.results.equal[precision] = proof
         traces: dict[str, Recorded] = {}
-        # That no number of replicas divides a batch is part of the proof.
+        # Uneven shares are part of the test, so no number of replicas divides a batch.
         options = [*plan.train, "--precision", precision, "--verbose", "0"]
         options += ["--steps", str(PROOF_STEPS)]
         options += ["--global-batch-size", str(undividable(plan.batch, plan.most))]
 
         def trace(name: str, backend: str, *more: str) -> None:
+            report(f"{precision}: {name}")
             path = folder / f"{name}.npz"
-            path.unlink(missing_ok=True)
-            perturbed = plan.perturb is not None and plan.perturb[0] == name
-            first = ["--perturb", plan.perturb[1]] if perturbed and plan.perturb else []
-            tell(f"{precision}: {name}")
-            ended = run(
-                launch_command.line(
-                    backend,
-                    plan.most,
-                    [
-                        "-m",
-                        "collective.comparison.trace",
-                        str(path),
-                        *first,
-                        *options,
-                        *more,
-                    ],
-                ),
-                plan.seconds,
+            perturb = plan.perturb if plan.perturb and plan.perturb[0] == name else ()
+            first = ["--perturb", perturb[1]] if perturb else []
+            module = ["-m", "collective.comparison.trace", str(path)]
+            ended = self._run(
+                backend, plan.most, [*module, *first, *options, *more], path
             )
             if ended.code == 0 and path.exists():
                 traces[name] = Recorded.read(path)
                 proof.losses[name] = traces[name].losses.tolist()
-            else:
-                proof.failures[name] = [ended.failure or "wrote nothing", ended.tail]
-                if ended.code == 2 and name == REFERENCE:
-                    told, _, hint = ended.tail.rpartition("error: ")[2].partition(
-                        "\nHINT: "
-                    )
-                    raise UsageError(
-                        f"this training cannot be done at all: {told}",
-                        hint=hint.strip() or "python train.py with the same options",
-                    )
+                return
+            proof.failures[name] = [ended.failure or "wrote nothing", ended.tail]
+            if ended.code == 2 and name == REFERENCE:
+                message = ended.tail.rpartition("error: ")[2]
+                reason, _, hint = message.partition("\nHINT: ")
+                raise UsageError(
+                    f"the training itself is not possible: {reason}",
+                    hint=hint.strip() or "python train.py with the same options",
+                )
 
-        for backend in self.equals:
+        for backend in self.synchronous:
             trace(backend, backend)
-        others = []
+        other_orders = []
         if precision == "float32":
             for parts in (plan.most, plan.most + 1):
                 name = f"{REFERENCE} in {parts} parts"
                 trace(name, REFERENCE, "--accumulate", str(parts))
                 proof.losses.pop(name, None)
                 if name in traces:
-                    others.append(traces.pop(name))
-        self._judge(precision, proof, traces, others)
+                    other_orders.append(traces.pop(name))
+        self._judge(precision, proof, traces, other_orders)
 
     def _judge(
         self,
@@ -189,19 +187,24 @@ class Comparison:
         traces: dict[str, Recorded],
         other_orders: Sequence[Recorded],
     ) -> None:
+        """Compares every trace with that of one replica.
+
+        A model that depends on its number of replicas is compared between the backends
+        of several replicas instead.
+        """
         alone = traces.get(REFERENCE)
         if alone is None:
             return
-        same = [REFERENCE]
+        skipped = [REFERENCE]
         if alone.by_replicas and self.plan.most > 1:
             proof.because = alone.by_replicas
-            others = [name for name in traces if name not in ALONE]
-            if not others:
+            several = [name for name in traces if name not in ALONE]
+            if not several:
                 return
-            proof.reference, same = others[0], [*ALONE, others[0]]
-            other_orders = ()  # micro-batches train another model, too
+            proof.reference, skipped = several[0], [*ALONE, several[0]]
+            other_orders = ()  # micro-batches train a different model as well
         for name, recorded in traces.items():
-            if name not in same:
+            if name not in skipped:
                 proof.verdicts[name] = judge(
                     traces[proof.reference],
                     recorded,
@@ -209,26 +212,17 @@ class Comparison:
                     other_orders,
                 )
 
-    def _learn(self, name: str, folder: Path, tell: Tell) -> None:
-        """Trains to see what is learned by when, in place of a proof."""
-        tell(f"learning: {name}")
-        path = folder / "learned.json"
-        path.unlink(missing_ok=True)
-        options = [*self.plan.train, "--verbose", "0", "--json", str(path)]
-        options += ["--global-batch-size", str(self.plan.batch)]
-        program = ["-m", "collective.train", *options]
-        ended = run(
-            launch_command.line(name, self.plan.most, program), self.plan.seconds
-        )
+    def _learn(self, name: str, folder: Path, report: Report) -> None:
+        """Records the learning curve of a backend that cannot be compared for equality."""
+        report(f"learning curve: {name}")
+        ended, summary = self._train(name, self.plan.most, folder)
         self.results.learned[name] = (
-            Learned.of(json.loads(path.read_text()))
-            if ended.code == 0
-            else Learned(failure=ended.failure)
+            Learned.of(summary) if summary else Learned(failure=ended.failure)
         )
 
-    # --- fast? --------------------------------------------------------------------
+    # --- speed --------------------------------------------------------------------
 
-    def _time(self, processes: int, folder: Path, tell: Tell) -> None:
+    def _time(self, processes: int, folder: Path, report: Report) -> None:
         share = max(1, len(os.sched_getaffinity(0)) // processes)
         contestants: dict[str, tuple[str, Sequence[str]]] = {
             name: (name, ()) for name in self.backends
@@ -239,80 +233,51 @@ class Comparison:
         self.results.fast[str(processes)] = timed
         for number in range(self.plan.rounds):
             for name, (backend, more) in contestants.items():
-                tell(f"{processes} replicas, round {number + 1}: {name}")
+                report(f"{processes} replicas, round {number + 1}: {name}")
                 if timed[name].failure:
                     continue
-                path = folder / "summary.json"
-                path.unlink(missing_ok=True)
-                options = [*self.plan.train, "--verbose", "0", *more]
-                options += ["--global-batch-size", str(self.plan.batch)]
-                options += ["--json", str(path)]
-                program = ["-m", "collective.train", *options]
-                ended = run(
-                    launch_command.line(backend, processes, program), self.plan.seconds
-                )
-                if ended.code == 0:
-                    summaries[name].append(json.loads(path.read_text()))
+                ended, summary = self._train(backend, processes, folder, *more)
+                if summary:
+                    summaries[name].append(summary)
                     timed[name] = Timed.of(summaries[name])
                 else:
                     timed[name] = dataclasses.replace(
                         timed[name], failure=ended.failure, tail=ended.tail
                     )
 
-    def _ask_auto(self, processes: int, folder: Path, tell: Tell) -> None:
-        """What ``--backend auto`` takes, in a training of two steps."""
-        tell(f"{processes} replicas: what auto takes")
-        path = folder / "auto.json"
-        path.unlink(missing_ok=True)
-        options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
-        options += ["--verbose", "0", "--steps", "2", "--json", str(path)]
-        launched = launch_command.availability("mpi", processes).usable
-        ended = run(
-            launch_command.line(
-                "auto",
-                processes,
-                ["-m", "collective.train", *options],
-                "mpirun" if launched else "collectiverun",
-            ),
-            self.plan.seconds,
+    def _ask_auto(self, processes: int, folder: Path, report: Report) -> None:
+        """Records what ``--backend auto`` chooses, by a training of two steps."""
+        report(f"{processes} replicas: the choice of auto")
+        with_mpi = launch_command.availability("mpi", processes).usable
+        launcher = "mpirun" if with_mpi else "collectiverun"
+        ended, summary = self._train(
+            "auto", processes, folder, "--steps", "2", launcher=launcher
         )
-        if ended.failure:
-            self.results.auto[str(processes)] = Auto(failure=ended.failure)
-            return
-        told = json.loads(path.read_text())
-        self.results.auto[str(processes)] = Auto(
-            told["backend"], told["predicted_all_reduce"]
+        self.results.auto[str(processes)] = (
+            Auto(summary["backend"], summary["predicted_all_reduce"])
+            if summary
+            else Auto(failure=ended.failure)
         )
 
-    def _time_allreduce(self, folder: Path, tell: Tell) -> None:
+    def _time_allreduce(self, folder: Path, report: Report) -> None:
         path = folder / "allreduce.json"
-        for backend in self.equals:
+        sizes = ["--sizes", ",".join(map(str, MESSAGE_SIZES))]
+        program = ["-m", "collective.backends.auto.probe", str(path), *sizes]
+        for backend in self.synchronous:
             if backend == REFERENCE:
-                tell("the floor of the all-reduce")
-                self._floor(path)
+                report("the floor of the all-reduce")
+                self._measure_floor(path)
             if backend in ALONE:
                 continue
-            tell(f"all-reduce: {backend}")
-            path.unlink(missing_ok=True)
-            sizes = ",".join(map(str, MESSAGE_SIZES))
-            program = [
-                "-m",
-                "collective.backends.auto.probe",
-                str(path),
-                "--sizes",
-                sizes,
-            ]
-            ended = run(
-                launch_command.line(backend, self.plan.most, program), self.plan.seconds
-            )
-            if ended.code == 0:
+            report(f"all-reduce: {backend}")
+            if self._run(backend, self.plan.most, program, path).code == 0:
                 self.results.allreduce[backend] = {
                     str(point["size"]): point["seconds"]
                     for point in json.loads(path.read_text())
                 }
 
-    def _floor(self, path: Path) -> None:
-        """The limits of this host, from the core's own benchmark."""
+    def _measure_floor(self, path: Path) -> None:
+        """Records the limits of this host, measured by ``collective.bench``."""
         path.unlink(missing_ok=True)
         bench = [sys.executable, "-m", "collective.bench", "--sizes", "4"]
         start = [sys.executable, "-m", "collective.launch", "-np", str(self.plan.most)]
@@ -322,9 +287,41 @@ class Comparison:
         for size in MESSAGE_SIZES:
             self.results.floor[str(size)] = limits.private(size)
 
+    # --- one run ------------------------------------------------------------------
+
+    def _train(
+        self,
+        backend: str,
+        processes: int,
+        folder: Path,
+        *more: str,
+        launcher: str = "",
+    ) -> tuple[Ended, dict[str, Any] | None]:
+        """Trains once; returns how it ended, and its summary if it succeeded."""
+        path = folder / "summary.json"
+        options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
+        options += ["--verbose", "0", *more, "--json", str(path)]
+        program = ["-m", "collective.train", *options]
+        ended = self._run(backend, processes, program, path, launcher)
+        succeeded = ended.code == 0 and not ended.failure
+        return ended, json.loads(path.read_text()) if succeeded else None
+
+    def _run(
+        self,
+        backend: str,
+        processes: int,
+        program: Sequence[str],
+        output: Path,
+        launcher: str = "",
+    ) -> Ended:
+        """Runs a program on a backend after removing the output of an earlier run."""
+        output.unlink(missing_ok=True)
+        command = launch_command.line(backend, processes, program, launcher)
+        return run(command, self.plan.seconds)
+
 
 def undividable(batch: int, most: int) -> int:
-    """The largest batch up to ``batch`` that no number of replicas divides."""
+    """Returns the largest size up to ``batch`` that no number of replicas divides."""
     for size in range(batch, most, -1):
         if all(size % n for n in range(2, most + 1)):
             return size

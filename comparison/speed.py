@@ -1,4 +1,4 @@
-"""How fast: what the rounds of one backend say together, and who was fastest."""
+"""Speed: the rounds of each backend summarized, and which backend is fastest."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Timed:
 
     Attributes:
         rates: Samples per second of each round, in order.
-        parts: Seconds of a step's parts, in their order: medians over the rounds.
-        memory: Bytes; most that rank 0 held in any round.
-        gradient_bytes: What one all-reduce sums, about.
-        failure: Why there is nothing; empty when all rounds went well.
-        tail: The last lines of the run that failed.
+        parts: Seconds of each part of a step, in order: medians over the rounds.
+        memory: Peak bytes of rank 0 over all rounds.
+        gradient_bytes: Approximate bytes of one all-reduce.
+        failure: Why a run failed; empty if every round succeeded.
+        tail: The last lines of the failed run.
     """
 
     rates: list[float] = field(default_factory=list)
@@ -33,10 +33,10 @@ class Timed:
 
     @classmethod
     def of(cls, summaries: Sequence[Mapping[str, Any]]) -> Timed:
-        """Sums up rounds.
+        """Summarizes rounds.
 
         Args:
-            summaries: What ``train.py --json`` wrote in each.
+            summaries: The ``train.py --json`` of each round.
         """
         width = 8 if summaries[0]["options"]["precision"] == "float64" else 4
         return cls(
@@ -51,23 +51,23 @@ class Timed:
 
     @property
     def rate(self) -> float:
-        """Samples per second: the median of the rounds; 0 where there is none."""
+        """Samples per second: the median of the rounds, or 0 without rounds."""
         return statistics.median(self.rates) if self.rates else 0.0
 
     @property
     def step(self) -> float:
-        """Seconds of a step."""
+        """Seconds per step."""
         return sum(self.parts.values())
 
 
 @dataclass
 class Auto:
-    """What ``--backend auto`` took, launched with so many ranks.
+    """What ``--backend auto`` chose at one number of ranks.
 
     Attributes:
-        backend: Its choice; empty where the run failed.
-        predicted: By backend that it chose from: seconds of a step's all-reduce.
-        failure: Why there is no choice.
+        backend: The chosen backend; empty if the run failed.
+        predicted: Predicted seconds of a step's all-reduce, by candidate.
+        failure: Why there is no choice; empty if there is one.
     """
 
     backend: str = ""
@@ -75,10 +75,10 @@ class Auto:
     failure: str = ""
 
     def behind(self, timed: Mapping[str, Timed]) -> tuple[str, float]:
-        """The fastest of those it chose from, and how far the choice is behind it.
+        """Returns the fastest candidate, and how far the choice is behind it.
 
         Args:
-            timed: By backend, at that number of ranks.
+            timed: The timed runs by backend, at that number of ranks.
         """
         among = {n: timed[n].rate for n in self.predicted if n in timed}
         best = max(among, key=lambda n: among[n], default=self.backend)
@@ -87,28 +87,28 @@ class Auto:
         return best, 1 - among[self.backend] / among[best]
 
     def sentence(self, timed: Mapping[str, Timed]) -> str:
-        """In words."""
+        """Returns this as a sentence."""
         if self.failure:
             return f"auto {self.failure}."
         if not self.predicted:
-            return f"auto takes {self.backend}, without measuring."
-        told = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in self.predicted.items())
+            return f"auto chooses {self.backend}, without measuring."
+        shown = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in self.predicted.items())
         best, behind = self.behind(timed)
         how = "the fastest of these"
         if best != self.backend:
             how = f"{behind:.1%} behind {best}, the fastest of these"
-        return f"auto takes {self.backend}, {how} (predicted all-reduce: {told})."
+        return f"auto chooses {self.backend}, {how} (predicted all-reduce: {shown})."
 
 
 @dataclass(frozen=True)
 class Fastest:
-    """Who was fastest.
+    """The fastest backend.
 
     Attributes:
         backend: The one with the highest median.
-        second: The next; empty where there is none.
-        ahead: By how much of the second's rate.
-        clear: Whether it was ahead in every one of at least three rounds.
+        second: The next fastest; empty if there is none.
+        ahead: Its lead as a share of the second's rate.
+        clear: Whether it led in each of at least three rounds.
     """
 
     backend: str
@@ -117,9 +117,9 @@ class Fastest:
     clear: bool = False
 
     def sentence(self) -> str:
-        """In words."""
+        """Returns this as a sentence."""
         if not self.second:
-            return f"{self.backend} is the only one that was timed."
+            return f"{self.backend} is the only backend that was timed."
         by = f"{self.backend} is fastest, {self.ahead:.1%} ahead of {self.second}"
         if self.clear:
             return f"{by}, in every round: more than the noise."
@@ -133,7 +133,7 @@ def fastest(timed: Mapping[str, Timed]) -> Fastest | None:
         timed: By backend, at one number of replicas.
 
     Returns:
-        None where nothing was timed.
+        The fastest, or None if nothing was timed.
     """
     order = sorted(
         (name for name in timed if timed[name].rates), key=lambda n: -timed[n].rate
@@ -143,22 +143,22 @@ def fastest(timed: Mapping[str, Timed]) -> Fastest | None:
     if len(order) == 1:
         return Fastest(order[0])
     first, second = (timed[name] for name in order[:2])
-    # Rounds are compared in pairs: what slows the machine down slows both.
+    # Compare rounds in pairs: a slow moment of the machine slows both.
     pairs = list(zip(first.rates, second.rates, strict=False))
     clear = len(pairs) >= 3 and all(a > b for a, b in pairs)
     return Fastest(order[0], order[1], first.rate / second.rate - 1, clear)
 
 
 def bottleneck(name: str, timed: Timed) -> str:
-    """Names the largest part of a step, and what to do about it."""
+    """Returns a sentence on the largest part of a step, with advice."""
     part = max(timed.parts, key=lambda p: timed.parts[p])
     share = timed.parts[part] / (timed.step or 1.0)
     advice = {
         "input": "read or decode the data faster",
-        "compute": "the sum is not the bottleneck",
+        "compute": "communication is not the bottleneck",
         "wait": "one process is slower than the others",
-        "all_reduce": "larger batches or --accumulate make it rarer",
-        "update": "the optimizer's update is what to look at",
+        "all_reduce": "larger batches make it less frequent",
+        "update": "look at the optimizer",
     }[part]
     what = {"all_reduce": "the all-reduce", "wait": "waiting for the slowest process"}
     return f"With {name}, {what.get(part, part)} is {share:.0%} of a step: {advice}."

@@ -1,4 +1,4 @@
-"""A comparison in words: tables and sentences, for the terminal and the page."""
+"""The tables and sentences of a comparison, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collective.comparison.speed import Timed, bottleneck, fastest
 
 @dataclass
 class Table:
-    """A table of texts.
+    """A table of strings.
 
     Attributes:
         title: Above it.
         columns: Headings.
-        rows: As many texts each.
-        marks: For each row ``good``, ``bad`` or nothing.
-        sentences: Below it.
+        rows: One string for each column.
+        marks: For each row ``good``, ``bad`` or an empty string.
+        sentences: Notes below it.
     """
 
     title: str
@@ -36,23 +36,23 @@ class Table:
 
 
 def tables(results: Results) -> list[Table]:
-    """All there is to tell, in order."""
-    told = [_equal(precision, proof) for precision, proof in results.equal.items()]
+    """Returns every table of a comparison, in order of presentation."""
+    found = [_equal(precision, proof) for precision, proof in results.equal.items()]
     if results.learned:
-        told.append(_learned(results))
+        found.append(_learned(results))
     for replicas in sorted(map(int, results.fast)):
-        told += [_fast(results, replicas), _parts(results, replicas)]
+        found += [_fast(results, replicas), _parts(results, replicas)]
     if results.left_out:
         table = Table("Left out", ["backend", "why"])
         for name, why in results.left_out.items():
             table.add("", name, why)
-        told.append(table)
-    return told
+        found.append(table)
+    return found
 
 
 def _equal(precision: str, proof: Proof) -> Table:
     of = f"Equal? {precision}, against {proof.reference}"
-    table = Table(of, ["backend", "verdict", "loss", "parameters", "where they part"])
+    table = Table(of, ["backend", "verdict", "loss", "parameters", "first difference"])
     for name, verdict in proof.verdicts.items():
         where = ""
         if not verdict.equal and verdict.first_step is not None:
@@ -64,8 +64,8 @@ def _equal(precision: str, proof: Proof) -> Table:
         table.add("bad", name, why, "", "", "")
     if proof.because:
         table.sentences.append(
-            f"{proof.because}, so {REFERENCE} trains another model by design; the "
-            f"others are compared with {proof.reference}."
+            f"{proof.because}, so {REFERENCE} trains a different model by design; the "
+            f"other backends are compared with {proof.reference}."
         )
     tolerances = {v.tolerance for v in proof.verdicts.values()}
     for first, last in tolerances:
@@ -79,7 +79,7 @@ def _equal(precision: str, proof: Proof) -> Table:
 
 def _learned(results: Results) -> Table:
     names = [*results.learned]
-    table = Table("Asynchronous: what is learned by when", ["samples seen", *names])
+    table = Table("Asynchronous backends: learning curve", ["samples seen", *names])
     rates = {n: of.accuracy or of.loss for n, of in results.learned.items()}
     what = "accuracy" if any(of.accuracy for of in results.learned.values()) else "loss"
     for epoch, samples in enumerate(results.learned[REFERENCE].samples):
@@ -91,10 +91,9 @@ def _learned(results: Results) -> Table:
         if of.failure:
             table.sentences.append(f"{name} {of.failure}.")
     table.sentences.append(
-        "An asynchronous backend trains another model by design, and another one each "
-        "time: its workers do not wait for each other, and update what others have "
-        f"changed meanwhile. So what is compared is the {what} reached against samples "
-        "seen; nothing says that they must be equal."
+        "An asynchronous backend trains a different model in each run by design: its "
+        "workers do not wait for each other. So the table compares the "
+        f"{what} reached with the samples seen; equality is not expected."
     )
     return table
 
@@ -129,7 +128,7 @@ def _fast(results: Results, replicas: int) -> Table:
     threads = max(1, cores // replicas)
     table.sentences.append(
         f"'{SHARE}' is one process with {threads} thread{'s' * (threads > 1)}, what "
-        f"each of {replicas} has; {min(replicas, cores)} times its rate is the ideal."
+        f"each of {replicas} has; the ideal is {min(replicas, cores)} times its rate."
     )
     return table
 
@@ -150,14 +149,14 @@ def _parts(results: Results, replicas: int) -> Table:
 
 
 def _of_floor(results: Results, timed: Timed) -> str:
-    """Floor of an all-reduce of this model's gradients over the time it took."""
+    """Returns the floor of this model's all-reduce as a share of the measured time."""
     floor = floor_of(results, timed.gradient_bytes)
     seconds = timed.parts.get("all_reduce", 0.0)
     return f"{min(1.0, floor / seconds):.0%}" if floor and seconds else ""
 
 
 def floor_of(results: Results, size: int) -> float:
-    """Least seconds of an all-reduce of so many bytes, between measured sizes."""
+    """Returns the least seconds of an all-reduce of ``size`` bytes, interpolated."""
     points = sorted((int(s), seconds) for s, seconds in results.floor.items())
     if not points:
         return 0.0

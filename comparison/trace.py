@@ -1,18 +1,19 @@
-"""A training that keeps what the proof needs: ``python -m collective.comparison.trace FILE ...``.
+"""Records a training for the equality test.
 
-The other arguments are those of ``train.py``. Rank 0 writes, as ``.npz``:
+``python -m collective.comparison.trace FILE [--perturb NAME] OPTIONS``
+
+OPTIONS are those of ``train.py``. Rank 0 writes, as ``.npz``:
 
     losses       [steps]           of the global batches
     names        [tensors]         paths of all weights
-    sketches     [steps, tensors]  after each step, for each tensor: its numbers, each
-                                   with a sign of its own, added up (float64)
-    sizes        [steps, tensors]  Euclidean norms of the same
+    sketches     [steps, tensors]  after each step, for each tensor: the sum of its
+                                   elements with fixed random signs (float64)
+    sizes        [steps, tensors]  Euclidean norms of the tensors
     final 0 ...                    the weights after the last step
-    by_replicas  scalar            why the number of replicas matters; mostly empty
+    by_replicas  scalar            why the model depends on the number of replicas, or ''
 
-A sketch moves when any number of its tensor moves, whatever the others do: two traces
-tell at which step and in which tensor two trainings part, without keeping every weight
-of every step.
+A sketch changes with every element of its tensor, so two traces show at which step and
+in which tensor two trainings first differ, without keeping every weight of every step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Trace(keras.callbacks.Callback):
     """Records a training.
 
     Args:
-        path: The ``.npz`` to write at its end.
+        path: The ``.npz`` file to write.
     """
 
     def __init__(self, path: str):
@@ -42,7 +43,7 @@ class Trace(keras.callbacks.Callback):
         self.sizes: list[list[float]] = []
 
     def on_train_begin(self, logs=None):
-        """Draws the signs: the same in every run."""
+        """Draws the signs, the same in every run."""
         self.tensors = [*self.model.trainable_variables]
         self.tensors += self.model.non_trainable_variables
         rng = np.random.default_rng(0)
@@ -52,7 +53,7 @@ class Trace(keras.callbacks.Callback):
         ]
 
     def on_train_batch_end(self, batch, logs=None):
-        """Adds a row."""
+        """Adds a row for this step."""
         values = [np.asarray(v, np.float64) for v in self.tensors]
         self.sketches.append(
             [float(np.sum(v * s)) for v, s in zip(values, self.signs, strict=True)]
@@ -63,7 +64,7 @@ class Trace(keras.callbacks.Callback):
         """Writes the file.
 
         Args:
-            losses: Of every step.
+            losses: The loss of every step.
         """
         final = {
             f"final {i}": np.asarray(v, np.float64) for i, v in enumerate(self.tensors)
@@ -80,12 +81,12 @@ class Trace(keras.callbacks.Callback):
 
 
 def _by_replicas(model: keras.Model) -> str:
-    """Why N replicas train another model than one does; empty when they do not."""
+    """Returns why N replicas train a different model than one; empty if they do not."""
     layers = list(model._flatten_layers())
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
-        return "BatchNorm has the statistics of its replica"
+        return "BatchNorm uses the statistics of its replica"
     if any("seed_generator" in v.path for v in model.non_trainable_variables):
-        return "Dropout draws for each replica"
+        return "Dropout draws one mask for each replica"
     return ""
 
 

@@ -256,7 +256,10 @@ def _sweep(args: argparse.Namespace) -> int:
     with quiet():
         from collective.training.sweep import command, runner
     if unlike:
-        option, known = f"--{unlike[0].replace('_', '-')}", unlike[0] in runner.known()
+        option, known = (
+            f"--{unlike[0].replace('_', '-')}",
+            unlike[0] in runner.known_options(),
+        )
         raise UsageError(
             f"{option} beside --sweep: the options of its trainings are in the file",
             hint=f"base: {{{unlike[0]}: {given[unlike[0]]}}} in {args.sweep}"

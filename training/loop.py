@@ -349,7 +349,7 @@ class Loop:
         else:
             with backend.scope():
                 keras_compat.finish(model)
-        result.timing.tell_waiting(backend)
+        result.timing.exchange_waits(backend)
         hooks.call("on_train_end", {})
         self.files.end_ledger()
         if timeline is not None:

@@ -1,3 +1,3 @@
 """The callbacks of ``collective.tensorflow.keras``."""
 
-from collective.tensorflow.keras.callbacks import *
+from collective.tensorflow.keras.callbacks import *  # noqa: F403

@@ -1,3 +1,3 @@
 """The elastic state of ``collective.tensorflow.keras``."""
 
-from collective.tensorflow.keras.elastic import *
+from collective.tensorflow.keras.elastic import *  # noqa: F403

@@ -1,6 +1,10 @@
 #include "c_api.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -23,8 +27,35 @@ constexpr std::chrono::milliseconds kLook(100);
 thread_local std::string error;
 
 std::mutex core_mutex;
-std::shared_ptr<Core> core;
+// Freed by `at_exit`, which leaves it alone in a fork.
+std::shared_ptr<Core>& core = *new std::shared_ptr<Core>;
 int generation = 0;
+
+// Whether this process is a fork of one that was in a job. It has its memory,
+// but none of its threads: a collective would take the part of the parent, and
+// the end of the core would leave the job in its name.
+std::atomic<bool> forked{false};
+const int forks = pthread_atfork(nullptr, nullptr, [] {
+  if (core) forked = true;
+});
+const struct AtExit {
+  ~AtExit() {
+    if (!forked) core.reset();
+  }
+} at_exit;
+
+constexpr char kForkHint[] =
+    "call collectives in the process that called init(); start others by "
+    "subprocess, or by multiprocessing.get_context(\"spawn\")";
+
+std::string ForkOf(const Core& parent) {
+  return "process " + std::to_string(getpid()) + " is a fork of rank " +
+         std::to_string(parent.job().rank()) + ", and not a rank of the job";
+}
+
+void ThrowIfForked() {
+  if (forked) throw Failure(Code::kInvalidArgument, ForkOf(*core), kForkHint);
+}
 
 // Runs `action`; turns what it throws into a code and this thread's error.
 template <class Action>
@@ -65,6 +96,7 @@ void Succeed(std::shared_ptr<Core> next, int32_t* rank, int32_t* size,
 }  // namespace
 
 std::shared_ptr<Core> CurrentCore() {
+  ThrowIfForked();
   std::lock_guard<std::mutex> lock(core_mutex);
   if (!core) {
     throw Failure(Code::kFailedPrecondition, "collective is not initialized",
@@ -93,7 +125,7 @@ void Convert(const collective_request& from, Request* to) {
                   "leave it out to keep the tensors' own type");
   }
   to->name.assign(from.name ? from.name : "");
-  to->plan = PlanOf(from.plan, from.group);
+  to->plan = PlanOf(from.plan, Core::IndexOf(from.group));
   to->counts.assign(from.counts, from.counts + from.counts_length);
   to->tensors.resize(from.tensors_length);
   for (int i = 0; i < from.tensors_length; ++i) {
@@ -160,6 +192,7 @@ extern "C" {
 int32_t collective_init(int32_t rank, int32_t size, int32_t local_rank,
                         int32_t local_size, const char* job) {
   return Guard([&] {
+    collective::ThrowIfForked();
     std::lock_guard<std::mutex> lock(collective::core_mutex);
     if (collective::core) return;
     collective::core = std::make_shared<collective::Core>(
@@ -170,6 +203,7 @@ int32_t collective_init(int32_t rank, int32_t size, int32_t local_rank,
 }
 
 int32_t collective_shutdown(void) {
+  if (collective::forked) return 0;  // the job is the parent's to leave
   return Guard([&] {
     std::shared_ptr<collective::Core> last;
     {
@@ -203,6 +237,22 @@ int32_t collective_members(int32_t group, int32_t* size, int32_t* me) {
         core->queue(group, Order::kProgramOrder).ranks();
     *size = ranks.size();
     *me = ranks.me();
+  });
+}
+
+int32_t collective_rank_info(int32_t group, collective_ranks* info) {
+  return Guard([&] {
+    const auto core = CurrentCore();
+    const collective::Job& job = core->job();
+    const std::vector<int>& members = core->members(group);
+    *info = {-1, static_cast<int32_t>(members.size()), 0, 0};
+    for (int i = 0; i < info->size; ++i) {
+      const int rank = members[i];
+      if (rank == job.rank()) info->rank = i;
+      if (job.host_of(rank) != job.host_of(job.rank())) continue;
+      info->local_rank += rank < job.rank();
+      ++info->local_size;
+    }
   });
 }
 
@@ -262,6 +312,8 @@ int32_t collective_start(const collective_request* request,
 }
 
 int32_t collective_wait(collective_handle* handle) {
+  // In a fork nobody ends it, and its mutex may have been held.
+  if (collective::forked) return Guard(&collective::ThrowIfForked);
   std::unique_ptr<collective_handle> owned(handle);
   std::unique_lock<std::mutex> lock(owned->mutex);
   const auto finished = [&] { return owned->finished; };
@@ -279,6 +331,7 @@ int32_t collective_wait(collective_handle* handle) {
 }
 
 int32_t collective_finished(collective_handle* handle) {
+  if (collective::forked) return 1;
   std::lock_guard<std::mutex> lock(handle->mutex);
   return handle->finished;
 }
@@ -289,7 +342,7 @@ int32_t collective_join(int64_t* served) {
 
 void collective_plan(int32_t plan, int32_t group, const char* function,
                      const char* name) {
-  collective::AddToPlan(plan, group, function, name);
+  collective::AddToPlan(plan, collective::Core::IndexOf(group), function, name);
 }
 
 int32_t collective_timeline_start(const char* path, int64_t limit,

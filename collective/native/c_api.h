@@ -60,14 +60,24 @@ COLLECTIVE_EXPORT const char* collective_kernels(void);
 // the calling thread, until its next call.
 COLLECTIVE_EXPORT const char* collective_plugin(void);
 
-/* Every rank of the job calls it, with the same ascending ranks. *group is -1
- * on a rank that is not among them. */
+/* Every rank of the job calls it, with the same ascending ranks. *group names
+ * the group in this process, and no other before or after it. */
 COLLECTIVE_EXPORT int32_t collective_group(const int32_t* ranks, int32_t length,
                                            int32_t* group);
 
 /* How many ranks a group has, and the number of this one among them. */
 COLLECTIVE_EXPORT int32_t collective_members(int32_t group, int32_t* size,
                                              int32_t* me);
+
+/* The same for a rank that need not be among them. */
+typedef struct {
+  int32_t rank; /* of this process among the group's ranks; -1: outside */
+  int32_t size;
+  int32_t local_rank; /* how many of them on this host are before this rank */
+  int32_t local_size;
+} collective_ranks;
+COLLECTIVE_EXPORT int32_t collective_rank_info(int32_t group,
+                                               collective_ranks* info);
 
 /* Blocking; and with a handle, which collective_wait frees; and with a callback
  * from another thread, or, of a few bytes, from this one before it returns, for

@@ -1,10 +1,22 @@
 #include "core.h"
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 #include <numeric>
 
 namespace collective {
+namespace {
+
+static_assert((Job::kMostAreas & (Job::kMostAreas - 1)) == 0,
+              "Core::IndexOf masks");
+
+int NextNumber() {
+  static std::atomic<int> number{0};
+  return ++number;
+}
+
+}  // namespace
 
 Group::Group(Job* job, std::vector<int> members, int number)
     : job_(job), members_(std::move(members)), number_(number) {}
@@ -25,13 +37,17 @@ Queue& Group::queue(Order order) {
 }
 
 Core::Core(const Place& place, int generation)
-    : job_(place, Settings::FromEnvironment(), generation) {
+    : job_(place, Settings::FromEnvironment(), generation),
+      number_(NextNumber()) {
   AddEveryone();
 }
 
-Core::Core(Core& former) : job_(former.job_) { AddEveryone(); }
+Core::Core(Core& former) : job_(former.job_), number_(NextNumber()) {
+  AddEveryone();
+}
 
-Core::Core(Core& alone, Job::Later later) : job_(alone.job_, later) {
+Core::Core(Core& alone, Job::Later later)
+    : job_(alone.job_, later), number_(NextNumber()) {
   AddEveryone();
 }
 
@@ -63,14 +79,14 @@ int Core::AddGroup(std::vector<int> members) {
   }
   queue(0, Order::kProgramOrder).Run(request);  // a barrier that compares
   std::lock_guard<std::mutex> lock(mutex_);
-  const int number = static_cast<int>(groups_.size());
-  if (number >= Job::kMostAreas / 2) {
+  const int index = static_cast<int>(groups_.size());
+  if (index >= Job::kMostAreas / 2) {
     throw Failure(Code::kInvalidArgument, "too many process sets",
                   "at most " + std::to_string(Job::kMostAreas / 2 - 1) +
                       " can be made in one job: keep them");
   }
-  groups_.push_back(std::make_unique<Group>(&job_, std::move(members), number));
-  return groups_.back()->has(job_.rank()) ? number : -1;
+  groups_.push_back(std::make_unique<Group>(&job_, std::move(members), index));
+  return number_ * (Job::kMostAreas / 2) + index;
 }
 
 int64_t Core::Join() {
@@ -92,15 +108,38 @@ int64_t Core::Join() {
   return job_.served() - before;
 }
 
+Group& Core::Find(int group) {
+  const int index = IndexOf(group);
+  if (group != 0 && group != number_ * (Job::kMostAreas / 2) + index) {
+    throw Failure(Code::kInvalidArgument,
+                  "rank " + std::to_string(job_.rank()) +
+                      ": this process set belongs to a former job",
+                  "process sets end with shutdown(), and where ranks leave or "
+                  "join: make it again afterwards, on every rank");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (index >= static_cast<int>(groups_.size())) {
+    throw Failure(Code::kInvalidArgument,
+                  "rank " + std::to_string(job_.rank()) +
+                      ": there is no process set " + std::to_string(group),
+                  "make it with ProcessSet(ranks), on every rank");
+  }
+  return *groups_[index];
+}
+
+const std::vector<int>& Core::members(int group) {
+  return Find(group).members();
+}
+
 Queue& Core::queue(int group, Order order) {
-  if (group < 0 || group >= static_cast<int>(groups_.size()) ||
-      !groups_[group]->has(job_.rank())) {
+  Group& found = Find(group);
+  if (!found.has(job_.rank())) {
     throw Failure(
         Code::kInvalidArgument,
         "rank " + std::to_string(job_.rank()) + " is not in the process set",
         "call it on the members of the set only");
   }
-  return groups_[group]->queue(order);
+  return found.queue(order);
 }
 
 }  // namespace collective

@@ -17,6 +17,7 @@ class Group {
  public:
   Group(Job* job, std::vector<int> members, int number);
   bool has(int rank) const;
+  const std::vector<int>& members() const { return members_; }
   Queue& queue(Order order);
 
  private:
@@ -36,8 +37,14 @@ class Core {
   Core(Core& alone, Job::Later later);
   ~Core();
   Job& job() { return job_; }
-  // Collective over all ranks. Returns -1 on a rank that is not a member.
+  const Job& job() const { return job_; }
+  // Collective over all ranks. Returns the group's number, also on a rank that
+  // is not a member. No other job of this process has a group of that number.
   int AddGroup(std::vector<int> members);
+  // By rank of the job, ascending. Throws kInvalidArgument where there is none.
+  const std::vector<int>& members(int group);
+  // Of a group's number, the part that is the same on every rank.
+  static int IndexOf(int group) { return group & (Job::kMostAreas / 2 - 1); }
   // Takes part in what the other ranks call, until all ranks have joined, and
   // returns in how many collectives it did so.
   int64_t Join();
@@ -46,8 +53,10 @@ class Core {
 
  private:
   void AddEveryone();
+  Group& Find(int group);
 
   Job job_;
+  const int number_;  // of the job in this process, from 1
   std::mutex mutex_;
   std::vector<std::unique_ptr<Group>> groups_;
 };

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collective.operations.call import Call, Handle, contiguous, exchange, output
+from collective.operations.call import Call, Handle, apart, contiguous, exchange, output
 from collective.operations.kinds import Kind
 from collective.process_set import ProcessSet
 
@@ -66,6 +66,8 @@ def _prepare(
     )
     elements = int(np.prod(row, dtype=np.int64))
     target = output(out, (int(rows.sum()), *row), source.dtype)
+    if out is not None:
+        (source,) = apart([source], [target])
     call = Call(
         Kind.ALL_GATHER,
         [(source, target)],

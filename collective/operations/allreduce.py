@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from collective.errors import UsageError
-from collective.operations.call import Call, Handle, contiguous, output
+from collective.operations.call import Call, Handle, apart, contiguous, output
 from collective.operations.kinds import (
     Average,
     Kind,
@@ -36,7 +36,7 @@ def allreduce(
             in float32 and rounded once (with the direct algorithms).
         op: Average, Sum, Min, Max or Product.
         out: Where the result goes, ``array`` itself to reduce in place; a new
-            array by default.
+            array by default. Of an input that it overlaps otherwise, a copy is made.
         name: Told in errors; ranks must agree on it.
         process_set: The ranks that take part; None for all.
         algorithm: ``auto``, ``direct``, ``one-shot``, ``ring``,
@@ -46,7 +46,7 @@ def allreduce(
             the way. They are summed in float32; every rank gets the rounded sum.
 
     Returns:
-        The result, of the shape and dtype of ``array``.
+        The result, of the shape and dtype of ``array``, in this machine's byte order.
 
     Raises:
         Disagreement: On every rank, if they did not make the same call.
@@ -101,7 +101,8 @@ def grouped_allreduce(
 ) -> list[np.ndarray]:
     """Reduces a list of arrays, of any mixture of shapes and dtypes, as one.
 
-    Arguments and errors as for ``allreduce``; ``out`` is a list as long.
+    Arguments and errors as for ``allreduce``; ``out`` is a list as long, of arrays that
+    do not overlap.
     """
     call, result = _prepare(
         arrays, out, op, name, process_set, algorithm, transport_dtype
@@ -146,6 +147,8 @@ def _prepare(
         output(target, source.shape, source.dtype)
         for source, target in zip(sources, wanted, strict=True)
     ]
+    if out is not None:
+        sources = apart(sources, targets)
     call = Call(
         Kind.ALL_REDUCE,
         list(zip(sources, targets, strict=True)),

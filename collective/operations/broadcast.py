@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from collective.errors import UsageError
-from collective.operations.call import Call, Handle, contiguous, output
+from collective.operations.call import Call, Handle, apart, contiguous, output
 from collective.operations.kinds import Kind
 from collective.process_set import ProcessSet
 
@@ -65,6 +65,8 @@ def _prepare(
                 hint="the root is counted in the whole job, and must be a member",
             )
         root = process_set.ranks.index(root_rank)
+    if out is not None:
+        (source,) = apart([source], [target])
     call = Call(
         Kind.BROADCAST,
         [(source, target)],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
+import itertools
+import threading
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -15,39 +18,54 @@ from collective.process_set import ProcessSet, members
 
 Result = TypeVar("Result")
 
+# No code of the core: until wait() has returned once.
+_NOT_ENDED = -1
+
 
 class Handle(Generic[Result]):
     """A collective under way.
 
-    Its arrays must not be touched before ``wait()`` has returned.
+    Its arrays must not be touched before ``wait()`` has returned. Threads may share it.
     """
 
     def __init__(self, pointer: ctypes.c_void_p, keep: object, result: Result):
+        self._lock = threading.Lock()  # of who waits
         self._pointer: ctypes.c_void_p | None = pointer
         self._keep = keep
         self._result = result
+        # How it has ended: a code of the core, and its message.
+        self._code, self._message = _NOT_ENDED, "wait() was interrupted"
 
     def wait(self) -> Result:
-        """Waits for the end; may be called again.
+        """Waits for the end; may be called again, and by several threads.
 
         Returns:
             What the blocking call returns.
 
         Raises:
-            CollectiveError: What the blocking call raises.
+            CollectiveError: What the blocking call raises, each time.
         """
-        if self._pointer is not None:
-            pointer, self._pointer = self._pointer, None
-            code = library.load().collective_wait(pointer)
-            self._keep = None
-            library.check(code)
+        with self._lock:
+            if self._pointer is not None:
+                pointer, self._pointer = self._pointer, None
+                self._code = library.load().collective_wait(pointer)
+                self._message = library.message() if self._code else ""
+                self._keep = None
+        if self._code:
+            raise library.error_from(self._code, self._message)
         return self._result
 
     def done(self) -> bool:
         """Whether ``wait()`` would return at once."""
-        return self._pointer is None or bool(
-            library.load().collective_finished(self._pointer)
-        )
+        # While a thread waits, the pointer is its own.
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._pointer is None or bool(
+                library.load().collective_finished(self._pointer)
+            )
+        finally:
+            self._lock.release()
 
     def __del__(self) -> None:
         # The core still reads and writes the arrays: they must outlive it.
@@ -125,9 +143,68 @@ class Call:
 
 
 def contiguous(array: object) -> np.ndarray:
-    """The array itself if its elements lie one behind the other, else a copy."""
+    """The array itself if its elements lie one behind the other, else a copy.
+
+    Elements in another byte order than this machine's are converted.
+    """
     array = np.asarray(array)
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="), order="C")
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def apart(
+    sources: Sequence[np.ndarray], targets: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Inputs that no output overlaps, but an input's own where it is in place.
+
+    Args:
+        sources: Inputs, C-contiguous.
+        targets: Outputs, C-contiguous, one for each input; in place where both have the
+            same memory.
+
+    Returns:
+        The inputs, copied where an output would overwrite what is still to be read.
+
+    Raises:
+        UsageError: If two outputs overlap: only one result can be there.
+    """
+    ends: list[tuple[int, int, int]] = sorted(
+        (*_extent(target), place)
+        for place, target in enumerate(targets)
+        if target.nbytes
+    )
+    for (_, end, one), (start, _, other) in itertools.pairwise(ends):
+        if start < end:
+            raise UsageError(
+                f"rank {session.rank()}: out[{one}] and out[{other}] overlap",
+                hint="give each result memory of its own",
+            )
+    starts = [start for start, _, _ in ends]
+
+    def overlaps(place: int, source: np.ndarray) -> bool:
+        start, end = _extent(source)
+        if source.nbytes == 0:
+            return False
+        # The outputs do not overlap: the last that starts before this one's end ends
+        # last of those.
+        last = bisect.bisect_left(starts, end) - 1
+        first = last
+        while first >= 0 and ends[first][1] > start:
+            if (*ends[first][:2], ends[first][2]) != (start, end, place):
+                return True
+            first -= 1
+        return False
+
+    return [
+        source.copy() if overlaps(place, source) else source
+        for place, source in enumerate(sources)
+    ]
+
+
+def _extent(array: np.ndarray) -> tuple[int, int]:
+    start = array.ctypes.data
+    return start, start + array.nbytes
 
 
 def output(
@@ -144,7 +221,8 @@ def output(
     if not fits or not out.flags.c_contiguous or not out.flags.writeable:
         raise UsageError(
             f"out is {out.dtype}{list(out.shape)}, and the result {dtype}{list(shape)}",
-            hint="pass a writable, C-contiguous array of the result's shape and dtype",
+            hint="pass a writable, C-contiguous array of the result's shape and dtype, "
+            "in this machine's byte order",
         )
     return out
 

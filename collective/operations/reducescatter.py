@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collective.operations.call import Call, Handle, check_splits, contiguous, output
+from collective.operations.call import (
+    Call,
+    Handle,
+    apart,
+    check_splits,
+    contiguous,
+    output,
+)
 from collective.operations.kinds import Average, Kind, Op, op_number
 from collective.process_set import ProcessSet, members
 
@@ -72,6 +79,8 @@ def _prepare(
     row = source.shape[1:]
     elements = int(np.prod(row, dtype=np.int64))
     target = output(out, (splits[max(me, 0)], *row), source.dtype)
+    if out is not None:
+        (source,) = apart([source], [target])
     call = Call(
         Kind.REDUCE_SCATTER,
         [(source, target)],

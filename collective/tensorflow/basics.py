@@ -9,12 +9,19 @@ import numpy as np
 import tensorflow as tf
 
 import collective
-from collective import horovod_variables, library, session, timeline
+from collective import (
+    horovod_variables,
+    library,
+    session,
+    tensorflow_rank_info,
+    timeline,
+)
 from collective.tensorflow import process_sets
 from collective.tensorflow.process_sets import ProcessSet
 
 _homogeneous = True
 _ready = False  # what init does beyond joining was done
+_entered = False  # this process has joined a job that ran already
 
 
 def init(
@@ -22,6 +29,11 @@ def init(
     process_sets: Sequence[ProcessSet] | str | None = None,
 ) -> None:
     """Joins the job. Honours the ``HOROVOD_*`` variables that mean something here.
+
+    A process that is started to join a job that runs waits until the job's ranks take
+    it in, in their next ``state.commit()``. From then on they call the same
+    collectives: the others in their reset callbacks, this one before it calls the
+    function that ``elastic.run`` wraps.
 
     Args:
         comm: Ranks that make up the job, or an mpi4py communicator; all ranks only.
@@ -31,7 +43,7 @@ def init(
         NotImplementedError: If ``comm`` is not all ranks of the job.
         CollectiveError: If the native core was not built, or a rank did not come.
     """
-    global _homogeneous, _ready
+    global _ready
     if not session.is_initialized():
         horovod_variables.honour()
     session.init()
@@ -43,13 +55,22 @@ def init(
         )
     if _ready:
         return
-    sizes = collective.allgather(np.array([session.local_size()]), name="local sizes")
-    _homogeneous = bool((sizes == sizes[0]).all())
+    if session.joins():
+        enter()
+    else:
+        _compare_hosts()
     horovod_variables.start_timeline()
     _ready = True
     if process_sets is not None and not isinstance(process_sets, str):
         for process_set in process_sets:
             _add(process_set)
+
+
+def _compare_hosts() -> None:
+    """Finds out whether hosts have equally many ranks; all ranks of the job call it."""
+    global _homogeneous
+    sizes = collective.allgather(np.array([session.local_size()]), name="local sizes")
+    _homogeneous = bool((sizes == sizes[0]).all())
 
 
 def _add(process_set: ProcessSet) -> None:
@@ -64,18 +85,39 @@ def _everyone(comm: Any) -> bool:
 
 def shutdown() -> None:
     """Leaves the job; ``init()`` may be called again, on every rank."""
-    global _ready
-    _ready = False
+    global _ready, _entered
+    _ready = _entered = False
     if session.is_initialized():
         timeline.stop()
         process_sets.forget()
         session.shutdown()
 
 
-def regroup() -> None:
-    """Goes on with the ranks that are left of a broken job; process sets end with it."""
+def regroup() -> bool:
+    """Continues with the ranks that are left and those that wait to join.
+
+    All ranks call it; process sets end with the job before.
+
+    Returns:
+        Whether processes have joined, which have nothing of the ranks' state yet.
+    """
     process_sets.forget()
-    session.regroup()
+    former = session.regroup()
+    _compare_hosts()
+    return -1 in former
+
+
+def enter() -> None:
+    """Joins a job that runs; returns when its ranks have called ``regroup``."""
+    global _entered
+    session.enter()
+    _compare_hosts()
+    _entered = True
+
+
+def entered() -> bool:
+    """Whether this process has joined a job that ran already."""
+    return _entered
 
 
 def _when_initialized(function: Callable[[], int]) -> int:
@@ -131,37 +173,43 @@ def is_homogeneous() -> bool:
 # --- the same as ops: evaluated when the graph runs, not when it is traced -------
 
 
-def _op(function: Callable[[], int], name: str | None) -> tf.Tensor:
-    value = tf.numpy_function(lambda: np.int32(function()), [], tf.int32, name=name)
-    value.set_shape([])
-    return value
+def _info(process_set_id: int = 0) -> tensorflow_rank_info.RankInfo:
+    return tensorflow_rank_info.rank_info(process_sets.by_id(process_set_id).group)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
     """``rank()`` as an op: int32, a scalar."""
-    return _op(rank, name)
+    return tf.identity(_info().rank, name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of processes in a process set as an op: int32, a scalar."""
-    return _op(lambda: process_sets.by_id(process_set_id).size() or 0, name)
+    """The number of processes in a process set as an op: int32, a scalar.
+
+    Raises:
+        ValueError: If there is no such set.
+    """
+    return tf.identity(_info(process_set_id).size, name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """``local_rank()`` as an op: int32, a scalar."""
-    return _op(local_rank, name)
+    return tf.identity(_info().local_rank, name)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """``local_size()`` as an op: int32, a scalar."""
-    return _op(local_size, name)
+    return tf.identity(_info().local_size, name)
 
 
 def process_set_included_op(
     process_set_id: int = 0, name: str | None = None
 ) -> tf.Tensor:
-    """1 if this process is in the set, else 0, as an op: int32, a scalar."""
-    return _op(lambda: int(bool(process_sets.by_id(process_set_id).included())), name)
+    """1 if this process is in the set, else 0, as an op: int32, a scalar.
+
+    Raises:
+        ValueError: If there is no such set.
+    """
+    return tf.cast(_info(process_set_id).rank >= 0, tf.int32, name)
 
 
 # --- what is built and enabled ------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 import collective
-from collective import horovod_variables, tensorflow_ops
+from collective import horovod_variables, tensorflow_ops, tensorflow_rank_info
 from collective.operations.kinds import Average, Op
 from collective.tensorflow import dtypes, sparse
 from collective.tensorflow.adasum import adasum
@@ -164,7 +164,7 @@ def allgather(
     """
     del ignore_name_scope
     source, group = tensor_of(tensor), group_of(process_set)
-    source = _gradient_times(1 / _size(process_set), source)
+    source = _averages_gradient(source, process_set)
     return dtypes.moved(
         source, lambda moving: tensorflow_ops.allgather(moving, name, group)
     )
@@ -205,12 +205,8 @@ def broadcast(
     """
     del ignore_name_scope
     group = group_of(process_set)
-    if root_rank not in process_set.ranks:
-        raise ValueError(
-            f"root rank {root_rank} is not in {process_set}\n"
-            "HINT: the root is counted in the whole job, and must be a member"
-        )
-    source = _gradient_times(1 / _size(process_set), tensor_of(tensor))
+    _check_root(root_rank, process_set)
+    source = _averages_gradient(tensor_of(tensor), process_set)
     return dtypes.moved(
         source,
         lambda moving: tensorflow_ops.broadcast([moving], root_rank, name, group)[0],
@@ -287,7 +283,7 @@ def reducescatter(
     with tf.device(device_dense or None):
         small, context = compression.compress(tensor_of(tensor))
         sent = dtypes.scaled(dtypes.reducible(small), prescale_factor)
-        sent = _gradient_times(_size(process_set), sent)
+        sent = _sums_gradient(sent, process_set)
         result = tensorflow_ops.reducescatter(
             sent, reduction, name, group_of(process_set)
         )
@@ -350,17 +346,43 @@ def join() -> int:
     return collective.join()
 
 
-def _size(process_set: ProcessSet) -> int:
-    return process_set.size() or 1
+def _check_root(root_rank: int, process_set: ProcessSet) -> None:
+    # A traced call among all ranks is checked by the core when it runs: there may be
+    # more ranks by then.
+    if process_set is global_process_set and not tf.executing_eagerly():
+        return
+    if root_rank not in process_set.ranks:
+        raise ValueError(
+            f"root rank {root_rank} is not in {process_set}\n"
+            "HINT: the root is counted in the whole job, and must be a member"
+        )
 
 
-def _gradient_times(factor: float, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor; what comes back through it is multiplied."""
-    if factor == 1 or not tensor.dtype.is_floating:
+def _averages_gradient(tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
+    """The tensor; what comes back through it is divided by the number of ranks."""
+    return _with_gradient(tensor, process_set, lambda upstream, size: upstream / size)
+
+
+def _sums_gradient(tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
+    """The tensor; what comes back through it is multiplied by the number of ranks."""
+    return _with_gradient(tensor, process_set, lambda upstream, size: upstream * size)
+
+
+def _with_gradient(
+    tensor: tf.Tensor,
+    process_set: ProcessSet,
+    change: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    if not tensor.dtype.is_floating:
         return tensor
+    group = group_of(process_set)
 
     @tf.custom_gradient
     def same(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
-        return tf.identity(x), lambda upstream: upstream * tf.cast(factor, x.dtype)
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            size = tensorflow_rank_info.size(group)
+            return change(upstream, tf.cast(size, upstream.dtype))
+
+        return tf.identity(x), gradient
 
     return same(tensor)

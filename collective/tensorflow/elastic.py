@@ -29,7 +29,16 @@ from collective.errors import CollectiveError
 from collective.library import PeerLost
 from collective.net import private_files
 from collective.operations.allgather import allgather
-from collective.tensorflow.basics import init, local_rank, rank, regroup, shutdown, size
+from collective.tensorflow.basics import (
+    enter,
+    entered,
+    init,
+    local_rank,
+    rank,
+    regroup,
+    shutdown,
+    size,
+)
 from collective.tensorflow.objects import broadcast_object
 from collective.tensorflow.variables import broadcast_variables, tf_variable
 
@@ -313,15 +322,23 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         if session.joins():
-            session.enter()
-        state._go_on()
+            enter()
+        if not entered():  # else the others are past it
+            state._go_on()
         with _preemption if MIN_NP in os.environ else contextlib.nullcontext():
             return attempts(state, *args, **kwargs)
 
     def attempts(state: State, *args: Any, **kwargs: Any) -> Any:
-        skip_sync = False
+        skip_sync = resets = False
         while True:
             try:
+                if resets:
+                    # One may join that did not wait yet when the ranks agreed.
+                    skip_sync = not _meet_anew() and skip_sync
+                    # Its callbacks may call collectives, as a newcomer does between
+                    # init() and here: Horovod's way to build an optimizer by a step.
+                    state.on_reset()
+                    resets = False
                 if not skip_sync:
                     state.sync()
                 return func(state, *args, **kwargs)
@@ -335,20 +352,21 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                     raise _ended(_what_happened(error)) from error
                 state.restore()
                 skip_sync = False
-            _meet_anew()
-            state.on_reset()
+            resets = True
 
     return wrapper
 
 
-def _meet_anew() -> None:
+def _meet_anew() -> bool:
+    """Forms a job of the ranks that are left and of newcomers; whether there are any."""
     if MIN_NP not in os.environ:
         shutdown()
         init()
-        return
-    regroup()
+        return False
+    joined = regroup()
     if size() < int(os.environ[MIN_NP]):
         raise _ended(f"of the workers {size()} are left")
+    return joined
 
 
 def _ended(why: str) -> CollectiveError:

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from collective import tensorflow_rank_info
 from collective.operations.kinds import Average
 from collective.tensorflow.collectives import Tensor, grouped_allreduce
 from collective.tensorflow.compression import Compression, Compressor
@@ -90,7 +91,8 @@ class GradientReduction:
         """
         results = list(gradients)
         group_of(self.process_set)  # it must have been added, also on other ranks
-        if not self.process_set.included() or self.process_set.size() == 1:
+        # A single rank reduces, too: when the graph runs, there may be more.
+        if not self.process_set.included():
             return [self._alone(gradient) for gradient in results]
         for group in self._groups(results, variables):
             before = 1 / self.gradient_predivide_factor
@@ -107,10 +109,11 @@ class GradientReduction:
             )
             for place, result in zip(group, reduced, strict=True):
                 results[place] = result
-        if self.scale_local_gradients:
-            for place, variable in enumerate(variables):
-                if self.is_local(variable):
-                    results[place] = self._scaled(results[place])
+        local = [place for place, v in enumerate(variables) if self.is_local(v)]
+        if self.scale_local_gradients and local:
+            size = tensorflow_rank_info.size(group_of(self.process_set))
+            for place in local:
+                results[place] = _divided(results[place], size)
         return results
 
     def _alone(self, gradient: Tensor | None) -> Tensor | None:
@@ -123,15 +126,6 @@ class GradientReduction:
         if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
             return tf.convert_to_tensor(gradient)
         return gradient
-
-    def _scaled(self, gradient: Tensor | None) -> Tensor | None:
-        if gradient is None:
-            return None
-        size = self.process_set.size()
-        if isinstance(gradient, tf.IndexedSlices):
-            values = gradient.values / size
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / size
 
     def _groups(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Any]
@@ -160,6 +154,15 @@ class GradientReduction:
             taken = {place for group in groups for place in group}
             groups.append([place for place in places if place not in taken])
         return [group for group in groups if group]
+
+
+def _divided(gradient: Tensor | None, size: tf.Tensor) -> Tensor | None:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _divided(gradient.values, size)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(size, gradient.dtype)
 
 
 def old_groups(num_groups: int, groups: Groups | None) -> Groups | None:

@@ -42,7 +42,7 @@ def _agree_on_overflow() -> None:
         if not is_distributed(self):
             return finite
         process_set = self.inner_optimizer._reduction.process_set
-        if not process_set.included() or process_set.size() == 1:
+        if not process_set.included():
             return finite
         (everyone,) = tensorflow_ops.all_reduce(
             [tf.cast(finite, tf.int32)], Min, None, group_of(process_set)

@@ -200,7 +200,8 @@ def group_of(process_set: ProcessSet) -> core.ProcessSet | None:
     Raises:
         ValueError: If it was not added.
     """
-    if process_set.process_set_id is None:
+    number = process_set.process_set_id
+    if number is None or _added.get(number) is not process_set:
         raise ValueError(
             f"{process_set} was not added\n"
             "HINT: hvd.add_process_set(...), or hvd.init(process_sets=[...])"

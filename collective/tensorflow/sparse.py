@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from collective import tensorflow_ops
+from collective import tensorflow_ops, tensorflow_rank_info
 from collective.operations.kinds import Average, Op, Sum
+from collective.tensorflow import dtypes
 from collective.tensorflow.process_sets import ProcessSet, group_of
 from collective.tensorflow.reductions import Reduction
 
@@ -43,11 +44,15 @@ def allreduce(
     indices = tensorflow_ops.allgather(
         slices.indices, name and f"{name} indices", group
     )
+    total = combined(tf.IndexedSlices(values, indices, slices.dense_shape))
+    values = total.values
     if op == Average:
-        factor = factor / (process_set.size() or 1)
-    if factor != 1:
-        values = values * tf.cast(factor, values.dtype)
-    return combined(tf.IndexedSlices(values, indices, slices.dense_shape))
+        size = tf.cast(tensorflow_rank_info.size(group), values.dtype)
+        # As dense ones: the average of integers is rounded towards zero, once.
+        exact = values.dtype.is_floating or values.dtype.is_complex
+        values = values / size if exact else tf.truncatediv(values, size)
+    values = dtypes.scaled(values, factor)
+    return tf.IndexedSlices(values, total.indices, total.dense_shape)
 
 
 def combined(slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -27,13 +27,11 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def __init__(self, fused: bool = False, **kwargs: Any):
         if fused is not False:
             raise ValueError("SyncBatchNormalization does not support fused=True.")
-        if not kwargs.get("name"):
-            kwargs["name"] = "sync_batch_normalization"
         super().__init__(**kwargs)
 
     def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
         mean, variance = super()._moments(inputs, mask)
-        if not session.is_initialized() or session.size() == 1:
+        if not session.is_initialized():
             return mean, variance
         if mask is None:
             elements = tf.size(inputs, tf.int64) // tf.size(mean, tf.int64)

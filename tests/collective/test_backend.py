@@ -9,8 +9,8 @@ from collective.environment import Environment
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("collective.backends.devices")
 
-from collective.backends.base import Options
-from collective.backends.native import NativeBackend
+from collective.backends.base import Options  # noqa: E402
+from collective.backends.native import NativeBackend  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -321,6 +321,11 @@ def test_sync_batch_normalization(hvd, rank, size, masked):
     assert type(layer).from_config(layer.get_config()).momentum == 0.5
     with pytest.raises(ValueError, match="fused"):
         hvd.SyncBatchNormalization(fused=True)
+    # Names of their own, as a functional model needs.
+    first, second = (hvd.SyncBatchNormalization() for _ in range(2))
+    assert first.name != second.name
+    layers = [keras.Input((3,)), first, second]
+    assert keras.Sequential(layers).output_shape == (None, 3)
 
 
 def test_elastic_state_of_a_model(hvdk, rank, size):

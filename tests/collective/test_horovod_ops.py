@@ -152,6 +152,22 @@ def test_groups_of_dense_and_sparse_tensors(hvd, rank, size):
             hvd.allreduce(slices, op=op)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "float64"])
+def test_average_of_slices_of_any_dtype(hvd, rank, size, dtype):
+    # Row 0 of every rank, and row 1 of the last, twice.
+    rows = [0, 1, 1] if rank == size - 1 else [0]
+    numbers = np.array([[4 * (rank + 1)], [7], [7]], dtype)[: len(rows)]
+    slices = tf.IndexedSlices(tf.constant(numbers), tf.constant(rows))
+    total = np.array([[2 * size * (size + 1)], [14]])
+    mean = total / size if dtype == "float64" else total // size
+    for result in in_both_modes(lambda: hvd.allreduce(slices)):
+        assert result.dtype == dtype
+        np.testing.assert_array_equal(result.indices, [0, 1])
+        np.testing.assert_allclose(result.values, mean, rtol=1e-15)
+    half = hvd.allreduce(slices, op=hvd.Sum, postscale_factor=0.5)
+    np.testing.assert_array_equal(half.values, (total / 2).astype(dtype))
+
+
 def test_adasum(hvd, rank, size):
     if size == 3:
         with pytest.raises(NotImplementedError, match="power of 2"):
@@ -269,6 +285,20 @@ def test_ranks_that_do_not_agree_all_get_an_error(hvd, rank, size):
     assert hvd.allreduce(tf.constant(1.0), op=hvd.Sum) == size
 
 
+def refuses_a_rank_outside(hvd, process_set):
+    among, mine = {"process_set": process_set}, tf.ones([2])
+    for call in (
+        lambda: hvd.allreduce(mine, **among),
+        lambda: hvd.allgather(mine, **among),
+        lambda: hvd.broadcast(mine, process_set.ranks[0], **among),
+        lambda: hvd.alltoall(mine, **among),
+        lambda: hvd.reducescatter(mine, **among),
+    ):
+        for run in call, tf.function(call):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="not in"):
+                run()
+
+
 def test_process_sets(hvd, rank, size):
     last = hvd.ProcessSet([size - 1])
     assert last.process_set_id is None and last.size() is None
@@ -295,6 +325,7 @@ def test_process_sets(hvd, rank, size):
         if not process_set.included():
             with pytest.raises(ValueError, match="not part of"):
                 process_set.rank()
+            refuses_a_rank_outside(hvd, process_set)
             continue
         assert process_set.rank() == members.index(rank)
         mine, arrays = values(rank, (4, 2), "float32"), everyone(size, (4, 2))
@@ -324,6 +355,10 @@ def test_process_sets(hvd, rank, size):
 
 
 def test_what_a_process_set_and_a_job_cannot_be(hvd, size):
+    unknown = hvd.ProcessSet([0])
+    unknown.process_set_id = 1000
+    with pytest.raises(ValueError, match="was not added"):
+        hvd.allreduce(tf.ones([1]), process_set=unknown)
     with pytest.raises(ValueError, match="made of ranks"):
         hvd.ProcessSet(["0"])
 
@@ -377,3 +412,27 @@ def test_a_session_of_tensorflow_1(hvd, rank, size):
             assert session.run(variable).tolist() == [size - 1, 1]
             mean = session.run(gradient)
     np.testing.assert_allclose(mean, [(size - 1) / 2] * 2)
+
+
+def test_gradients_in_a_session_of_tensorflow_1(hvd, rank, size):
+    """On no rank is a collective left out whose result that rank does not need."""
+    root, weights = size - 1, [float(r + 1) for r in range(size)]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.constant(values(rank, (size, 2), "float32"))
+        results = {
+            "broadcast": hvd.broadcast(x, root),
+            "allgather": hvd.allgather(x),
+            "reducescatter": hvd.reducescatter(x, op=hvd.Sum),
+        }
+        for name, result in results.items():
+            (gradient,) = tf.gradients(tf.reduce_sum(result) * weights[rank], x)
+            wanted = {
+                "broadcast": sum(weights) / size * (rank == root),
+                "allgather": sum(weights) / size,
+                "reducescatter": size * np.array(weights)[:, None],
+            }[name]
+            np.testing.assert_allclose(
+                session.run(gradient), np.broadcast_to(wanted, (size, 2)), err_msg=name
+            )
+        total = session.run(hvd.allreduce(tf.constant(float(rank)), op=hvd.Sum))
+    assert total == size * (size - 1) / 2

@@ -11,8 +11,8 @@ import collective
 
 tf = pytest.importorskip("tensorflow")
 
-from collective import tensorflow_ops
-from collective.operations.kinds import Op
+from collective import tensorflow_ops  # noqa: E402
+from collective.operations.kinds import Op  # noqa: E402
 
 SHAPES = [(), (3,), (0, 4), (64, 65), (1000, 333)]
 TYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"]

@@ -64,7 +64,7 @@ def test_digits_on_every_backend(tmp_path):
     auto = found["auto"]["2"]
     assert set(auto["predicted"]) == {n for n in summed if kinds[n].launcher}
     assert auto["backend"] == min(auto["predicted"], key=auto["predicted"].get)
-    assert f"auto takes {auto['backend']}, " in printed
+    assert f"auto chooses {auto['backend']}, " in printed
     for told in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):
         assert told in printed
     assert (tmp_path / "report.html").stat().st_size > 50_000
@@ -133,18 +133,18 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
 
 @pytest.mark.parametrize("options, told", [
     (["--backend", "mpi"], "--backend is not for compare.py"),
-    (["--perturb", "mpi:nothing"], "there is no 'nothing'"),
-    (["--against", "nowhere.json"], "nowhere.json is no earlier result"),
+    (["--perturb", "mpi:nothing"], "unknown 'nothing'"),
+    (["--against", "nowhere.json"], "nowhere.json is not an earlier result"),
     (["--optimiser", "sgd"], "unrecognized arguments"),
     (["--backends", "carrier"], "unknown backend 'carrier'"),
-    (["-np", "0"], "is no list of numbers"),
+    (["-np", "0"], "is not a list of numbers"),
     (["--rounds", "0"], "'0' is not a whole number from 1 up"),
     (["--deadline", "-1"], "'-1' is no number of seconds above 0"),
     (["--global-batch-size", "0"], "'0' is not a whole number from 1 up"),
     (["--precision", "float16"], "invalid choice: 'float16'"),
     (["--sweep", "sweep.yaml"], "--sweep is not for compare.py"),
     (["--resume"], "--resume is not for compare.py"),
-    (["--perturb", "carrier:dropped-rank"], "there is no 'carrier'"),
+    (["--perturb", "carrier:dropped-rank"], "unknown 'carrier'"),
     (["--perturb", "native:dropped-rank", "--backends", "mpi"], "is not compared"),
     (["--output", "train.py"], "train.py cannot be written"),
     (["--model", "tests.own:no_model"], "cannot be done at all"),

@@ -19,7 +19,7 @@ BACKEND = backends.get(sys.argv[1], Options(bucket_bytes=10_000))
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from collective import training
+from collective import training  # noqa: E402
 
 TURNS = 1000
 

@@ -83,21 +83,21 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
     assert told[:3] == ["0: begins", "0: done", "1: begins"]
     groups = runner._groups(None, 2, 5)
     assert groups == [([0, 1], "0,1"), ([2, 3], "2,3")]
-    with pytest.raises(UsageError, match="3 at once on 2 GPUs each"):
+    with pytest.raises(UsageError, match="3 trainings at once on 2 GPUs each"):
         runner._groups(3, 2, 5)
 
 
 @pytest.mark.parametrize(
     "told, wrong",
     [
-        ({"bse": {}}, "a key 'bse'"),
-        ({"grid": {"learning_rte": [1]}}, "no option 'learning_rte'"),
+        ({"bse": {}}, "unknown key 'bse'"),
+        ({"grid": {"learning_rte": [1]}}, "unknown option 'learning_rte'"),
         ({"grid": {"learning_rate": ["fast"]}}, "'fast' is not float"),
         ({"trainings": [{"steps": 1.5}]}, "steps: 1.5 is not int"),
         ({"base": {"model": "mlp"}}, "names no trainings"),
         ({"trainings": [{"name": "a"}, {"name": "a"}]}, "two trainings"),
-        ({"trainings": [{"name": "a/b"}]}, "no file"),
-        ({"grid": {"seed": [1]}, "ranks": 0}, "1 or more"),
+        ({"trainings": [{"name": "a/b"}]}, "not a file name"),
+        ({"grid": {"seed": [1]}, "ranks": 0}, "at least 1"),
         ({"grid": {"backend": ["nccl"]}}, "unknown backend 'nccl'"),
         ({"grid": {"backend": ["mpi"]}}, "'mpi' cannot be used with ranks: 1: "),
         ({"grid": {"backend": ["tf-mirrored"]}, "ranks": 2}, "with ranks: 2: "),

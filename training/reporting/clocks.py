@@ -1,14 +1,14 @@
-"""How far this process' clock is from rank 0's.
+"""The offset of this process' monotonic clock from that of rank 0.
 
-The clock is the monotonic one, which all processes of a machine share. Between
-machines it is compared by all-reduces, which every backend has: none ends on any rank
-before it has begun on every rank. With rank 0's times ``begin, end`` of one and rank
-r's, the offset (r's clock less rank 0's) is
+Processes of one machine share the clock. Between machines it is compared by
+all-reduces, which every backend has: no all-reduce ends on any rank before it has begun
+on every rank. With the times ``begin, end`` of one all-reduce on rank 0 and on rank r,
+the offset (r's clock minus rank 0's) satisfies
 
     r's begin - 0's end  <=  offset  <=  r's end - 0's begin
 
-Each round narrows these bounds. This is Cristian's method (1989), the ping-pong being
-one with all ranks at once; and the error has a bound.
+Each round narrows these bounds. This is Cristian's method (1989) with all ranks at once;
+the bounds give the error.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ROUNDS = 50
 
 @dataclass(frozen=True)
 class Offset:
-    """This process' clock less that of rank 0.
+    """This process' clock minus that of rank 0.
 
     Attributes:
         seconds: The offset.
-        error: Seconds that it may be wrong by, at the time it was measured.
-        at: When that was, by this process' clock.
+        error: Bound of the error in seconds when it was measured.
+        at: Time of the measurement, by this process' clock.
     """
 
     seconds: float
@@ -43,12 +43,12 @@ class Offset:
 
 
 def now() -> float:
-    """Seconds by the monotonic clock."""
+    """Returns seconds of the monotonic clock."""
     return time.perf_counter()
 
 
 def machine() -> str:
-    """The same for processes that share a clock: the boot, and the time namespace."""
+    """Returns a name of the clock: the boot and the time namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/time")
     return (boot.read_text() if boot.exists() else os.uname().nodename) + (
@@ -57,14 +57,14 @@ def machine() -> str:
 
 
 def number_of(name: str) -> int:
-    """A number below 2**48 for a name, the same in every process."""
+    """Returns a number below 2**48 for a name, the same in every process."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
 def measure(backend: Backend) -> Offset:
-    """Compares the clocks; every process calls it.
+    """Measures the offset; every process calls it.
 
-    Where all share one, nothing is sent but that.
+    If all processes share one clock, only its name is exchanged.
     """
     machines = gather(backend, number_of(machine()))
     if np.all(machines == machines[0]):
@@ -81,7 +81,7 @@ def measure(backend: Backend) -> Offset:
 
 
 def _rounds(backend: Backend) -> np.ndarray:
-    """Begins and ends of some all-reduces on every rank: ``[size, 2, ROUNDS]``."""
+    """Returns begin and end of ``ROUNDS`` all-reduces per rank: ``[size, 2, ROUNDS]``."""
     barrier = total(backend)
     mine = np.empty((2, ROUNDS))
     for i in range(ROUNDS):

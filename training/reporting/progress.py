@@ -16,11 +16,11 @@ Logs = dict[str, float]
 
 
 class Progress:
-    """One bar an epoch.
+    """One progress bar per epoch.
 
     Args:
-        epochs: Their number.
-        verbose: 0 nothing, 1 a bar, 2 a line an epoch; ``auto`` is a bar on a
+        epochs: Number of epochs.
+        verbose: 0 prints nothing, 1 a bar, 2 a line per epoch; ``auto`` is a bar on a
             terminal and a line elsewhere.
         interval: Seconds between two drawings.
     """
@@ -53,11 +53,11 @@ class Progress:
             self.drawn = time.monotonic()
 
     def end(self, done: int, logs: Logs) -> None:
-        """Draws the bar for the last time, with the validation's results."""
+        """Draws the final bar, with the results of validation."""
         if self.verbose:
             self._draw(done, logs, finalize=True)
 
     def _draw(self, done: int, logs: Logs, finalize: bool) -> None:
-        # Averages already: Keras must show them as they are.
+        # These are averages already; Keras must not average them again.
         self.bar.stateful_metrics = set(logs)
         self.bar.update(done, list(logs.items()), finalize=finalize)

@@ -1,7 +1,7 @@
-"""What a step tells: one small vector of float64, and what it means.
+"""The report of a step: one small vector of float64, and its layout.
 
-A single vector is cheap to keep for every step and to add up over an epoch; turning
-it into names and numbers waits until somebody looks.
+One vector is cheap to keep for every step and to add up over an epoch. It is turned into
+named values only when they are read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collective.training.ledger import receipts
 
 
 class Layout:
-    """The places in a report: loss, rows, times, single losses, metrics, receipts.
+    """Layout of a report: loss, rows, times, losses of outputs, metrics, receipts.
 
     Args:
         model: A compiled and built model.
@@ -34,7 +34,7 @@ class Layout:
             tuple(v.shape) for m in keras_compat.metrics(model) for v in m.variables
         ]
         metrics = sum(int(np.prod(shape)) for shape in self.metric_shapes)
-        #: Numbers before the receipts: those that add up over steps.
+        #: Numbers before the receipts; these add up over steps.
         self.size = self.FIXED + len(self.outputs) + metrics
 
     def pack(
@@ -46,7 +46,7 @@ class Layout:
         metrics: Sequence[tf.Tensor],
         more: Sequence[tf.Tensor] = (),
     ) -> tf.Tensor:
-        """Puts a report together, in the graph.
+        """Packs a report, inside the graph.
 
         Returns:
             A vector of float64.
@@ -58,18 +58,18 @@ class Layout:
         return tf.concat([vector, *flat], axis=0)
 
     def receipts(self, report: tf.Tensor) -> list[receipts.Receipt]:
-        """What each replica has read, if the batches told their rows."""
+        """Returns what each replica read, if the batches carry their row numbers."""
         return receipts.read(report.numpy()[self.size :])
 
 
 class Averages:
-    """Averages over the rows of an epoch's steps, as they come.
+    """Averages over the rows of an epoch so far.
 
-    Reports stay TensorFlow's until somebody asks, so that adding one waits for nothing.
+    Reports are converted only when they are read, so ``add`` never waits for a step.
 
     Args:
-        layout: Of the reports.
-        sums: ``sums()`` of the epoch's earlier steps, where it goes on in its middle.
+        layout: Layout of the reports.
+        sums: ``sums()`` of the epoch's earlier steps, for a resumed epoch.
     """
 
     def __init__(self, layout: Layout, sums: np.ndarray | None = None):
@@ -79,17 +79,17 @@ class Averages:
         self._sum = np.zeros(layout.size) if sums is None else np.array(sums)
 
     def add(self, report: tf.Tensor) -> None:
-        """Takes the report of one more step."""
+        """Adds the report of a step."""
         self._waiting.append(report)
 
     @property
     def reports(self) -> list[np.ndarray]:
-        """The reports that were added, in order."""
+        """The added reports, in order."""
         self.sums()
         return self._reports
 
     def sums(self) -> np.ndarray:
-        """What the averages are made of: float64 ``[layout.size]``, not a copy."""
+        """Returns the sums behind the averages: float64 ``[layout.size]``, not a copy."""
         layout = self.layout
         metrics = layout.FIXED + len(layout.outputs)
         for report in self._waiting:
@@ -104,10 +104,10 @@ class Averages:
         return self._sum
 
     def logs(self) -> dict[str, float]:
-        """The averages so far, named as Keras names them.
+        """Returns the averages so far under Keras' names.
 
         Returns:
-            ``loss``, the single losses of a model with several outputs, the metrics.
+            ``loss``, the losses of several outputs, and the metrics.
         """
         layout, total = self.layout, self.sums()
         rows = total[layout.ROWS]

@@ -1,4 +1,4 @@
-"""What a training ends with: one table for people, one JSON file for programs."""
+"""The summary of a training: a table for people, a JSON file for programs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Everything a run tells. Described field by field in ``docs/summary.md``.
+    """The summary of a run; the documentation of ``--json`` describes each field.
 
-    Times are seconds, memory bytes; see `collective.training.reporting.timing` for what is left out.
+    Times are seconds, memory bytes; see ``collective.training.reporting.timing``
+    for what they include.
     """
 
     schema: int
@@ -58,14 +59,14 @@ class Summary:
         parameters: int,
         rows: int,
     ) -> Summary:
-        """Sums up a training.
+        """Summarizes a training.
 
         Args:
-            options: The options it was started with.
-            result: What ``collective.training.fit`` gave.
+            options: The options of the run.
+            result: The result of ``fit``.
             test: Loss and metrics on the test data; may be empty.
             parameters: Number of the model's parameters.
-            rows: Of the training data.
+            rows: Rows of the training data.
         """
         backend = result.backend
         return cls(
@@ -95,15 +96,17 @@ class Summary:
         )
 
     def write_json(self, path: str) -> None:
-        """Writes all of it; floats are exact, and null where they are not finite.
+        """Writes the JSON file; floats are exact, or null if they are not finite.
 
         Raises:
-            CollectiveError: When the file cannot be written; nothing is left then.
+            CollectiveError: If the file cannot be written; no partial file remains.
         """
-        told = _finite_or_none(dataclasses.asdict(self))
-        text = json.dumps(told, indent=1, allow_nan=False)
+        content = _finite_or_none(dataclasses.asdict(self))
+        text = json.dumps(content, indent=1, allow_nan=False)
         whole = not os.path.exists(path) or os.path.isfile(path)
-        part = f"{path}.part" if whole else path  # a device, a pipe: as it is
+        part = (
+            f"{path}.part" if whole else path
+        )  # a device or a pipe is written directly
         try:
             with open(part, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -115,7 +118,7 @@ class Summary:
                     os.unlink(part)
             raise CollectiveError(
                 f"the summary cannot be written to {path}: {error.strerror}",
-                hint="--json FILE on a disk with some space, that can be written to",
+                hint="--json FILE in a writable folder with free space",
             ) from error
 
     def print(self, console: Console | None = None) -> None:
@@ -127,7 +130,7 @@ class Summary:
         table.add_row("replicas", self._replicas())
         for name, value in self.test.items():
             form = ".2%" if "accuracy" in name else ".4f"
-            # A metric may tell several numbers, as one for each class.
+            # A metric may have several values, such as one for each class.
             text = " ".join(format(v, form) for v in np.ravel(value))
             table.add_row(f"test {name}", text)
         table.add_row("samples per second", f"{self.samples_per_second:,.0f}")
@@ -146,21 +149,21 @@ class Summary:
 
 
 def check_writable(option: str, path: str) -> None:
-    """Refuses a place for a file before hours of training, not after.
+    """Checks before the training that a file can be written.
 
     Raises:
-        UsageError: When there is no such folder, or it cannot be written to.
+        UsageError: If the folder does not exist or is not writable.
     """
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
             f"{option}: {path} cannot be written",
-            hint=f"{option} FILE in a folder that exists and can be written",
+            hint=f"{option} FILE in a folder that exists and is writable",
         )
 
 
 def _finite_or_none(value: Any) -> Any:
-    """JSON knows no Inf, no NaN and no array."""
+    """Converts what JSON lacks: Inf and NaN to None, arrays to lists."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):

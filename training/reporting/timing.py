@@ -1,4 +1,4 @@
-"""Where the time of the steps went."""
+"""How the time of each step divides into its parts."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collective.backends.base import Backend
 from collective.training.exchange import gather, gather_few
 
 PARTS = ("input", "compute", "wait", "all_reduce", "update")
-# Steps whose waiting is looked at: every rank tells the others this many times.
+# Steps for which ranks exchange start times to compute how long each waited.
 LAST = 1000
 
 
 @dataclass
 class Timing:
-    """Seconds of each step of a training, in the order of the steps.
+    """Seconds of each step of a training, in order.
 
     Attributes:
         input: Waiting for the next batch.
-        step: In the step.
-        all_reduce: Of that, from the last local sum to the last global one.
-        update: Of that, from the last global sum to the end of the step.
-        wait: Of ``all_reduce``, until the slowest process was there, too. Zero
-            for replicas within one process, and before the last ``LAST`` steps.
-        started: When, by this host's clock, the local sums were there.
+        step: The step itself.
+        all_reduce: Part of ``step``: from the last local sum to the last global sum.
+        update: Part of ``step``: from the last global sum to its end.
+        wait: Part of ``all_reduce``: until the slowest process arrived. Zero for
+            replicas within one process, and before the last ``LAST`` steps.
+        started: When the local sums were complete, by this host's clock.
         rows: Rows of each global batch.
 
-    The first step of each batch size is left out of all figures: it builds graphs,
+    The first step of each batch size is excluded from every figure: it traces graphs,
     allocates memory and, with XLA, compiles.
     """
 
@@ -48,20 +48,20 @@ class Timing:
 
     @property
     def samples_per_second(self) -> float:
-        """Rows over seconds; validation is not counted."""
+        """Rows per second of training, without validation."""
         seconds = self.seconds().sum()
         rows = self._counted(self.rows).sum()
         return float(rows / seconds) if seconds > 0 else 0.0
 
     def seconds(self) -> np.ndarray:
-        """Seconds of every step that counts, waiting for its input included."""
+        """Returns the seconds of every counted step, including the wait for input."""
         return self._counted(self.input) + self._counted(self.step)
 
     def per_step(self) -> dict[str, float]:
-        """Seconds of a step's parts, by the names in ``PARTS``.
+        """Returns the seconds of a step's parts, by the names in ``PARTS``.
 
-        Means over the half of the steps that took neither longest nor shortest: so
-        they add up to a step, which medians do not, and a hiccup is left out.
+        These are means over the middle half of the steps by duration: unlike medians
+        they add up to a step, and outliers do not count.
         """
         if not self.rows:
             return dict.fromkeys(PARTS, 0.0)
@@ -79,15 +79,15 @@ class Timing:
         middle = order[len(order) // 4 : len(order) - len(order) // 4]
         return {name: float(parts[name][middle].mean()) for name in PARTS}
 
-    def tell_waiting(self, backend: Backend) -> None:
-        """Fills in ``wait`` from when the others started. Every rank calls it.
+    def exchange_waits(self, backend: Backend) -> None:
+        """Fills in ``wait`` from every rank's start times. Every rank calls it.
 
-        Across hosts, the difference of their clocks is part of it.
+        Between hosts it includes the difference of their clocks.
         """
         self.wait = [0.0] * len(self.started)
         if backend.size == 1:
             return
-        # Where a rank died, not all have finished the step under way.
+        # After a rank has died, ranks may differ by one in the steps they finished.
         count = min(LAST, int(gather_few(backend, [len(self.started)]).min()))
         if not count:
             return

@@ -1,10 +1,10 @@
-"""A Chrome trace that the processes of one host write together.
+"""A Chrome trace file that the processes of one host write together.
 
-The form is the array of the Trace Event Format, which Perfetto and chrome://tracing
-read. The file is complete JSON after every addition: one system call, under a lock,
-writes events and the closing bracket over the old bracket. So it opens whatever kills
-the processes; and where the kernel ends one amidst that call, the next one mends it. It
-never grows over a limit.
+Its format is the JSON array of the Trace Event Format, read by Perfetto and
+chrome://tracing. The file is complete JSON after every write: one system call, under a
+lock, writes events and the closing bracket over the old bracket. So a killed process
+leaves a valid file; if it was killed during that call, the next writer repairs the file.
+Its size is limited.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class TraceFile:
-    """An open trace.
+    """An open trace file.
 
     Args:
         path: The file.
-        limit_bytes: No event is added that would make it larger.
-        create: Whether to begin it, empty; else what is there stays.
+        limit_bytes: Maximum size; events beyond it are dropped.
+        create: Whether to truncate the file; otherwise events are appended.
 
     Raises:
         UsageError: On this rank, if the file cannot be written.
@@ -44,22 +44,22 @@ class TraceFile:
         except OSError as error:
             raise UsageError(
                 f"the timeline cannot be written to {path}: {error.strerror}",
-                hint="--timeline FILE in a folder that exists and can be written",
+                hint="--timeline FILE in a folder that exists and is writable",
                 everywhere=False,
             ) from error
         self.full = False
 
     def add(self, events: Sequence[Event]) -> None:
-        """Adds events, or, where they would make the file too large, a note.
+        """Adds events, or a note if they would exceed the limit.
 
         A full disk ends the trace, not the training.
         """
         if self.full or not events:
             return
-        spare = min(self.limit // 8, 1 << 16)  # for a note of every process
+        reserve = min(self.limit // 8, 1 << 16)  # for a note of every process
         try:
             with self._locked():
-                if not self._append(events, self.limit - spare):
+                if not self._append(events, self.limit - reserve):
                     self.full = True
                     note = {**events[-1], "name": "the trace is full", "ph": "i"}
                     self._append([note], self.limit)
@@ -67,13 +67,13 @@ class TraceFile:
             self.full = True
 
     def read(self) -> list[Event]:
-        """All events so far."""
+        """Returns every event so far."""
         with self._locked():
             text = os.pread(self._file, os.fstat(self._file).st_size, 0)
         return json.loads(text) if text else []
 
     def close(self) -> None:
-        """Closes it; it is complete, and nothing more is added."""
+        """Closes the file; later events are dropped."""
         self.full = True
         os.close(self._file)
 
@@ -86,25 +86,27 @@ class TraceFile:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _append(self, events: Sequence[Event], limit: int) -> bool:
-        """Whether they fit."""
-        size = self._mended(os.fstat(self._file).st_size)
+        """Appends events; returns False if they do not fit."""
+        size = self._repaired(os.fstat(self._file).st_size)
         text = _ENCODER.encode(list(events))[1:-1]
         whole = (b",\n" if size else b"[\n") + text.encode() + END
         place = max(0, size - len(END))
         if place + len(whole) > limit:
             return False
         written = os.pwrite(self._file, whole, place)
-        if written != len(whole):  # the disk is full: as it was before
+        if written != len(whole):  # full disk: restore the former end
             os.ftruncate(self._file, size)
             os.pwrite(self._file, END[:size], place)
             raise OSError("the disk is full")
         return True
 
-    def _mended(self, size: int) -> int:
-        """The size, without what a process had begun to write when it was killed."""
+    def _repaired(self, size: int) -> int:
+        """Returns the size after removing an incomplete write of a killed process."""
         if not size or os.pread(self._file, len(END), size - len(END)) == END:
             return size
         text = os.pread(self._file, size, 0)
-        whole = max(0, text.rfind(b",\n"))  # each addition begins so, and has no other
+        whole = max(
+            0, text.rfind(b",\n")
+        )  # every write starts with this and contains no other
         os.ftruncate(self._file, whole)
         return whole + os.pwrite(self._file, END[: whole and len(END)], whole)

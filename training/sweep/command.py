@@ -1,4 +1,4 @@
-"""``train.py --sweep FILE``: many trainings from a file, a table and a picture of them.
+"""``train.py --sweep FILE``: runs the trainings of a file, prints a table, plots losses.
 
 The file is YAML; ``docs/sweep.md`` describes it.
 """
@@ -28,106 +28,105 @@ KEYS = {
 
 
 def read(path: str) -> dict[str, Any]:
-    """What a file asks for: arguments of ``fit_many``.
+    """Reads a sweep file; returns the arguments of ``fit_many``.
 
     Raises:
-        UsageError: The file is not there, is no YAML, or has a key that is not known.
+        UsageError: If the file cannot be read, is not YAML, or has an unknown key.
     """
     try:
-        told = yaml.safe_load(Path(path).read_text())
+        content = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         first = str(error).replace("\n", " ")
         raise UsageError(
             f"{path} cannot be read: {first}", hint="--sweep FILE, in YAML"
         ) from None
-    if not isinstance(told, dict) or not told:
+    if not isinstance(content, dict) or not content:
         raise UsageError(
-            f"{path} has no keys", hint=f"those of a sweep: {', '.join(KEYS)}"
+            f"{path} has no keys", hint=f"keys of a sweep: {', '.join(KEYS)}"
         )
-    for key, value in told.items():
+    for key, value in content.items():
         if key not in KEYS:
             raise UsageError(
-                f"{path} has a key {key!r}, which no sweep has",
-                hint=f"those of a sweep: {', '.join(KEYS)}; options of all trainings go "
-                "under base",
+                f"{path}: unknown key {key!r}",
+                hint=f"keys of a sweep: {', '.join(KEYS)}; common options go under base",
             )
         if type(value) is not KEYS[key]:
             raise UsageError(
                 f"{path}: {key} is {value!r}, not a {KEYS[key].__name__}",
                 hint="see docs/sweep.md",
             )
-    grid = told.get("grid", {})
+    grid = content.get("grid", {})
     lists = [v if isinstance(v, list) else [v] for v in grid.values()]
     combined = [
         dict(zip(grid, values, strict=True)) for values in itertools.product(*lists)
     ]
-    trainings = [*(combined if grid else []), *told.get("trainings", [])]
+    trainings = [*(combined if grid else []), *content.get("trainings", [])]
     if not trainings or not all(isinstance(t, dict) for t in trainings):
         raise UsageError(
-            f"{path} names no trainings, or one that has no options",
+            f"{path} names no trainings, or one without options",
             hint="grid: {seed: [0, 1]}, or trainings: [{seed: 0}, {seed: 1}]",
         )
     return {
-        "trainings": [told.get("base", {}) | {"name": _name(t)} | t for t in trainings],
-        "folder": told.get("folder", str(Path(path).with_suffix("")) + "-sweep"),
-        "at_once": told.get("at_once"),
-        "ranks": told.get("ranks", 1),
+        "trainings": [
+            content.get("base", {}) | {"name": _name(t)} | t for t in trainings
+        ],
+        "folder": content.get("folder", str(Path(path).with_suffix("")) + "-sweep"),
+        "at_once": content.get("at_once"),
+        "ranks": content.get("ranks", 1),
     }
 
 
 def _name(options: Mapping[str, Any]) -> str:
-    """What tells a training from the others, fit for a file."""
+    """Returns a file name made of the options that differ between trainings."""
     text = "-".join(f"{key}-{value}" for key, value in options.items())
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
 
 
 def run(path: str) -> int:
-    """Trains what a file asks for, prints a table and draws the losses.
+    """Runs the trainings of a file, prints a table and plots the losses.
 
     Returns:
-        1 if some training failed, else 0.
+        1 if a training failed, else 0.
 
     Raises:
         UsageError: As ``read`` and ``fit_many``.
     """
-    asked = read(path)
-    trained = fit_many(**asked)
+    arguments = read(path)
+    trained = fit_many(**arguments)
     Console(highlight=False).print(table(trained))
     for t in trained:
         if t.failure:
             print(f"{t.name} failed: {t.failure}")
-    picture = Path(asked["folder"], "losses.png")
-    print(
-        f"{picture if plot(trained, picture) else 'no picture: pip install matplotlib'}"
-    )
+    picture = Path(arguments["folder"], "losses.png")
+    print(f"{picture if plot(trained, picture) else 'no plot: pip install matplotlib'}")
     return int(any(t.failure for t in trained))
 
 
 def table(trained: Sequence[Trained]) -> Table:
-    """Name, last loss, test metrics and speed of each."""
+    """Returns a table of name, last loss, test metrics and speed of each training."""
     metrics = list(
         dict.fromkeys(n for t in trained if t.summary for n in t.summary["test"])
     )
-    made = Table(box=None, pad_edge=False)
+    shown = Table(box=None, pad_edge=False)
     columns = ["training", "last loss", *(f"test {n}" for n in metrics), "samples/s"]
     for column in columns:
-        made.add_column(
+        shown.add_column(
             column,
             justify="left" if column == "training" else "right",
             overflow="fold",
         )
     for t in trained:
         if t.summary is None:
-            made.add_row(t.name, "failed")
+            shown.add_row(t.name, "failed")
             continue
         test = [t.summary["test"].get(n) for n in metrics]
-        made.add_row(
+        shown.add_row(
             t.name,
             _number(t.summary["losses"][-1] if t.summary["losses"] else None),
             *map(_number, test),
             f"{t.summary['samples_per_second']:,.0f}",
         )
-    return made
+    return shown
 
 
 def _number(value: float | None) -> str:
@@ -135,7 +134,7 @@ def _number(value: float | None) -> str:
 
 
 def plot(trained: Sequence[Trained], path: Path) -> bool:
-    """Draws the loss of every step of each; False where there is no matplotlib."""
+    """Plots the loss of every step; returns False without matplotlib."""
     try:
         import matplotlib
     except ImportError:

@@ -1,8 +1,8 @@
-"""Many models that have nothing to do with each other, as many at a time as there is room.
+"""Trains many independent models, as many at a time as the machine has room for.
 
-Each is trained in processes of its own, as ``train.py`` would alone, on the devices and
-cores of a group: so nothing is summed between groups, one that fails takes no other with
-it, and each comes out as if there were no others.
+Each is trained in processes of its own on the devices and cores of one group, as
+``train.py`` does alone. Groups share nothing: a failed training ends no other one, and
+each result is that of the training alone.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from collective.backends.supervised_run import run
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
-NOT_OF_ONE = ("options", "test", "verbose", "timeline")
+EXCLUDED_OPTIONS = ("options", "test", "verbose", "timeline")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """How one of many trainings went.
+    """The outcome of one of many trainings.
 
     Attributes:
-        name: Of the training; its files in the folder are ``NAME.json``, the summary
-            (``docs/summary.md``), and ``NAME.log``, the last that it printed.
-        options: What was asked for.
-        summary: What is in the file; None where it failed.
-        failure: Why it did, in a few words; empty where it did not.
+        name: Name of the training; the folder holds ``NAME.json``, its summary, and
+            ``NAME.log``, the end of its output.
+        options: Its options.
+        summary: The content of ``NAME.json``; None if it failed.
+        failure: Why it failed, in a few words; empty if it succeeded.
     """
 
     name: str
@@ -58,27 +58,27 @@ def fit_many(
     ranks: int = 1,
     tell: Callable[[str], None] = print,
 ) -> list[Trained]:
-    """Trains many models, each alone.
+    """Trains many independent models.
 
     Args:
-        trainings: Of each the options of ``train.py``, named as in Python
-            (``learning_rate``); and ``name``, by default its number. A model or data of
+        trainings: For each training the options of ``train.py`` with their Python names
+            (``learning_rate``), and ``name``, by default its number. A model or data of
             your own is ``module:function``.
-        folder: For a summary and a log of each.
-        at_once: How many are trained at a time, the rest queued; by default as many as
-            there are groups of ``ranks`` GPUs, or of cores where there is no GPU.
+        folder: For the summary and log of each.
+        at_once: Trainings that run at a time; the others wait in a queue. By default as
+            many as there are groups of ``ranks`` GPUs, or of cores without a GPU.
         ranks: Processes that train one model together.
-        tell: Told of each that begins and ends.
+        tell: Called with a line when a training starts or ends.
 
     Returns:
-        What has become of each, in the order of ``trainings``.
+        The outcomes, in the order of ``trainings``.
 
     Raises:
-        UsageError: For an option that is not known, has no such value, or does not fit.
+        UsageError: If an option is unknown, has a wrong value, or does not fit.
     """
     if detect().size > 1:
         raise UsageError(
-            "a sweep starts its own processes, and a launcher has started several",
+            "a sweep starts its own processes, but a launcher has started several",
             hint="python train.py --sweep FILE, without a launcher; ranks: 2 in the "
             "file trains each model on two",
         )
@@ -86,10 +86,13 @@ def fit_many(
     for name in {job.get("backend", "auto") for job in jobs}:
         _check_backend(name, ranks)
     names = [str(t.get("name", i)) for i, t in enumerate(trainings)]
-    twice = next((n for n in names if names.count(n) > 1 or n != Path(n).name), None)
-    if twice is not None:
+    ambiguous = next(
+        (n for n in names if names.count(n) > 1 or n != Path(n).name), None
+    )
+    if ambiguous is not None:
         raise UsageError(
-            f"{twice!r} names two trainings, or no file", hint="another name for each"
+            f"{ambiguous!r} names two trainings, or is not a file name",
+            hint="give each training a name of its own",
         )
     groups = _groups(at_once, ranks, len(jobs))
     place = Path(folder)
@@ -97,7 +100,7 @@ def fit_many(
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"{place} cannot be made: {error.strerror}", hint="another folder"
+            f"{place} cannot be created: {error.strerror}", hint="another folder"
         ) from None
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(jobs)):
@@ -117,13 +120,13 @@ def fit_many(
                     jobs[number], place / name, ranks, cores, devices
                 )
                 tell(f"{name}: {failure or 'done'}")
-                told = Trained(name, trainings[number], summary, failure)
-                ended.put((number, told))
+                outcome = Trained(name, trainings[number], summary, failure)
+                ended.put((number, outcome))
             except BaseException as error:
                 ended.put((number, error))
 
     for group in groups:
-        # Daemons: when this process is interrupted, they end, and with them their runs.
+        # Daemon threads end when this process is interrupted, and their runs with them.
         threading.Thread(target=work, args=group, daemon=True).start()
     found: dict[int, Trained] = {}
     while len(found) < len(jobs):
@@ -134,34 +137,34 @@ def fit_many(
     return [found[number] for number in range(len(jobs))]
 
 
-def known() -> dict[str, Any]:
-    """The options of a training, and the type of each."""
+def known_options() -> dict[str, Any]:
+    """Returns the options of a training and their types."""
     from collective.training.command import Job
 
     kinds = typing.get_type_hints(Job) | typing.get_type_hints(Options)
-    return {k: kind for k, kind in kinds.items() if k not in NOT_OF_ONE}
+    return {k: kind for k, kind in kinds.items() if k not in EXCLUDED_OPTIONS}
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options less the name, each of its type.
+    """Returns the options without ``name``, converted to their types.
 
     Raises:
-        UsageError: Naming the one that is not.
+        UsageError: If an option is unknown or has a wrong type.
     """
-    kinds, values = known(), {}
+    kinds, values = known_options(), {}
     for key, value in options.items():
         if key == "name":
             continue
         if key not in kinds:
             near = difflib.get_close_matches(str(key), kinds, 1)
             raise UsageError(
-                f"a training has no option {key!r}",
+                f"unknown option {key!r} of a training",
                 hint=f"{near[0]}?" if near else "python train.py --help",
             )
         kind = typing.get_args(kinds[key]) or (kinds[key],)
         if float in kind and isinstance(value, str | int):
             with contextlib.suppress(ValueError):
-                value = float(value)  # YAML takes 1e-3 for a word
+                value = float(value)  # YAML reads 1e-3 as a string
         if not any(type(value) is k for k in kind):
             raise UsageError(
                 f"{key}: {value!r} is not {kind[0].__name__}",
@@ -191,16 +194,16 @@ def _check_backend(name: str, ranks: int) -> None:
 
 
 def _launcher(backend: str) -> str:
-    """What starts several ranks."""
+    """Returns the launcher of a job of several ranks."""
     return getattr(BACKENDS.get(backend), "launcher", "") or "collectiverun"
 
 
 def _groups(
     at_once: int | None, ranks: int, jobs: int
 ) -> list[tuple[list[int], str | None]]:
-    """Cores and visible GPUs of each group; None where there is no GPU."""
+    """Returns the cores and visible GPUs of each group; None without GPUs."""
     if ranks < 1 or (at_once is not None and at_once < 1):
-        raise UsageError("at_once and ranks are 1 or more", hint="at_once: 1")
+        raise UsageError("at_once and ranks must be at least 1", hint="at_once: 1")
     cores = sorted(os.sched_getaffinity(0))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [*map(str, range(gpus()))] if visible is None else visible.split(",")
@@ -209,7 +212,8 @@ def _groups(
     at_once = min(room if at_once is None else at_once, jobs)
     if devices and at_once * ranks > len(devices):
         raise UsageError(
-            f"{at_once} at once on {ranks} GPUs each, and there are {len(devices)}",
+            f"{at_once} trainings at once on {ranks} GPUs each need more than the "
+            f"{len(devices)} GPUs of this machine",
             hint=f"at_once: {room}",
         )
     groups: list[tuple[list[int], str | None]] = []
@@ -223,7 +227,7 @@ def _groups(
 def _train(
     job: dict[str, Any], path: Path, ranks: int, cores: list[int], devices: str | None
 ) -> tuple[str, dict[str, Any] | None]:
-    """Trains one; why it failed, or its summary."""
+    """Trains one model; returns why it failed (or '') and its summary."""
     summary = path.with_name(f"{path.name}.json")
     summary.unlink(missing_ok=True)
     backend = job.get("backend", "auto")
@@ -238,6 +242,6 @@ def _train(
     ended = run(command, math.inf, variables, cores)
     path.with_name(f"{path.name}.log").write_text(ended.tail + "\n")
     if ended.failure:
-        said = [s for s in ended.tail.splitlines() if "error: " in s]
-        return said[0].split("error: ")[1] if said else ended.failure, None
+        errors = [s for s in ended.tail.splitlines() if "error: " in s]
+        return errors[0].split("error: ")[1] if errors else ended.failure, None
     return "", json.loads(summary.read_text())

@@ -1,4 +1,4 @@
-"""One of many trainings, in processes of its own: ``python -m collective.training.sweep.worker``."""
+"""Runs one training of a sweep: ``python -m collective.training.sweep.worker``."""
 
 from __future__ import annotations
 

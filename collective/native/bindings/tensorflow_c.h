@@ -51,11 +51,17 @@ void TF_DeleteShapeHandle(TF_ShapeHandle*);
 int64_t TF_ShapeInferenceContextNumInputs(TF_ShapeInferenceContext*);
 void TF_ShapeInferenceContextGetInput(TF_ShapeInferenceContext*, int,
                                       TF_ShapeHandle*, TF_Status*);
+TF_ShapeHandle* TF_ShapeInferenceContextScalar(TF_ShapeInferenceContext*);
 void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext*,
                                              TF_Status*);
 void TF_ShapeInferenceContextSetOutput(TF_ShapeInferenceContext*, int,
                                        TF_ShapeHandle*, TF_Status*);
 
+TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device,
+                                      void* (*create)(TF_OpKernelConstruction*),
+                                      void (*compute)(void*,
+                                                      TF_OpKernelContext*),
+                                      void (*destroy)(void*));
 TF_KernelBuilder* TF_NewAsyncKernelBuilder(
     const char* op, const char* device,
     void* (*create)(TF_OpKernelConstruction*),

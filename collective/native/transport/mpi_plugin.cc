@@ -3,6 +3,7 @@
 #include "transport/mpi_plugin.h"
 
 #include <mpi.h>
+#include <unistd.h>
 #if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
 #endif
@@ -19,6 +20,7 @@ namespace {
 
 char last_error[MPI_MAX_ERROR_STRING] = "";
 bool given_up = false;
+pid_t started_in = 0;  // a fork of it does not end MPI
 
 // Of an agreement, `yes` is what this rank says and then what all have said.
 struct Transfer {
@@ -34,7 +36,7 @@ bool Finalized() {
 }
 
 void Finalize() {
-  if (!given_up && !Finalized()) MPI_Finalize();
+  if (!given_up && getpid() == started_in && !Finalized()) MPI_Finalize();
 }
 
 collective_world* NewWorld(MPI_Comm comm, int* rank, int* size) {
@@ -55,6 +57,7 @@ collective_world* Start(int* rank, int* size) {
       return nullptr;
     }
     // MPI cannot be started twice: it ends with the process, not with the job.
+    started_in = getpid();
     std::atexit(Finalize);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);

@@ -51,17 +51,21 @@ def test_says_whether_auto_took_the_fastest_of_those_it_could():
     predicted = {"native": 1e-4, "mpi": 3e-4, "horovod": 1e-3}
     right = Auto("native", predicted)
     assert right.behind(rates) == ("native", 0.0)
-    assert "auto takes native, the fastest of these (predicted" in right.sentence(rates)
+    assert "auto chooses native, the fastest of these (predicted" in right.sentence(
+        rates
+    )
     wrong = Auto("mpi", predicted)
     assert wrong.behind(rates) == ("native", pytest.approx(0.03))
-    assert "takes mpi, 3.0% behind native" in wrong.sentence(rates)
+    assert "chooses mpi, 3.0% behind native" in wrong.sentence(rates)
     assert wrong.behind({}) == ("mpi", 0.0)
-    assert Auto("native").sentence(rates) == "auto takes native, without measuring."
+    assert Auto("native").sentence(rates) == "auto chooses native, without measuring."
     assert (
         Auto(failure="did not end in time").sentence({}) == "auto did not end in time."
     )
     (table,) = [t for t in tables.tables(results()) if t.title == "Fast? 2 replicas"]
-    assert any(s.startswith("auto takes native, the fastest") for s in table.sentences)
+    assert any(
+        s.startswith("auto chooses native, the fastest") for s in table.sentences
+    )
 
 
 def plain(found):
@@ -92,7 +96,7 @@ def test_refuses_what_is_no_earlier_result(text, tmp_path):
     from collective.errors import UsageError
 
     (tmp_path / "old.json").write_text(text)
-    with pytest.raises(UsageError, match=r"no earlier result") as error:
+    with pytest.raises(UsageError, match=r"not an earlier result") as error:
         baseline.read(tmp_path / "old.json")
     assert "HINT" in str(error.value)
 

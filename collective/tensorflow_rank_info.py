@@ -1,0 +1,66 @@
+"""This process' rank and the number of ranks, as TensorFlow ops.
+
+They are read when the graph runs. A number that Python reads while a function is
+traced stays in the graph: where ranks leave or join, the function would compute
+with the old one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from collective.process_set import ProcessSet
+
+
+class RankInfo(NamedTuple):
+    """Places of this process among some ranks.
+
+    Attributes:
+        rank: int32, ``[]``: its number among them; -1 if it is not one of them.
+        size: int32, ``[]``: how many they are.
+        local_rank: int32, ``[]``: how many of them on this host are before it.
+        local_size: int32, ``[]``: how many of them are on this host.
+    """
+
+    rank: tf.Tensor
+    size: tf.Tensor
+    local_rank: tf.Tensor
+    local_size: tf.Tensor
+
+
+def rank_info(process_set: ProcessSet | int | None = None) -> RankInfo:
+    """This process' places among the ranks of the job or of a process set.
+
+    Args:
+        process_set: The set, or its number in the core; None or 0 for all ranks.
+
+    Returns:
+        Values in eager mode; in a graph, tensors that each run computes.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If the set is of a former job, when it runs.
+        CollectiveError: If the native core was not built.
+    """
+    from collective import tensorflow_ops  # which imports this module
+
+    group = process_set.number if isinstance(process_set, ProcessSet) else process_set
+    info = RankInfo(*tensorflow_ops._ops().collective_rank_info(process_set=group or 0))
+    if not tf.executing_eagerly():
+        # It has no effects: it need not wait for ops that have, nor they for it.
+        graph = tf.compat.v1.get_default_graph()
+        manager = getattr(graph, "experimental_acd_manager", None)
+        if manager is not None:
+            manager.run_independently(info.rank.op)
+    return info
+
+
+def rank(process_set: ProcessSet | int | None = None) -> tf.Tensor:
+    """This process' number among the ranks: int32, ``[]``; -1 outside of the set."""
+    return rank_info(process_set).rank
+
+
+def size(process_set: ProcessSet | int | None = None) -> tf.Tensor:
+    """The number of ranks: int32, ``[]``."""
+    return rank_info(process_set).size

@@ -1,0 +1,122 @@
+"""No function that builds graphs reads rank or size in Python.
+
+A ``tf.function`` is traced once and runs for as long as the job: a number read while it
+is traced stays in the graph when ranks leave or join. ``collective.tensorflow_rank_info``
+gives them as ops. This reads the source; what the graphs compute when a job grows is
+in ``test_horovod_growing.py``.
+"""
+
+import ast
+from pathlib import Path
+
+import collective
+
+PACKAGE = Path(collective.__file__).parent
+NUMBERS = {"rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"}
+NUMBERS |= {"included", "members", "called", "detect"}
+# Modules with functions of these names that are about tensors, or are ops.
+OTHERS = {"tf", "np", "tensorflow_rank_info"}
+
+FIXED = "the members of a process set do not change; one of a former job is refused"
+CHECK = "a check of the caller's arguments, which puts nothing into the graph"
+EAGER = "runs in Python, between steps"
+ALLOWED = {
+    "tensorflow_ops.broadcast": FIXED,
+    "tensorflow.collectives._check_root": CHECK,
+    "tensorflow.gradients.GradientReduction.__call__": FIXED,
+    "tensorflow.keras_hooks._agree_on_overflow.everywhere": FIXED,
+    "tensorflow.keras_hooks._leave_out_xla.without_xla": "who logs",
+    "tensorflow.objects.broadcast_object": EAGER,
+    "tensorflow.objects._rank": EAGER,
+    "tensorflow.elastic.State.check_host_updates": EAGER,
+    "tensorflow.elastic.State._renew": EAGER,
+    "tensorflow.elastic.State._go_on": EAGER,
+    "tensorflow.elastic._meet_anew": EAGER,
+    "tensorflow.elastic._ended": EAGER,
+    "tensorflow.keras.learning_rate.LearningRateWarmupCallback.__init__.multiplier": (
+        EAGER
+    ),
+    "tensorflow.keras.learning_rate.LearningRateWarmupCallback.on_epoch_end": EAGER,
+    # What a user asks in Python, by Horovod's names; the ops are beside them.
+    **{
+        f"tensorflow.basics.{name}": EAGER
+        for name in ("rank", "size", "local_rank", "local_size")
+    },
+    "tensorflow.basics._compare_hosts": EAGER,
+    "tensorflow.basics._everyone": EAGER,
+    "tensorflow.basics.mpi_threads_supported": EAGER,
+    "tensorflow.basics.start_timeline": EAGER,
+    "tensorflow.basics.stop_timeline": EAGER,
+    "tensorflow.process_sets.ProcessSet.__init__": EAGER,
+    "tensorflow.process_sets.ProcessSet.size": EAGER,
+    "tensorflow.process_sets.ProcessSet.rank": EAGER,
+    "tensorflow.process_sets.ProcessSet.included": EAGER,
+    "tensorflow.process_sets.ProcessSet.__str__": EAGER,
+    "tensorflow.process_sets._Everyone.ranks": EAGER,
+    "tensorflow.process_sets.add_process_set": EAGER,
+    "tensorflow.process_sets._of_all_ranks": EAGER,
+}
+
+
+class Readers(ast.NodeVisitor):
+    """Functions, by their full names, that read rank or size."""
+
+    def __init__(self, module):
+        self.path, self.found = [module], set()
+
+    def _within(self, node):
+        self.path.append(node.name)
+        self.generic_visit(node)
+        self.path.pop()
+
+    visit_FunctionDef = visit_ClassDef = _within
+
+    def visit_Call(self, node):
+        called = node.func
+        if isinstance(called, ast.Name) and called.id.removeprefix("_") in NUMBERS:
+            self.found.add(".".join(self.path))
+        if isinstance(called, ast.Attribute) and called.attr in NUMBERS:
+            owner = called.value.id if isinstance(called.value, ast.Name) else ""
+            if owner not in OTHERS:
+                self.found.add(".".join(self.path))
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node):
+        if node.attr == "ranks":
+            self.found.add(".".join(self.path))
+        self.generic_visit(node)
+
+
+def readers(source, module):
+    """The functions of a module that read rank or size."""
+    visitor = Readers(module)
+    visitor.visit(ast.parse(source))
+    return visitor.found
+
+
+def test_only_these_functions_read_rank_or_size_in_python():
+    files = [*PACKAGE.glob("tensorflow_ops*/*.py"), *PACKAGE.glob("tensorflow_*.py")]
+    files += (PACKAGE / "tensorflow").rglob("*.py")
+    assert len(files) > 20
+    found = set()
+    for file in files:
+        parts = file.relative_to(PACKAGE).with_suffix("").parts
+        module = ".".join(part for part in parts if part != "__init__")
+        found |= readers(file.read_text(), module)
+    assert found - set(ALLOWED) == set(), "use collective.tensorflow_rank_info"
+    assert set(ALLOWED) - found == set(), "these do not, any more"
+
+
+def test_the_reader_finds_them():
+    source = """
+class A:
+    def f(self):
+        return session.size() + tf.size(x) + tensorflow_rank_info.rank()
+def g(s):
+    def inner():
+        return [s.rank() for _ in s.ranks]
+    return tf.rank(x), np.size(x), rank_info(s)
+def h(place):
+    return _size(place), local_rank()
+"""
+    assert readers(source, "m") == {"m.A.f", "m.g.inner", "m.h"}
