@@ -18,7 +18,7 @@ VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
 .PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-mpis test-faults soak \
-	test-equivalence test-horovod test-compare test-versions test-wheel mutations sanitize arm64 \
+	test-equivalence test-horovod test-compare docs test-versions test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
@@ -59,6 +59,12 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'collective/native/*.cc' 'collective/native/*.h')
 
+# The site, in build/site: strict, so a broken link fails; it loads nothing from elsewhere.
+docs: $(VENV)/ready
+	$(BIN)/python -c 'import material, mkdocstrings' 2> /dev/null || \
+		COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
+
 typecheck: $(VENV)/ready
 	$(BIN)/mypy -p collective
 
@@ -70,7 +76,9 @@ LEFT_OUT := not compares and not matrix and not installs and not soak and not bu
 PYTEST   := $(BIN)/python -m pytest
 # One worker more than the two cores that this is meant for: much of the time it waits
 # for ranks it has started.
-PARALLEL := --numprocesses $(or $(WORKERS),3) --dist worksteal
+PARALLEL  = --numprocesses $(or $(WORKERS),3) --dist worksteal
+# These are held to ends in time, and run with as many workers as there are cores.
+test-hosts test-faults: WORKERS ?= 2
 
 test: core
 	$(PYTEST) $(PARALLEL)

@@ -1,4 +1,4 @@
-"""What all tests share: devices, backends, and what one process computes."""
+"""What all tests share: devices, backends, and the results of one process."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: a long training with kills (make soak)")
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
-        launch.keep_accounts(config)
+        launch.redirect_dumps(config)
         refuse_a_stale_core()
-        # Terminated as interrupted: what a test has started is ended with it.
+        # SIGTERM as SIGINT: what a test has started is ended with the session.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -82,25 +82,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs a Horovod that is not here."""
+    """Skips tests that need Horovod where it is not installed."""
     if item.get_closest_marker("horovod") and (misfit := installed.misfit()):
         pytest.skip(f"{misfit}: make horovod")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def devices() -> None:
-    """Makes the logical devices, if anything here wants TensorFlow at all."""
+    """Makes the logical devices if any test imports TensorFlow."""
     if "tensorflow" in sys.modules and not launch.launched():
         from collective.backends.devices import local_devices
 
         local_devices(DEVICES)
-    # Keras' and TensorFlow's own objects stay; a collection need not visit them.
+    # Keras' and TensorFlow's own objects live for ever: exclude them from collections.
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def backends_by_name() -> Iterator[Callable]:
-    """Makes backends; a launch has one, a plain session several: ``tf-mirrored-2``."""
+    """Makes backends; a launch has one, a plain session several: ``tf-mirrored:2``."""
     from collective import backends
 
     made: dict[str, backends.Backend] = {}
@@ -118,7 +118,7 @@ def backends_by_name() -> Iterator[Callable]:
     yield get
     if launch.launched():
         for backend in made.values():
-            backend.barrier()  # mpirun ends the others when the first rank has failed
+            backend.barrier()  # mpirun ends every rank as soon as one has failed
 
 
 def multiply_instead_of_summing(backend) -> None:
@@ -127,10 +127,10 @@ def multiply_instead_of_summing(backend) -> None:
 
 
 class Reference:
-    """What one process (or N logical devices in one) makes of the cases.
+    """The results of the cases in one process, or on N logical devices of one.
 
-    Computed when first asked for, in a plain session; the ranks of a launch read
-    what the session that started them has left in a folder.
+    A plain session computes them when they are first needed; the ranks of a launch
+    read what the session that started them has written to a folder.
     """
 
     def __init__(self, folder: Path, backend: Callable):
@@ -151,7 +151,7 @@ class Reference:
             # Without micro-batches, except where they matter too (batch statistics).
             parts = case.accumulate if case.replicas_matter else 1
             result = train(case, self.backend(name), precision, parts)
-            # Whole under its own name: another worker may want it meanwhile.
+            # Renamed when complete: another worker may read it at any time.
             part = file.with_suffix(f".{os.getpid()}.npz")
             np.savez(part, *result.values(), names=np.array(list(result)))
             part.replace(file)
@@ -167,7 +167,7 @@ def reference(
         return Reference(Path(folder), backends_by_name)
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # what one worker has computed serves the others
+        base = base.parent  # shared by all workers
     path = base / "reference"
     path.mkdir(exist_ok=True)
     return Reference(path, backends_by_name)
