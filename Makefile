@@ -85,12 +85,13 @@ test: core
 
 # Everything: hours on two cores.
 test-all: check test-wheel test-equivalence test-compare test-horovod test-mpis test-versions mutations soak
-	$(PYTEST) $(PARALLEL) tests tests/hosts tests/faults
+	$(PYTEST) $(PARALLEL) tests tests/hosts
+	$(PYTEST) --numprocesses 2 tests/faults -m "not soak"
 
 # Every fault of docs/reliability.md; TABLE=docs/reliability.md writes what was measured
 # into its table, which needs a machine with nothing else to do: one worker.
 test-faults: core
-	$(PYTEST) tests/faults $(if $(TABLE),--table $(TABLE),$(PARALLEL))
+	$(PYTEST) tests/faults $(if $(TABLE),--table $(TABLE) -m "not soak",$(PARALLEL))
 
 # A long training whose ranks join and leave: SOAK_STEPS=1000 SOAK_SEED=1.
 soak: core
