@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from collective.errors import UsageError
 from collective.training.input import pipeline
 from collective.training.input.pipeline import Batch, Input, share
+from collective.training.input.plan import Plan
 
 
 def numbered(rows: int) -> tuple[np.ndarray, np.ndarray]:
