@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
+import warnings
 from pathlib import Path
 
 from collective.errors import CollectiveError, UsageError
 
 NATIVE = Path(__file__).parent / "native"
+_REBUILD = "make core; without a checkout: pip install --force-reinstall collective"
 
 
 class Disagreement(CollectiveError):
@@ -103,6 +106,9 @@ def load() -> ctypes.CDLL:
             else f"the native core was not built: there is no {path().name}",
             hint="install a C++17 compiler (g++ or clang++), then: pip install -e .",
         ) from error
+    _check_source(library)
+    check_layout(library, Tensor, "collective_tensor")
+    check_layout(library, Request, "collective_request")
     library.collective_error.restype = ctypes.c_char_p
     library.collective_kernels.restype = ctypes.c_char_p
     library.collective_plugin.restype = ctypes.c_char_p
@@ -118,6 +124,71 @@ def load() -> ctypes.CDLL:
     for name in ("collective_wait", "collective_finished"):
         getattr(library, name).argtypes = [ctypes.c_void_p]
     return library
+
+
+def check_layout(
+    library: ctypes.CDLL, mirror: type[ctypes.Structure], name: str
+) -> None:
+    """Compares a structure with the library's own: size and offset of each field.
+
+    Args:
+        library: The native library.
+        mirror: Python's form of the structure.
+        name: The structure, as ``collective_layout`` in ``native/layout.cc`` has it.
+
+    Raises:
+        CollectiveError: If they differ.
+    """
+    offsets = (str(getattr(mirror, field[0]).offset) for field in mirror._fields_)
+    ours = f"{ctypes.sizeof(mirror)}: {' '.join(offsets)}"
+    library.collective_layout.restype = ctypes.c_char_p
+    theirs = library.collective_layout(name.encode()).decode()
+    if theirs != ours:
+        raise CollectiveError(
+            f"{path()} does not fit this version of Python code: {name} is laid out as "
+            f"'{theirs}' there, and as '{ours}' here",
+            hint=_REBUILD,
+        )
+
+
+def source_digest(root: Path = NATIVE.parent.parent) -> str | None:
+    """The digest of the native sources, as ``cmake/source_digest.cmake`` has it.
+
+    Args:
+        root: The checkout.
+
+    Returns:
+        The digest; None in an installed package, which has no sources.
+    """
+    files = [root / "CMakeLists.txt", *(root / "collective/native").rglob("*.cc")]
+    files += (root / "collective/native").rglob("*.h")
+    if len(files) < 3 or not files[0].exists():
+        return None
+    names = sorted((file.relative_to(root).as_posix(), file) for file in files)
+    digests = ((name, hashlib.sha256(f.read_bytes()).hexdigest()) for name, f in names)
+    text = "".join(f"{name} {digest}\n" for name, digest in digests)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def stale(library: ctypes.CDLL) -> bool:
+    """Whether the library was built from other sources than the checkout's."""
+    sources = source_digest()
+    library.collective_source.restype = ctypes.c_char_p
+    return sources is not None and library.collective_source().decode() != sources
+
+
+def _check_source(library: ctypes.CDLL) -> None:
+    if not hasattr(library, "collective_source"):
+        raise CollectiveError(
+            f"{path()} was built from older sources than this Python code",
+            hint=_REBUILD,
+        )
+    if stale(library):
+        warnings.warn(
+            f"{path()} was not built from the sources beside it\nHINT: {_REBUILD}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def error_from(code: int, text: str) -> CollectiveError:

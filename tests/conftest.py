@@ -1,4 +1,4 @@
-"""What all tests share: devices, backends, and what one process computes."""
+"""What all tests share: devices, backends, and the results of one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collective import library
 from collective.backends.horovod import installed
+from collective.errors import CollectiveError
 from tests import launch
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -22,7 +24,7 @@ DEVICES = 4
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "launches: starts ranks; not run on the ranks of a launch"
+        "markers", "launches: starts processes; not run on ranks, nor by make check"
     )
     config.addinivalue_line(
         "markers", "matrix: every backend on 3 and 4 ranks (make test-equivalence)"
@@ -33,42 +35,72 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "installs: installs three MPIs from PyPI (make test-mpis)"
     )
+    config.addinivalue_line(
+        "markers", "builds: builds a wheel with the native core (make test-wheel)"
+    )
+    config.addinivalue_line(
+        "markers", "trains: trains for seconds in this process; not in make check"
+    )
     config.addinivalue_line("markers", "soak: a long training with kills (make soak)")
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
-        launch.keep_accounts(config)
-        # Terminated as interrupted: what a test has started is ended with it.
+        launch.redirect_dumps(config)
+        refuse_a_stale_core()
+        # SIGTERM as SIGINT: what a test has started is ended with the session.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+def refuse_a_stale_core() -> None:
+    """Tests of a library that was built from other sources would show nothing."""
+    if not library.path().exists():
+        return
+    try:
+        core = library.load()
+    except CollectiveError as error:
+        raise pytest.UsageError(str(error)) from None
+    if library.stale(core):
+        raise pytest.UsageError(
+            f"{library.path()} was not built from the sources of this checkout\n"
+            "HINT: make core; where that does nothing, remove the library first"
+        )
+
+
+# Who asks for one of these trains a model.
+TRAINING = {"clean_keras", "backends_by_name", "reference"}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ranks start no ranks; and in a plain session launches come last."""
+    """Ranks start no ranks. Elsewhere launches come first: they take longest."""
+    for item in items:
+        if TRAINING & set(getattr(item, "fixturenames", ())):
+            item.add_marker("trains")
     if launch.launched():
         items[:] = [i for i in items if not i.get_closest_marker("launches")]
     else:
-        items.sort(key=lambda i: i.get_closest_marker("launches") is not None)
+        items.sort(key=lambda i: i.get_closest_marker("launches") is None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs a Horovod that is not here."""
+    """Skips tests that need Horovod where it is not installed."""
     if item.get_closest_marker("horovod") and (misfit := installed.misfit()):
         pytest.skip(f"{misfit}: make horovod")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def devices() -> None:
-    """Makes the logical devices, if anything here wants TensorFlow at all."""
+    """Makes the logical devices if any test imports TensorFlow."""
     if "tensorflow" in sys.modules and not launch.launched():
         from collective.backends.devices import local_devices
 
         local_devices(DEVICES)
-    # Keras' and TensorFlow's own objects stay; a collection need not visit them.
+    # Keras' and TensorFlow's own objects live for ever: exclude them from collections.
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def backends_by_name() -> Iterator[Callable]:
-    """Makes backends; a launch has one, a plain session several: ``tf-mirrored-2``."""
+    """Makes backends; a launch has one, a plain session several: ``tf-mirrored:2``."""
     from collective import backends
 
     made: dict[str, backends.Backend] = {}
@@ -86,7 +118,7 @@ def backends_by_name() -> Iterator[Callable]:
     yield get
     if launch.launched():
         for backend in made.values():
-            backend.barrier()  # mpirun ends the others when the first rank has failed
+            backend.barrier()  # mpirun ends every rank as soon as one has failed
 
 
 def multiply_instead_of_summing(backend) -> None:
@@ -95,10 +127,10 @@ def multiply_instead_of_summing(backend) -> None:
 
 
 class Reference:
-    """What one process (or N logical devices in one) makes of the cases.
+    """The results of the cases in one process, or on N logical devices of one.
 
-    Computed when first asked for, in a plain session; the ranks of a launch read
-    what the session that started them has left in a folder.
+    A plain session computes them when they are first needed; the ranks of a launch
+    read what the session that started them has written to a folder.
     """
 
     def __init__(self, folder: Path, backend: Callable):
@@ -119,7 +151,7 @@ class Reference:
             # Without micro-batches, except where they matter too (batch statistics).
             parts = case.accumulate if case.replicas_matter else 1
             result = train(case, self.backend(name), precision, parts)
-            # Whole under its own name: another worker may want it meanwhile.
+            # Renamed when complete: another worker may read it at any time.
             part = file.with_suffix(f".{os.getpid()}.npz")
             np.savez(part, *result.values(), names=np.array(list(result)))
             part.replace(file)
@@ -135,7 +167,7 @@ def reference(
         return Reference(Path(folder), backends_by_name)
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # what one worker has computed serves the others
+        base = base.parent  # shared by all workers
     path = base / "reference"
     path.mkdir(exist_ok=True)
     return Reference(path, backends_by_name)

@@ -1,7 +1,7 @@
 """Runs a test file on several ranks at once, and is what each of those ranks runs.
 
 ``launch`` is for a test in a plain pytest session: it starts N processes, waits, and
-tells how every test went on every rank. As a script, this file is one of the ranks.
+returns the outcome of every test on every rank. As a script, this file is one rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collective.launch import programs
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Set for the ranks of a launch: the backend under test, and where they write.
+# Set for the ranks of a launch: the backend under test, and where they write results.
 BACKEND = "COLLECTIVE_TEST_BACKEND"
 REFERENCE = "COLLECTIVE_TEST_REFERENCE"
 MUTATION = "COLLECTIVE_TEST_MUTATION"
@@ -49,10 +49,10 @@ def launched() -> bool:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a launch went.
+    """The result of a launch.
 
     Attributes:
-        code: Exit status; None when it was killed at its deadline.
+        code: Exit status; None if the launch was killed at its deadline.
         output: What the ranks printed.
         outcomes: For each rank, ``passed``, ``failed`` or ``skipped`` of each test.
     """
@@ -63,26 +63,26 @@ class Launch:
 
 
 def command(backend: str, ranks: int) -> list[str]:
-    """What to put before the program to start its ranks."""
+    """The words that start ranks, to put before the program."""
     name = LAUNCHERS[backend]
     if name == "collectiverun":
         return [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
     program = programs.find(name) or name
     more = ["--oversubscribe"] if name == "mpirun" else []
     if name == "horovodrun" and ranks > 2:
-        more = ["--gloo"]  # by MPI with 2: both ways are tried
+        more = ["--gloo"]  # by MPI with 2: so both are tested
     return [program, "-np", str(ranks), *more]
 
 
-def keep_accounts(config: pytest.Config) -> None:
-    """Accounts of the incidents that tests make are kept out of the checkout."""
-    folder = tempfile.TemporaryDirectory(prefix="accounts-")
+def redirect_dumps(config: pytest.Config) -> None:
+    """Keeps the flight recorder's dumps of the events that tests cause out of the checkout."""
+    folder = tempfile.TemporaryDirectory(prefix="dumps-")
     os.environ[recorder.VARIABLE] = folder.name
     config.add_cleanup(folder.cleanup)
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that a test starts: nothing launched it yet."""
+    """The environment of a process that a test starts: that of no launcher's rank."""
     prefixes = (
         "OMPI_",
         "PMI",
@@ -98,7 +98,7 @@ def environment(**more: str) -> dict[str, str]:
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
     if "COLLECTIVE_LIBRARY" in os.environ:  # another core than the installed one
         env["COLLECTIVE_LIBRARY"] = os.environ["COLLECTIVE_LIBRARY"]
-    # Two tests share the cores: who waits in MPI leaves them to the other.
+    # Several tests share the cores: a rank that waits in MPI yields its core.
     env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     # As where the environment is activated: horovodrun looks for mpirun there.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
@@ -112,10 +112,10 @@ def environment(**more: str) -> dict[str, str]:
 def run(
     arguments: list[str], env: dict[str, str], seconds: float
 ) -> tuple[int | None, str]:
-    """Runs a command; at the deadline ends it and all that it has started.
+    """Runs a command; at the deadline ends it and all its descendants.
 
     Returns:
-        Exit status, None past the deadline; and what was printed.
+        Exit status, None past the deadline; and the output, stderr included.
     """
     with tempfile.TemporaryFile() as printed, _segments() as segments:
         process = subprocess.Popen(
@@ -140,7 +140,7 @@ def run(
 
 @contextlib.contextmanager
 def _segments() -> Iterator[str]:
-    """A folder for Open MPI's shared memory: a killed mpirun leaves its files there."""
+    """A folder for Open MPI's shared memory, because a killed mpirun leaves its files."""
     memory = "/dev/shm"
     with tempfile.TemporaryDirectory(
         dir=memory if os.path.isdir(memory) else None, ignore_cleanup_errors=True
@@ -181,9 +181,9 @@ def launch(
         backend: One of ``LAUNCHERS``, or an in-process one for a process of its own.
         ranks: How many.
         tests: Arguments of pytest.
-        reference: Folder with what one process computes.
-        seconds: When to give up.
-        start: Makes of a rank's command the one that starts all ranks; by default
+        reference: Folder with the results of one process.
+        seconds: Deadline.
+        start: Turns the command of one rank into the one that starts all; by default
             the backend's own launcher on this host.
         more: Environment variables.
     """
@@ -208,7 +208,7 @@ def launch(
             quiet = Path(results, f"{rank}.out")
             if quiet.exists() and code != 0:
                 tail = quiet.read_text(errors="replace")[-4000:]
-                output += f"\n--- the last that rank {rank} printed ---\n{tail}"
+                output += f"\n--- the last output of rank {rank} ---\n{tail}"
     return Launch(code, output, outcomes)
 
 
@@ -219,7 +219,7 @@ def _outcomes(file: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """One rank: pytest, with its outcomes on file and its chatter on rank 0 only."""
+    """Runs pytest on one rank: outcomes go to a file, output to rank 0's stdout only."""
     from collective.environment import detect
 
     rank, results = detect().rank, Path(os.environ[RESULTS])

@@ -30,7 +30,7 @@ def no_model():
 
 
 def poisoned():
-    """One row holds an Inf, so one rank alone meets it."""
+    """One row holds an Inf, so only one rank has it."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(64, 6)).astype("float32")
     x[POISONED, 2] = np.inf

@@ -52,6 +52,12 @@ typedef struct collective_handle collective_handle;
 typedef void (*collective_done)(void* argument, int32_t code,
                                 const char* message);
 
+/* For the check at load. The layout in bytes of a structure that Python mirrors
+ * by hand, as "SIZE: OFFSET OFFSET ...", empty for others; and a digest of the
+ * sources of this library. */
+COLLECTIVE_EXPORT const char* collective_layout(const char* structure);
+COLLECTIVE_EXPORT const char* collective_source(void);
+
 COLLECTIVE_EXPORT int32_t collective_init(int32_t rank, int32_t size,
                                           int32_t local_rank,
                                           int32_t local_size, const char* job);

@@ -75,6 +75,16 @@ class _Rank(ctypes.Structure):
     )
 
 
+def check_layout() -> None:
+    """Compares the structures above with those of the library.
+
+    Raises:
+        CollectiveError: If they differ.
+    """
+    library.check_layout(library.load(), _Entry, "Recorder::Entry")
+    library.check_layout(library.load(), _Rank, "Recorder::Rank")
+
+
 @dataclass
 class Entry:
     """Something that a rank did, or is at.

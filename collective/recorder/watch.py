@@ -36,6 +36,7 @@ def begin(environment: Environment, folder: str) -> None:
         folder: Where accounts are written.
     """
     global place, _thread
+    memory.check_layout()
     place = environment
     library.load().collective_recorder_sample(_stack())
     _thread = threading.Thread(

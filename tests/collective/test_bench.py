@@ -14,6 +14,7 @@ from collective.bench.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
+    pytest.mark.launches,
     pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
     pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
 ]

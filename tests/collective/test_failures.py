@@ -16,6 +16,7 @@ from collective import library
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
+    pytest.mark.launches,
     pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
     pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
 ]

@@ -11,6 +11,7 @@ from collective import library
 from tests.launch import environment
 
 pytestmark = [
+    pytest.mark.launches,
     pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="is a rank itself"),
     pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
 ]

@@ -18,6 +18,7 @@ from tests.launch import environment
 
 HERE = Path(__file__).parent
 pytestmark = [
+    pytest.mark.launches,
     pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="is a rank itself"),
     pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
 ]

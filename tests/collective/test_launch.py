@@ -14,9 +14,10 @@ import pytest
 from collective import library
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(
-    "COLLECTIVE_RANK" in os.environ, reason="runs within a launch itself"
-)
+pytestmark = [
+    pytest.mark.launches,
+    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
+]
 
 
 def command(size, *arguments):

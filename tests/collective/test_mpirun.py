@@ -11,6 +11,7 @@ from collective import library
 from tests import launch
 
 pytestmark = [
+    pytest.mark.launches,
     pytest.mark.skipif(
         any(name in os.environ for name in ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK")),
         reason="runs within a launch itself",

@@ -29,7 +29,7 @@ import numpy as np
 import collective
 from collective import recorder
 from collective.errors import UsageError
-from collective.recorder.account import parse
+from collective.recorder.dump import parse
 
 collective.init()
 rank = collective.rank()

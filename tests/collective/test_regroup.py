@@ -11,6 +11,7 @@ from tests import launch
 from tests.collective.test_failures import PRELUDE, Ranks
 
 pytestmark = [
+    pytest.mark.launches,
     pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
     pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
 ]

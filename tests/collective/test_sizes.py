@@ -1,4 +1,4 @@
-"""Jobs of 1 rank, of 5 and of 8: the properties, without TensorFlow.
+"""Jobs of 1 rank, of 5, and (make test-equivalence) of 8: the properties, no TensorFlow.
 
 Jobs of 2 to 4 ranks run everything (``test_launch.py``).
 """
@@ -14,6 +14,7 @@ from collective import library
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
+    pytest.mark.launches,
     pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
     pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
 ]
@@ -26,7 +27,8 @@ PROPERTIES = (
 )
 
 
-@pytest.mark.parametrize("size", [1, 5, 8])
+# 8 ranks take as long as all others together, and are 5 in kind.
+@pytest.mark.parametrize("size", [1, 5, pytest.param(8, marks=pytest.mark.matrix)])
 def test_the_properties(size):
     result = subprocess.run(
         [

@@ -26,7 +26,17 @@ pytestmark = pytest.mark.skipif(
 BUSY = 3  # times as long as promised is allowed: the machine may be busy
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+# In these places rank 0 does what rank 1 does, of which the same is tried.
+LIKE_RANK_1 = re.compile(r"kill -9 of rank 0 in (input|forward|update)\b")
+
+
+def on(fault: Fault):
+    """A parameter set; only in make test-all where another shows the same."""
+    marks = [pytest.mark.matrix] if LIKE_RANK_1.match(fault.name) else []
+    return pytest.param(fault, id=fault.id, marks=marks)
+
+
+@pytest.mark.parametrize("fault", [on(fault) for fault in FAULTS])
 def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
     why_not = fault.needs()
     if fault.backend == "horovod":

@@ -40,10 +40,18 @@ SOME = {
 }
 
 
-def on(name, case):
+def on(name, case, precision):
+    """A parameter set; by make test-equivalence only where others show the same.
+
+    In one process, float32 differs from float64 by its rounding alone: two replicas
+    show it of every case.
+    """
     left = case.name not in SOME.get(name, {case.name})
+    if not launch.launched() and precision == "float32":
+        left = left or name != "tf-mirrored:2"
     marks = [pytest.mark.matrix] if left else []
-    return pytest.param(name, case, id=f"{name}-{case.name}", marks=marks)
+    values = (name, case, precision)
+    return pytest.param(*values, id=f"{name}-{case.name}-{precision}", marks=marks)
 
 
 @pytest.fixture(params=NAMES)
@@ -64,9 +72,10 @@ def together(backend, function, *arguments):
         raise
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    "backend, case", [on(n, c) for n in NAMES for c in COMPARED], indirect=["backend"]
+    "backend, case, precision",
+    [on(n, c, p) for n in NAMES for c in COMPARED for p in PRECISIONS],
+    indirect=["backend"],
 )
 def test_trains_what_one_process_trains(case, precision, backend, reference):
     alone = backend.replicas == 1

@@ -55,7 +55,9 @@ void RaiseTo(T least, std::atomic<T>* value) {
 }  // namespace
 
 struct Recorder::Header {
-  std::atomic<int64_t> claimed, done;  // when
+  // When an account was begun; when that was ended, written or not; and when
+  // one was written last.
+  std::atomic<int64_t> claimed, done, written;
   std::atomic<uint32_t> accounts, asked;
 };
 
@@ -156,6 +158,7 @@ void Recorder::TakeAlong(const Recorder& former) {
   terminated_ = former.terminated_.load();
   RaiseTo(former.header_->accounts.load(), &header_->accounts);
   RaiseTo(former.header_->done.load(), &header_->done);
+  RaiseTo(former.header_->written.load(), &header_->written);
 }
 
 void Recorder::Settle() const {
@@ -281,11 +284,30 @@ bool Recorder::UnderWay() const {
 }
 
 bool Recorder::Claim() {
+  int64_t last = header_->claimed;  // before the look whether it has ended
   if (!watching_ || closing_ || UnderWay()) return false;
-  int64_t last = header_->claimed;
   if (!header_->claimed.compare_exchange_strong(last, Now())) return false;
   if (header_->accounts.fetch_add(1) < kMostAccounts) return true;
   header_->done = header_->claimed.load();
+  return false;
+}
+
+void Recorder::Release() {
+  --header_->accounts;
+  header_->done = header_->claimed.load();
+}
+
+bool Recorder::WrittenJustNow() const {
+  const int64_t written = header_->written;
+  return written && Now() - written < kSameTrouble;
+}
+
+// Between the look and the claim, another rank can have begun and ended an
+// account of the same trouble. So look again under the claim.
+bool Recorder::ClaimTrouble() {
+  if (WrittenJustNow() || !Claim()) return false;
+  if (!WrittenJustNow()) return true;
+  Release();
   return false;
 }
 
@@ -295,9 +317,12 @@ void Recorder::Wake() {
 }
 
 void Recorder::Incident(const std::string& what) {
-  const int64_t last = header_->done;
-  const bool same = last && Now() - last < kSameTrouble;
-  if (!same && Claim()) {
+  if (ClaimTrouble()) {
+    // The core may see a death before the thread that watches does, and this
+    // account shows who is dead: none other is written of that.
+    for (int i = 0; i < place_.local_size; ++i) {
+      if (Untold(i)) ranks_[i].told = 1;
+    }
     std::lock_guard<std::mutex> lock(mutex_);
     reason_ = what;
     pending_ = true;
@@ -312,7 +337,11 @@ bool Recorder::ClaimDeath() {
     if (!Untold(i)) {
       gone_[i] = true;
     } else if (Claim()) {
-      ranks_[i].told = 1;
+      if (ranks_[i].told.exchange(1)) {  // by another rank, since the look
+        Release();
+        gone_[i] = true;
+        continue;
+      }
       std::lock_guard<std::mutex> lock(mutex_);
       reason_ = "rank " + std::to_string(NumberOf(i)) + " (process " +
                 std::to_string(here_.pids[i]) + ") died";
@@ -333,7 +362,7 @@ __attribute__((no_sanitize_thread)) bool Recorder::ClaimStall() {
     if (!entry->started || entry->ended) continue;
     if (number <= stalled_ || Now() - entry->started < stall_) continue;
     stalled_ = number;
-    if (!Claim()) return false;
+    if (!ClaimTrouble()) return false;
     std::lock_guard<std::mutex> lock(mutex_);
     reason_ = "no progress for " +
               std::to_string((Now() - entry->started) / kSecond) + " s in " +
@@ -361,7 +390,7 @@ __attribute__((no_sanitize_thread)) bool Recorder::ClaimSlowStep() {
   const double took = Now() / 1e9 - since;
   if (took < std::max(stall_ / 1e9, kSlowStep * step_took_)) return false;
   slow_at_ = at;
-  if (!Claim()) return false;
+  if (!ClaimTrouble()) return false;
   std::lock_guard<std::mutex> lock(mutex_);
   reason_ = "no progress for " + std::to_string(static_cast<int64_t>(took)) +
             " s in step " + std::to_string(step) + " of rank " +
@@ -376,9 +405,7 @@ __attribute__((no_sanitize_thread)) bool Recorder::WaitsLong() const {
 }
 
 bool Recorder::ClaimEnd() {
-  if (!WaitsLong() || Now() - header_->done < kSameTrouble || !Claim()) {
-    return false;
-  }
+  if (!WaitsLong() || !ClaimTrouble()) return false;
   std::lock_guard<std::mutex> lock(mutex_);
   reason_ = "rank " + std::to_string(mine_->rank) +
             " was told to end (signal " + std::to_string(terminated_) +
@@ -453,7 +480,7 @@ std::string Recorder::reason() {
   return reason_;
 }
 
-void Recorder::Done() { header_->done = Now(); }
+void Recorder::Done() { header_->done = header_->written = Now(); }
 
 void Recorder::Close() {
   mine_->left = 1;

@@ -125,7 +125,14 @@ class Recorder {
   // Whether it has died, and there is no account of that.
   bool Untold(int local_rank) const;
   bool UnderWay() const;
+  // Makes this rank the one that writes, until Done or Release. False where
+  // another is at it, or there are enough.
   bool Claim();
+  // Ends a claim of which nothing is to be written.
+  void Release();
+  // Claims what follows no other account too soon: that one told of the cause.
+  bool ClaimTrouble();
+  bool WrittenJustNow() const;
   bool ClaimDeath();
   bool ClaimStall();
   bool ClaimSlowStep();

@@ -49,6 +49,7 @@ print(sizes[0], max(sizes), sizes[-1], os.environ["COLLECTIVE_RANK"])
 """
 
 
+@pytest.mark.launches
 @pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
 def test_ranks_come_and_go_with_the_slots(tmp_path):
     slots = tmp_path / "slots"

@@ -1,0 +1,237 @@
+"""Ten defects put into a copy of the checkout, one at a time: the tests must see each.
+
+    python -m tests.mutations            # make mutations
+    python -m tests.mutations root epoch # some of them
+
+For each it prints the test that failed. Then it takes the defect out and runs that test
+again, which must pass: a test that fails anyway has caught nothing. Exits with 1 if a
+defect stays unseen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import checkout, launch
+
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A defect.
+
+    Attributes:
+        name: For the command line.
+        what: What is wrong then.
+        old: The code; it must be found exactly once in the product's sources.
+        new: What takes its place.
+        tests: Arguments of pytest: the smallest selection that should see it.
+        ranks: How many ranks of the core run pytest; 1: none is started.
+    """
+
+    name: str
+    what: str
+    old: str
+    new: str
+    tests: Sequence[str]
+    ranks: int = 1
+
+
+MUTATIONS = (
+    Mutation(
+        "mean",
+        "an all-reduce averages instead of summing",
+        "tf.distribute.ReduceOp.SUM",
+        "tf.distribute.ReduceOp.MEAN",
+        ["tests/training/test_equivalence.py", "-k", "mirrored"],
+    ),
+    Mutation(
+        "clip",
+        "gradients are clipped before they are summed",
+        "[_dense(g[i], trainable[i]) for i in self.connected] for g in gradients",
+        "[tf.clip_by_norm(_dense(g[i], trainable[i]), 0.1) for i in self.connected] "
+        "for g in gradients",
+        ["tests/training/test_step.py", "-k", "clip"],
+    ),
+    Mutation(
+        "row",
+        "the last row of an epoch is never read",
+        "np.arange(start, min(stop, self.rows), dtype=np.int64)",
+        "np.arange(start, min(stop, self.rows - 1), dtype=np.int64)",
+        ["tests/training/test_inputs.py"],
+    ),
+    Mutation(
+        "root",
+        "a broadcast always sends what rank 0 holds",
+        "    root = root_rank\n",
+        "    root = 0\n",
+        ["tests/collective/test_others.py", "-k", "broadcast"],
+        ranks=2,
+    ),
+    Mutation(
+        "fence",
+        "an all-reduce does not wait for the sums of the other ranks",
+        "ranks_.AwaitStage(Communicator::kRead, chunk, member, r_.request);",
+        "",
+        ["tests/collective/test_allreduce.py"],
+        ranks=2,
+    ),
+    Mutation(
+        "weight",
+        "each replica counts the same, however many rows it has",
+        "share = tf.cast(rows, dtype) / tf.cast(global_rows, dtype)",
+        "share = tf.cast(0.5, dtype)",
+        ["tests/training/test_equivalence.py", "-k", "mirrored and regularised"],
+    ),
+    Mutation(
+        "scale",
+        "a scaled loss is not un-scaled before the update",
+        "        optimizer.apply(gradients, variables)\n        return",
+        "        core_optimizer(optimizer).apply(gradients, variables)\n        return",
+        ["tests/training/test_step.py"],
+    ),
+    Mutation(
+        "resume",
+        "a resumed training has the model, but an optimizer that starts afresh",
+        "zip(all_variables(model), self.variables, strict=True)",
+        "zip(model.variables, self.variables, strict=False)",
+        ["tests/training/test_checkpoint.py"],
+    ),
+    Mutation(
+        "epoch",
+        "every epoch has the order of the first",
+        "(self.seed, epoch))",
+        "(self.seed, 0))",
+        ["tests/training/test_inputs.py", "-k", "epoch"],
+    ),
+    Mutation(
+        "order",
+        "an all-gather puts the parts in another order",
+        "ranks.PostedBy(member),",
+        "ranks.PostedBy((member + 1) % n),",
+        ["tests/collective/test_others.py", "-k", "allgather"],
+        ranks=2,
+    ),
+)
+
+
+def place(root: Path, mutation: Mutation) -> Path:
+    """The one file that has the code.
+
+    Raises:
+        SystemExit: If it is not there exactly once.
+    """
+    found = []
+    for file in checkout.sources(root):
+        found += [file] * file.read_text().count(mutation.old)
+    if len(found) != 1:
+        where = ", ".join(str(file.relative_to(root)) for file in found) or "nowhere"
+        raise SystemExit(
+            f"mutation {mutation.name}: its code must be there once, but is: {where}\n"
+            f"HINT: in tests/mutations.py, give what has become of {mutation.old!r}"
+        )
+    return found[0]
+
+
+def build(root: Path) -> None:
+    """Builds the native core of the copy: as a whole the first time."""
+    target = root / "build" / "native"
+    commands = [["cmake", "-S", str(root), "-B", str(target), "-G", "Ninja"]]
+    if (target / "build.ninja").exists():
+        commands.clear()
+    commands.append(["cmake", "--build", str(target)])
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{done.stdout[-4000:]}{done.stderr}")
+
+
+def failed_test(root: Path, tests: Sequence[str], ranks: int) -> str:
+    """Runs tests until one fails.
+
+    Returns:
+        Its name; empty where all passed.
+
+    Raises:
+        SystemExit: If none ran.
+    """
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=no"]
+    command += ["--color=no", "-p", "no:cacheprovider", *tests]
+    if ranks > 1:
+        start = [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
+        command = [*start, *command]
+    env = launch.environment() | {"PYTHONPATH": str(root), "COLLECTIVE_TIMEOUT": "60"}
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=env, capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"(none ended within {SECONDS} s)"
+    if found := re.search(r"(?:FAILED|ERROR) (\S+::.*?)(?: - |\n)", done.stdout):
+        return found[1]
+    if done.returncode == 0:
+        return ""
+    if "passed" in done.stdout or "died" in done.stderr:
+        return "(a rank died)"
+    raise SystemExit(f"no test ran: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+
+
+def caught(root: Path, mutation: Mutation) -> str:
+    """The test that sees a mutation and passes without; empty where none does."""
+    file = place(root, mutation)
+    text = file.read_text()
+    native = file.suffix != ".py"
+    file.write_text(text.replace(mutation.old, mutation.new))
+    try:
+        if native:
+            build(root)
+        name = failed_test(root, mutation.tests, mutation.ranks)
+    finally:
+        file.write_text(text)
+        if native:
+            build(root)
+    again = [name] if "::" in name else mutation.tests
+    if name and failed_test(root, again, mutation.ranks):
+        raise SystemExit(f"{mutation.name}: {again} fails without it, too")
+    return name
+
+
+def main() -> int:
+    """Applies the mutations; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations")
+    names = [mutation.name for mutation in MUTATIONS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
+    chosen = parser.parse_args().names or names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"there is no mutation {', '.join(sorted(unknown))}")
+    unseen = 0
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        root = Path(folder)
+        checkout.copy(root)
+        for library in (checkout.ROOT / "collective" / "native").glob("*.so"):
+            shutil.copy2(library, root / "collective" / "native")
+        wanted = [mutation for mutation in MUTATIONS if mutation.name in chosen]
+        for mutation in wanted:
+            place(root, mutation)  # all are looked for before the first takes its time
+        for mutation in wanted:
+            name = caught(root, mutation)
+            unseen += not name
+            print(f"{mutation.name}: {mutation.what}")
+            print(f"  {'caught by ' + name if name else 'NOT CAUGHT'}", flush=True)
+    print(f"{len(wanted) - unseen} of {len(wanted)} caught")
+    return int(unseen > 0)
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    sys.exit(main())

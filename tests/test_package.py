@@ -1,0 +1,129 @@
+"""One name in site-packages; and a user's own folders of our names win over nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import setuptools
+
+from tests import checkout, launch
+
+# A user's folders and files that have names of this checkout.
+OWN = {
+    "training/__init__.py": "OWNER = 'the user'\n",
+    "backends/__init__.py": "OWNER = 'the user'\n",
+    "comparison/__init__.py": "OWNER = 'the user'\n",
+    "tests/__init__.py": "OWNER = 'the user'\n",
+    "train.py": "OWNER = 'the user'\n",
+    "compare.py": "OWNER = 'the user'\n",
+    "utils.py": "OWNER = 'the user'\n",
+    "script.py": """
+import os
+
+import backends, compare, comparison, tests, train, training, utils
+import keras
+import numpy as np
+
+import collective
+
+for module in (backends, compare, comparison, tests, train, training, utils):
+    assert module.OWNER == "the user", module
+assert collective.training.__name__ == "collective.training"
+rng = np.random.default_rng(1)
+x = rng.normal(size=(64, 3)).astype("float32")
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+result = collective.fit(model, (x, x[:, :1]), backend="single", epochs=2, verbose=0)
+assert result.losses[-1] < result.losses[0], result.losses
+print("trained with", os.path.dirname(collective.__file__))
+""",
+}
+
+
+def run_script(folder: Path, **variables: str) -> str:
+    """Runs the user's script in a folder of theirs; what it printed last."""
+    for name, text in OWN.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    env = {k: v for k, v in launch.environment().items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env=env | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1].removeprefix("trained with ")
+
+
+def build_wheel(folder: Path, core: bool) -> Path:
+    """Builds a wheel; with ``core``, CMake builds the native core on the way."""
+    # From a copy: setuptools takes whatever an earlier build has left in build/.
+    checkout.copy(folder / "copy")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    command += ["--wheel-dir", str(folder), str(folder / "copy")]
+    if not core:
+        command.append("--no-build-isolation")
+    env = os.environ | {"COLLECTIVE_BUILD_CORE": str(int(core))}
+    subprocess.run(command, env=env, check=True, timeout=600)
+    (wheel,) = folder.glob("collective-*.whl")
+    return wheel
+
+
+@pytest.mark.launches
+def test_a_users_folders_of_our_names_stay_theirs(tmp_path):
+    """In the environment that the tests run in, where the package is editable."""
+    editable = subprocess.run(
+        [sys.executable, "-c", "import collective"],
+        cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        capture_output=True,
+    )
+    if editable.returncode:
+        pytest.skip("collective is not installed in this environment")
+    run_script(tmp_path)
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    "core", [False, pytest.param(True, marks=pytest.mark.builds)], ids=["", "core"]
+)
+def test_a_wheel_holds_one_package(tmp_path, core):
+    if not core and int(setuptools.__version__.split(".")[0]) < 77:
+        pytest.skip("pyproject.toml needs setuptools 77")
+    if shutil.which("git") is None or not (launch.ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    with zipfile.ZipFile(build_wheel(tmp_path, core)) as wheel:
+        names = wheel.namelist()
+        wheel.extractall(tmp_path / "installed")
+    tops = {name.split("/")[0] for name in names}
+    assert len(tops) == 2 and "collective" in tops, tops
+    (info,) = tops - {"collective"}
+    assert info.startswith("collective-") and info.endswith(".dist-info")
+    for folder in ("training", "backends", "comparison"):
+        assert f"collective/{folder}/__init__.py" in names
+    assert "collective/comparison/report.html.jinja" in names
+    assert ("collective/native/libcollective.so" in names) == core
+    user = tmp_path / "user"
+    used = run_script(user, PYTHONPATH=str(tmp_path / "installed"))
+    assert used == str(tmp_path / "installed" / "collective")
+
+
+@pytest.mark.launches
+def test_import_brings_no_tensorflow():
+    code = (
+        "import sys, collective\n"
+        "heavy = {'tensorflow', 'keras', 'mpi4py.MPI', 'numpy', 'cloudpickle'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=launch.environment(), capture_output=True)
+    assert done.stdout.decode() == "[]\n", done.stderr.decode()
