@@ -43,7 +43,7 @@ class Communicator {
   // Chunks in flight: the direct algorithm works on three at a time.
   static constexpr uint32_t kDepth = 4;
   // Of one rank's slot. 128 and 256 KB were slower by 2 to 15 %
-  // (docs/algorithms.md).
+  // (docs/explanation/algorithms.md).
   static constexpr size_t kChunkBytes = size_t{512} << 10;
   static constexpr size_t kPostBytes = 64 << 10;  // most data in a post
   static constexpr uint32_t kMailDepth = 2;  // one is read while one is written
