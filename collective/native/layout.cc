@@ -36,8 +36,8 @@ const char* collective_layout(const char* structure) {
   if (!std::strcmp(structure, "collective_request")) {
     return Layout<AT(kind), AT(op), AT(root), AT(algorithm), AT(transport),
                   AT(group), AT(order), AT(tensors_length), AT(tensors),
-                  AT(counts), AT(counts_length), AT(name), AT(plan)>(
-        sizeof(TYPE));
+                  AT(counts), AT(counts_length), AT(name), AT(plan), AT(once),
+                  AT(ticket), AT(issued)>(sizeof(TYPE));
   }
 #undef TYPE
 #define TYPE Entry
@@ -57,4 +57,4 @@ const char* collective_layout(const char* structure) {
   return "";
 }
 
-const char* collective_source(void) { return COLLECTIVE_SOURCE_DIGEST; }
+const char* collective_source(void) { return NATIVE_SOURCE_DIGEST; }

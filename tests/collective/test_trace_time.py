@@ -13,7 +13,7 @@ import collective
 
 PACKAGE = Path(collective.__file__).parent
 NUMBERS = {"rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"}
-NUMBERS |= {"included", "members", "called", "detect"}
+NUMBERS |= {"included", "members", "launch_info", "detect"}
 # Modules with functions of these names that are about tensors, or are ops.
 OTHERS = {"tf", "np", "ranks"}
 

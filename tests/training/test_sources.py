@@ -80,9 +80,9 @@ def test_arrays_of_any_structure(monkeypatch, resident):
 def test_arrays_that_do_not_fit_together():
     fails("x has 29 rows, y has 28", Arrays, X, Y[1:])
     fails(r"x\['a'\] has 29 rows, sample_weight has 3", Arrays, {"a": X}, Y, W[:3])
-    fails(r"y\[1\] is no array.*object", Arrays, X, (Y, np.array([None] * ROWS)))
-    fails("x is no array", Arrays, [[1, 2], [3]], Y)
-    fails("y is no array", Arrays, X, 3)
+    fails(r"y\[1\] is not an array.*object", Arrays, X, (Y, np.array([None] * ROWS)))
+    fails("x is not an array", Arrays, [[1, 2], [3]], Y)
+    fails("y is not an array", Arrays, X, 3)
     fails("a dict is not data", as_source, {"x": X})
     fails("a tuple of 1 is not data", as_source, (X,))
 
