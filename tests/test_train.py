@@ -40,7 +40,7 @@ def command(keras_as_it_was, capfd, monkeypatch, tmp_path):
 
         world = MPI.COMM_WORLD
         tmp_path = world.bcast(tmp_path, root=0)
-    monkeypatch.setattr(cli, "_let_rank_zero_speak", lambda rank: None)
+    monkeypatch.setattr(cli, "_wait_for_rank_zero", lambda rank: None)
 
     def run(*arguments: str) -> tuple[set[int], str]:
         capfd.readouterr()

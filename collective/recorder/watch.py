@@ -1,8 +1,9 @@
-"""The thread of each rank that samples its Python line, and writes accounts."""
+"""The thread of each rank that samples its Python stack and writes dumps."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import sys
@@ -33,7 +34,7 @@ def begin(environment: Environment, folder: str) -> None:
 
     Args:
         environment: This process' place in the job.
-        folder: Where accounts are written.
+        folder: Where dumps are written.
     """
     global place, _thread
     memory.check_layout()
@@ -46,7 +47,7 @@ def begin(environment: Environment, folder: str) -> None:
 
 
 def end() -> None:
-    """Waits for the thread, which has been told to end."""
+    """Waits for the thread to end, after the recorder was closed."""
     if _thread is not None and _thread is not threading.current_thread():
         _thread.join(5)
 
@@ -57,14 +58,14 @@ def _watch(folder: str) -> None:
         core.collective_recorder_sample(_stack())
         if event == _INCIDENT:
             try:
-                _tell(folder)
-            except Exception as error:  # the job's own error must not be lost in ours
+                _dump(folder)
+            except Exception as error:  # must not replace the job's own error
                 print(f"collective: flight recorder: {error!r}", file=sys.stderr)
             finally:
                 core.collective_recorder_done()
 
 
-def _tell(folder: str) -> None:
+def _dump(folder: str) -> None:
     core = library.load()
     now, wall = time.monotonic_ns(), time.time()
     core.collective_recorder_gather(_ANSWER_MILLISECONDS)
@@ -81,12 +82,12 @@ def _tell(folder: str) -> None:
     name = f"collective-{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}-{host}"
     path = _write(account, folder, f"{name}-{os.getpid()}")
     hint = f"\nHINT: {recorder.remedy}" if recorder.remedy else ""
-    told = f"{account.essence()}\nflight recorder: {path}{hint}"
-    print(told, file=sys.stderr, flush=True)
+    summary = f"{account.essence()}\nflight recorder: {path}{hint}"
+    print(summary, file=sys.stderr, flush=True)
 
 
 def _write(account: Account, folder: str, name: str) -> Path:
-    """Writes the account where only the user can read it, over nothing else."""
+    """Writes a new file that only the user can read."""
     text = account.text().encode()
     for place in (folder, tempfile.gettempdir()):
         for again in ("", *(f"-{number}" for number in range(2, 10))):  # in one second
@@ -102,7 +103,21 @@ def _write(account: Account, folder: str, name: str) -> Path:
 
 
 def _stack() -> bytes:
-    """The main thread's lines, the innermost first, as the ring keeps them."""
+    """Returns the main thread's stack, innermost line first.
+
+    Without garbage collection: one in this thread may free TensorFlow graphs, which
+    waits for a lock that the main thread holds, while that waits for the interpreter.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return _main_stack()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _main_stack() -> bytes:
     frame: FrameType | None = sys._current_frames().get(
         threading.main_thread().ident or 0
     )
