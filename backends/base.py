@@ -1,7 +1,7 @@
 """The interface between the training step and the code that sums its gradients.
 
 A backend knows processes, devices and sums; it knows no model and no data set. The
-step uses this class only and cannot tell which backend it has. What only some backends
+step uses this class only and does not know which backend it has. What only some backends
 can do is in ``collective.backends.capabilities``, one class each.
 """
 

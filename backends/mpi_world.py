@@ -78,7 +78,7 @@ def start(environment: Environment, elastic: bool = False) -> Any:
         if environment.launcher == "srun":
             raise UsageError(
                 f"srun started {environment.size} processes, but MPI ({library}) sees "
-                f"{world.size}: srun did not tell this MPI of the others",
+                f"{world.size}: srun did not pass the other ranks to this MPI",
                 hint="srun --mpi=pmix (srun --mpi=list shows what there is), or start "
                 "the job by mpirun within the allocation",
             )

@@ -130,7 +130,7 @@ def contestant(name: str) -> Callable:
     if name == "collective":
         from collective import tensorflow_ops
 
-        # Its other arguments would be looked at anew in each call of the function.
+        # Its other arguments would be inspected in each call of the function.
         return lambda tensors: tensorflow_ops.all_reduce(tensors)
     if name == "drop-in":
         import collective.tensorflow as drop_in

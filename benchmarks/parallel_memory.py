@@ -7,7 +7,7 @@ An embedding of 65536 rows of 512 and two pairs of layers, 512 to 16384 to 512, 
 on 4 rows of 8 tokens: weights are what there is. Bytes of weights and optimizer on each
 rank or device, from the variables themselves; and for ranks the largest peak resident
 memory, as the operating system counts it. Devices are logical CPU devices where there
-are no GPUs: they have one memory, so that what runs on them cannot be told apart.
+are no GPUs: they have one memory, so what runs on each cannot be distinguished.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def steps_in(ledger: Path) -> int:
 
 def times(timeline: Path) -> str:
     """How long ranks took to agree, and then to the end of a step: the longest."""
-    events, told = json.loads(timeline.read_text()), []
+    events, agreements = json.loads(timeline.read_text()), []
     for event in events:
         if not re.fullmatch(r"continues as rank \d+ of \d+", event["name"]):
             continue
@@ -131,8 +131,8 @@ def times(timeline: Path) -> str:
         after = [end for end in ends if end > event["ts"]]
         if before and after:
             first = event["ts"] - max(before), min(after) - event["ts"]
-            told.append([round(t / 1e3) for t in first])
-    agreed, made = np.max(told or [[0, 0]], axis=0)
+            agreements.append([round(t / 1e3) for t in first])
+    agreed, made = np.max(agreements or [[0, 0]], axis=0)
     return f"agreed after {agreed} ms, next step made {made} ms later"
 
 

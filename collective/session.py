@@ -68,7 +68,7 @@ def init(environment: Environment | None = None) -> None:
 def shutdown() -> None:
     """Leaves the job. Handles that were not waited for end with an error.
 
-    Ranks that still wait for this one are told. ``init()`` may be called again, on
+    Ranks that still wait for this one get an error. ``init()`` may be called again, on
     every rank.
     """
     global _place
@@ -86,7 +86,7 @@ def lost() -> bool:
 
 
 def regroup() -> list[int]:
-    """Goes on with those ranks that are left, numbered anew in their old order.
+    """Continues with the ranks that are left, renumbered in their old order.
 
     All of them call it, where ``lost()``, or where they have agreed to; or die, or
     ``leave``. Those who wait to come in follow behind. Process sets end with the old
@@ -214,7 +214,7 @@ def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> 
         variables: The environment; ``os.environ`` by default.
 
     Raises:
-        CollectiveError: If the launcher left nothing to tell jobs apart by.
+        CollectiveError: If the launcher left nothing that identifies the job.
     """
     env = os.environ if variables is None else variables
     if env.get("COLLECTIVE_JOB"):
@@ -238,7 +238,7 @@ def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> 
         name = json.dumps(json.loads(env["TF_CONFIG"])["cluster"], sort_keys=True)
     if not name:
         raise CollectiveError(
-            f"cannot tell this job from others: {place.launcher or 'no launcher'} "
+            f"cannot identify this job: {place.launcher or 'no launcher'} "
             "left no name for it",
             hint="give every rank the same: export COLLECTIVE_JOB=$RANDOM$RANDOM",
         )

@@ -64,9 +64,9 @@ class Recording:
         text = os.pread(self._file, size - self._taken, self._taken)
         events = []
         for line in text.splitlines(keepends=True):
-            told = line.strip(b",\n")
+            text = line.strip(b",\n")
             try:
-                event = {} if told in (b"", b"[") else json.loads(told)
+                event = {} if text in (b"", b"[") else json.loads(text)
             except ValueError:  # the closing bracket, or what is being written now
                 break
             self._taken += len(line)

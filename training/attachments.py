@@ -1,6 +1,6 @@
 """What travels in a step's all-reduce besides gradients, losses and metrics.
 
-An attachment has one number or more of each replica to tell all ranks. Its tensors are
+An attachment sends numbers of each replica to every rank. Its tensors are
 appended to those of the step, so no message is added, and every rank has the totals of
 the same steps. ``Step`` takes a list of attachments and knows nothing else about them:
 

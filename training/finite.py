@@ -48,7 +48,7 @@ def check(
         not_finite: The sum of ``locate`` over replicas; or a place for each rank, where
             several hold a replica together.
         number: Of the step, for the message.
-        backend: Tells how many places there may be.
+        backend: Gives the maximal number of replicas.
 
     Returns:
         The operations to wait for.

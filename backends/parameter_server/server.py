@@ -51,7 +51,7 @@ class Task:
 class ChiefListener:
     """The chief's connections to all ranks that serve it; they close when it ends.
 
-    TensorFlow tells its servers of the end late in that process, and would wait long
+    TensorFlow stops its servers late in that process, and would wait long
     for servers that have died.
 
     Args:

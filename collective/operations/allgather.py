@@ -21,7 +21,7 @@ def allgather(
         array: Equal dtype and shape on every rank but for the first axis. A scalar
             counts as one row.
         out: Where the result goes; a new array by default.
-        name: Told in errors; ranks must agree on it.
+        name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
 
     Returns:

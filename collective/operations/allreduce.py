@@ -37,7 +37,7 @@ def allreduce(
         op: Average, Sum, Min, Max or Product.
         out: Where the result goes, ``array`` itself to reduce in place; a new
             array by default. Of an input that it overlaps otherwise, a copy is made.
-        name: Told in errors; ranks must agree on it.
+        name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
         algorithm: ``auto``, ``direct``, ``one-shot``, ``ring``,
             ``halving-doubling``, ``tree`` or ``hierarchical``; see

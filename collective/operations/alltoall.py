@@ -33,7 +33,7 @@ def alltoall(
         splits: Rows for each rank, in order; they add up to ``rows``. Equal parts
             by default.
         out: Where the result goes; not ``array``. A new array by default.
-        name: Told in errors; ranks must agree on it.
+        name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
 
     Returns:

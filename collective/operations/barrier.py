@@ -11,7 +11,7 @@ def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> N
     """Waits for every rank.
 
     Args:
-        name: Told in errors; ranks must agree on it.
+        name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
 
     Raises:

@@ -23,7 +23,7 @@ def broadcast(
         array: Equal shape and dtype on every rank; its values matter on the root.
         root_rank: The root, counted in the whole job.
         out: Where the result goes; ``array`` itself is fine.
-        name: Told in errors; ranks must agree on it.
+        name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
 
     Returns:

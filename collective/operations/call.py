@@ -80,7 +80,7 @@ class Call:
         kind: Which collective.
         arrays: Pairs of input and output, C-contiguous, of one dtype each.
         process_set: The ranks that take part; None for all.
-        name: Told in errors, and compared between ranks.
+        name: Shown in errors, and compared between ranks.
         fields: Other fields of ``collective_request``.
         counts: Elements per rank, where the collective needs them.
     """

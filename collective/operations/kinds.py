@@ -84,7 +84,7 @@ def dtype_number(dtype: np.dtype) -> int:
     Raises:
         UsageError: If the core has no such elements.
     """
-    if not dtype.isnative:  # the name does not tell
+    if not dtype.isnative:  # the name does not say so
         raise UsageError(
             f"elements of {dtype.str} are not in this machine's byte order",
             hint='array.astype(array.dtype.newbyteorder("="))',

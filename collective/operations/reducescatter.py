@@ -33,7 +33,7 @@ def reducescatter(
         array: ``[rows, ...]``, equal shape and dtype on every rank.
         op: Average, Sum, Min, Max or Product.
         out: Where this rank's part goes; a new array by default.
-        name: Told in errors; ranks must agree on it.
+        name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part; None for all.
         splits: Rows of each rank, in order, the same list on every rank; by default
             as even as can be, the first ranks having one more.

@@ -1,8 +1,8 @@
-"""The flight recorder: what each rank did last, told when a job stalls or breaks.
+"""The flight recorder: what each rank did last, written out when a job stalls or breaks.
 
 Every rank keeps its last few hundred collectives and steps, and each second the Python
 line of its main thread, in memory that the ranks of its host share. So what a rank did
-that was killed can be told by the others. On a stall, a mismatch, a desync or a death
+that was killed can be written by another rank. On a stall, a mismatch, a desync or a death
 one rank of each host writes an account of all ranks there to a file, and its essence to
 stderr; ``python -m collective.recorder FILE...`` merges the files of several hosts.
 
@@ -65,7 +65,7 @@ def start(environment: Environment, job: str, called: int | None = None) -> None
 def follow(environment: Environment, called: Environment | None) -> None:
     """Goes on among the ranks that a job of the core has now; each of them calls it.
 
-    What this rank did before is kept; of those that are gone nothing more is told.
+    What this rank did before is kept; ranks that have left are omitted from later dumps.
 
     Args:
         environment: This process' place among them.
@@ -111,7 +111,7 @@ def _begin(environment: Environment, job: str, code: int) -> None:
     _position = memoryview(shared).cast("B").cast("d")
     if not faulthandler.is_enabled():
         with contextlib.suppress(ValueError, OSError, RuntimeError):  # no stderr
-            faulthandler.enable()  # a crash within C tells its Python line, too
+            faulthandler.enable()  # a crash within C shows its Python line, too
     watch.begin(environment, _folder() or os.getcwd())
     atexit.register(close)
 
@@ -168,7 +168,7 @@ def in_no_step() -> None:
 
 
 def _forked() -> None:
-    """What the training loop of a child does is not told."""
+    """A forked child records nothing of its training loop."""
     global _position
     _position = _nowhere
 

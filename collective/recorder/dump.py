@@ -1,4 +1,4 @@
-"""The account of an incident: who waits, where and since when; who does not come."""
+"""The dump of an incident: which rank waits, where and since when, and for whom."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Account:
         reason: The trouble, in a sentence.
         at: When: seconds since the epoch.
         size: Ranks of the whole job.
-        ranks: Those that are told of, ascending.
+        ranks: The ranks described, ascending.
     """
 
     reason: str
@@ -107,26 +107,26 @@ class Account:
         if running:
             last = running[-1]
             waits = "waits in" if rank.state == "alive" else "in"
-            told = f"{waits} {last}{_since(last.started)}{self._missing(rank, last)}"
+            text = f"{waits} {last}{_since(last.started)}{self._missing(rank, last)}"
         elif opened:
             asked = "asking for" if state else "has asked for"
-            told = f"{asked} {opened[-1]}{_since(opened[-1].announced)}"
+            text = f"{asked} {opened[-1]}{_since(opened[-1].announced)}"
         else:
-            told = "in no collective" if state else "is in no collective"
+            text = "in no collective" if state else "is in no collective"
         ended = [e for e in rank.entries if e.collective and e.ended is not None]
         if ended and (not running or state):
-            told += (
+            text += (
                 f"; its last was {ended[-1]}, ended {-(ended[-1].ended or 0):.1f} s ago"
             )
         elif not rank.entries:
-            told += "; it has done none"
+            text += "; it has done none"
         within = _within(rank)
         if within and not running:
-            told += f"; in {within[-1]}"
-        return state + told
+            text += f"; in {within[-1]}"
+        return state + text
 
     def _missing(self, waiting: Rank, entry: Entry) -> str:
-        """Which of the ranks that are told of have not come to a collective."""
+        """Returns which of the described ranks have not reached a collective."""
         if entry.area < 0:
             return ""
         absent, others = [], []
@@ -139,8 +139,8 @@ class Account:
                 others.append(f"rank {rank.rank} is in {theirs[0]}")
             elif not same or same[-1].sequence < entry.sequence:
                 absent.append(str(rank.rank))
-        told = f"; for rank {','.join(absent)}" if absent else ""
-        return told + "".join(f"; {other}" for other in others[:2])
+        text = f"; for rank {','.join(absent)}" if absent else ""
+        return text + "".join(f"; {other}" for other in others[:2])
 
     def _absent(self) -> list[str]:
         known = {rank.rank for rank in self.ranks}
@@ -224,8 +224,8 @@ def _moved(rank: Rank, seconds: float) -> Rank:
 def _within(rank: Rank) -> list[str]:
     """In what it is, since when; the innermost last."""
     opened = [e for e in rank.entries if e.ended is None and not e.collective]
-    told = [f"{entry}{_since(entry.started)}" for entry in opened]
-    return [f"{rank.at}{_since(rank.since)}", *told] if rank.at else told
+    text = [f"{entry}{_since(entry.started)}" for entry in opened]
+    return [f"{rank.at}{_since(rank.since)}", *text] if rank.at else text
 
 
 def _since(moment: float | None) -> str:

@@ -4,7 +4,7 @@
 >>> hvd.init()
 >>> tape = hvd.DistributedGradientTape(tape)
 
-Every public name of ``horovod.tensorflow`` 0.28.1, on Keras 3. docs/reference/horovod.md tells
+Every public name of ``horovod.tensorflow`` 0.28.1, on Keras 3. docs/reference/horovod.md says
 where the two differ.
 """
 

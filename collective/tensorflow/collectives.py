@@ -24,7 +24,7 @@ from collective.tensorflow.reductions import Adasum, Reduction, chosen
 from collective.tensorflow.variables import tensor_of
 from collective.tensorflow_ops import ranks
 
-# A tf.Tensor or tf.IndexedSlices; TensorFlow tells mypy nothing of either.
+# A tf.Tensor or tf.IndexedSlices; TensorFlow has no types for mypy.
 Tensor = Any
 
 

@@ -1,9 +1,8 @@
 """State that is saved, restored and the same on every rank, and what runs on it.
 
 ``run`` starts a function from the last committed state where workers were lost and the
-launcher was told to go on without them (``collectiverun --min-np``), and from the present
-one where workers have joined (``--max-np``) or leave because they were told to end
-(SIGTERM): all learn of it in the same ``commit``. Where the launcher begins the job anew
+launcher may continue without them (``collectiverun --min-np``), and from the present
+one where workers have joined (``--max-np``) or leave because they got SIGTERM: all learn of it in the same ``commit``. Where the launcher restarts the job
 on other hosts (``collective.elastic.generations``), the next round starts from there, too. Also when
 all ranks ask for it together, by ``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
 """
@@ -73,11 +72,11 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Adds functions that are called when the ranks begin anew."""
+        """Adds functions that are called after the ranks have changed."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """What happens when the ranks begin anew."""
+        """Runs the reset callbacks after the ranks have changed."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -90,7 +89,7 @@ class State:
     def check_host_updates(self) -> None:
         """Whether ranks leave, or wait to join; all ranks call it.
 
-        A rank that was told to end ends here, with exit code 0; and all of them where
+        A rank that got SIGTERM ends here, with exit code 0; and all of them where
         the job's next round is to begin.
 
         Raises:
@@ -98,15 +97,15 @@ class State:
         """
         if MIN_NP not in os.environ:
             return
-        told = allgather(np.array([_preemption.flags()]), name="host updates")
-        if (told & RESTARTS).any():
+        flags = allgather(np.array([_preemption.flags()]), name="host updates")
+        if (flags & RESTARTS).any():
             self._renew()
-        told &= LEAVES | WAITING
-        if told[rank()] & LEAVES:
+        flags &= LEAVES | WAITING
+        if flags[rank()] & LEAVES:
             session.leave()
             raise SystemExit(0)
-        if told.any():
-            raise HostsUpdatedInterrupt(skip_sync=not (told & WAITING).any())
+        if flags.any():
+            raise HostsUpdatedInterrupt(skip_sync=not (flags & WAITING).any())
 
     def save(self) -> None:
         """Saves the state in memory."""
@@ -121,7 +120,7 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """For subclasses: before the state is synchronized anew."""
+        """For subclasses: called before the state is synchronized again."""
 
     def _renew(self) -> None:
         """Ends for the next round, with the state kept on each host."""

@@ -130,7 +130,7 @@ class Distributed(keras.optimizers.Optimizer):
         return CallableList(super().variables)
 
 
-# Optimizers of Keras 3.15 tell passes, which learning-rate schedules see, from updates,
+# Optimizers of Keras 3.15 distinguish passes, which learning-rate schedules see, from updates,
 # which the bias of Adam is corrected by. In Keras 3.3 both are updates.
 COUNTS_PASSES = isinstance(
     getattr(keras.optimizers.Optimizer, "iterations", None), property

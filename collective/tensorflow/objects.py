@@ -30,7 +30,7 @@ def broadcast_object(
         obj: The object; what the others pass does not matter.
         root_rank: The root, counted in the whole job.
         session: Not needed.
-        name: Told in errors; ranks must agree on it.
+        name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part.
 
     Returns:
@@ -73,7 +73,7 @@ def allgather_object(
     Args:
         obj: This rank's.
         session: Not needed.
-        name: Told in errors; ranks must agree on it.
+        name: Shown in errors; must be the same on every rank.
         process_set: The ranks that take part.
 
     Raises:

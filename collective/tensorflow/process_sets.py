@@ -92,7 +92,7 @@ def _ranks_in_the_world(comm: Any) -> list[int]:
 
 
 class _Everyone(ProcessSet):
-    """All ranks of the job, whoever has joined it."""
+    """All ranks of the job, including those that joined later."""
 
     process_set_id = 0
 
@@ -136,7 +136,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     for ranks in [mine] if process_set.mpi_comm is None else _of_all_ranks(mine):
         if ranks not in _groups:
             _groups[ranks] = core.ProcessSet(ranks)
-        # Not the core's number, which ranks outside of the set are not told.
+        # Not the core's number: ranks outside of the set do not get it.
         number = next(_numbers)
         if ranks == mine:
             process_set.process_set_id = number

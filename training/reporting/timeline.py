@@ -1,7 +1,7 @@
 """What every rank did when, as one Chrome trace (``train.py --timeline FILE``).
 
 One row a rank. In each step: ``input``, ``forward/backward``, ``all-reduce`` (in it,
-the buckets, where the backend can tell; in a line of their own, where they leave before
+the buckets, where the backend records them; in a line of their own, where they leave before
 the backward pass is done) and ``update``. The ranks of rank 0's host
 write ``FILE`` while they train; those of any other host write ``FILE.<host>`` there,
 and at the end these are added to ``FILE``. All times are rank 0's. Who joins a job that
@@ -83,8 +83,8 @@ def together(mine: Timeline | None, path: str, backend: Backend, step: int) -> T
     """
     known = (False, 0.0, 0.0) if mine is None else (True, mine.zero, mine.home)
     machine, host = clocks.number_of(clocks.machine()), clocks.number_of(_host())
-    told = gather_few(backend, [*known, machine, host])
-    there, zeros, homes, machines, hosts = told.T
+    gathered = gather_few(backend, [*known, machine, host])
+    there, zeros, homes, machines, hosts = gathered.T
     if not there[0]:
         return begin(path, backend)
     offset = clocks.Offset(0.0, 0.0, clocks.now())

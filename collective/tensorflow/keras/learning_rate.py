@@ -79,7 +79,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._adjust(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Tells the learning rate to the callbacks behind this one."""
+        """Adds the learning rate to the logs of later callbacks."""
         if logs is not None:
             logs["lr"] = self._learning_rate()
 
@@ -117,7 +117,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         initial_lr: The learning rate after the warm-up.
         warmup_epochs: How long it takes.
         momentum_correction, steps_per_epoch: As for ``LearningRateScheduleCallback``.
-        verbose: 1 to have rank 0 tell the end.
+        verbose: 1 to print the end of the warm-up on rank 0.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Tells the learning rate, and the end of the warm-up."""
+        """Adds the learning rate to the logs; prints the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch == (self.end_epoch or 0) - 1 and self.verbose > 0 and rank() == 0:
             print(
