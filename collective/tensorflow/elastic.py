@@ -24,7 +24,7 @@ from collective import session
 from collective.elastic import generations
 from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
 from collective.environment.base import MIN_NP
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, LeaveJob, NextGeneration
 from collective.library import PeerLost
 from collective.net import private_files
 from collective.operations.allgather import allgather
@@ -103,7 +103,7 @@ class State:
         flags &= LEAVES | WAITING
         if flags[rank()] & LEAVES:
             session.leave()
-            raise SystemExit(0)
+            raise LeaveJob
         if flags.any():
             raise HostsUpdatedInterrupt(skip_sync=not (flags & WAITING).any())
 
@@ -134,7 +134,7 @@ class State:
                 )
                 kept = True
         if allgather(np.array([kept]), name="kept").any():
-            raise SystemExit(generations.EXIT_CODE)
+            raise NextGeneration(generations.EXIT_CODE)
 
     def _go_on(self) -> None:
         """Takes what a host has kept in the round before; all ranks call it."""
