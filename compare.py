@@ -3,12 +3,12 @@
 
     python compare.py -np 4
 
-Also ``python -m collective.compare``. The options are in ``collective.comparison.cli``.
+Also ``python -m collective.compare``. The options are in ``collective.compare``.
 """
 
 import sys
 
-from collective.comparison.cli import main
+from collective.compare import main
 
 if __name__ == "__main__":
     sys.exit(main())

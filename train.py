@@ -5,12 +5,12 @@
     python train.py --backend tf-mirrored
     mpirun -np 4 python train.py
 
-Also ``python -m collective.train``. The options are in ``collective.training.cli``.
+Also ``python -m collective.train``. The options are in ``collective.train``.
 """
 
 import sys
 
-from collective.training.cli import main
+from collective.train import main
 
 if __name__ == "__main__":
     sys.exit(main())

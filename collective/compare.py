@@ -1,8 +1,98 @@
-"""``python -m collective.compare``: the same as ``compare.py`` in a checkout."""
+"""Trains the same model on every backend: is it equal, and which is fastest?
 
+python compare.py -np 4
+python compare.py -np 1,2,4 --model resnet50 --data synthetic:64x64x3:10
+python compare.py -np 2 --perturb mpi:dropped-rank
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
 import sys
+from pathlib import Path
+from typing import NoReturn
 
-from collective.comparison.cli import main
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from collective.comparison.perturbations import PERTURBATIONS
+from collective.errors import exit_code
+from collective.streams import open_streams, outlive_readers
+from collective.train import count
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser; options that it does not know are those of ``train.py``."""
+    p = _Parser("compare.py", description=__doc__, allow_abbrev=False,
+                epilog="All other options are those of train.py (python train.py "
+                "--help).", formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add = p.add_argument
+    add("-np", type=_counts, default=(2,), metavar="N[,N...]",
+        help="replicas: equality is tested at the largest, speed at each (default: 2)")  # fmt: skip
+    add("--backends", default="", metavar="A,B", help="(default: all usable here)")
+    add("--rounds", type=count, default=3, help="rounds of timed runs (default: 3)")
+    add("--only", choices=("equal", "fast"), help="one half of the comparison")
+    add("--perturb", metavar="BACKEND:WHAT",
+        help=f"{' | '.join(PERTURBATIONS)}:\nmake one backend wrong on purpose, to see it found")  # fmt: skip
+    add("--output", type=Path, default=Path("comparison-results"), metavar="FOLDER",
+        help="for report.html, results.json and figures (default: %(default)s)")  # fmt: skip
+    add("--against", type=Path, metavar="FILE", help="an earlier results.json: list "
+        "what changed beyond noise; exit code 1 if anything is worse")  # fmt: skip
+    add(
+        "--deadline",
+        type=_seconds,
+        default=600,
+        metavar="SECONDS",
+        help="time limit of one run",
+    )
+    add("--precision", metavar="NAME",
+        choices=("float32", "float64", "mixed_bfloat16", "mixed_float16"),
+        help="of the timed runs; float64 or float32: of the equality test, too")  # fmt: skip
+    add("--global-batch-size", type=count, default=64, metavar="ROWS")
+    return p
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        counts = (0,)
+    if counts[0] < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of numbers such as 1,2,4"
+        )
+    return counts
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a positive number of seconds"
+        )
+    return seconds
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\nHINT: python compare.py --help\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    open_streams()
+    outlive_readers()
+    arguments = sys.argv[1:] if argv is None else argv
+    args, rest = parser().parse_known_args(arguments)
+    from collective.comparison import command
+
+    typed = shlex.join(["compare.py", *arguments])
+    return exit_code(lambda: command.compare(args, rest, typed))
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,298 @@
-"""``python -m collective.train``: the same as ``train.py`` in a checkout."""
+"""Trains a Keras model; gradients are summed by the backend you name.
 
+python train.py
+python train.py --backend tf-mirrored
+mpirun -np 4 python train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
 import sys
+import time
+from typing import TYPE_CHECKING, NoReturn
 
-from collective.training.cli import main
+from collective.backends.quiet import quiet
+from collective.environment import detect
+from collective.errors import CollectiveError, ProcessExit, UsageError
+from collective.operations.kinds import ALGORITHMS, TRANSPORTS
+from collective.streams import open_streams, outlive_readers
+
+if TYPE_CHECKING:
+    from collective.training import Checkpoint
+    from collective.training.reporting.summary import Summary
+
+EXAMPLES = {
+    "backend": "mpirun -np 4 python train.py --backend tf-multiworker",
+    "model and data": "python train.py --model resnet50 --data synthetic:64x64x3:10",
+    "training": "python train.py --global-batch-size 256 --accumulate 4 --epochs 20",
+    "optimizer": "python train.py --optimizer sgd --learning-rate 0.1 "
+    "--global-clipnorm 1",
+    "keeping": "python train.py --checkpoint-dir runs/digits --resume "
+    "--ledger runs/digits.ledger",
+    "many": "python train.py --sweep sweep.yaml",
+    "numbers": "python train.py --precision float64 --seed 7 --json run.json",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options, each group with an example."""
+    p = _Parser(
+        "train.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    g = {
+        name: p.add_argument_group(name, example) for name, example in EXAMPLES.items()
+    }
+
+    add = g["backend"].add_argument
+    add("--backend", default="auto", help="who sums the gradients (default: auto)")
+    add("--list-backends", action="store_true", help="which can be used here, and why")
+    add("--devices", type=count, metavar="N",
+        help="local devices (tf-mirrored, tf-central-storage)")  # fmt: skip
+    add("--threads", type=count, metavar="N", help="threads of this process")
+    add("--cross-device-ops", default="auto", metavar="OPS",
+        help="auto | nccl | hierarchical-copy | reduction-to-one-device")  # fmt: skip
+    add("--communication", default="auto", help="auto | ring | nccl (tf-multiworker)")
+    add("--algorithm", default="auto", choices=ALGORITHMS, metavar="NAME",
+        help=f"{' | '.join(ALGORITHMS)} (native)")  # fmt: skip
+    add("--transport-dtype", choices=TRANSPORTS, metavar="DTYPE",
+        help=f"{' | '.join(TRANSPORTS)}: gradients on their way (native)")  # fmt: skip
+    add("--bucket-bytes", type=count, metavar="N",
+        help="sum the gradients in buckets of about N bytes (native, horovod; default: "
+        "4 MiB between hosts, one for all on one host)")  # fmt: skip
+    add("--parameter-servers", type=count, metavar="N",
+        help="ranks that hold the variables (tf-parameter-server; default: 1)")  # fmt: skip
+    add("--min-np", type=count, metavar="N",
+        help="continue without ranks that die while N are left (native, mpi)")  # fmt: skip
+    add("--tensor-parallel", type=count, default=1, metavar="T",
+        help="ranks that hold one replica together, its large layers in parts\n"
+        "(native; docs/how-to/parallel.md)")  # fmt: skip
+    add("--model-parallel", type=count, default=1, metavar="D",
+        help="devices of each process over which the layers of a model are placed\n"
+        "(single, native, mpi)")  # fmt: skip
+
+    add = g["model and data"].add_argument
+    add("--model", default="cnn", metavar="NAME",
+        help="mlp | cnn | resnet50 | transformer | module:function")  # fmt: skip
+    add("--data", default="digits", metavar="NAME",
+        help="digits | mnist | cifar10 | synthetic[:HxWxC[:CLASSES]] |\n"
+        "file.npz | folder of images | module:function")  # fmt: skip
+
+    add = g["training"].add_argument
+    add("--global-batch-size", type=count, default=64, metavar="N",
+        help="rows of one update, over all replicas (default: 64)")  # fmt: skip
+    add("--accumulate", type=count, default=1, metavar="K",
+        help="cut each update into K micro-batches, to save memory")  # fmt: skip
+    add("--epochs", type=count, default=12, help="passes over the data (default: 12)")
+    add("--steps", type=count, metavar="N", help="updates in all, instead of epochs")
+    add("--recompute", action="store_true",
+        help="compute activations again instead of keeping them, to save memory")  # fmt: skip
+    add("--shard-optimizer", action="store_true",
+        help="each rank keeps a part of the optimizer's state only")  # fmt: skip
+    add("--jit-compile", action="store_true", help="compile the gradients with XLA")
+
+    add = g["optimizer"].add_argument
+    add("--optimizer", default="adam", help="any of keras.optimizers (default: adam)")
+    add("--learning-rate", type=float, default=2e-3, help="(default: 0.002)")
+    add(
+        "--global-clipnorm", type=float, metavar="X", help="clip all gradients together"
+    )
+    add("--clipnorm", type=float, metavar="X", help="clip each gradient's norm")
+    add("--clipvalue", type=float, metavar="X", help="clip each number")
+
+    add = g["keeping"].add_argument
+    add("--checkpoint-dir", metavar="DIR", help="keep the state of the training there")
+    add("--checkpoint-every", type=count, metavar="N",
+        help="every N steps (default: at the end of each epoch)")  # fmt: skip
+    add("--checkpoint-keep", type=count, metavar="K",
+        help="keep the last K checkpoints (default: 3)")  # fmt: skip
+    add("--resume", action="store_true", help="continue from the last good checkpoint")
+    add("--ledger", metavar="FILE", help="write down which rows each step has used")
+
+    add = g["many"].add_argument
+    add("--sweep", metavar="FILE",
+        help="train all models that FILE names, and nothing else (docs/how-to/sweeps.md)")  # fmt: skip
+
+    add = g["numbers"].add_argument
+    add("--precision", default="float32",
+        help="float32 | float64 | mixed_bfloat16 | mixed_float16")  # fmt: skip
+    add("--seed", type=_seed, default=0, help="of weights, order and random layers")
+    add("--check-every", type=_count_or_zero, default=100, metavar="K",
+        help="compare all replicas' weights by checksum every K steps\n"
+        "(default: 100; 0: never)")  # fmt: skip
+    add("--json", metavar="FILE", help="write the summary and every step's loss")
+    add("--timeline", metavar="FILE",
+        help="write a Chrome trace of what every rank did when")  # fmt: skip
+    add("--verbose", default="auto", choices=("0", "1", "2", "auto"),
+        help="0 silent | 1 bar | 2 line an epoch | auto")  # fmt: skip
+    return p
+
+
+def count(text: str) -> int:
+    """Reads an option that counts something.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is no whole number from 1 up.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def _count_or_zero(text: str) -> int:
+    return 0 if text == "0" else count(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2**32")
+    return int(text)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\nHINT: python train.py --help\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    open_streams()
+    outlive_readers()
+    try:
+        place = detect()
+        rank = 0 if place.joining else place.rank  # one that joins is alone at first
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as silenced:
+            if rank != 0:
+                silenced.enter_context(contextlib.redirect_stderr(nowhere))
+                silenced.enter_context(contextlib.redirect_stdout(nowhere))
+            args = parser().parse_args(argv)
+    except SystemExit as end:
+        _wait_for_rank_zero(rank if end.code else 0)
+        raise
+    try:
+        return _run(args, rank)
+    except CollectiveError as error:
+        rank = rank if error.rank is None else error.rank
+        if error.everywhere:
+            _wait_for_rank_zero(rank)
+        where = "" if error.everywhere else f"rank {rank}: "
+        if rank == 0 or not error.everywhere:
+            print(f"{where}error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except ProcessExit as end:
+        return end.exit_code
+    except KeyboardInterrupt:
+        if rank == 0:
+            again = "--resume continues from the last checkpoint"
+            hint = (
+                again if args.checkpoint_dir else f"--checkpoint-dir DIR; then {again}"
+            )
+            print(f"\ninterrupted\nHINT: {hint}", file=sys.stderr, flush=True)
+        return 130
+
+
+def _wait_for_rank_zero(rank: int) -> None:
+    """Gives rank 0 time to print: a launcher ends all ranks as soon as one has failed.
+
+    Not after MPI has started: its finalization waits for every rank, so rank 0 would
+    wait for those that sleep.
+    """
+    if rank != 0 and "mpi4py.MPI" not in sys.modules:
+        time.sleep(10)
+
+
+def _run(args: argparse.Namespace, rank: int) -> int:
+    from collective import backends
+
+    if args.list_backends:
+        if rank == 0:
+            backends.print_list()
+        return 0
+    if args.sweep:
+        return _sweep(args)
+    with quiet():
+        from collective.training import command
+        from collective.training.reporting.summary import check_writable
+
+    for option, file in (("--json", args.json), ("--timeline", args.timeline)):
+        if file and rank == 0:
+            check_writable(option, file)
+    files = [f for f in (args.json, args.timeline, args.ledger) if f]
+    if len(set(files)) < len(files):
+        raise UsageError(
+            "--json, --timeline and --ledger write a file each, and two have one name",
+            hint="another name for one of them",
+        )
+    checkpoint = _checkpoint(args)
+
+    def report(summary: Summary) -> None:
+        summary.print()
+        if args.json:
+            summary.write_json(args.json)
+
+    command.run(
+        command.Job.of(vars(args)),
+        checkpoint=checkpoint,
+        ledger=args.ledger,
+        report=report,
+    )
+    if checkpoint is not None and checkpoint.failed:
+        raise CollectiveError(
+            f"the last checkpoint was not written: {checkpoint.failed}",
+            hint="see the warning above; then --resume",
+            everywhere=False,
+        )
+    return 0
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    given = vars(args)
+    unlike = [
+        name
+        for name, value in vars(parser().parse_args([])).items()
+        if given[name] != value and name != "sweep"
+    ]
+    with quiet():
+        from collective.training.sweep import command, runner
+    if unlike:
+        option, known = (
+            f"--{unlike[0].replace('_', '-')}",
+            unlike[0] in runner.known_options(),
+        )
+        raise UsageError(
+            f"{option} beside --sweep: the options of its trainings are in the file",
+            hint=f"base: {{{unlike[0]}: {given[unlike[0]]}}} in {args.sweep}"
+            if known
+            else f"drop {option}; docs/how-to/sweeps.md has what a sweep writes",
+        )
+    return command.run(args.sweep)
+
+
+def _checkpoint(args: argparse.Namespace) -> Checkpoint | None:
+    """What the options of checkpoints ask for."""
+    from collective.training import Checkpoint
+
+    if args.checkpoint_dir is not None:
+        return Checkpoint(
+            args.checkpoint_dir,
+            every=args.checkpoint_every,
+            keep=args.checkpoint_keep or 3,
+            resume=args.resume,
+        )
+    for name in ("resume", "checkpoint_every", "checkpoint_keep"):
+        if getattr(args, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} needs a folder",
+                hint="--checkpoint-dir DIR",
+            )
+    return None
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table as RichTable
 
+from collective import train as cli
 from collective.backends.registry import BACKENDS
 from collective.comparison import baseline, tables
 from collective.comparison.equality import TOLERANCE
@@ -27,7 +28,6 @@ from collective.comparison.perturbations import PERTURBATIONS
 from collective.comparison.results import Results
 from collective.comparison.runs import Comparison, Plan
 from collective.errors import UsageError, printable
-from collective.training import cli
 
 FIXED_OPTIONS = ("--backend", "--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep",
         "--devices", "--json", "--ledger", "--list-backends", "--resume", "--sweep",

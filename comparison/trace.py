@@ -23,9 +23,10 @@ import sys
 import keras
 import numpy as np
 
+from collective import train as cli
 from collective.comparison import perturbation
 from collective.errors import exit_code
-from collective.training import cli, command
+from collective.training import command
 
 
 class Trace(keras.callbacks.Callback):

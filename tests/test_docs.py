@@ -28,8 +28,8 @@ SOURCES = [
 ]
 # Filled in by docs/hooks/reference.py: no link or option can be read from the page.
 PROGRAMS = {
-    "train.py": "collective.training.cli",
-    "compare.py": "collective.comparison.cli",
+    "train.py": "collective.train",
+    "compare.py": "collective.compare",
     "collectiverun": "collective.launch.__main__",
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collective.training import cli
+from collective import train as cli
 from tests import launch, own
 
 HERE = "tests/test_train.py"
@@ -333,7 +333,8 @@ def test_the_schema_has_the_fields_of_summary_and_job():
 def test_list_backends_and_help_import_no_tensorflow():
     for option in ("--list-backends", "--help"):
         program = (
-            "import sys, train\n"
+            "import sys\n"
+            "from collective import train as cli\n"
             f"try: cli.main(['{option}'])\n"
             "except SystemExit as end: assert not end.code\n"
             "assert 'tensorflow' not in sys.modules\n"

@@ -1,6 +1,6 @@
 """Fills pages of the site from the code: options of programs, and the module map.
 
-A page asks for it by a line such as ``<!-- options: collective.training.cli -->`` or
+A page asks for it by a line such as ``<!-- options: collective.train -->`` or
 ``<!-- modules: training -->``. MkDocs calls ``on_page_markdown`` for each page.
 """
 

@@ -9,9 +9,10 @@ import sys
 import pytest
 import yaml
 
+from collective import train as cli
 from collective.backends.supervised_run import run
 from collective.errors import UsageError
-from collective.training import cli, fit_many
+from collective.training import fit_many
 from collective.training.sweep import command, runner
 from tests import launch
 
