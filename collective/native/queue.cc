@@ -15,6 +15,7 @@
 #include "algorithms/all_reduce.h"
 #include "algorithms/join.h"
 #include "recorder/recorder.h"
+#include "recorder/timeline.h"
 
 namespace collective {
 namespace {
@@ -196,6 +197,7 @@ bool Queue::BeginsWithOthers(Item& item) {
     ++number_;
   }
   if (item.request.issued) *item.request.issued = number_;
+  item.request.posted_at = TimelineNow();
   PostOneShot(*ranks_, item.request);
   item.request.posted = true;
   return Shortly(shared, [&] { return ranks_->AllPosted(); });

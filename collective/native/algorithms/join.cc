@@ -92,6 +92,7 @@ void ExecuteWithJoined(Communicator& ranks, const Request& request) {
   }
   Request again = request;
   again.posted = false;
+  again.posted_at = 0;
   Execute(ranks, again);
 }
 

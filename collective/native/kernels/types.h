@@ -104,6 +104,7 @@ struct Request {
   const char* among = "";     // which ranks, for Describe
   uint64_t recorded = 0;      // its number in the recorder (recorder.h), if any
   bool posted = false;        // already, by PostOneShot
+  double posted_at = 0;       // TimelineNow() before that
 
   // Equal on two ranks if and only if (but for hash collisions) they call the
   // same collective.

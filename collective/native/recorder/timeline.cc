@@ -91,10 +91,15 @@ void StopTimeline() {
   file = Descriptor();
 }
 
+double TimelineNow() {
+  return recording.load(std::memory_order_relaxed) ? Microseconds() : 0;
+}
+
 TimelineEntry::TimelineEntry(const Request& request) {
   if (!recording.load(std::memory_order_relaxed)) return;
   request_ = &request;
-  begin_ = Microseconds();
+  // Another rank may have ended a posted one already.
+  begin_ = request.posted_at > 0 ? request.posted_at : Microseconds();
 }
 
 TimelineEntry::~TimelineEntry() {

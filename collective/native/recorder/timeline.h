@@ -15,6 +15,8 @@ namespace collective {
 // Begins to record; throws kInvalidArgument where the file cannot be written.
 void StartTimeline(const char* path, int64_t limit_bytes, int32_t process);
 void StopTimeline();
+// Microseconds, for Request::posted_at; 0 while nothing is recorded.
+double TimelineNow();
 
 // Records a collective from its construction to its end. Costs one load while
 // nothing is recorded.
