@@ -14,7 +14,6 @@ SCRIPTS = {"collective.train": "training", "collective.compare": "comparison"}
 # Circles that are still to be taken apart: this list only shrinks.
 KNOWN_CIRCLES = [
     {"collective.recorder", "collective.recorder.watch"},
-    {"collective.tensorflow.keras_hooks", "collective.tensorflow.keras_optimizer"},
     {
         "collective.training.input.arrays",
         "collective.training.input.source",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,23 +18,26 @@ from collective.operations.kinds import Min
 from collective.tensorflow.process_sets import group_of
 
 LOG = logging.getLogger("collective")
+IsDistributed = Callable[[Any], bool]
 
 
 @functools.cache
-def install() -> None:
-    """Changes them, once."""
-    _agree_on_overflow()
-    _leave_out_xla()
+def install(is_distributed: IsDistributed) -> None:
+    """Changes the two methods, once.
+
+    Args:
+        is_distributed: Whether an optimizer reduces its gradients over the ranks.
+    """
+    _agree_on_overflow(is_distributed)
+    _leave_out_xla(is_distributed)
 
 
-def _agree_on_overflow() -> None:
+def _agree_on_overflow(is_distributed: IsDistributed) -> None:
     """All ranks skip an update where one rank's gradients are not finite.
 
     Under mixed precision Keras looks for overflows before it calls the optimizer: one
     rank would skip, and the others would wait for its gradients.
     """
-    from collective.tensorflow.keras_optimizer import is_distributed
-
     kind = keras.optimizers.LossScaleOptimizer
     check_finite = kind.check_finite
 
@@ -52,13 +56,11 @@ def _agree_on_overflow() -> None:
     kind.check_finite = everywhere
 
 
-def _leave_out_xla() -> None:
+def _leave_out_xla(is_distributed: IsDistributed) -> None:
     """Switches off ``jit_compile``, which Keras chooses by itself on a GPU.
 
     XLA knows no op of ours, as it knows none of Horovod's by default.
     """
-    from collective.tensorflow.keras_optimizer import is_distributed
-
     make_train_function = keras.Model.make_train_function
 
     def without_xla(self: Any, force: bool = False) -> Any:

@@ -191,7 +191,7 @@ def distribute(
         raise ValueError(
             "this optimizer is a DistributedOptimizer already: it would sum twice"
         )
-    keras_hooks.install()
+    keras_hooks.install(is_distributed)
     kind: Any = type(optimizer)
     config = optimizer.get_config()
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
