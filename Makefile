@@ -76,9 +76,11 @@ LEFT_OUT := not compares and not matrix and not installs and not soak and not bu
 PYTEST   := $(BIN)/python -m pytest
 # One worker more than the two cores that this is meant for: much of the time it waits
 # for ranks it has started.
-PARALLEL  = --numprocesses $(or $(WORKERS),3) --dist worksteal
+PARALLEL  = --numprocesses $(or $(WORKERS),3) --dist $(or $(DIST),worksteal)
 # These are held to ends in time, and run with as many workers as there are cores.
 test-hosts test-faults: WORKERS ?= 2
+# Tests that must not run beside each other are a group of pytest-xdist.
+test-hosts: DIST = loadgroup
 
 test: core
 	$(PYTEST) $(PARALLEL)

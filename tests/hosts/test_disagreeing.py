@@ -56,10 +56,10 @@ except tf.errors.FailedPreconditionError as error:
     ids=["blocking", "handle"],
 )
 def test_a_circle_of_process_sets_is_told_on_every_rank(call, hosts):
-    printed = ended(hosts, CIRCLE.format(call=call))
+    printed = ended(hosts, CIRCLE.format(call=call), stall="5")
     for rank, awaited, ranks in [(0, 1, "0,1"), (1, 2, "1,2"), (2, 0, "0,2")]:
         told = f"rank {rank} waits for rank {awaited} in all-reduce 'weights' average"
-        assert printed.count(f"{told} float64[3] among ranks {ranks}") == 3, printed
+        assert printed.count(f"{told} float64[3] among ranks {ranks}") >= 3, printed
 
 
 @pytest.mark.parametrize("decorator", ["", "@tf.function"], ids=["eager", "function"])
@@ -79,9 +79,10 @@ def test_ranks_that_wait_for_a_slow_one_are_no_circle(hosts):
     assert code == 0, printed
 
 
-def ended(lab, script: str) -> str:
+def ended(lab, script: str, stall: str = "60") -> str:
     """What was printed by ranks 0 and 1 of one host and 2 of another."""
-    command = lab.mpirun([2, 1], [sys.executable, "-c", script])
-    code, printed = launch.run(command, launch.environment(), 90)
+    variable = "COLLECTIVE_STALL_SECONDS"
+    command = lab.mpirun([2, 1], [sys.executable, "-c", script], "-x", variable)
+    code, printed = launch.run(command, launch.environment(**{variable: stall}), 90)
     assert code == 1, printed
     return printed
