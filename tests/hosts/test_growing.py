@@ -20,9 +20,6 @@ from tests.hosts.lab import NETWORK
 from tests.hosts.ranks_renewed import STEPS, tell
 from tests.training.small import everything, rows, train
 
-# They compare the folders in which hosts keep a state: one at a time.
-pytestmark = pytest.mark.xdist_group("kept states")
-
 SCRIPT = str(Path(__file__).with_name("ranks_renewed.py"))
 ONE, TWO, THREE = (f"{NETWORK}.{n}:1" for n in (1, 2, 3))
 
