@@ -20,24 +20,8 @@ from typing import Any
 import cloudpickle
 
 from collective.environment import detect
-from collective.errors import CollectiveError, UsageError
+from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.net import private_files
-
-# Horovod's options that are options of the launcher, too.
-_LAUNCHER = {
-    "hosts": "--hosts",
-    "hostfile": "--hostfile",
-    "ssh_port": "--ssh-port",
-    "ssh_identity_file": "--ssh-identity-file",
-    "network_interface": "--network-interfaces",
-    "network_interfaces": "--network-interfaces",
-    "mpi_args": "--mpi-args",
-    "output_filename": "--output-filename",
-    "use_gloo": "--gloo",
-    "use_mpi": "--mpi",
-    "disable_cache": "--disable-cache",
-    "verbose": "--verbose",
-}
 
 
 def run(
@@ -45,11 +29,29 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int = 1,
-    *,
-    np: int | None = None,
-    start_timeout: float | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | Sequence[str] | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
     executable: str | None = None,
-    **options: Any,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` on every rank of a new job.
 
@@ -57,25 +59,50 @@ def run(
         func: Any function; it and its arguments are pickled by value.
         args, kwargs: Its arguments.
         num_proc: Number of ranks.
-        np: Alias of ``num_proc``.
+        min_num_proc, max_num_proc: As ``--min-np`` and ``--max-np`` of the launcher:
+            ranks may be lost, and join.
+        slots: Ranks on a host that the discovery script names without a number.
+        reset_limit, cooldown_range, hosts, hostfile, host_discovery_script, ssh_port,
+            ssh_identity_file, disable_cache, output_filename, verbose, use_gloo,
+            use_mpi, mpi_args, network_interfaces: As the launcher's options.
         start_timeout: Seconds until all ranks must have joined.
+        network_interface: The old name of ``network_interfaces``.
         executable: The Python of the ranks; this one by default.
-        **options: ``hosts``, ``hostfile``, ``ssh_port``, ``ssh_identity_file``,
-            ``network_interfaces``, ``mpi_args``, ``output_filename``, ``use_gloo``,
-            ``use_mpi``, ``disable_cache`` and ``verbose``, as of the launcher.
+        np, min_np, max_np: Old names of ``num_proc``, ``min_num_proc``,
+            ``max_num_proc``.
 
     Returns:
-        The results, by rank.
+        The results, by rank: those of the ranks that the job ended with.
 
     Raises:
         CollectiveError: If a rank failed; with its traceback.
-        NotImplementedError: For Horovod's elastic options.
+        UsageError: For options that the launcher refuses.
     """
-    chosen = _launcher_options(options)
     ranks = num_proc if np is None else np
     if ranks < 1:
         raise UsageError(f"num_proc={ranks}: at least 1 rank is needed", hint="np=2")
-    elsewhere = options.get("hosts") or options.get("hostfile")
+    least = min_np if min_num_proc is None else min_num_proc
+    most = max_np if max_num_proc is None else max_num_proc
+    options = {
+        "--min-np": least,
+        "--max-np": most,
+        "--slots-per-host": slots,
+        "--reset-limit": reset_limit,
+        "--blacklist-cooldown-range": cooldown_range,
+        "--hosts": hosts,
+        "--hostfile": hostfile,
+        "--host-discovery-script": host_discovery_script,
+        "--ssh-port": ssh_port,
+        "--ssh-identity-file": ssh_identity_file,
+        "--output-filename": output_filename,
+        "--mpi-args": mpi_args,
+        "--network-interfaces": network_interfaces or network_interface,
+        "--disable-cache": bool(disable_cache),
+        "--verbose": bool(verbose),
+        "--gloo": bool(use_gloo),
+        "--mpi": bool(use_mpi),
+    }
+    elsewhere = hosts or hostfile or host_discovery_script
     with tempfile.TemporaryDirectory(
         prefix="collective-run-", dir=os.getcwd() if elsewhere else None
     ) as name:
@@ -86,49 +113,60 @@ def run(
         if start_timeout is not None:
             environment["COLLECTIVE_START_TIMEOUT"] = str(start_timeout)
         command = [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
-        command += chosen
+        command += _words(options)
         command += [executable or sys.executable, "-m", "collective.run_function", name]
         code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL)
-        return _results(folder, ranks, code.returncode)
+        elastic = least is not None or most is not None
+        return _results(folder, None if elastic else ranks, code.returncode)
 
 
-def _launcher_options(options: Mapping[str, Any]) -> list[str]:
-    found = []
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """The launcher's command line."""
+    found: list[str] = []
     for name, value in options.items():
         if value is None or value is False:
             continue
-        if name not in _LAUNCHER:
-            raise NotImplementedError(
-                f"collective.run({name}=...) is not supported: the ranks of its jobs "
-                f"are fixed\nHINT: one of: {', '.join(_LAUNCHER)}"
-            )
-        flag = name in ("use_gloo", "use_mpi", "disable_cache", "verbose")
-        if not isinstance(value, str) and not flag and isinstance(value, Sequence):
-            value = ",".join(value)
-        found.append(_LAUNCHER[name] if flag else f"{_LAUNCHER[name]}={value}")
+        if name == "--blacklist-cooldown-range":
+            found += [name, *map(str, value)]
+        elif value is True:
+            found.append(name)
+        else:
+            text = value if isinstance(value, str | int) else ",".join(value)
+            found.append(f"{name}={text}")
     return found
 
 
-def _results(folder: Path, ranks: int, code: int) -> list[Any]:
+def _results(folder: Path, ranks: int | None, code: int) -> list[Any]:
+    """What the ranks returned; ``ranks`` is None where their number may change.
+
+    Raises:
+        CollectiveError: A rank failed that the job needed.
+    """
     # The first to fail: other ranks may have failed because of it.
     failures = sorted(
         folder.glob("*.failure"), key=lambda file: file.stat().st_mtime_ns
     )
-    for file in failures:
+    for file in failures if code or ranks is not None else ():
         raise CollectiveError(
-            f"collective.run: rank {file.stem} of {ranks} failed\n{file.read_text()}",
+            f"collective.run: rank {file.stem} failed\n{file.read_text()}",
             hint="the last line above says why",
         )
+    found = {int(file.stem): file for file in folder.glob("*.result")}
+    expected = range(ranks) if ranks is not None else sorted(found)
     results = []
-    for rank in range(ranks):
-        result = folder / f"{rank}.result"
-        if code or not result.exists():
+    for rank in expected:
+        if code or rank not in found:
             raise CollectiveError(
                 f"collective.run: the job ended with exit code {code}, and rank {rank} "
-                f"{'with' if result.exists() else 'without'} a result",
+                f"{'with' if rank in found else 'without'} a result",
                 hint="the output of the ranks, above, says why",
             )
-        results.append(cloudpickle.loads(private_files.read(result)))
+        results.append(cloudpickle.loads(private_files.read(found[rank])))
+    if not results:
+        raise CollectiveError(
+            f"collective.run: the job ended with exit code {code} and without a result",
+            hint="the output of the ranks, above, says why",
+        )
     return results
 
 
@@ -145,6 +183,8 @@ def _rank(folder: Path) -> int:
     try:
         func, args, kwargs = cloudpickle.loads(private_files.read(folder / "call"))
         result = cloudpickle.dumps(func(*args, **kwargs))
+    except ProcessExit as leaves:  # an elastic job, which continues without this rank
+        return leaves.code if isinstance(leaves.code, int) else 1
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             error = RuntimeError("the function exited without a result")

@@ -8,12 +8,19 @@ from collective.environment.base import Launcher
 from collective.environment.hydra import Hydra
 from collective.environment.openmpi import OpenMPI
 
+# Beside ``HOROVOD_RANK`` etc. where collectiverun has set them, for scripts to read.
+SET_BY_US = "COLLECTIVE_SETS_HOROVOD_RANK"
+
 
 class HorovodGloo(Launcher):
     """``HOROVOD_RANK`` etc."""
 
     name = "horovodrun"
     needs = ("HOROVOD_RANK", "HOROVOD_SIZE")
+
+    def started_us(self) -> bool:
+        """Not where the variables are those that collectiverun sets."""
+        return super().started_us() and SET_BY_US not in self.variables
 
     def rank(self) -> int:
         """``HOROVOD_RANK``."""

@@ -1,3 +1,11 @@
-"""For scripts that import ``horovod.keras``: the same as ``collective.tensorflow.keras``."""
+"""For scripts that import ``horovod.keras``: ``collective.tensorflow.keras``.
 
+The arguments of four names stand in another order in Horovod's two modules, and so they
+do here.
+"""
+
+# isort: off
 from collective.tensorflow.keras import *  # noqa: F403
+from collective.keras import callbacks as callbacks
+from collective.keras.signatures import DistributedOptimizer as DistributedOptimizer
+from collective.keras.signatures import allreduce as allreduce

@@ -13,7 +13,7 @@ try:
     from collective.launch import command_line
     from collective.launch.discovery import Discovery
     from collective.launch.launcher import Launcher
-    from collective.launch.options import LaunchOptions
+    from collective.launch.options import LaunchOptions, MpiOptions
     from collective.launch.output import print_message
     from collective.launch.single_host import SingleHost
     from collective.streams import open_streams
@@ -54,7 +54,7 @@ def _launch(options: LaunchOptions) -> int:
         from collective.launch.restarting import RestartingLauncher
 
         discovery = Discovery(elastic.discovery_script, elastic.slots_per_host)
-        discovery.wait_for(options.num_proc or elastic.min_np or 1)
+        discovery.wait_for(options.num_proc or elastic.min_np or 1, elastic.timeout)
         with discovery:
             return RestartingLauncher(options, lambda: discovery.hosts).run()
     found = _hosts(options)
@@ -69,6 +69,7 @@ def _launcher(
     """How ranks at these places are started. Imports what one host does not need late."""
     others = dict.fromkeys(r.host.name for r in ranks if not hosts.is_local(r.host))
     if not others and not options.mpi.always:
+        _note_unused(options.mpi)
         return SingleHost(options)
     if options.mpi.never:
         raise UsageError(
@@ -82,6 +83,28 @@ def _launcher(
     from collective.launch.multi_host import MultiHost
 
     return MultiHost(options)
+
+
+def _note_unused(mpi: MpiOptions) -> None:
+    """Says which options do nothing where no mpirun is used."""
+    given = [
+        name
+        for name, value in (
+            ("--mpi-args", mpi.arguments),
+            ("--tcp", mpi.tcp),
+            ("--mpirun", mpi.program),
+        )
+        if value
+    ]
+    if mpi.binding:
+        print_message(
+            "--binding-args: on one host it only keeps ranks from being bound"
+        )
+    if given:
+        print_message(
+            f"{', '.join(given)}: without effect on one host, where no mpirun is used\n"
+            "HINT: --mpi starts the ranks by mpirun"
+        )
 
 
 def _check_elastic(options: LaunchOptions, size: int) -> None:

@@ -14,7 +14,13 @@ from typing import Any, NoReturn
 
 from collective.errors import UsageError
 from collective.launch import horovod_settings, remote_shell
-from collective.launch.options import ElasticOptions, LaunchOptions, MpiOptions
+from collective.launch.options import (
+    COOLDOWN_SECONDS,
+    ELASTIC_SECONDS,
+    ElasticOptions,
+    LaunchOptions,
+    MpiOptions,
+)
 from collective.launch.output import OutputStyle
 from collective.launch.versions import installed
 
@@ -81,7 +87,19 @@ def _check(parsed: argparse.Namespace) -> None:
             "--host-discovery-script needs --max-np, and replaces -H and --hostfile",
             hint="--min-np 2 --max-np 4 --host-discovery-script ./discover.sh",
         )
-    for name, least in (("--min-np", parsed.min_np), ("--max-np", parsed.max_np)):
+    first, last = parsed.blacklist_cooldown_range or COOLDOWN_SECONDS
+    if not 0 < first <= last:
+        raise UsageError(
+            f"--blacklist-cooldown-range {first} {last}: the first number is at least "
+            "1, and at most the second",
+            hint="--blacklist-cooldown-range 10 100",
+        )
+    for name, least in (
+        ("--min-np", parsed.min_np),
+        ("--max-np", parsed.max_np),
+        ("--elastic-timeout", parsed.elastic_timeout),
+        ("--reset-limit", parsed.reset_limit),
+    ):
         if least is not None and least < 1:
             raise UsageError(f"{name} {least}: at least 1", hint=f"{name} 1")
     if not parsed.command:
@@ -94,8 +112,15 @@ def _elastic(parsed: argparse.Namespace) -> ElasticOptions:
     min_np = parsed.min_np
     if parsed.max_np is not None and min_np is None:
         min_np = parsed.num_proc or 1  # as horovodrun
+    least, most = parsed.blacklist_cooldown_range or COOLDOWN_SECONDS
     return ElasticOptions(
-        min_np, parsed.max_np, parsed.host_discovery_script or "", parsed.slots_per_host
+        min_np,
+        parsed.max_np,
+        parsed.host_discovery_script or "",
+        parsed.slots_per_host,
+        parsed.elastic_timeout,
+        parsed.reset_limit,
+        (least, most),
     )
 
 
@@ -150,6 +175,12 @@ def parser() -> argparse.ArgumentParser:
     add("--config-file", metavar="FILE", help="YAML with horovodrun's settings")
     add("--disable-cache", action="store_true", help=argparse.SUPPRESS)
     add("--slots-per-host", "--slots", type=int, metavar="N", help=argparse.SUPPRESS)
+    add("--elastic-timeout", type=int, metavar="SECONDS", default=ELASTIC_SECONDS,
+        help=f"for --min-np slots to be there ({ELASTIC_SECONDS})")  # fmt: skip
+    add("--reset-limit", type=int, metavar="N",
+        help="end an elastic job whose ranks have changed more than N times")  # fmt: skip
+    add("--blacklist-cooldown-range", type=int, nargs=2, metavar=("MIN", "MAX"),
+        help="seconds before a lost rank is replaced: at first, and at most (1 64)")  # fmt: skip
     add("--jsrun", nargs=0, action=_Refuse, help=argparse.SUPPRESS)
 
     add = p.add_argument_group("hosts").add_mutually_exclusive_group().add_argument

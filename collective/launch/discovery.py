@@ -15,7 +15,6 @@ from collective.launch.output import print_message
 
 EVERY_SECONDS = 1.0  # as horovodrun
 _SCRIPT_SECONDS = 60.0
-PATIENCE_SECONDS = 600.0  # as horovodrun waits for enough slots
 
 
 class Discovery:
@@ -37,13 +36,17 @@ class Discovery:
         self._closed = False
         self._last_message = ""
 
-    def wait_for(self, least: int) -> None:
+    def wait_for(self, least: int, seconds: float) -> None:
         """Returns when the hosts have slots for so many ranks.
+
+        Args:
+            least: How many.
+            seconds: How long to wait for them.
 
         Raises:
             UsageError: If the script fails, or there are not so many slots in time.
         """
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             self.hosts = self._run_script()
             slots = sum(host.slots or 0 for host in self.hosts)
@@ -52,8 +55,8 @@ class Discovery:
             if time.monotonic() > deadline:
                 raise UsageError(
                     f"{self.script} printed hosts with {slots} slots within "
-                    f"{PATIENCE_SECONDS:.0f} s; {least} ranks need {least}",
-                    hint="a smaller -np or --min-np",
+                    f"{seconds:g} s; {least} ranks need {least}",
+                    hint="a smaller -np or --min-np, or a longer --elastic-timeout",
                 )
             self._print_once(f"{slots} slots; waiting for {least}")
             time.sleep(EVERY_SECONDS)

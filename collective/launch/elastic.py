@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from collective.elastic import generations
 from collective.elastic.membership_file import JOINED, LEFT, MembershipFile
 from collective.launch import processes
+from collective.launch.options import COOLDOWN_SECONDS
 from collective.launch.output import OutputStyle, print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
 
 POLL_SECONDS = 0.1
-# The slot of a lost rank stays empty for so long; twice as long after each new rank that
-# ended before it had joined.
-PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 64.0
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,13 @@ class ElasticSupervisor(Supervisor):
         min_np: The job has succeeded when so many ranks of its last membership did.
         membership: Where ranks note that they have joined or left.
         growth: None: no rank joins later.
+        cooldown, reset_limit: See ``ElasticOptions``.
     """
 
     membership: MembershipFile
     # Of interest where the job may restart; see MpirunSupervisor for the other values.
     grows_by_itself = True
-    finishing = lost_host = False
+    finishing = lost_host = over_limit = False
     lost_ranks: frozenset[int] = frozenset()
 
     def __init__(
@@ -65,6 +64,8 @@ class ElasticSupervisor(Supervisor):
         min_np: int,
         membership: MembershipFile,
         growth: Growth | None,
+        cooldown: tuple[float, float] = COOLDOWN_SECONDS,
+        reset_limit: int | None = None,
     ):
         super().__init__(
             specs, size, style, verbose=verbose, elastic=True, membership=membership
@@ -77,7 +78,9 @@ class ElasticSupervisor(Supervisor):
         self.slots = {spec.rank: spec.rank for spec in specs}  # by rank
         self.joining: set[int] = set()
         self.dismissed: set[int] = set()
-        self.not_before, self.pause = 0.0, PAUSE_SECONDS
+        self.cooldown = cooldown
+        self.not_before, self.pause = 0.0, cooldown[0]
+        self.reset_limit, self.resets = reset_limit, 0
         self.restart_requested = self.restarts = False
 
     def request_restart(self) -> None:
@@ -94,7 +97,9 @@ class ElasticSupervisor(Supervisor):
                     self._reap(pid, status)
             self._adjust()
             time.sleep(POLL_SECONDS)
-        if self.ending:
+        if self.over_limit:
+            self.exit_code = 1
+        elif self.ending:
             self.failed = None  # a signal to the launcher ended it
         elif self.restarts:
             self.failed, self.exit_code = None, generations.EXIT_CODE
@@ -107,7 +112,8 @@ class ElasticSupervisor(Supervisor):
     def _note_joined(self) -> None:
         for rank in [r for r in self.joining if self.membership.read(r) == JOINED]:
             self.joining.remove(rank)
-            self.pause = PAUSE_SECONDS
+            self.pause = self.cooldown[0]
+            self._count_reset()
 
     def _on_exit(self, rank: int, code: int) -> None:
         self._note_joined()
@@ -126,10 +132,25 @@ class ElasticSupervisor(Supervisor):
             self.succeeded += 1
         if rank in self.joining:
             self.joining.remove(rank)
-            self.pause = min(2 * self.pause, LONGEST_PAUSE_SECONDS)
+            self.pause = min(2 * self.pause, self.cooldown[1])
         elif not left and code >= 0:
             self.growth = None  # the job is over; or a new rank would fail likewise
         self.not_before = time.monotonic() + self.pause
+        if (code or left) and self.slots:
+            self._count_reset()
+
+    def _count_reset(self) -> None:
+        """The ranks that train together have changed; ends the job after too often."""
+        self.resets += 1
+        if self.reset_limit is None or self.resets <= self.reset_limit or self.ending:
+            return
+        print_message(
+            f"the ranks of the job have changed {self.resets} times; ending it\n"
+            f"HINT: --reset-limit {self.reset_limit} allows no more; start the job again "
+            "from its last checkpoint"
+        )
+        self.over_limit = True
+        self._end(signal.SIGTERM)
 
     def _adjust(self) -> None:
         """Starts missing ranks, and asks surplus ones to leave."""

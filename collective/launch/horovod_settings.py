@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collective.environment import Environment
+from collective.environment.horovodrun import SET_BY_US
 from collective.errors import UsageError
+from collective.launch.output import print_message
 
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 _NEVER = "1000000000"
@@ -61,6 +64,8 @@ SETTINGS = (
             "params", "hierarchical_allreduce", _flag),
     Setting("hierarchical-allgather", "HOROVOD_HIERARCHICAL_ALLGATHER", bool,
             "params", "hierarchical_allgather", _flag),
+    Setting("torus-allreduce", "HOROVOD_TORUS_ALLREDUCE", bool,
+            "params", "torus_allreduce", _flag),
     Setting("autotune", "HOROVOD_AUTOTUNE", bool, "autotune", "enabled", _flag),
     Setting("autotune-log-file", "HOROVOD_AUTOTUNE_LOG", str, "autotune", "log_file"),
     Setting("autotune-warmup-samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int,
@@ -96,6 +101,24 @@ SETTINGS = (
 _BY_KEY = {(setting.section, setting.key): setting for setting in SETTINGS}
 
 
+def place(environment: Environment) -> dict[str, str]:
+    """A rank's place in the job, as ``horovodrun --gloo`` sets it.
+
+    The last entry says that the numbers are the launcher's, so that a rank which mpirun
+    started is not taken for one of horovodrun's.
+    """
+    across, hosts = environment.cross_rank, environment.cross_size
+    known = {
+        "RANK": environment.rank,
+        "SIZE": environment.size,
+        "LOCAL_RANK": environment.local_rank,
+        "LOCAL_SIZE": environment.local_size,
+        **({"CROSS_RANK": across, "CROSS_SIZE": hosts} if across >= 0 else {}),
+    }
+    numbers = {f"HOROVOD_{name}": str(number) for name, number in known.items()}
+    return {**numbers, SET_BY_US: "1"}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds them all, as horovodrun spells them."""
     add = parser.add_argument_group("variables of the ranks, as horovodrun's").add_argument  # fmt: skip
@@ -112,6 +135,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             choices = LOG_LEVELS if setting.option == "log-level" else None
             add(f"--{setting.option}", type=setting.kind, choices=choices,
                 metavar="X", help=f"sets {setting.variable}")  # fmt: skip
+    # The old spelling of the last one.
+    for option, value in (("log-hide", False), ("no-log-hide", True)):
+        add(f"--{option}-timestamp", dest="log_with_timestamp", action="store_const",
+            const=value, help=argparse.SUPPRESS)  # fmt: skip
     parser.set_defaults(**{setting.dest: None for setting in SETTINGS})
 
 
@@ -153,7 +180,8 @@ def read_config(file: str, options: argparse.Namespace) -> None:
     """Fills in, from horovodrun's YAML file, what was not typed.
 
     Raises:
-        UsageError: If it cannot be read, or has a setting that horovodrun does not know.
+        UsageError: If it cannot be read, or a value is not of its setting's type.
+            A setting that horovodrun does not know gives a warning.
     """
     try:
         import yaml
@@ -192,10 +220,11 @@ def read_config(file: str, options: argparse.Namespace) -> None:
             setting = _BY_KEY.get((section, key))
             if setting is None:
                 keys = [s.key for s in SETTINGS if s.section == section]
-                raise UsageError(
-                    f"{file}: unknown setting {section}: {key}",
-                    hint=", ".join(keys) if keys else expected,
+                known = (
+                    f"known are {', '.join(keys)}" if keys else f"known are {expected}"
                 )
+                print_message(f"{file}: {section}: {key} is ignored; {known}")
+                continue
             if getattr(options, setting.dest) is None and value is not None:
                 setattr(options, setting.dest, _typed(setting, value, file))
 

@@ -247,7 +247,17 @@ _PREFIXES = (
     "OMP_NUM_",
     "CUDA_",
 )
-_NOT_EXPORTED = ("TF_CONFIG", "COLLECTIVE_RANK", "COLLECTIVE_LOCAL_RANK")
+_NOT_EXPORTED = (
+    "TF_CONFIG",
+    "COLLECTIVE_RANK",
+    "COLLECTIVE_LOCAL_RANK",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+)
 
 
 def exported(variables: Mapping[str, str]) -> list[str]:

@@ -12,6 +12,8 @@ from collective.launch.output import OutputStyle
 from collective.launch.remote_shell import RemoteShell
 
 ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
+ELASTIC_SECONDS = 600  # for enough slots to be there
+COOLDOWN_SECONDS = 1.0, 64.0  # before a lost rank is replaced
 START_SECONDS = 120  # for all ranks to start under mpirun
 
 
@@ -25,12 +27,19 @@ class ElasticOptions:
         max_np: Lost ranks are replaced, up to so many in all; None: they are not.
         discovery_script: A shell command that prints the hosts there are now.
         slots_per_host: Of a host that the script names without slots.
+        timeout: Seconds to wait for ``min_np`` slots, at the start and later.
+        reset_limit: The job ends when its ranks have changed more often; None: never.
+        cooldown: Seconds that the place of a lost rank stays empty: at first, and at
+            most, as the time doubles with each rank that fails to join.
     """
 
     min_np: int | None = None
     max_np: int | None = None
     discovery_script: str = ""
     slots_per_host: int | None = None
+    timeout: int = ELASTIC_SECONDS
+    reset_limit: int | None = None
+    cooldown: tuple[float, float] = COOLDOWN_SECONDS
 
 
 @dataclass(frozen=True)

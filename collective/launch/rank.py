@@ -22,7 +22,7 @@ from collective.elastic.membership_file import LEFT, MembershipFile
 from collective.environment import Environment, detect
 from collective.environment.base import MIN_NP
 from collective.errors import CollectiveError
-from collective.launch import cores
+from collective.launch import cores, horovod_settings
 from collective.launch.output import OutputStyle, last_error_lines, print_message
 from collective.launch.relay import EARLY
 from collective.launch.supervisor import ProcessSpec, Supervisor
@@ -104,7 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spec = ProcessSpec(
         environment.rank,
         options.command,
-        {membership_file.VARIABLE: membership.path},
+        {
+            **horovod_settings.place(environment),
+            membership_file.VARIABLE: membership.path,
+        },
         cores=() if options.no_binding else _cores(environment),
         takes_input=environment.rank == 0,
     )

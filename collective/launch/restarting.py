@@ -19,12 +19,7 @@ from collective.elastic import generations
 from collective.errors import CollectiveError, UsageError
 from collective.hosts import Host, Rank
 from collective.launch import mpi, processes, reachability
-from collective.launch.discovery import PATIENCE_SECONDS
-from collective.launch.elastic import (
-    LONGEST_PAUSE_SECONDS,
-    PAUSE_SECONDS,
-    ElasticSupervisor,
-)
+from collective.launch.elastic import ElasticSupervisor
 from collective.launch.mpirun import MpirunSupervisor
 from collective.launch.multi_host import MultiHost
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
@@ -59,7 +54,8 @@ class RestartingLauncher:
         self.job: ElasticSupervisor | MpirunSupervisor | None = None
         self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
         self.lost = 0
-        self.not_before, self.pause = 0.0, PAUSE_SECONDS
+        self.cooldown = options.elastic.cooldown
+        self.not_before, self.pause = 0.0, self.cooldown[0]
 
     def run(self, ranks: Sequence[Rank] = ()) -> int:
         """Runs the job; returns its exit code.
@@ -95,6 +91,13 @@ class RestartingLauncher:
                 code = generations.EXIT_CODE
             if code != generations.EXIT_CODE:
                 return code
+            limit = self.options.elastic.reset_limit
+            if limit is not None and number >= limit:
+                print_message(
+                    f"the job has been restarted {number} times; ending it\n"
+                    f"HINT: --reset-limit {limit} allows no more"
+                )
+                return 1
             for each in SIGNALS:
                 signal.signal(each, _exit)  # until the next generation takes them over
             ranks = self._wait_for_hosts(self.min_np)
@@ -102,14 +105,15 @@ class RestartingLauncher:
 
     def _wait_for_hosts(self, least: int) -> list[Rank]:
         """The places of the next generation, as soon as there are so many."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        seconds = self.options.elastic.timeout
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if len(wanted := self._wanted()) >= least:
                 return wanted
             time.sleep(POLL_SECONDS)
         raise UsageError(
-            f"no slots for {least} ranks within {PATIENCE_SECONDS:.0f} s",
-            hint="a smaller --min-np; the messages above name hosts that do not answer",
+            f"no slots for {least} ranks within {seconds} s",
+            hint="a smaller --min-np or a longer --elastic-timeout; the messages above name hosts that do not answer",
         )
 
     def _remove_kept_state(self) -> None:
@@ -168,7 +172,7 @@ class RestartingLauncher:
         if lost > self.lost:
             self.lost = lost
             self.not_before = time.monotonic() + self.pause
-            self.pause = min(2 * self.pause, LONGEST_PAUSE_SECONDS)
+            self.pause = min(2 * self.pause, self.cooldown[1])
         moves = _counts(wanted) != self._running()
         return moves and time.monotonic() >= self.not_before
 

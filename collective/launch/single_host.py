@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from collective.elastic.membership_file import VARIABLE as MEMBERSHIP_FILE
 from collective.elastic.membership_file import MembershipFile
+from collective.environment import Environment
 from collective.environment.base import MAX_NP, MIN_NP
 from collective.environment.collectiverun import JOINS
 from collective.hosts import Rank
-from collective.launch import cores
+from collective.launch import cores, horovod_settings
 from collective.launch.elastic import ElasticSupervisor, Growth
 from collective.launch.launcher import OneGeneration
 from collective.launch.options import LaunchOptions
@@ -88,6 +89,8 @@ class SingleHost(OneGeneration):
             min_np=elastic.min_np,
             membership=membership,
             growth=growth,
+            cooldown=elastic.cooldown,
+            reset_limit=elastic.reset_limit,
         )
 
     def _specs(self, size: int) -> list[ProcessSpec]:
@@ -108,10 +111,11 @@ class SingleHost(OneGeneration):
             "COLLECTIVE_RANK": str(rank),
             "COLLECTIVE_LOCAL_RANK": str(slot),
         }
+        place = Environment("collectiverun", rank, size, slot, local_size, 0, 1)
         return ProcessSpec(
             rank,
             self.options.command,
-            {**self.variables, **variables, **more},
+            {**self.variables, **horovod_settings.place(place), **variables, **more},
             self._cores(local_size, slot),
             takes_input=rank == 0,
         )

@@ -8,6 +8,10 @@ Every public name of ``horovod.tensorflow`` 0.28.1, on Keras 3. docs/reference/h
 where the two differ.
 """
 
+from collective.common.util import check_extension as check_extension
+from collective.common.util import gpu_available as gpu_available
+from collective.common.util import num_rank_is_power_2 as check_num_rank_power_of_2  # noqa: F401
+from collective.common.util import split_list as split_list
 from collective.operations.kinds import Average as Average
 from collective.operations.kinds import Max as Max
 from collective.operations.kinds import Min as Min
@@ -56,6 +60,9 @@ from collective.tensorflow.collectives import (
 from collective.tensorflow.collectives import join as join
 from collective.tensorflow.collectives import reducescatter as reducescatter
 from collective.tensorflow.compression import Compression as Compression
+from collective.tensorflow.gradient_aggregation import (
+    LocalGradientAggregationHelper as LocalGradientAggregationHelper,
+)
 from collective.tensorflow.gradient_tape import (
     DistributedGradientTape as DistributedGradientTape,
 )
@@ -74,9 +81,14 @@ from collective.tensorflow.process_sets import add_process_set as add_process_se
 from collective.tensorflow.process_sets import global_process_set as global_process_set
 from collective.tensorflow.process_sets import remove_process_set as remove_process_set
 from collective.tensorflow.reductions import Adasum as Adasum
+from collective.tensorflow.reductions import (
+    chosen as handle_average_backwards_compatibility,  # noqa: F401
+)
 from collective.tensorflow.sync_batch_norm import (
     SyncBatchNormalization as SyncBatchNormalization,
 )
+from collective.tensorflow.util import refs_to_vars as refs_to_vars
+from collective.tensorflow.util import vars_to_refs as vars_to_refs
 from collective.tensorflow.variables import (
     BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
 )

@@ -21,6 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from collective import session
+from collective.common.exceptions import HorovodInternalError as HorovodInternalError
+from collective.common.exceptions import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from collective.elastic import generations
 from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
 from collective.environment.base import MIN_NP
@@ -45,22 +47,6 @@ _preemption = Preemption()
 _FILE = "state"
 
 
-class HorovodInternalError(RuntimeError):
-    """A collective failed on every rank; the last committed state can be taken."""
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of the job have changed; the present state can be taken.
-
-    Args:
-        skip_sync: Whether the ranks hold the same state already.
-    """
-
-    def __init__(self, skip_sync: bool = False):
-        super().__init__("the hosts of the job have changed")
-        self.skip_sync = skip_sync
-
-
 class State:
     """What a training function works on.
 
@@ -70,6 +56,7 @@ class State:
     def __init__(self, **kwargs: Any):
         del kwargs
         self._reset_callbacks: list[Callable[[], None]] = []
+        self._hosts_updated = False
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Adds functions that are called after the ranks have changed."""
@@ -80,6 +67,15 @@ class State:
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def on_hosts_updated(self, timestamp: Any, update_res: Any) -> None:
+        """Says that hosts have changed: the next ``commit`` interrupts every rank.
+
+        Args:
+            timestamp, update_res: Horovod's; not needed.
+        """
+        del timestamp, update_res
+        self._hosts_updated = True
 
     def commit(self) -> None:
         """Saves the state in memory, and looks whether hosts have changed."""
@@ -97,7 +93,9 @@ class State:
         """
         if MIN_NP not in os.environ:
             return
-        flags = allgather(np.array([_preemption.flags()]), name="host updates")
+        own = _preemption.flags() | (WAITING if self._hosts_updated else 0)
+        self._hosts_updated = False
+        flags = allgather(np.array([own]), name="host updates")
         if (flags & RESTARTS).any():
             self._renew()
         flags &= LEAVES | WAITING

@@ -16,7 +16,7 @@ from collective.tensorflow.gradients import (
 )
 from collective.tensorflow.keras_optimizer import distribute
 from collective.tensorflow.process_sets import ProcessSet, global_process_set
-from collective.tensorflow.reductions import Adasum, Reduction
+from collective.tensorflow.reductions import Adasum, Reduction, chosen
 from collective.tensorflow.v1_optimizer import DistributedV1Optimizer
 
 
@@ -57,6 +57,7 @@ def DistributedOptimizer(
         ValueError: For options that do not go together, or no optimizer.
         NotImplementedError: For what an optimizer of TensorFlow 1 cannot do here.
     """
+    op = chosen(op)
     if op is Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if backward_passes_per_step < 1:
@@ -108,6 +109,8 @@ def PartialDistributedOptimizer(
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: Reduction = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
     groups: Groups | None = None,
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
@@ -130,6 +133,8 @@ def PartialDistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor,
         op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
         groups=groups,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,

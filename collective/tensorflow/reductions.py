@@ -20,12 +20,23 @@ class _Adasum:
 Adasum: Final = _Adasum()
 Reduction = Op | _Adasum
 
+# Horovod's numbers of its operations, which scripts pass as they are.
+_BY_NUMBER: tuple[Reduction, ...] = (
+    Op.Average,
+    Op.Sum,
+    Adasum,
+    Op.Min,
+    Op.Max,
+    Op.Product,
+)
 
-def chosen(op: Reduction | None, average: bool | None) -> Reduction:
+
+def chosen(op: Reduction | int | None = None, average: bool | None = None) -> Reduction:
     """The reduction of a call.
 
     Args:
-        op: Average (also for None), Sum, Adasum, Min, Max or Product.
+        op: Average (also for None), Sum, Adasum, Min, Max or Product; or Horovod's
+            number of it.
         average: The old way to say Average or Sum.
 
     Raises:
@@ -44,6 +55,8 @@ def chosen(op: Reduction | None, average: bool | None) -> Reduction:
         return Op.Average if average else Op.Sum
     if op is None:
         return Average
+    if type(op) is int and 0 <= op < len(_BY_NUMBER):
+        return _BY_NUMBER[op]
     if not isinstance(op, Reduction):
         raise ValueError(
             f"op={op!r} is no reduction\n"

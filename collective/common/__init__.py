@@ -1,0 +1,1 @@
+"""``horovod.common``: what does not depend on TensorFlow."""

@@ -1,0 +1,45 @@
+"""Errors that scripts written for Horovod catch."""
+
+from __future__ import annotations
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed on every rank; the last committed state can be taken."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The hosts of the job have changed; the present state can be taken.
+
+    Args:
+        skip_sync: Whether the ranks hold the same state already.
+    """
+
+    def __init__(self, skip_sync: bool = False):
+        super().__init__("the hosts of the job have changed")
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """A framework is of another version than the one that was compiled against.
+
+    The native core names no TensorFlow that it was compiled for, so this is never
+    raised here.
+
+    Args:
+        name: The framework.
+        version: Which is imported.
+        installed_version: Which was compiled against.
+    """
+
+    def __init__(self, name: str, version: str, installed_version: str):
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version
+
+
+def get_version_mismatch_message(
+    name: str, version: str, installed_version: str
+) -> str:
+    """One line about two versions of a framework."""
+    return f"{name} {version} is imported, but {installed_version} was compiled against"

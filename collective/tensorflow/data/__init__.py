@@ -1,0 +1,1 @@
+"""``horovod.tensorflow.data``: data sets prepared by a job of their own."""

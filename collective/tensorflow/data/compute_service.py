@@ -1,0 +1,259 @@
+"""``horovod.tensorflow.data.compute_service``: data prepared by workers of a compute job.
+
+A compute job (``python -m collective.tensorflow.data.compute_worker FILE`` under any
+launcher) runs the workers of ``tf.data.experimental.service``. A training job reads from
+the file where they are, and sends its data sets there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from collective.errors import UsageError
+from collective.net import private_files
+from collective.tensorflow import basics
+from collective.tensorflow.data import registry
+
+log = logging.getLogger(__name__)
+_SIDES = ("compute", "training")
+_HEARTBEAT_MS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class TfDataServiceConfig:
+    """What a training job knows of a compute job.
+
+    Attributes:
+        dispatchers: Number of dispatchers: one for all ranks, or one for each.
+        workers_per_dispatcher: Workers of each.
+        dispatcher_side: Whose ranks run the dispatchers: ``compute`` or ``training``.
+        addresses: By network interface: where the compute job's registry listens.
+        key: Authenticates connections to it.
+        timeout: Seconds to wait for dispatchers and workers to start.
+    """
+
+    dispatchers: int
+    workers_per_dispatcher: int
+    dispatcher_side: str
+    addresses: Mapping[str, Sequence[tuple[str, int]]]
+    key: bytes
+    timeout: int = 60
+
+    def compute_client(self, verbose: int = 1) -> Any:
+        """The compute job's registry (``registry.Registry``).
+
+        Raises:
+            ConnectionError: If it does not answer.
+        """
+        del verbose
+        found = [tuple(a) for listed in self.addresses.values() for a in listed]
+        return registry.connect(found, self.key)  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**dataclasses.asdict(self), "key": self.key.hex()}
+
+    @staticmethod
+    def from_dict(config: Mapping[str, Any]) -> TfDataServiceConfig:
+        """The inverse of ``to_dict``."""
+        addresses = {
+            name: [(host, port) for host, port in listed]
+            for name, listed in config["addresses"].items()
+        }
+        return TfDataServiceConfig(
+            config["dispatchers"],
+            config["workers_per_dispatcher"],
+            config["dispatcher_side"],
+            addresses,
+            bytes.fromhex(config["key"]),
+            config["timeout"],
+        )
+
+    def write(self, filename: str) -> None:
+        """Writes the file whole, readable by this user only: it holds the key."""
+        text = json.dumps(self.to_dict()).encode()
+        partial = Path(f"{filename}.{os.getpid()}.partial")
+        private_files.write(partial, text)
+        partial.replace(filename)
+
+    @staticmethod
+    def read(
+        filename: str, wait_for_file_creation: bool = False
+    ) -> TfDataServiceConfig:
+        """Reads the file; with ``wait_for_file_creation``, as soon as there is one."""
+        while wait_for_file_creation and not os.path.exists(filename):
+            time.sleep(1)
+        return TfDataServiceConfig.from_dict(json.loads(private_files.read(filename)))
+
+
+@contextlib.contextmanager
+def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
+    """Inside, the dispatcher for this rank serves; gives its address.
+
+    Where dispatchers are on the training side, this rank may run it.
+
+    Args:
+        compute_config: As read from the file.
+        rank: Of the training job.
+
+    Raises:
+        TimeoutError: Dispatcher or workers did not start in time.
+    """
+    service = compute_config.compute_client()
+    number = rank if compute_config.dispatchers > 1 else 0
+    dispatcher = None
+    if compute_config.dispatcher_side == "training" and rank == number:
+        dispatcher = _start_dispatcher(service, number)
+    try:
+        address = service.wait_for_dispatcher_registration(
+            number, compute_config.timeout
+        )
+        service.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
+        yield address
+    finally:
+        _stop(dispatcher)
+
+
+def send_to_data_service(
+    dataset: tf.data.Dataset,
+    compute_config: TfDataServiceConfig,
+    rank: int,
+    size: int | None = None,
+    processing_mode: str = "distributed_epoch",
+    reuse_dataset: bool = False,
+    round_robin: bool = False,
+) -> tf.data.Dataset:
+    """A data set whose elements the compute job prepares.
+
+    Args:
+        dataset: What it prepares.
+        compute_config: As read from the file; dispatchers on the compute side.
+        rank, size: Of the training job.
+        processing_mode: Of ``tf.data.experimental.service.distribute``.
+        reuse_dataset: Whether all ranks share one pass over the data.
+        round_robin: Whether ranks then take turns, each as many elements.
+
+    Raises:
+        RuntimeError: If dispatchers are on the training side: an address is valid
+            within ``tf_data_service`` then.
+    """
+    if compute_config.dispatcher_side == "training":
+        raise RuntimeError(
+            "a dispatcher of the training side ends with its rank: distribute the data "
+            "set within the context\n"
+            "HINT: with tf_data_service(compute_config, rank) as address: ..."
+        )
+    in_turn = reuse_dataset and round_robin
+    with tf_data_service(compute_config, rank) as address:
+        return dataset.apply(
+            tf.data.experimental.service.distribute(
+                processing_mode=processing_mode,
+                service=address,
+                job_name="job" if reuse_dataset else None,
+                consumer_index=rank if in_turn else None,
+                num_consumers=size if in_turn else None,
+            )
+        )
+
+
+# As in Horovod: a method of every data set.
+tf.data.Dataset.send_to_data_service = send_to_data_service
+
+
+def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
+    """Serves data as one rank of the compute job, until the job's rank 0 ends it.
+
+    Args:
+        compute_config: The same on every rank.
+    """
+    basics.init()
+    rank = basics.rank()
+    number, place = divmod(rank, compute_config.workers_per_dispatcher)
+    service = compute_config.compute_client()
+    dispatcher = worker = None
+    try:
+        if compute_config.dispatcher_side == "compute" and place == 0:
+            dispatcher = _start_dispatcher(service, number)
+        address = service.wait_for_dispatcher_registration(
+            number, compute_config.timeout
+        )
+        worker = tf.data.experimental.service.WorkerServer(
+            tf.data.experimental.service.WorkerConfig(
+                dispatcher_address=address.split("://")[1],
+                heartbeat_interval_ms=_HEARTBEAT_MS,
+                dispatcher_timeout_ms=compute_config.timeout * 1000,
+            )
+        )
+        worker.start()
+        service.register_worker_for_dispatcher(number, rank)
+        log.info("rank %d serves dispatcher %d at %s", rank, number, address)
+        service.wait_for_shutdown()
+    finally:
+        _stop(worker)
+        _stop(dispatcher)
+
+
+def make_config(
+    service: registry.Registry,
+    dispatchers: int,
+    size: int,
+    dispatcher_side: str,
+    timeout: int,
+) -> TfDataServiceConfig:
+    """Serves a registry, and the configuration by which others reach it.
+
+    Args:
+        service: Of this compute job.
+        dispatchers: How many; a divisor of ``size``.
+        size: Ranks of the compute job.
+        dispatcher_side, timeout: See ``TfDataServiceConfig``.
+    """
+    from collective.net.interfaces import interfaces
+
+    key = os.urandom(32)
+    _, port = registry.serve(service, key)
+    found = {each.name: [(each.host, port)] for each in interfaces()}
+    found.setdefault("lo", [("127.0.0.1", port)])
+    return TfDataServiceConfig(
+        dispatchers, size // dispatchers, dispatcher_side, found, key, timeout
+    )
+
+
+def check(dispatchers: int, size: int, dispatcher_side: str) -> None:
+    """Refuses what a compute job cannot be.
+
+    Raises:
+        UsageError: ``dispatchers`` does not divide ``size``, or an unknown side.
+    """
+    if dispatchers < 1 or size % dispatchers:
+        raise UsageError(
+            f"{size} ranks cannot be shared by {dispatchers} dispatchers",
+            hint="-np a multiple of --dispatchers",
+        )
+    if dispatcher_side not in _SIDES:
+        raise UsageError(
+            f"--dispatcher-side {dispatcher_side}: there is no such side",
+            hint=f"one of: {', '.join(_SIDES)}",
+        )
+
+
+def _start_dispatcher(service: Any, number: int) -> Any:
+    server = tf.data.experimental.service.DispatchServer()
+    service.register_dispatcher(number, server.target)
+    return server
+
+
+def _stop(server: Any) -> None:
+    if server is not None:
+        server._stop()  # TensorFlow has no public way
+        server.join()

@@ -1,0 +1,145 @@
+"""``horovod.tensorflow.gradient_aggregation``: gradients of several passes, added up.
+
+For an optimizer of your own. ``DistributedOptimizer(backward_passes_per_step=)`` does it
+for you.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective.tensorflow.accumulation import Accumulation
+from collective.tensorflow.gradients import Tensor
+from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
+from collective.tensorflow.variables import tf_variable
+from collective.tensorflow_ops import ranks
+
+
+def apply_op_to_not_none_tensors(
+    tensor_op: Callable[..., Any], tensors: Sequence[Any], *args: Any
+) -> list[Any]:
+    """``tensor_op(tensor, *args)`` of each tensor; None of None."""
+    return [None if t is None else tensor_op(t, *args) for t in tensors]
+
+
+def get_not_none_from_list(tensor_list: Sequence[Any]) -> list[Any]:
+    """What is not None."""
+    return [t for t in tensor_list if t is not None]
+
+
+class LocalGradientAggregationHelper:
+    """Adds up gradients, and reduces them when enough passes are in the sum.
+
+    Args:
+        backward_passes_per_step: Passes that make an update.
+        allreduce_func: Reduces ``(gradients, variables)`` over the ranks.
+        sparse_as_dense: Not needed: sums are dense.
+        average_aggregated_gradients: Whether the mean over passes is reduced.
+        rank, optimizer_type, name: Not needed.
+        process_set: The ranks that take part.
+        scale_local_gradients: Whether the gradient of a local variable is divided by
+            the number of ranks, as that of a mean loss over all of them would be.
+    """
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[..., Sequence[Tensor | None]],
+        sparse_as_dense: bool,
+        average_aggregated_gradients: bool,
+        rank: int,
+        optimizer_type: Any,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+        name: str = "",
+    ):
+        del sparse_as_dense, rank, optimizer_type, name
+        self._allreduce = allreduce_func
+        self._accumulation = Accumulation(
+            backward_passes_per_step, average_aggregated_gradients
+        )
+        self._process_set = process_set
+        self._scale = scale_local_gradients
+        self._local: set[int] = set()
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable's gradient to this process alone."""
+        self._local.add(id(tf_variable(var)))
+
+    @tf.autograph.experimental.do_not_convert
+    def compute_gradients(
+        self, grads: Sequence[Tensor | None], vars: Sequence[Any]
+    ) -> list[Tensor | None]:
+        """Adds one pass.
+
+        Args:
+            grads: Of the pass; None where there is none.
+            vars: Their variables, the same in each call.
+
+        Returns:
+            With the last pass of an update the reduced sums; zeros before, which
+            ``apply_gradients`` does not apply.
+        """
+        accumulation = self._accumulation
+        accumulation.add(grads, vars)
+        self._full = accumulation.full()
+        seen = [i for i, was in enumerate(accumulation.seen) if was]
+
+        def reduce() -> list[tf.Tensor]:
+            reduced = self._reduce(accumulation.take(), vars)
+            return [tf.convert_to_tensor(reduced[i]) for i in seen]
+
+        def wait() -> list[tf.Tensor]:
+            return [tf.zeros_like(accumulation.sums[i]) for i in seen]
+
+        found = iter(tf.cond(self._full, reduce, wait))
+        return [next(found) if was else None for was in accumulation.seen]
+
+    def apply_gradients(
+        self,
+        apply_grads_closure: Callable[[], Any],
+        optimizer: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls the closure after the last pass of an update, else only counts.
+
+        Args:
+            apply_grads_closure: Applies what ``compute_gradients`` returned.
+            optimizer: Its ``iterations`` count every pass.
+            *args, **kwargs: Not needed.
+        """
+        del args, kwargs
+
+        def apply() -> tf.Tensor:
+            apply_grads_closure()
+            return tf.constant(True)
+
+        def count() -> tf.Tensor:
+            if optimizer is not None and hasattr(optimizer, "iterations"):
+                tf_variable(optimizer.iterations).assign_add(1)
+            return tf.constant(False)
+
+        return tf.cond(self._full, apply, count)
+
+    def _reduce(
+        self, gradients: list[Tensor | None], variables: Sequence[Any]
+    ) -> list[Tensor | None]:
+        found = list(gradients)
+        shared = [
+            i for i, v in enumerate(variables) if id(tf_variable(v)) not in self._local
+        ]
+        reduced = self._allreduce(
+            [found[i] for i in shared], [variables[i] for i in shared]
+        )
+        for i, gradient in zip(shared, reduced, strict=True):
+            found[i] = gradient
+        if self._scale and self._local:
+            size = ranks.size(group_of(self._process_set))
+            for i, gradient in enumerate(found):
+                if i not in shared and gradient is not None:
+                    found[i] = gradient / tf.cast(size, gradient.dtype)
+        return found
