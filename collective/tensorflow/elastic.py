@@ -51,10 +51,13 @@ class State:
     """What a training function works on.
 
     Subclasses say how it is saved, restored and made the same on every rank.
+
+    Args:
+        bcast_object, get_rank, **kwargs: Horovod's; not needed.
     """
 
-    def __init__(self, **kwargs: Any):
-        del kwargs
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
+        del bcast_object, get_rank, kwargs
         self._reset_callbacks: list[Callable[[], None]] = []
         self._hosts_updated = False
 

@@ -29,7 +29,8 @@ def allreduce(
         name: Of the call.
 
     Returns:
-        Each row once, in ascending order.
+        Each row once, in ascending order. The average of integers is in float32 or
+        float64.
 
     Raises:
         NotImplementedError: For another reduction.
@@ -45,14 +46,10 @@ def allreduce(
     indices = tensorflow_ops.allgather(
         slices.indices, name and f"{name} indices", group
     )
+    if op == Average:  # of integers: floats, as Horovod's, which TensorFlow's "/" makes
+        values = values / tf.cast(ranks.size(group), values.dtype)
     total = combined(tf.IndexedSlices(values, indices, slices.dense_shape))
-    values = total.values
-    if op == Average:
-        size = tf.cast(ranks.size(group), values.dtype)
-        # As dense ones: the average of integers is rounded towards zero, once.
-        exact = values.dtype.is_floating or values.dtype.is_complex
-        values = values / size if exact else tf.truncatediv(values, size)
-    values = dtypes.scaled(values, factor)
+    values = dtypes.scaled(total.values, factor)
     return tf.IndexedSlices(values, total.indices, total.dense_shape)
 
 

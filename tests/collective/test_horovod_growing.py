@@ -127,7 +127,7 @@ def test_what_one_rank_has_traced_sums_over_two(tmp_path):
     found = [ast.literal_eval(line[4:]) for line in run(tmp_path, FROM_ONE, 1, 2)]
     alone, first, second = sorted(found, key=lambda values: values["ops"])
     common = {"dense": 3.0, "sparse": 6.0, "rows": 6.0, "of rows": 1.5, "moved": 3.0}
-    # The statistics of (1 and 2), integers towards zero, one overflow for both ranks.
+    # The statistics of (1 and 2), one overflow for both ranks.
     common |= {"mean": 1.5, "whole": 6.0, "finite": 0.0, "adasum": 1.5}
     assert {name: first[name] for name in common} == common
     assert {name: second[name] for name in common} == common

@@ -1,0 +1,1 @@
+"""Horovod's own tests and examples, run on this project: ``python -m`` this package."""
