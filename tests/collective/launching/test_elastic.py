@@ -82,12 +82,43 @@ def test_ranks_come_and_go_with_the_slots(tmp_path):
 )
 def test_what_a_script_tells(script, slots, wanted):
     discovery = Discovery(script, slots)
-    discovery.wait_for(0)
+    discovery.wait_for(0, 5)
     assert sum(host.slots for host in discovery.hosts) == wanted
 
 
 @pytest.mark.parametrize("script", ["false", "echo localhost:many"])
 def test_a_script_that_fails(script):
     with pytest.raises(UsageError) as caught:
-        Discovery(script).wait_for(1)
+        Discovery(script).wait_for(1, 5)
     assert script.split()[-1].split(":")[-1] in str(caught.value)
+
+
+SHOWS_PLACE_AND_DIES = """
+import os, signal, time
+rank = int(os.environ["HOROVOD_RANK"])
+print(sorted(i for i in os.environ.items() if i[0].startswith("HOROVOD_")), flush=True)
+if rank:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+@pytest.mark.launches
+def test_a_job_whose_ranks_change_too_often_ends():
+    command = [sys.executable, "-m", "collective.launch", "-np", "2", "--min-np", "1"]
+    command += ["--max-np", "2", "--reset-limit", "1"]
+    command += ["--blacklist-cooldown-range", "1", "2"]
+    ended = subprocess.run(
+        [*command, sys.executable, "-c", SHOWS_PLACE_AND_DIES],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "the ranks of the job have changed 2 times; ending it" in ended.stderr
+    # Each rank's place, by horovodrun's names.
+    first = sorted(line for line in ended.stdout.splitlines() if "[0]" in line)[0]
+    for name, value in (("RANK", 0), ("SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_SIZE", 2)):
+        assert f"('HOROVOD_{name}', '{value}')" in first
+    assert "('HOROVOD_CROSS_RANK', '0'), ('HOROVOD_CROSS_SIZE', '1')" in first

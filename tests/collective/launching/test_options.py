@@ -57,6 +57,10 @@ def variables(*arguments):
         ),
         ("--log-level DEBUG", {"HOROVOD_LOG_LEVEL": "DEBUG"}),
         ("--log-without-timestamp", {"HOROVOD_LOG_HIDE_TIME": "1"}),
+        ("--torus-allreduce", {"HOROVOD_TORUS_ALLREDUCE": "1"}),
+        ("--no-torus-allreduce", {"HOROVOD_TORUS_ALLREDUCE": "0"}),
+        ("--log-hide-timestamp", {"HOROVOD_LOG_HIDE_TIME": "1"}),
+        ("--no-log-hide-timestamp", {"HOROVOD_LOG_HIDE_TIME": "0"}),
         (
             "--autotune --autotune-log-file a.csv",
             {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a.csv"},
@@ -117,8 +121,6 @@ def test_what_is_typed_beats_the_configuration_file(tmp_path, first):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("params:\n  fusion: 3", "unknown setting params: fusion"),
-        ("param:\n  x: 3", "unknown setting param: x"),
         ("params: 3", "is not a section"),
         ("- a", "no sections"),
         ("a: [", "is not YAML"),
@@ -133,6 +135,23 @@ def test_bad_configuration_files(tmp_path, text, message):
     with pytest.raises(UsageError, match=message) as caught:
         parse(["--config-file", str(file), "true"])
     assert str(file) in caught.value.message and caught.value.hint
+
+
+def test_unknown_settings_of_a_configuration_file_warn(tmp_path, capsys):
+    # Horovod's own config.test.yaml has logging: hide_timestamp, which it ignores.
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "logging:\n  level: INFO\n  hide_timestamp: true\n"
+        "params:\n  torus_allreduce: true\nparam:\n  x: 3\n"
+    )
+    given = parse(["--config-file", str(file), "true"])
+    assert given.variables == {
+        "HOROVOD_LOG_LEVEL": "INFO",
+        "HOROVOD_TORUS_ALLREDUCE": "1",
+    }
+    printed = capsys.readouterr().err
+    assert "logging: hide_timestamp is ignored; known are level" in printed
+    assert "param: x is ignored; known are sections params" in printed
 
 
 @pytest.mark.parametrize(
@@ -153,6 +172,9 @@ def test_bad_configuration_files(tmp_path, text, message):
         ("-H a:x true", "slots=x"),
         ("--hostfile /no/such true", "No such file"),
         ("-np 2 --cycle-time-ms -1 true", "negative"),
+        ("-np 2 --reset-limit 0 true", "--reset-limit 0: at least 1"),
+        ("-np 2 --elastic-timeout 0 true", "--elastic-timeout 0: at least 1"),
+        ("-np 2 --blacklist-cooldown-range 9 8 true", "at most the second"),
         ("-np 2 --config-file /no/such true", "cannot read"),
         ("-np 2 --mpirun /no/such --mpi true", "there is no /no/such on this host"),
         ("-np 2 --mpirun true --mpi true", "is not the mpirun of Open MPI"),
@@ -163,6 +185,21 @@ def test_wrong_use_gives_2_and_a_hint(arguments, message, capsys, monkeypatch):
     assert main(arguments.split()) == 2
     printed = capsys.readouterr().err
     assert message in printed and "\nHINT: " in printed
+
+
+def test_elastic_options():
+    assert parse(["-np", "2", "true"]).elastic.cooldown == (1.0, 64.0)
+    words = "--elastic-timeout 5 --reset-limit 3 --blacklist-cooldown-range 10 100"
+    given = parse(["-np", "2", *words.split(), "true"]).elastic
+    assert (given.timeout, given.reset_limit, given.cooldown) == (5, 3, (10, 100))
+
+
+def test_what_does_nothing_on_one_host_says_so(capfd):
+    words = "-np 1 --mpi-args=-x --tcp --binding-args=--x --no-prefix true"
+    assert main(words.split()) == 0
+    printed = capfd.readouterr().err
+    assert "--mpi-args, --tcp: without effect on one host" in printed
+    assert "--binding-args: on one host it only keeps ranks from being bound" in printed
 
 
 @pytest.mark.parametrize(
