@@ -145,3 +145,23 @@ def check_same_data(backend: Backend, source: Source) -> None:
             "reshuffle_each_iteration=False)",
             everywhere=False,
         )
+
+
+def check_states_of_rows(model: keras.Model, backend: Backend, accumulate: int) -> None:
+    """Refuses stateful layers where a batch is cut: they keep a state of each row.
+
+    Raises:
+        UsageError: Row i of a batch would go on with the state of another row.
+    """
+    stateful = [
+        layer.name
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.RNN) and layer.stateful
+    ]
+    if stateful and (backend.most_replicas > 1 or accumulate > 1):
+        pieces = backend.most_replicas * accumulate
+        raise UsageError(
+            f"layer {stateful[0]!r} is stateful: it keeps a state for each row of a "
+            f"batch, and batches are cut into {pieces} pieces",
+            hint="stateful=False, or one replica and accumulate=1",
+        )

@@ -184,6 +184,7 @@ class BatchHooks:
         self._begin = f"on_{what}_batch_begin"
         self._end = f"on_{what}_batch_end"
         self._open: int | None = None  # the first batch of those that run
+        self._ran = False  # whether any of them has run
 
     @property
     def wants_logs(self) -> bool:
@@ -193,16 +194,17 @@ class BatchHooks:
     def before(self, batch: int, *place: int) -> None:
         """Before a batch, counted from 0."""
         if batch % self._together == 0:
-            self._open = batch
+            self._open, self._ran = batch, False
             self.hooks.call(self._begin, (*place, batch), batch, {})
 
     def ends(self, batch: int, last: bool) -> bool:
-        """Whether hooks follow this batch."""
+        """After a batch: whether hooks follow it."""
+        self._ran = True
         return last or (batch + 1) % self._together == 0
 
     def after(self, logs: dict[str, Any], *place: int) -> None:
         """After the last of the batches that Keras runs at a time."""
-        if self._open is None:
+        if self._open is None or not self._ran:
             return
         number, self._open = self._open + self._together - 1, None
         self.hooks.call(self._end, (*place, number), number, logs)

@@ -88,10 +88,11 @@ class Loop:
         position.put()  # for observers to see,
         if root is None:
             self._call("begin")
-            if position.start is None:
-                position.begin(self.feed.begin(position.initial_epoch))
         else:
             self._call("reconfigured", root)
+        first_step = self.feed.begin(position.initial_epoch)
+        if position.start is None:
+            position.begin(first_step)
         position.put()  # and not to change
 
     def train(self) -> None:
@@ -137,6 +138,12 @@ class Loop:
         )
         whole = ENDLESS if steps is None else first + steps
         last = min(whole, self.last_step)
+        if not first <= position.step <= whole:
+            raise UsageError(
+                f"the checkpoint is at step {position.step}, which is none of epoch "
+                f"{epoch}: steps {first} to {whole}",
+                hint="resume with the steps_per_epoch= and initial_epoch= of before",
+            )
         self._call("begin_epoch", epoch, first, last, outermost_first=True)
         position.begin_epoch()
         batches = self.feed.epoch(last - position.step)

@@ -116,11 +116,14 @@ class PlannedFeed(Feed):
         first, last = self._bounds(epoch)
         return last - first
 
-    def epochs(self, steps: int) -> int:
-        """In which epoch so many steps end, counted from 1."""
-        epoch = self._origin
-        if self._of_epoch is None:
-            return -(-steps // self._of_pass)
+    def epochs(self, steps: int, first: int) -> int:
+        """In which epoch so many steps end, the training beginning with ``first``.
+
+        Returns:
+            The number of the epoch to stop before.
+        """
+        self.begin(first)
+        epoch = first
         while self._bounds(epoch)[0] < steps:
             epoch += 1
         return epoch

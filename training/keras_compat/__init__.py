@@ -22,6 +22,7 @@ from collective.training.keras_compat.data import (
     adapter,
     as_dense_or_sparse,
     class_weights,
+    in_metric_order,
     initial_epoch,
     is_array,
     is_validated,

@@ -120,3 +120,8 @@ def initial_epoch(model: keras.Model) -> int | None:
 def is_validated(model: keras.Model, epoch: int, frequency: Any) -> bool:
     """Whether ``validation_freq`` wants a validation after an epoch, from 0."""
     return bool(model._should_eval(epoch, frequency))
+
+
+def in_metric_order(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """What ``keras.Model.evaluate`` returns for these results."""
+    return model._flatten_metrics_in_order(logs)
