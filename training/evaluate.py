@@ -9,6 +9,7 @@ import keras
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.argument_names import arguments_named
 from collective.training.arguments import as_data, default_batch_size
 from collective.training.eager import runs_eagerly
 from collective.training.evaluation import Evaluation
@@ -58,7 +59,7 @@ def evaluate(
         UsageError: The model does not fit the data, or these are no data.
     """
     backend = open_backend(backend)
-    with ends_the_job(backend), explaining_memory():
+    with ends_the_job(backend), arguments_named(), explaining_memory():
         data = as_data(x, y, sample_weight)
         rows = batch_size or default_batch_size(data, steps)
         source: Source | Batches

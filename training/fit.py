@@ -11,6 +11,7 @@ import keras
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.argument_names import arguments_named
 from collective.training.arguments import FitData, fit_data
 from collective.training.callbacks import RankZeroCallbacks
 from collective.training.checkpoint.observer import CheckpointObserver
@@ -147,7 +148,7 @@ def fit(
     """
     named = isinstance(backend, str) and isinstance(model, keras.Model)
     backend = open_backend(backend, message(model) if named else None)
-    with ends_the_job(backend), explaining_memory():
+    with ends_the_job(backend), arguments_named(), explaining_memory():
         given = fit_data(
             x,
             y,
@@ -186,8 +187,7 @@ def fit(
             _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
             feed = inputs
         if steps is not None:
-            planned = isinstance(feed, PlannedFeed)
-            epochs = feed.epochs(steps, initial_epoch) if planned else ENDLESS
+            epochs = feed.epochs(steps, initial_epoch)
         position = Position(model, backend, checkpoint is not None, initial_epoch)
         params = {
             "verbose": verbose,
@@ -220,6 +220,7 @@ def fit(
             maybe_empty=_maybe_empty(inputs, backend),
             attachments=attachments,
         )
+        hooks.hooks.outside = step.outside_variables()
         evaluation = _evaluation(prepared, backend, given, validation_steps)
         validate = None
         if evaluation is not None:

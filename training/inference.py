@@ -17,7 +17,9 @@ from collective.training.exchange import gather_few
 from collective.training.prepared import get_partition
 
 
-def open_backend(backend: str | Backend, gradients: Sequence[int] | None = None) -> Any:
+def open_backend(
+    backend: str | Backend, gradients: Sequence[int] | None = None
+) -> Backend:
     """The backend of a name; a process that only serves does not return.
 
     Args:
@@ -47,9 +49,7 @@ def use_weights_of_rank_zero(model: keras.Model, backend: Backend) -> None:
 def _checksum(model: keras.Model) -> float:
     mark = 0
     for variable in model.variables:
-        mark = zlib.crc32(
-            np.ascontiguousarray(variable).reshape(-1).view(np.uint8), mark
-        )
+        mark = zlib.crc32(np.asarray(variable).tobytes(), mark)
     return float(mark)
 
 

@@ -82,8 +82,7 @@ class Loop:
             raise UsageError(
                 f"the training is at step {position.step} already, and "
                 f"{self.last_step} steps were asked for",
-                hint="more epochs= or steps= (--epochs, --steps), or another folder for "
-                "the checkpoints (--checkpoint-dir)",
+                hint="more --steps or --epochs, or another --checkpoint-dir",
             )
         position.put()  # for observers to see,
         if root is None:
@@ -150,7 +149,7 @@ class Loop:
         while position.step < last and not position.stopped:
             if not self._train_step(batches):
                 break  # the data have ended
-        else:
+        if position.step == last:
             next(batches, None)  # the data learn that the epoch has ended
         if self.feed.ended:
             position.averages = None  # before the first step of the epoch

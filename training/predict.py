@@ -18,6 +18,7 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.training.argument_names import arguments_named
 from collective.training.arguments import as_data, default_batch_size
 from collective.training.eager import runs_eagerly
 from collective.training.exchange import broadcast_object, gather_few
@@ -70,7 +71,7 @@ def predict(
             has not one entry for each row.
     """
     backend = open_backend(backend)
-    with ends_the_job(backend), explaining_memory():
+    with ends_the_job(backend), arguments_named(), explaining_memory():
         data = as_data(x)
         rows = batch_size or default_batch_size(data, steps)
         inputs: Input | Batches = (

@@ -182,5 +182,5 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
             raise UsageError(
                 f"model {model.name!r} does not fit the data (a row of x has shape "
                 f"{shape}): {first}",
-                hint=hint + " (train.py: choose another --data)",
+                hint=hint + ", or choose another --data",
             ) from error

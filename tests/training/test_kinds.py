@@ -71,13 +71,6 @@ BATCHES = {
         lambda: data_set().batch(10),
         {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}},
     ),
-    "validation": (
-        lambda: data_set().batch(10),
-        {
-            "validation_data": tf.data.Dataset.from_tensor_slices((X2, Y2)).batch(4),
-            "validation_steps": 3,
-        },
-    ),
     "unknown": (lambda: unknown(data_set().batch(10)), {}),
     "unknown_with_steps": (
         lambda: unknown(data_set().batch(10)),
@@ -99,6 +92,13 @@ BATCHES = {
 def test_ready_made_batches(backend, name):
     make, words = BATCHES[name]
     both(backend, lambda: (make(),), sgd, epochs=4, **words)
+
+
+def test_batches_for_validation(backend):
+    validation = tf.data.Dataset.from_tensor_slices((X2, Y2)).batch(4)
+    words = {"validation_data": validation, "epochs": 2}
+    both(backend, lambda: (data_set().batch(10),), sgd, **words)
+    both(backend, (X, Y), sgd, validation_steps=3, **words)
 
 
 def test_items_by_processes(backend):
@@ -223,10 +223,16 @@ def sparse_model() -> keras.Model:
     return made
 
 
-RAGGED = tf.ragged.constant(
-    [[float(j) for j in range(i % 5 + 1)] for i in range(len(X))], dtype=tf.float32
-)
-SPARSE = tf.sparse.from_dense(np.where(X > 0.5, X, 0))
+# Made when used: a tensor at import would start TensorFlow before its devices are set.
+def ragged_rows() -> tf.RaggedTensor:
+    lengths = [i % 5 + 1 for i in range(len(X))]
+    return tf.ragged.constant([np.arange(n, dtype="float32") for n in lengths])
+
+
+def sparse_rows() -> tf.SparseTensor:
+    return tf.sparse.from_dense(np.where(X > 0.5, X, 0))
+
+
 # As many rows as whole batches: Keras' losses of single outputs are means of means.
 EVEN = slice(0, 50)
 ARRAYS = {
@@ -243,8 +249,8 @@ ARRAYS = {
     "no_labels": (lambda: (X,), penalised),
     "text": (lambda: (TEXT.astype(object), Y), reader),
     "text_tensor": (lambda: (tf.constant(TEXT), Y), reader),
-    "ragged": (lambda: (RAGGED, Y), ragged_model),
-    "sparse": (lambda: (SPARSE, Y), sparse_model),
+    "ragged": (lambda: (ragged_rows(), Y), ragged_model),
+    "sparse": (lambda: (sparse_rows(), Y), sparse_model),
 }
 
 

@@ -14,9 +14,11 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import collective
 from collective.errors import UsageError
+from collective.training.argument_names import in_arguments
 from tests import launch
 from tests.training.small import NAMES, gather, model, rows
 
@@ -195,6 +197,81 @@ def test_callbacks_of_keras_do_what_they_do_there(backend, tmp_path):
         assert heads[0] == heads[1]
 
 
+def test_a_variable_outside_the_model_that_a_callback_sets(backend):
+    """As the weight of a term that grows from epoch to epoch."""
+    scale = keras.Variable(1.0)
+
+    def loss(y, p):
+        logits = keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
+        return scale * logits
+
+    class Grows(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            scale.assign(0.5 + epoch)
+
+    make = model(lambda: keras.optimizers.SGD(0.1), loss=loss)
+    both(backend, (X, Y), make, epochs=3, callbacks=[Grows()])
+    assert gather(backend, float(scale)) == [2.5] * backend.size
+
+
+def test_a_layer_that_a_callback_freezes(backend):
+    """As in Keras, too late for the step that is compiled; the ranks stay the same."""
+
+    class Freezes(keras.callbacks.Callback):
+        def __init__(self, hook):
+            super().__init__()
+            setattr(self, hook, self.freeze)
+
+        def freeze(self, *_, **__):
+            self.model.layers[0].trainable = False
+
+    made = both(backend, (X, Y), epochs=3, callbacks=Freezes("on_epoch_end")).model
+    assert not made.layers[0].trainable
+    with pytest.raises(UsageError, match="a callback has changed layer"):
+        words = {"callbacks": Freezes("on_train_begin"), "verbose": 0}
+        collective.fit(model()(), X, Y, backend=backend, **words)
+
+
+def test_a_stateful_layer(backend):
+    def make():
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.GRU(4, stateful=True), keras.layers.Dense(3)]
+        made = keras.Sequential([keras.Input(batch_shape=(4, 5, 6)), *layers])
+        logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        made.compile(keras.optimizers.SGD(0.1), logits)
+        return made
+
+    x = np.random.default_rng(0).normal(size=(12, 5, 6)).astype("float32")
+    if backend.size == 1:
+        both(backend, (x, Y[:12]), make, epochs=2, batch_size=4)
+        return
+    with pytest.raises(UsageError, match="is stateful: it keeps a state for each row"):
+        collective.fit(make(), x, Y[:12], 4, backend=backend, verbose=0)
+
+
+def test_code_that_cannot_be_traced(backend):
+    class Reads(keras.layers.Layer):
+        def call(self, x):
+            return x * float(x.numpy().max() > 0)
+
+    make = model(None, Reads(), run_eagerly=True)
+    with pytest.raises(UsageError, match="it cannot be traced even once"):
+        collective.fit(make(), X, Y, backend=backend, verbose=0)
+
+
+def test_python_code_runs_in_each_step_of_a_model_that_runs_eagerly(backend):
+    seen = []
+
+    class Counts(keras.layers.Layer):
+        def call(self, x):
+            seen.append(tf.executing_eagerly())
+            return x
+
+    make = model(None, Counts(), run_eagerly=True)
+    collective.fit(make(), X, Y, 10, 2, backend=backend, verbose=0)
+    assert seen.count(True) == 12
+
+
 class Power(Exception):
     """An exception of a user."""
 
@@ -255,6 +332,14 @@ def test_what_is_refused_names_words_of_the_api(backend, data, words, told):
     with pytest.raises(UsageError, match=told) as error:
         collective.fit(model()(), *data, backend=backend, verbose=0, **words)
     assert "\nHINT: " in str(error.value) and "--" not in str(error.value)
+
+
+def test_options_in_messages_become_arguments():
+    told = "drop --shard-optimizer, or --checkpoint-every 100; --accumulate K, --steps"
+    assert in_arguments(told) == (
+        "drop shard_optimizer=True, or Checkpoint(folder, every=100); accumulate=K, steps="
+    )
+    assert in_arguments("--steps-more --data x") == "--steps-more --data x"
 
 
 @pytest.mark.launches

@@ -36,6 +36,14 @@ class Feed(abc.ABC):
         """
         return 0
 
+    def epochs(self, steps: int, first: int) -> int:
+        """In which epoch so many steps end, the training beginning with ``first``.
+
+        Returns:
+            The number of the epoch to stop before; ``ENDLESS`` where nobody knows.
+        """
+        return ENDLESS
+
     @abc.abstractmethod
     def start(
         self, step: int, last_step: int, local_replicas: range, replicas: int
@@ -117,11 +125,7 @@ class PlannedFeed(Feed):
         return last - first
 
     def epochs(self, steps: int, first: int) -> int:
-        """In which epoch so many steps end, the training beginning with ``first``.
-
-        Returns:
-            The number of the epoch to stop before.
-        """
+        """As ``Feed.epochs``."""
         self.begin(first)
         epoch = first
         while self._bounds(epoch)[0] < steps:

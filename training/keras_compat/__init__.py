@@ -26,8 +26,10 @@ from collective.training.keras_compat.data import (
     initial_epoch,
     is_array,
     is_validated,
+    set_trainable_flags,
     sparse_by_rows,
     sparse_rows,
+    trainable_flags,
     unpack,
 )
 from collective.training.keras_compat.layers import (
