@@ -79,7 +79,9 @@ class Hooks:
         self.used: set[str] = set()
         self.outside: Sequence[tf.Variable] = ()
         # In the order of now: it depends on which layers are trainable.
-        self._variables = [] if model.optimizer is None else replicated_variables(model)
+        self._variables = (
+            replicated_variables(model) if _optimizer(model) is not None else []
+        )
         self._trainable = keras_compat.trainable_flags(model)
         self._ready = False
         self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
@@ -228,6 +230,10 @@ class BatchHooks:
     @property
     def _together(self) -> int:
         return int(getattr(self.hooks.model, "steps_per_execution", 1) or 1)
+
+
+def _optimizer(model: keras.Model) -> keras.Optimizer | None:
+    return getattr(model, "optimizer", None)
 
 
 def _learning_rate(optimizer: keras.Optimizer) -> list[keras.Variable]:

@@ -229,7 +229,8 @@ _functions: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
 
 def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     """The function from a ``Batch`` to the outputs for its rows."""
-    key = id(backend), repr(spec), id(model.optimizer)  # compile() makes another
+    optimizer = getattr(model, "optimizer", None)  # compile() makes another
+    key = id(backend), repr(spec), id(optimizer)
     of_model = _functions.setdefault(model, {})
     if key not in of_model:
         found = weakref.ref(model)  # else the entry would keep the model alive
@@ -245,7 +246,7 @@ def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
             )
 
         function = tf.function(on_replicas, input_signature=(spec,), autograph=False)
-        of_model[key] = function, model.optimizer  # kept, so that its id stays its own
+        of_model[key] = function, optimizer  # kept, so that its id stays its own
     return of_model[key][0]
 
 
