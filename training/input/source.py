@@ -43,6 +43,19 @@ class Source(abc.ABC):
         Shapes are fully known and have no batch dimension.
         """
 
+    @property
+    def batch_spec(self) -> Row:
+        """``(x, y, sample_weight)`` of any number of rows, as trees of type specs."""
+
+        def open_rows(leaf: tf.TensorSpec) -> tf.TensorSpec:
+            return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
+
+        x, y, sample_weight = (
+            None if part is None else tf.nest.map_structure(open_rows, part)
+            for part in self.spec
+        )
+        return x, y, sample_weight
+
     @abc.abstractmethod
     def read(self, rows: tf.Tensor) -> Row:
         """Reads rows by number; called while ``tf.data`` traces its map function.
@@ -111,7 +124,15 @@ def row_spec(element: Any, where: str) -> Row:
             "(x, y, sample_weight)",
             hint="return a tuple (x, y); several inputs go into x as a dict or tuple",
         )
-    for leaf in tf.nest.flatten(element):
+    leaves = tf.nest.flatten(element)
+    if all(isinstance(s, tf.TensorSpec) and _is_open(s) for s in leaves):
+        raise UsageError(
+            f"{where} gives {leaves[0]} for a row, a shape that is not fully known: "
+            "its elements are batches",
+            hint="leave global_batch_size= out, and its batches are used; or unbatch() "
+            "it (and assert_cardinality) to have single rows",
+        )
+    for leaf in leaves:
         if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
             raise UsageError(
                 f"{where} gives {leaf} for a row: a shape that is not fully known",
@@ -119,6 +140,11 @@ def row_spec(element: Any, where: str) -> Row:
                 "rows that differ",
             )
     return (*element, None) if len(element) == 2 else element  # type: ignore[return-value]
+
+
+def _is_open(spec: tf.TensorSpec) -> bool:
+    """Whether nothing is known of the first axis, as of the rows of a batch."""
+    return bool(spec.shape.rank) and spec.shape[0] is None
 
 
 def _described(element: Any) -> str:

@@ -16,6 +16,22 @@ from collective.training.keras_compat.building import (
     takes_training,
     tf_variable,
 )
+from collective.training.keras_compat.data import (
+    DataAdapter,
+    EpochIterator,
+    adapter,
+    as_dense_or_sparse,
+    class_weights,
+    in_metric_order,
+    initial_epoch,
+    is_array,
+    is_validated,
+    set_trainable_flags,
+    sparse_by_rows,
+    sparse_rows,
+    trainable_flags,
+    unpack,
+)
 from collective.training.keras_compat.layers import (
     InnerScope,
     Node,
