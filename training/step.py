@@ -297,7 +297,7 @@ class Step:
         self.backend.assign(
             [keras_compat.tf_variable(v) for v in variables],
             [
-                _changed(weights.state[i], change)
+                changed(weights.state[i], change)
                 for i, change in zip(changing, changes, strict=True)
             ],
         )
@@ -323,7 +323,8 @@ class Step:
         return finite.explain(error, self.backend, paths)
 
 
-def _changed(old: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
+def changed(old: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
+    """A state variable after its change, in its own dtype."""
     if old.dtype.is_integer:
         change = tf.round(change)
     return old + tf.cast(change, old.dtype)

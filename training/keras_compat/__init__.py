@@ -16,6 +16,11 @@ from collective.training.keras_compat.building import (
     takes_training,
     tf_variable,
 )
+from collective.training.keras_compat.compiled import compiled_arguments
+from collective.training.keras_compat.fixed_layers import (
+    fixed_randomness,
+    moving_statistics,
+)
 from collective.training.keras_compat.layers import (
     InnerScope,
     Node,
@@ -57,5 +62,10 @@ from collective.training.keras_compat.stateless_metrics import (
     metric_results,
     metric_sums,
     metrics,
+)
+from collective.training.keras_compat.stock_step import (
+    StepOutcome,
+    loss_names,
+    stock_step,
 )
 from collective.training.keras_compat.weights_file import load_weights, save_weights
