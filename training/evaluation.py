@@ -15,17 +15,27 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.accumulation import accumulate
+from collective.training.coupled import checks as coupled_checks
+from collective.training.coupled.metrics import MetricState
+from collective.training.coupled.replica import (
+    ReplicaContext,
+    at_least_one_row,
+    entered,
+)
 from collective.training.forward import Forward, Sums
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.source import Source
 from collective.training.prepared import PreparedModel
 from collective.training.step_inputs import (
+    ReplicaRows,
     Rows,
+    Weights,
     read_weights,
     replica_rows,
     weight_specs,
     without_none,
 )
+from collective.training.step_plan import StepPlan
 
 
 class Evaluation:
@@ -36,30 +46,53 @@ class Evaluation:
         backend: What sums over replicas.
         source: The rows.
         batch_size: Rows evaluated at a time, over all replicas.
+        plan: Whether loss and metrics are those of whole batches; then the result
+            depends on ``batch_size``, as in Keras.
+
+    Raises:
+        UsageError: The plan cannot be followed on this backend.
     """
 
     def __init__(
-        self, prepared: PreparedModel, backend: Backend, source: Source, batch_size: int
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        source: Source,
+        batch_size: int,
+        plan: StepPlan | None = None,
     ):
+        self.plan = plan or StepPlan()
+        coupled = self.plan.gather_loss or self.plan.gather_metrics
+        if coupled:
+            coupling = coupled_checks.reasons(prepared.model, backend, self.plan, False)
+            coupled_checks.check(prepared, backend, coupling)
         self.model = prepared.model
         self.backend = backend
         self.input = Input(source, batch_size, shuffle=False)
-        self.forward = Forward(prepared, seed=0)
+        self.forward = Forward(prepared, seed=0, plan=self.plan)
+        self._metric_state = (
+            MetricState(self.model) if self.plan.gather_metrics else None
+        )
         self._cut_for = range(0), 0
         spec = without_none(self.input.spec)
-        self._local = tf.function(
-            self.forward.test,
-            input_signature=(
-                weight_specs(self.model),
-                Rows(spec.x, spec.y, spec.sample_weight),
-                spec.global_rows,
-            ),
-            autograph=False,
-        )
-        self._shapes: Sums = self._local.get_concrete_function().structured_outputs
+        self._shapes: Sums
+        if coupled:
+            self._sums = self._coupled_sums
+        else:
+            self._sums = self._local_sums
+            self._local = tf.function(
+                self.forward.test,
+                input_signature=(
+                    weight_specs(self.model),
+                    Rows(spec.x, spec.y, spec.sample_weight),
+                    spec.global_rows,
+                ),
+                autograph=False,
+            )
+            self._shapes = self._local.get_concrete_function().structured_outputs
         self._run = tf.function(
-            lambda batch: backend.run(self._replica, (batch,)),
-            input_signature=(spec,),
+            lambda batch, metrics: backend.run(self._replica, (batch, metrics)),
+            input_signature=(spec, tf.TensorSpec([None], tf.float64)),
             autograph=False,
         )
 
@@ -76,23 +109,40 @@ class Evaluation:
             self._dataset = self.input.dataset(0, steps, *place)
             self._cut_for = place
         with recorder.span(recorder.OTHER, "validation"):
-            vectors = [
-                self.backend.call(self._run, (without_none(batch),))
-                for batch in self._dataset
-            ]
+            vectors = []
+            state = self._metric_state
+            metrics = tf.zeros([0], tf.float64) if state is None else state.reset()
+            for batch in self._dataset:
+                args = without_none(batch), metrics
+                vectors.append(self.backend.call(self._run, args))
+                if state is not None:
+                    metrics = vectors[-1][-state.size :] if state.size else metrics
             total = np.sum([vector.numpy() for vector in vectors], axis=0)
+            if state is not None and state.size:
+                total[-state.size :] = metrics.numpy()
         return self._logs(total)
 
-    def _replica(self, batch: Batch) -> tf.Tensor:
+    def _replica(self, batch: Batch, metrics: tf.Tensor) -> tf.Tensor:
         """Sums over one global batch as a vector; all but the metrics times rows."""
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
         weights = read_weights(self.model)
+        sums = self._sums(weights, own, batch.global_rows, metrics)
+        count = tf.cast(batch.global_rows, tf.float64)
+        values = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
+        others = [
+            tf.reshape(tf.cast(t, tf.float64) * count, [1])
+            for t in tf.nest.flatten(sums._replace(metrics=[]))
+        ]
+        local = tf.concat([tf.cast([own.count], tf.float64), *others, *values], axis=0)
+        return self.backend.all_reduce([local])[0]
+
+    def _local_sums(
+        self, weights: Weights, own: ReplicaRows, global_rows: tf.Tensor, _: tf.Tensor
+    ) -> Sums:
+        """Sums over a replica's rows; all zero where it has none."""
         sums, _ = accumulate(
-            lambda _, rows, state: (
-                self._local(weights, rows, batch.global_rows),
-                state,
-            ),
+            lambda _, rows, state: (self._local(weights, rows, global_rows), state),
             lambda: tf.nest.map_structure(
                 lambda t: tf.zeros(t.shape, t.dtype), self._shapes
             ),
@@ -102,14 +152,34 @@ class Evaluation:
             micro_batches=1,
             maybe_empty=True,
         )
-        count = tf.cast(batch.global_rows, tf.float64)
-        metrics = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
-        others = [
-            tf.reshape(tf.cast(t, tf.float64) * count, [1])
-            for t in tf.nest.flatten(sums._replace(metrics=[]))
-        ]
-        local = tf.concat([tf.cast([own.count], tf.float64), *others, *metrics], axis=0)
-        return self.backend.all_reduce([local])[0]
+        return sums
+
+    def _coupled_sums(
+        self,
+        weights: Weights,
+        own: ReplicaRows,
+        global_rows: tf.Tensor,
+        metrics: tf.Tensor,
+    ) -> Sums:
+        """The same with collectives, in which a replica without rows takes part."""
+        number = tf.cast(self.backend.replica(), tf.int64)
+        replica = ReplicaContext(
+            *(self.backend, number, own.count, global_rows), maybe_empty=True
+        )
+        rows = at_least_one_row(own.rows, own.count)
+        state = self._metric_state
+        with entered(replica):
+            sums = self.forward.test(
+                weights,
+                rows,
+                global_rows,
+                None if state is None else state.unpack(metrics),
+            )
+        kept = tf.nest.map_structure(replica.own, sums)
+        if state is not None:
+            kept = kept._replace(metrics=sums.metrics)
+        self._shapes = tf.nest.map_structure(tf.TensorSpec.from_tensor, kept)
+        return kept
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:
         rows, rest = total[0], total[1:]

@@ -46,6 +46,7 @@ def fit(
     jit_compile: bool = False,
     recompute: bool = False,
     shard_optimizer: bool = False,
+    sync_batch_norm: bool = False,
     shuffle: bool = True,
     seed: int = 0,
     check_every: int = 100,
@@ -73,6 +74,9 @@ def fit(
             memory; see ``collective.training.memory.recompute``.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.memory.sharded_optimizer``.
+        sync_batch_norm: Whether layers of batch normalization have the statistics of
+            the whole global batch, so that N replicas train what one does; see
+            ``collective.training.coupled.batch_norm``.
         shuffle: Whether each epoch has a new order, which depends on the seed alone.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
@@ -146,6 +150,7 @@ def fit(
             seed=seed,
             maybe_empty=smallest_batch < backend.most_replicas,
             attachments=attachments,
+            sync_batch_norm=sync_batch_norm,
         )
         evaluate = None
         if validation_data is not None:

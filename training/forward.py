@@ -14,10 +14,14 @@ import keras
 import tensorflow as tf
 
 from collective.training import keras_compat
+from collective.training.coupled import replica as coupled_replica
+from collective.training.coupled.gather import gather_rows
+from collective.training.coupled.losses import whole_batch_loss
 from collective.training.losses import LossSums, loss_sums
 from collective.training.memory.recompute import recompute_blocks
 from collective.training.prepared import PreparedModel
 from collective.training.step_inputs import Rows, Weights
+from collective.training.step_plan import StepPlan
 
 
 class Sums(NamedTuple):
@@ -40,6 +44,20 @@ class Sums(NamedTuple):
     metrics: list[tf.Tensor]
 
 
+class Predicted(NamedTuple):
+    """Rows with the model's predictions: what losses and metrics see.
+
+    Attributes:
+        x, y, sample_weight: As in ``Rows``, with None for what is absent.
+        y_pred: Tree of tensors.
+    """
+
+    x: Any
+    y: Any
+    y_pred: Any
+    sample_weight: Any
+
+
 def global_loss(sums: Sums) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """The loss, and that of each output, from sums over all replicas."""
     divided, *totals = sums.losses
@@ -59,6 +77,9 @@ class Forward:
         prepared: The model.
         seed: Seed of random layers.
         recompute: Whether activations are recomputed instead of kept.
+        plan: Whether loss and metrics are those of the whole global batch. If so,
+            ``train`` and ``test`` are called for a replica
+            (``collective.training.coupled.replica``).
 
     Attributes:
         connected: Indices of the trainable variables that the loss depends on. This and
@@ -67,7 +88,14 @@ class Forward:
         has_divided: Whether the divided part of the loss has a gradient.
     """
 
-    def __init__(self, prepared: PreparedModel, seed: int, recompute: bool = False):
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        seed: int,
+        recompute: bool = False,
+        plan: StepPlan | None = None,
+    ):
+        self.plan = plan or StepPlan()
         self.model = prepared.model
         self.placement = prepared.placement
         self.seed = seed
@@ -86,6 +114,7 @@ class Forward:
         global_rows: tf.Tensor,
         loss_scale: tf.Tensor,
         position: tf.Tensor,
+        metric_state: list[tf.Tensor] | None = None,
     ) -> tuple[Sums, list[tf.Tensor]]:
         """Sums and gradients over the rows of a micro-batch.
 
@@ -96,6 +125,8 @@ class Forward:
             loss_scale: The loss is multiplied by it before differentiation.
             position: ``(step, replica, micro-batch)``, int64: random numbers follow
                 from the seed and these.
+            metric_state: Values of the metrics' variables, from which metrics of the
+                whole global batch continue; all others count from zero.
 
         Returns:
             The sums, and the new values of the state in ``changing``.
@@ -114,7 +145,7 @@ class Forward:
             self._recomputed(tape),
         ):
             tape.watch(trainable)
-            y_pred, new_state, loss = self._call(
+            seen, new_state, loss = self._call(
                 Weights(trainable, state), rows, global_rows, training=True
             )
             scaled = [total * tf.cast(loss_scale, total.dtype) for total in loss.totals]
@@ -129,18 +160,24 @@ class Forward:
             for i, (old, new) in enumerate(zip(state, new_state, strict=True))
             if new is not old and not self._is_seed(i)
         ]
-        sums = _sums(loss, dense, self._metrics(rows, y_pred))
+        sums = _sums(loss, dense, self._metrics(seen, metric_state))
         return sums, [new_state[i] for i in self.changing]
 
-    def test(self, weights: Weights, rows: Rows, global_rows: tf.Tensor) -> Sums:
+    def test(
+        self,
+        weights: Weights,
+        rows: Rows,
+        global_rows: tf.Tensor,
+        metric_state: list[tf.Tensor] | None = None,
+    ) -> Sums:
         """Sums over rows in inference mode, without gradients; otherwise as `train`."""
-        y_pred, _, loss = self._call(weights, rows, global_rows, training=False)
-        return _sums(loss, [], self._metrics(rows, y_pred))
+        seen, _, loss = self._call(weights, rows, global_rows, training=False)
+        return _sums(loss, [], self._metrics(seen, metric_state))
 
     def _call(
         self, weights: Weights, rows: Rows, global_rows: tf.Tensor, training: bool
-    ) -> tuple[Any, list[tf.Tensor], LossSums]:
-        """Predictions, new state and loss."""
+    ) -> tuple[Predicted, list[tf.Tensor], LossSums]:
+        """What metrics see, new state and loss."""
         model, (x, y, sample_weight) = self.model, rows
         takes_training = keras_compat.takes_training(model)
         placed = (
@@ -164,13 +201,31 @@ class Forward:
             # rows does not run this code.
             *((v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables),
         ]
-        with keras.StatelessScope(state_mapping=mapping):
-            loss = loss_sums(
-                model,
-                *(x, _or_none(y), y_pred, _or_none(sample_weight)),
-                *(added, count, global_rows),
-            )
-        return y_pred, new_state, loss
+        own = whole = Predicted(x, _or_none(y), y_pred, _or_none(sample_weight))
+        if self.plan.gather_loss or self.plan.gather_metrics:
+            whole, share = self._gather(own, global_rows)
+        if self.plan.gather_loss:
+            loss = whole_batch_loss(model, *whole, added, share, mapping)
+        else:
+            with keras.StatelessScope(state_mapping=mapping):
+                loss = loss_sums(model, *own, added, count, global_rows)
+        return whole if self.plan.gather_metrics else own, new_state, loss
+
+    def _gather(
+        self, own: Predicted, global_rows: tf.Tensor
+    ) -> tuple[Predicted, tf.Tensor]:
+        """What the replicas have predicted, together; and this one's share of it."""
+        context = coupled_replica.current()
+        assert context is not None, "a whole batch is gathered by replicas only"
+        # x is large, and Keras' own losses and metrics do not look at it.
+        needs_x = any(
+            keras_compat.overrides(self.model, name)
+            for name in ("compute_loss", "compute_metrics")
+        )
+        if not needs_x:
+            own = own._replace(x=None)
+        parts = gather_rows(tuple(() if p is None else p for p in own), context)
+        return Predicted(*map(_or_none, parts)), context.rows / global_rows
 
     def _dense(
         self, gradients: list[list[Any]], trainable: list[tf.Tensor]
@@ -184,12 +239,21 @@ class Forward:
         ]
         return [[_dense(g[i], trainable[i]) for i in self.connected] for g in gradients]
 
-    def _metrics(self, rows: Rows, y_pred: Any) -> list[tf.Tensor]:
-        zeros = [tf.zeros(v.shape, v.dtype) for v in self._metric_variables]
-        x, y, sample_weight = rows
-        return keras_compat.metric_sums(
-            self.model, zeros, x, _or_none(y), y_pred, _or_none(sample_weight)
-        )
+    def _metrics(
+        self, seen: Predicted, state: list[tf.Tensor] | None
+    ) -> list[tf.Tensor]:
+        """Counts from zero; of the whole global batch, its values on one replica only."""
+        if not self.plan.gather_metrics:
+            zeros = [tf.zeros(v.shape, v.dtype) for v in self._metric_variables]
+            return keras_compat.metric_sums(self.model, zeros, *seen)
+        context = coupled_replica.current()
+        assert context is not None and state is not None
+        values = keras_compat.metric_sums(self.model, state, *seen)
+        # All replicas have the same values. The sum over replicas is the first one's.
+        return [
+            tf.where(context.number == 0, value, tf.zeros_like(value))
+            for value in values
+        ]
 
     def _recomputed(
         self, tape: tf.GradientTape

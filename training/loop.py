@@ -47,6 +47,7 @@ class Loop:
     ):
         self.position = position
         self.step = step
+        position.layout = step.layout  # a plan decides what reports hold of metrics
         self.batches = batches
         self.steps_per_epoch = steps_per_epoch
         self.last_step = last_step
@@ -119,11 +120,12 @@ class Loop:
         first, last = epoch * per_epoch, min((epoch + 1) * per_epoch, self.last_step)
         self._call("begin_epoch", epoch, first, last, outermost_first=True)
         position.begin_epoch()
+        assert position.averages is not None
+        self.step.begin_epoch(position.averages.sums())
         while position.step < last and not position.stopped:
             self._train_step(batches)
         if position.step == last < first + per_epoch and not position.stopped:
             position.final = position.take()
-        assert position.averages is not None
         logs = position.averages.logs()
         if self.evaluate is not None:
             logs |= self._validate(self.evaluate)

@@ -13,12 +13,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training import finite, keras_compat
 from collective.training.accumulation import accumulate
 from collective.training.attachments import Attachment, ReplicaStep, Total
+from collective.training.coupled import batch_norm
+from collective.training.coupled import checks as coupled_checks
+from collective.training.coupled.metrics import MetricState
+from collective.training.coupled.replica import (
+    ReplicaContext,
+    at_least_one_row,
+    entered,
+)
 from collective.training.forward import Forward, Sums, global_loss
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
@@ -33,6 +42,7 @@ from collective.training.step_inputs import (
     weight_specs,
     without_none,
 )
+from collective.training.step_plan import StepPlan
 
 
 class Step:
@@ -48,11 +58,15 @@ class Step:
         seed: Random layers draw from it, with step, replica and micro-batch.
         maybe_empty: Whether a replica may have a batch without rows.
         attachments: What else travels in the all-reduce.
+        plan: Whether loss and metrics are those of the whole global batch.
+        sync_batch_norm: Whether every layer of batch normalization has the statistics
+            of the whole global batch; otherwise those with ``synchronized=True`` do.
 
     Attributes:
         layout: What the numbers of a report mean.
 
     Raises:
+        UsageError: The plan or ``sync_batch_norm`` cannot be combined with the rest.
         CollectiveError: In the call, on every rank, when loss or gradients are not
             finite (nothing is applied then), or when an attachment raises it.
     """
@@ -69,7 +83,11 @@ class Step:
         seed: int = 0,
         maybe_empty: bool = True,
         attachments: Sequence[Attachment] = (),
+        plan: StepPlan | None = None,
+        sync_batch_norm: bool = False,
     ):
+        self.plan = plan or StepPlan()
+        self.sync_batch_norm = sync_batch_norm
         self.prepared = prepared
         self.model = prepared.model
         self.optimizer = prepared.model.optimizer
@@ -77,8 +95,22 @@ class Step:
         self.micro_batches = accumulate
         self.maybe_empty = maybe_empty
         self.attachments = list(attachments)
-        self.forward = Forward(prepared, seed, recompute)
-        self.layout = Layout(self.model)
+        coupling = coupled_checks.reasons(self.model, backend, self.plan, sync_batch_norm)
+        coupled_checks.check(
+            prepared,
+            backend,
+            coupling,
+            accumulate=accumulate,
+            jit_compile=jit_compile,
+            recompute=recompute,
+        )
+        self.coupled = bool(coupling)
+        self.forward = Forward(prepared, seed, recompute, self.plan)
+        self.layout = Layout(self.model, self.plan.gather_metrics)
+        self._metric_state = (
+            MetricState(self.model) if self.plan.gather_metrics else None
+        )
+        self.begin_epoch()
         self._attached_sizes: list[int] = []
         keras_compat.switch_off_gradient_sum(self.optimizer)
         if not backend.synchronous:
@@ -90,14 +122,29 @@ class Step:
     def _trace(self, spec: Batch, jit_compile: bool) -> None:
         """Makes the TensorFlow functions.
 
-        The first two are traced here, outside any strategy: they touch no variable, and
-        their outputs must be known before the loop over micro-batches is traced.
+        All but the first are traced here, outside any strategy: they touch no variable,
+        and their outputs must be known before the loop over micro-batches is traced.
+        Where the forward pass has collectives, it is traced within the first one.
         """
+        scalar = tf.TensorSpec([], tf.int64)
+        colocated = self.prepared.colocated
+
+        def run(batch: Batch, number: tf.Tensor, metrics: tf.Tensor) -> Any:
+            with batch_norm.synchronized(self.sync_batch_norm):
+                return self.backend.run(
+                    colocated(self._replica_step), (batch, number, metrics)
+                )
+
+        self._run = tf.function(
+            run,
+            input_signature=(spec, scalar, tf.TensorSpec([None], tf.float64)),
+            autograph=False,
+        )
+        if self.coupled:
+            return
         weights = weight_specs(self.model)
         rows = Rows(spec.x, spec.y, spec.sample_weight)
-        scalar = tf.TensorSpec([], tf.int64)
         scale = tf.TensorSpec([], tf.float32)
-        colocated = self.prepared.colocated
         self._micro_batch = tf.function(
             colocated(self.forward.train),
             input_signature=(
@@ -120,13 +167,6 @@ class Step:
             autograph=False,
         )
         self._local_sums.get_concrete_function()
-        self._run = tf.function(
-            lambda batch, number: self.backend.run(
-                colocated(self._replica_step), (batch, number)
-            ),
-            input_signature=(spec, scalar),
-            autograph=False,
-        )
 
     def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch.
@@ -141,15 +181,31 @@ class Step:
         """
         for attachment in self.attachments:
             attachment.prepare()
-        args = (without_none(batch), tf.constant(number, tf.int64))
+        args = (without_none(batch), tf.constant(number, tf.int64), self._metrics)
         report = self.backend.call(self._run, args, self._explain)
         start = self.layout.size
+        if self._metric_state is not None:
+            self._metrics = report[start - self._metric_state.size : start]
         for attachment, size in zip(
             self.attachments, self._attached_sizes, strict=True
         ):
             attachment.receive(Total(report, start, start + size), number)
             start += size
         return report
+
+    def begin_epoch(self, sums: np.ndarray | None = None) -> None:
+        """Metrics of the whole global batch begin anew, as in Keras.
+
+        Args:
+            sums: ``Averages.sums`` of an epoch that goes on where it was left.
+        """
+        state = self._metric_state
+        if state is None:
+            self._metrics = tf.zeros([0], tf.float64)
+        elif sums is not None and sums[self.layout.ROWS]:
+            self._metrics = tf.constant(sums[self.layout.size - state.size :])
+        else:
+            self._metrics = state.reset()
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
@@ -159,7 +215,9 @@ class Step:
         with self.backend.scope():
             keras_compat.finish(self.optimizer, self.model.trainable_variables)
 
-    def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
+    def _replica_step(
+        self, batch: Batch, number: tf.Tensor, metrics: tf.Tensor
+    ) -> tf.Tensor:
         """The update of one replica, inside ``Backend.run``; returns the report."""
         backend = self.backend
         replica = tf.cast(backend.replica(), tf.int64)
@@ -175,7 +233,10 @@ class Step:
         )
 
         # forward and backward pass: sums over this replica's rows
-        sums, new_state = self._local_sums(inputs)
+        if self.coupled:
+            sums, new_state = self._coupled_sums(inputs, metrics)
+        else:
+            sums, new_state = self._local_sums(inputs)
         sums = self._beside_variables(sums)
         this_step = ReplicaStep(number, replica, own.rows_read)
         local = StepSums(
@@ -234,6 +295,39 @@ class Step:
             self.micro_batches,
             self.maybe_empty,
         )
+
+    def _coupled_sums(
+        self, inputs: StepInputs, metrics: tf.Tensor
+    ) -> tuple[Sums, list[tf.Tensor]]:
+        """As ``_sum_micro_batches``, of all rows at once, with collectives."""
+        rows, global_rows = inputs.rows, inputs.global_rows
+        if self.maybe_empty:
+            rows = at_least_one_row(rows, inputs.count)
+        replica = ReplicaContext(
+            *(self.backend, inputs.replica, inputs.count, global_rows, self.maybe_empty)
+        )
+        state = self._metric_state
+        with entered(replica):
+            sums, new_state = self.forward.train(
+                inputs.weights,
+                rows,
+                global_rows,
+                inputs.loss_scale,
+                tf.stack([inputs.number, inputs.replica, tf.zeros([], tf.int64)]),
+                None if state is None else state.unpack(metrics),
+            )
+        if not self.maybe_empty:
+            return sums, new_state
+        # What the row of zeros gave is dropped.
+        own = tf.nest.map_structure(replica.own, sums)
+        if state is not None:
+            own = own._replace(metrics=sums.metrics)
+        old = [inputs.weights.state[i] for i in self.forward.changing]
+        kept = [
+            tf.where(inputs.count > 0, new, value)
+            for new, value in zip(new_state, old, strict=True)
+        ]
+        return own, kept
 
     def _beside_variables(self, sums: Sums) -> Sums:
         """Where layers are on several devices: gradients beside their variables."""

@@ -9,6 +9,12 @@ a few lines against Keras' source, and each has a test in
 """
 
 # ruff: noqa: F401 - the functions of the files below are used under this package's name
+from collective.training.keras_compat.batch_norm import (
+    Moments,
+    batch_norm_layers,
+    masked_moments,
+    replace_moments,
+)
 from collective.training.keras_compat.building import (
     build,
     move_variable,
@@ -34,7 +40,9 @@ from collective.training.keras_compat.losses import (
     custom_loss,
     replace_reduction,
     same_rank,
+    whole_losses,
 )
+from collective.training.keras_compat.masks import mask_of, set_mask
 from collective.training.keras_compat.optimizers import (
     apply,
     build_for_shards,

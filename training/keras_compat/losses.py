@@ -61,3 +61,20 @@ def custom_loss(
         )
     finally:
         model._losses_override = []
+
+
+@contextlib.contextmanager
+def whole_losses() -> Iterator[None]:
+    """Inside, a loss is that of its rows also in the scope of a ``tf.distribute`` strategy.
+
+    There, Keras divides a loss by the number of replicas, and multiplies what it shows.
+    """
+
+    def unchanged(value: Any) -> Any:
+        return value
+
+    with (
+        mock.patch.object(keras_loss, "scale_loss_for_distribution", unchanged),
+        mock.patch.object(keras_loss, "unscale_loss_for_distribution", unchanged),
+    ):
+        yield
