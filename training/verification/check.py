@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.forward import Forward
 from collective.training.keras_compat import StepOutcome
 from collective.training.step import Step
 from collective.training.step_inputs import Rows
@@ -177,8 +175,6 @@ class Check:
                 difference, outcomes.stock, outcomes.gathered, training
             ):
                 raise explain.cause(self.model, difference, outcomes, self.sizes)
-            if not can_gather():
-                raise explain.cannot_cut(self.model, difference, self.sizes)
             gather.add(part)
             self.notes.append(explain.gather_note(self.model, difference))
         return gather
@@ -211,11 +207,6 @@ class Check:
         assert isinstance(own, StepOutcome)
         values = own.logs[difference.name], gathered.logs[difference.name]
         return close_logs(*values, self.tolerance)
-
-
-def can_gather() -> bool:
-    """Whether the step can compute losses and metrics of all replicas' predictions."""
-    return "gather_loss" in inspect.signature(Forward.__init__).parameters
 
 
 def _is_absent(part: Any) -> bool:

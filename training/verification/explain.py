@@ -141,20 +141,6 @@ def refused(
     )
 
 
-def cannot_cut(
-    model: keras.Model, difference: Difference, sizes: Sequence[int]
-) -> UsageError:
-    """The error where predictions would have to be gathered, and cannot be."""
-    if difference.kind == "metric":
-        return UsageError(
-            f"metric {difference.name!r} is not a sum over rows: "
-            f"{_seen(difference, sizes)}",
-            hint="let its variables be sums and counts, and divide in result(); "
-            f"{SKIP}",
-        )
-    return _loss_error(model, difference, sizes)
-
-
 def gather_note(model: keras.Model, difference: Difference) -> str:
     """The line for predictions that are gathered."""
     if difference.kind == "metric":

@@ -12,11 +12,17 @@ from typing import Any
 from unittest import mock
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+from tensorflow.python.ops import resource_variable_ops
 
+# Both define some of them.
+_CLASSES = (
+    resource_variable_ops.BaseResourceVariable,
+    resource_variable_ops.ResourceVariable,
+)
 _WRITES = [
-    name
-    for name in dir(BaseResourceVariable)
+    (kind, name)
+    for kind in _CLASSES
+    for name in vars(kind)
     if name.startswith(("assign", "scatter_", "batch_scatter"))
 ]
 
@@ -44,11 +50,9 @@ def undo_writes() -> Iterator[dict[str, Any]]:
 
     try:
         with contextlib.ExitStack() as stack:
-            for name in _WRITES:
-                method = getattr(BaseResourceVariable, name)
-                stack.enter_context(
-                    mock.patch.object(BaseResourceVariable, name, recording(method))
-                )
+            for kind, name in _WRITES:
+                method = recording(getattr(kind, name))
+                stack.enter_context(mock.patch.object(kind, name, method))
             yield names
     finally:
         for variable, before in written.values():

@@ -26,7 +26,7 @@ from collective.training.prepared import PreparedModel
 from collective.training.step_inputs import Rows
 from collective.training.step_plan import StepPlan
 from collective.training.verification import plan_cache
-from collective.training.verification.check import Check, NotComparable, can_gather
+from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.first_rows import count, read_rows
 from collective.training.verification.model_description import describe_model
 from collective.training.verification.pieces import untraced
@@ -187,7 +187,6 @@ def _description(
             "model": describe_model(model),
             "rows": str(specs),
             "sizes": list(sizes),
-            "gathers": can_gather(),
             "floatx": keras.config.floatx(),
             "versions": versions.installed(),
             "own": _own_code(),
