@@ -41,6 +41,7 @@ class Evaluation:
     def __init__(
         self, prepared: PreparedModel, backend: Backend, source: Source, batch_size: int
     ):
+        self.prepared = prepared
         self.model = prepared.model
         self.backend = backend
         self.input = Input(source, batch_size, shuffle=False)
@@ -50,7 +51,7 @@ class Evaluation:
         self._local = tf.function(
             self.forward.test,
             input_signature=(
-                weight_specs(self.model),
+                weight_specs(prepared),
                 Rows(spec.x, spec.y, spec.sample_weight),
                 spec.global_rows,
             ),
@@ -87,7 +88,7 @@ class Evaluation:
         """Sums over one global batch as a vector; all but the metrics times rows."""
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
-        weights = read_weights(self.model)
+        weights = read_weights(self.prepared)
         sums, _ = accumulate(
             lambda _, rows, state: (
                 self._local(weights, rows, batch.global_rows),

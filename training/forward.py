@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
-from collective.training import keras_compat
+from collective.errors import UsageError
+from collective.training import keras_compat, layer_state
 from collective.training.losses import LossSums, loss_sums
 from collective.training.memory.recompute import recompute_blocks
 from collective.training.prepared import PreparedModel
@@ -27,10 +27,15 @@ class Sums(NamedTuple):
         gradients: One list for each denominator of the loss (first the divided part, if
             there is one). Each has one dense tensor for each connected variable.
         weights: Scalars, the denominators of the undivided losses.
-        losses: Scalars: the divided part, then the total of each undivided loss.
+        losses: Scalars: the divided part as Keras shows it, then the total of each
+            undivided loss.
         outputs: Scalars ``total, weight`` for each output's own loss; weight is 0 for a
             divided one.
         metrics: The metrics' variables, counted from zero.
+        state: What these rows contribute to the new values of what the model assigns
+            (``collective.training.layer_state``).
+        overwrites: ``[pieces, *shape]`` for each trainable variable that is overwritten
+            by its gradient; zero but in the place of these rows.
     """
 
     gradients: list[list[tf.Tensor]]
@@ -38,6 +43,8 @@ class Sums(NamedTuple):
     losses: list[tf.Tensor]
     outputs: list[tuple[tf.Tensor, tf.Tensor]]
     metrics: list[tf.Tensor]
+    state: list[tf.Tensor]
+    overwrites: list[tf.Tensor]
 
 
 def global_loss(sums: Sums) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -59,21 +66,37 @@ class Forward:
         prepared: The model.
         seed: Seed of random layers.
         recompute: Whether activations are recomputed instead of kept.
+        replicas, micro_batches: The most replicas there may be, and the pieces into
+            which each cuts its rows: all start from the same weights and state.
 
     Attributes:
         connected: Indices of the trainable variables that the loss depends on. This and
-            the next two are known once ``train`` has been traced.
-        changing: Indices of the non-trainable variables that the model updates.
+            the next four are known once ``train`` has been traced.
+        overwritten: Indices of the trainable variables whose gradient is their new
+            value (scales of float8 layers); none of them is in ``connected``.
+        changing: Indices of the non-trainable variables that the model assigns.
+        assigned: Indices of the trainable variables that the model assigns.
         has_divided: Whether the divided part of the loss has a gradient.
     """
 
-    def __init__(self, prepared: PreparedModel, seed: int, recompute: bool = False):
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        seed: int,
+        recompute: bool = False,
+        replicas: int = 1,
+        micro_batches: int = 1,
+    ):
+        self.prepared = prepared
         self.model = prepared.model
         self.placement = prepared.placement
         self.seed = seed
         self.recompute = recompute
+        self.pieces = replicas, micro_batches
         self.connected: list[int] = []
+        self.overwritten: list[int] = []
         self.changing: list[int] = []
+        self.assigned: list[int] = []
         self.has_divided = True
         self._metric_variables = [
             v for m in keras_compat.metrics(self.model) for v in m.variables
@@ -86,7 +109,7 @@ class Forward:
         global_rows: tf.Tensor,
         loss_scale: tf.Tensor,
         position: tf.Tensor,
-    ) -> tuple[Sums, list[tf.Tensor]]:
+    ) -> Sums:
         """Sums and gradients over the rows of a micro-batch.
 
         Args:
@@ -97,50 +120,80 @@ class Forward:
             position: ``(step, replica, micro-batch)``, int64: random numbers follow
                 from the seed and these.
 
-        Returns:
-            The sums, and the new values of the state in ``changing``.
+        Raises:
+            UsageError: The model assigns a variable that is not its own.
         """
         trainable, state = weights
         key = self._random_key(position)
         state = self._seed_random_layers(state, key)
         fold = tf.random.experimental.stateless_fold_in
         if self.placement is not None:
-            trainable = self.placement.colocate(
-                trainable, self.model.trainable_variables
-            )
+            trainable = self.placement.colocate(trainable, self.prepared.trainable)
         with (
             keras_compat.global_seeds(lambda call: fold(key, -1 - call)),
             tf.GradientTape(persistent=True) as tape,
             self._recomputed(tape),
         ):
             tape.watch(trainable)
-            y_pred, new_state, loss = self._call(
-                Weights(trainable, state), rows, global_rows, training=True
-            )
+            scope = self._scope(Weights(trainable, state), key, tape)
+            y_pred, loss = self._call(scope, rows, global_rows, training=True)
             scaled = [total * tf.cast(loss_scale, total.dtype) for total in loss.totals]
-        gradients = [
-            tape.gradient(total, trainable, unconnected_gradients="none")
-            for total in scaled
-        ]
+        gradients = self._gradients(tape, scaled, trainable, scope.assigned)
         del tape
-        dense = self._dense(gradients, trainable)
+        self._check_assigned(scope, trainable)
+        new_state = scope.values(self.prepared.state)
         self.changing = [
             i
             for i, (old, new) in enumerate(zip(state, new_state, strict=True))
             if new is not old and not self._is_seed(i)
         ]
-        sums = _sums(loss, dense, self._metrics(rows, y_pred))
-        return sums, [new_state[i] for i in self.changing]
+        self.assigned = sorted(scope.assigned)
+        share = _share(rows, global_rows)
+        changed = [(state[i], new_state[i]) for i in self.changing]
+        changed += [(trainable[i], scope.assigned[i][-1]) for i in self.assigned]
+        overwrites = self._overwrites(gradients, position)
+        return _sums(
+            loss,
+            self._dense(gradients, trainable),
+            self._metrics(scope, rows, global_rows, y_pred),
+            [layer_state.contribution(old, new, share) for old, new in changed],
+            overwrites,
+        )
 
     def test(self, weights: Weights, rows: Rows, global_rows: tf.Tensor) -> Sums:
         """Sums over rows in inference mode, without gradients; otherwise as `train`."""
-        y_pred, _, loss = self._call(weights, rows, global_rows, training=False)
-        return _sums(loss, [], self._metrics(rows, y_pred))
+        scope = self._scope(weights, tf.constant([self.seed % 2**31, 0], tf.int32))
+        y_pred, loss = self._call(scope, rows, global_rows, training=False)
+        self._check_assigned(scope, weights.trainable)
+        return _sums(loss, [], self._metrics(scope, rows, global_rows, y_pred), [], [])
+
+    def _scope(
+        self, weights: Weights, key: tf.Tensor, tape: tf.GradientTape | None = None
+    ) -> keras_compat.ForwardScope:
+        """The scope of one forward pass, from values of the model's variables."""
+        # Losses of several outputs have trackers. Reading a tracker's variable is a
+        # collective under MultiWorkerMirroredStrategy, and a replica without rows does
+        # not run this code.
+        metrics = keras_compat.metric_variables(self.model)
+        fold = tf.random.experimental.stateless_fold_in
+        return keras_compat.ForwardScope(
+            list(zip(self.prepared.trainable, weights.trainable, strict=True)),
+            [
+                *zip(self.prepared.state, weights.state, strict=True),
+                *((v, tf.zeros(v.shape, v.dtype)) for v in metrics),
+            ],
+            lambda call: fold(key, -(2**20) - call),
+            tape,
+        )
 
     def _call(
-        self, weights: Weights, rows: Rows, global_rows: tf.Tensor, training: bool
-    ) -> tuple[Any, list[tf.Tensor], LossSums]:
-        """Predictions, new state and loss."""
+        self,
+        scope: keras_compat.ForwardScope,
+        rows: Rows,
+        global_rows: tf.Tensor,
+        training: bool,
+    ) -> tuple[Any, LossSums]:
+        """Predictions and loss, inside the scope."""
         model, (x, y, sample_weight) = self.model, rows
         takes_training = keras_compat.takes_training(model)
         placed = (
@@ -148,29 +201,90 @@ class Forward:
             if self.placement is None
             else self.placement.layer_calls(model)
         )
-        with placed:
-            y_pred, new_state, added = model.stateless_call(
-                *weights,
-                x,
-                return_losses=True,
-                **({"training": training} if takes_training else {}),
-            )
-        count = tf.shape(tf.nest.flatten(x)[0])[0]
-        mapping = [
-            *zip(model.trainable_variables, weights.trainable, strict=True),
-            *zip(model.non_trainable_variables, new_state, strict=True),
-            # Losses of several outputs have trackers. Reading a tracker's variable is
-            # a collective under MultiWorkerMirroredStrategy, and a replica without
-            # rows does not run this code.
-            *((v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables),
-        ]
-        with keras.StatelessScope(state_mapping=mapping):
+        with scope, keras_compat.scalar_means(_share(rows, global_rows)):
+            with placed:
+                y_pred = model(x, **({"training": training} if takes_training else {}))
             loss = loss_sums(
                 model,
                 *(x, _or_none(y), y_pred, _or_none(sample_weight)),
-                *(added, count, global_rows),
+                *(model.losses, _count(rows), global_rows, training),
             )
-        return y_pred, new_state, loss
+        return y_pred, loss
+
+    def _gradients(
+        self,
+        tape: tf.GradientTape,
+        totals: list[tf.Tensor],
+        trainable: list[tf.Tensor],
+        assigned: dict[int, list[tf.Tensor]],
+    ) -> list[list[Any]]:
+        """The gradients of each total; None where it does not depend on a variable.
+
+        That of a variable which the model assigns is the sum of those of its values.
+        """
+        more = [(i, value) for i, values in assigned.items() for value in values]
+        sources = [*trainable, *(value for _, value in more)]
+        found = []
+        for total in totals:
+            terms = tape.gradient(total, sources, unconnected_gradients="none")
+            gradients = terms[: len(trainable)]
+            for (i, _), term in zip(more, terms[len(trainable) :], strict=True):
+                if gradients[i] is None or term is None:
+                    gradients[i] = term if gradients[i] is None else gradients[i]
+                else:
+                    gradients[i] = tf.add(
+                        *map(tf.convert_to_tensor, (gradients[i], term))
+                    )
+            found.append(gradients)
+        return found
+
+    def _overwrites(
+        self, gradients: list[list[Any]], position: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Takes the gradients that are new values out of the lists."""
+        variables = self.prepared.trainable
+        self.overwritten = [
+            i
+            for i, variable in enumerate(variables)
+            if keras_compat.is_overwritten(variable)
+            and any(g[i] is not None for g in gradients)
+        ]
+        replicas, micro_batches = self.pieces
+        place = tf.cast(position[1] * micro_batches + position[2], tf.int32)
+        found = []
+        for i in self.overwritten:
+            terms = [g[i] for g in gradients if g[i] is not None]
+            value = tf.reduce_max(tf.stack(terms), axis=0)
+            shape = [replicas * micro_batches, *value.shape]
+            found.append(tf.scatter_nd(place[None, None], value[None], shape))
+            for terms in gradients:
+                terms[i] = None
+        return found
+
+    def _check_assigned(
+        self, scope: keras_compat.ForwardScope, trainable: list[tf.Tensor]
+    ) -> None:
+        """Refuses assignments that would be lost.
+
+        Raises:
+            UsageError: To a variable that the model does not have; or to a trainable
+                one, in a block that is recomputed.
+        """
+        if scope.unknown:
+            raise UsageError(
+                f"the forward pass assigns variable {scope.unknown[0].path!r}, which "
+                f"model {self.model.name!r} does not have",
+                hint="make it by self.add_weight(..., trainable=False) of a layer; a "
+                "metric must be an attribute of the model or a layer",
+            )
+        values = scope.values(self.prepared.trainable)
+        for i, (old, new) in enumerate(zip(trainable, values, strict=True)):
+            if new is not old and i not in scope.assigned:
+                raise UsageError(
+                    f"a layer assigns {self.prepared.trainable[i].path!r} in its "
+                    "forward pass, and would do it again when it is recomputed",
+                    hint="drop --recompute",
+                )
 
     def _dense(
         self, gradients: list[list[Any]], trainable: list[tf.Tensor]
@@ -184,12 +298,21 @@ class Forward:
         ]
         return [[_dense(g[i], trainable[i]) for i in self.connected] for g in gradients]
 
-    def _metrics(self, rows: Rows, y_pred: Any) -> list[tf.Tensor]:
-        zeros = [tf.zeros(v.shape, v.dtype) for v in self._metric_variables]
+    def _metrics(
+        self,
+        scope: keras_compat.ForwardScope,
+        rows: Rows,
+        global_rows: tf.Tensor,
+        y_pred: Any,
+    ) -> list[tf.Tensor]:
+        """The metrics' variables, from what model and loss have made of them."""
         x, y, sample_weight = rows
-        return keras_compat.metric_sums(
-            self.model, zeros, x, _or_none(y), y_pred, _or_none(sample_weight)
-        )
+        with keras_compat.scalar_means(_share(rows, global_rows)):
+            return keras_compat.metric_sums(
+                self.model,
+                scope.values(self._metric_variables),
+                *(x, _or_none(y), y_pred, _or_none(sample_weight)),
+            )
 
     def _recomputed(
         self, tape: tf.GradientTape
@@ -199,7 +322,7 @@ class Forward:
         return recompute_blocks(self.model, tape)
 
     def _is_seed(self, index: int) -> bool:
-        return keras_compat.is_seed_state(self.model.non_trainable_variables[index])
+        return keras_compat.is_seed_state(self.prepared.state[index])
 
     def _random_key(self, position: tf.Tensor) -> tf.Tensor:
         """A function of (seed, step, replica, micro-batch) alone."""
@@ -238,16 +361,31 @@ def _dense(gradient: Any, like: tf.Tensor) -> tf.Tensor:
     return dense
 
 
+def _count(rows: Rows) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(rows.x)[0])[0]
+
+
+def _share(rows: Rows, global_rows: tf.Tensor) -> tf.Tensor:
+    """The rows' share of the global batch: float64, to be cast."""
+    return tf.cast(_count(rows), tf.float64) / tf.cast(global_rows, tf.float64)
+
+
 def _sums(
-    loss: LossSums, gradients: list[list[tf.Tensor]], metrics: list[tf.Tensor]
+    loss: LossSums,
+    gradients: list[list[tf.Tensor]],
+    metrics: list[tf.Tensor],
+    state: list[tf.Tensor],
+    overwrites: list[tf.Tensor],
 ) -> Sums:
     return Sums(
         gradients=gradients,
         weights=[weight for _, weight in loss.undivided],
-        losses=loss.totals,
+        losses=[loss.shown, *loss.totals[1:]],
         outputs=[
-            (total, tf.zeros_like(total) if weight is None else weight)
-            for total, weight in loss.outputs
+            (shown, tf.zeros_like(shown) if weight is None else weight)
+            for _, weight, shown in loss.outputs
         ],
         metrics=metrics,
+        state=state,
+        overwrites=overwrites,
     )

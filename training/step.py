@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training import finite, keras_compat
+from collective.training import finite, keras_compat, layer_state, outside_variables
 from collective.training.accumulation import accumulate
 from collective.training.attachments import Attachment, ReplicaStep, Total
 from collective.training.forward import Forward, Sums, global_loss
@@ -77,13 +77,15 @@ class Step:
         self.micro_batches = accumulate
         self.maybe_empty = maybe_empty
         self.attachments = list(attachments)
-        self.forward = Forward(prepared, seed, recompute)
+        self.forward = Forward(
+            prepared, seed, recompute, backend.most_replicas, accumulate
+        )
         self.layout = Layout(self.model)
         self._attached_sizes: list[int] = []
         keras_compat.switch_off_gradient_sum(self.optimizer)
         if not backend.synchronous:
             keras_compat.count_atomically(self.optimizer)
-        dtypes = {v.dtype for v in self.model.trainable_variables}
+        dtypes = {v.dtype for v in prepared.trainable}
         self.dtype = tf.float64 if "float64" in dtypes else tf.float32
         self._trace(without_none(spec), jit_compile)
 
@@ -93,7 +95,7 @@ class Step:
         The first two are traced here, outside any strategy: they touch no variable, and
         their outputs must be known before the loop over micro-batches is traced.
         """
-        weights = weight_specs(self.model)
+        weights = weight_specs(self.prepared)
         rows = Rows(spec.x, spec.y, spec.sample_weight)
         scalar = tf.TensorSpec([], tf.int64)
         scale = tf.TensorSpec([], tf.float32)
@@ -111,7 +113,8 @@ class Step:
             autograph=False,
         )
         traced = self._micro_batch.get_concrete_function()
-        self._sums_spec: Sums = traced.structured_outputs[0]
+        self._sums_spec: Sums = traced.structured_outputs
+        outside_variables.register(self.prepared, self.backend, traced)
         self._local_sums = tf.function(
             colocated(self._sum_micro_batches),
             input_signature=(
@@ -157,7 +160,7 @@ class Step:
             self.prepared.partition.finish()
             return
         with self.backend.scope():
-            keras_compat.finish(self.optimizer, self.model.trainable_variables)
+            keras_compat.finish(self.optimizer, self.prepared.trainable)
 
     def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
         """The update of one replica, inside ``Backend.run``; returns the report."""
@@ -165,7 +168,7 @@ class Step:
         replica = tf.cast(backend.replica(), tf.int64)
         own = replica_rows(backend, batch, replica)
         inputs = StepInputs(
-            read_weights(self.model),
+            read_weights(self.prepared),
             own.rows,
             own.count,
             batch.global_rows,
@@ -175,12 +178,10 @@ class Step:
         )
 
         # forward and backward pass: sums over this replica's rows
-        sums, new_state = self._local_sums(inputs)
-        sums = self._beside_variables(sums)
+        sums = self._beside_variables(self._local_sums(inputs))
         this_step = ReplicaStep(number, replica, own.rows_read)
         local = StepSums(
             sums,
-            self._state_changes(inputs, new_state),
             finite.locate(sums, backend),
             [attachment.contribution(this_step) for attachment in self.attachments],
         )
@@ -197,23 +198,18 @@ class Step:
         with tf.control_dependencies([span.stop, *self._check(total, number)]):
             # divide by the global weight
             gradients = self._divide(total.sums)
+            # what layers assign: the update then changes that
+            self._assign_state(inputs.weights, total.sums.state)
             # un-scale, clip, weight decay, update, constraints, average
-            self._apply(gradients)
-            self._assign_state(inputs.weights, total.state_changes)
+            self._apply(gradients, total.sums.overwrites)
         return self._report(batch, total, span)
 
-    def _sum_micro_batches(self, inputs: StepInputs) -> tuple[Sums, list[tf.Tensor]]:
-        """Sums over a replica's rows, and the changing state after them. Pure."""
-        changing, weights = self.forward.changing, inputs.weights
+    def _sum_micro_batches(self, inputs: StepInputs) -> Sums:
+        """Sums over a replica's rows. Pure."""
 
-        def compute(
-            micro_batch: tf.Tensor, rows: Rows, changed: list[tf.Tensor]
-        ) -> tuple[Sums, list[tf.Tensor]]:
-            state = list(weights.state)
-            for i, value in zip(changing, changed, strict=True):
-                state[i] = value
-            sums, new_state = self._micro_batch(
-                weights._replace(state=state),
+        def compute(micro_batch: tf.Tensor, rows: Rows, _: Any) -> tuple[Sums, Any]:
+            sums = self._micro_batch(
+                inputs.weights,
                 rows,
                 inputs.global_rows,
                 inputs.loss_scale,
@@ -221,40 +217,29 @@ class Step:
                     [inputs.number, inputs.replica, tf.cast(micro_batch, tf.int64)]
                 ),
             )
-            return self._beside_variables(sums), new_state
+            return self._beside_variables(sums), []
 
-        return accumulate(
+        sums, _ = accumulate(
             compute,
             lambda: tf.nest.map_structure(
                 lambda t: tf.zeros(t.shape, t.dtype), self._sums_spec
             ),
-            [weights.state[i] for i in changing],
+            [],
             inputs.count,
             inputs.rows,
             self.micro_batches,
             self.maybe_empty,
         )
+        return sums
 
     def _beside_variables(self, sums: Sums) -> Sums:
         """Where layers are on several devices: gradients beside their variables."""
         placement = self.prepared.placement
         if placement is None:
             return sums
-        variables = [self.model.trainable_variables[i] for i in self.forward.connected]
+        variables = [self.prepared.trainable[i] for i in self.forward.connected]
         gradients = [placement.colocate(terms, variables) for terms in sums.gradients]
         return sums._replace(gradients=gradients)
-
-    def _state_changes(
-        self, inputs: StepInputs, new_state: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Changes of the state, times this replica's share of the rows."""
-        count, global_rows = inputs.count, inputs.global_rows
-        share = tf.cast(count, self.dtype) / tf.cast(global_rows, self.dtype)
-        old = inputs.weights.state
-        return [
-            (tf.cast(new, self.dtype) - tf.cast(old[i], self.dtype)) * share
-            for i, new in zip(self.forward.changing, new_state, strict=True)
-        ]
 
     def _check(self, total: StepSums, number: tf.Tensor) -> list[tf.Operation]:
         """A LossScaleOptimizer expects overflows, and skips the update itself."""
@@ -277,28 +262,40 @@ class Step:
                     zip(terms, divisors, strict=True)
                 )
             ]
-            variable = self.model.trainable_variables[i]
+            variable = self.prepared.trainable[i]
             gradients.append(tf.cast(tf.add_n(quotients), variable.dtype))
         return gradients
 
-    def _apply(self, gradients: list[tf.Tensor]) -> None:
+    def _apply(self, gradients: list[tf.Tensor], overwrites: list[tf.Tensor]) -> None:
         """Keras' optimizer."""
-        connected = self.forward.connected
+        forward, variables = self.forward, self.prepared.trainable
         if self.prepared.partition is not None:
-            self.prepared.partition.apply(gradients, connected)
+            self.prepared.partition.apply(gradients, forward.connected)
             return
-        variables = [self.model.trainable_variables[i] for i in connected]
-        keras_compat.apply(self.optimizer, gradients, variables, self.backend.assign)
+        # A maximum over pieces of the batch: of one piece, and of all its rows.
+        new = [
+            tf.cast(tf.reduce_max(pieces, axis=0), tf.float32) for pieces in overwrites
+        ]
+        keras_compat.apply(
+            self.optimizer,
+            [*gradients, *new],
+            [variables[i] for i in (*forward.connected, *forward.overwritten)],
+            self.backend.assign,
+            variables,
+        )
 
-    def _assign_state(self, weights: Weights, changes: list[tf.Tensor]) -> None:
-        """The state after the weighted mean of the replicas' changes."""
-        changing = self.forward.changing
-        variables = [self.model.non_trainable_variables[i] for i in changing]
+    def _assign_state(self, weights: Weights, totals: list[tf.Tensor]) -> None:
+        """What layers have assigned; see ``collective.training.layer_state``."""
+        forward, prepared = self.forward, self.prepared
+        old = [weights.state[i] for i in forward.changing]
+        old += [weights.trainable[i] for i in forward.assigned]
+        variables = [prepared.state[i] for i in forward.changing]
+        variables += [prepared.trainable[i] for i in forward.assigned]
         self.backend.assign(
             [keras_compat.tf_variable(v) for v in variables],
             [
-                _changed(weights.state[i], change)
-                for i, change in zip(changing, changes, strict=True)
+                layer_state.updated(value, total)
+                for value, total in zip(old, totals, strict=True)
             ],
         )
 
@@ -318,12 +315,6 @@ class Step:
         )
 
     def _explain(self, error: Exception) -> Exception:
-        variables = self.model.trainable_variables
+        variables = self.prepared.trainable
         paths = [variables[i].path for i in self.forward.connected]
         return finite.explain(error, self.backend, paths)
-
-
-def _changed(old: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
-    if old.dtype.is_integer:
-        change = tf.round(change)
-    return old + tf.cast(change, old.dtype)
