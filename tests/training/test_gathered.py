@@ -84,7 +84,8 @@ class Largest(keras.metrics.Metric):
         self.value.assign(ops.maximum(self.value, error))
 
     def result(self):
-        return self.value
+        # A variable itself would be read after the validation has changed it.
+        return ops.convert_to_tensor(self.value)
 
 
 class Last(Largest):
