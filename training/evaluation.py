@@ -17,11 +17,7 @@ from collective.training import keras_compat
 from collective.training.accumulation import accumulate
 from collective.training.coupled import checks as coupled_checks
 from collective.training.coupled.metrics import MetricState
-from collective.training.coupled.replica import (
-    ReplicaContext,
-    at_least_one_row,
-    entered,
-)
+from collective.training.coupled.replica import for_replica
 from collective.training.forward import Forward, Sums
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.source import Source
@@ -61,29 +57,26 @@ class Evaluation:
         batch_size: int,
         plan: StepPlan | None = None,
     ):
-        self.plan = plan or StepPlan()
-        coupled = self.plan.gather_loss or self.plan.gather_metrics
+        plan = plan or StepPlan()
+        coupled = plan.gather_loss or plan.gather_metrics
         if coupled:
-            coupling = coupled_checks.reasons(prepared.model, backend, self.plan, False)
+            coupling = coupled_checks.reasons(prepared.model, backend, plan, False)
             coupled_checks.check(prepared, backend, coupling)
+        self.prepared = prepared
         self.model = prepared.model
         self.backend = backend
         self.input = Input(source, batch_size, shuffle=False)
-        self.forward = Forward(prepared, seed=0, plan=self.plan)
-        self._metric_state = (
-            MetricState(self.model) if self.plan.gather_metrics else None
-        )
+        self.forward = Forward(prepared, seed=0, plan=plan)
+        self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         self._cut_for = range(0), 0
         spec = without_none(self.input.spec)
         self._shapes: Sums
-        if coupled:
-            self._sums = self._coupled_sums
-        else:
-            self._sums = self._local_sums
+        self._sums = self._coupled_sums if coupled else self._local_sums
+        if not coupled:
             self._local = tf.function(
                 self.forward.test,
                 input_signature=(
-                    weight_specs(self.model),
+                    weight_specs(prepared),
                     Rows(spec.x, spec.y, spec.sample_weight),
                     spec.global_rows,
                 ),
@@ -109,24 +102,29 @@ class Evaluation:
             self._dataset = self.input.dataset(0, steps, *place)
             self._cut_for = place
         with recorder.span(recorder.OTHER, "validation"):
-            vectors = []
-            state = self._metric_state
-            metrics = tf.zeros([0], tf.float64) if state is None else state.reset()
-            for batch in self._dataset:
-                args = without_none(batch), metrics
-                vectors.append(self.backend.call(self._run, args))
-                if state is not None:
-                    metrics = vectors[-1][-state.size :] if state.size else metrics
-            total = np.sum([vector.numpy() for vector in vectors], axis=0)
-            if state is not None and state.size:
-                total[-state.size :] = metrics.numpy()
+            total = self._total()
         return self._logs(total)
+
+    def _total(self) -> np.ndarray:
+        """The sum of the batches' vectors; metrics of whole batches are the last one's."""
+        state = self._metric_state
+        metrics = tf.zeros([0], tf.float64) if state is None else state.reset()
+        vectors = []
+        for batch in self._dataset:
+            args = without_none(batch), metrics
+            vectors.append(self.backend.call(self._run, args))
+            if state is not None:
+                metrics = vectors[-1][len(vectors[-1]) - state.size :]
+        total = np.sum([vector.numpy() for vector in vectors], axis=0)
+        if state is not None:
+            total[len(total) - state.size :] = metrics.numpy()
+        return total
 
     def _replica(self, batch: Batch, metrics: tf.Tensor) -> tf.Tensor:
         """Sums over one global batch as a vector; all but the metrics times rows."""
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
-        weights = read_weights(self.model)
+        weights = read_weights(self.prepared)
         sums = self._sums(weights, own, batch.global_rows, metrics)
         count = tf.cast(batch.global_rows, tf.float64)
         values = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
@@ -162,24 +160,15 @@ class Evaluation:
         metrics: tf.Tensor,
     ) -> Sums:
         """The same with collectives, in which a replica without rows takes part."""
-        number = tf.cast(self.backend.replica(), tf.int64)
-        replica = ReplicaContext(
-            *(self.backend, number, own.count, global_rows), maybe_empty=True
-        )
-        rows = at_least_one_row(own.rows, own.count)
         state = self._metric_state
-        with entered(replica):
-            sums = self.forward.test(
-                weights,
-                rows,
-                global_rows,
-                None if state is None else state.unpack(metrics),
-            )
-        kept = tf.nest.map_structure(replica.own, sums)
-        if state is not None:
-            kept = kept._replace(metrics=sums.metrics)
-        self._shapes = tf.nest.map_structure(tf.TensorSpec.from_tensor, kept)
-        return kept
+        values = None if state is None else state.unpack(metrics)
+        sums = for_replica(
+            lambda rows: self.forward.test(weights, rows, global_rows, values),
+            *(self.backend, own.rows, own.count, global_rows),
+            maybe_empty=True,
+        )
+        self._shapes = tf.nest.map_structure(tf.TensorSpec.from_tensor, sums)
+        return sums
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:
         rows, rest = total[0], total[1:]

@@ -68,7 +68,8 @@ def moments(
         def gradient(
             _: tf.Tensor, of_mean: tf.Tensor, of_variance: tf.Tensor
         ) -> tf.Tensor:
-            both = context.all_reduce([tf.stack([of_mean, of_variance])])[0]
+            own = context.own(tf.stack([of_mean, of_variance]))
+            both = context.all_reduce([own])[0]
             of_mean, of_variance = tf.unstack(
                 tf.math.divide_no_nan(both, count), axis=0
             )

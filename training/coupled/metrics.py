@@ -57,9 +57,10 @@ class MetricState:
 
     def unpack(self, vector: tf.Tensor) -> list[tf.Tensor]:
         """The values in a vector, in shape and dtype of the variables."""
+        if not self._sizes:
+            return []
+        pieces = tf.split(vector, self._sizes)
         return [
             tf.reshape(tf.cast(piece, variable.dtype), variable.shape)
-            for piece, variable in zip(
-                tf.split(vector, self._sizes), self._variables, strict=True
-            )
+            for piece, variable in zip(pieces, self._variables, strict=True)
         ]

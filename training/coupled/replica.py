@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training.input.plan import share
+
+T = TypeVar("T")
 
 
 class ReplicaContext:
@@ -28,7 +30,7 @@ class ReplicaContext:
         rows: int64 scalar, rows of the replica; may be 0.
         global_rows: int64 scalar, rows of the global batch.
         maybe_empty: Whether ``rows`` may be 0. The pass then has one row of zeros
-            instead (``at_least_one_row``), which must count nowhere.
+            instead (``for_replica``), which must count nowhere.
 
     Attributes:
         replicas: The number of replicas.
@@ -105,6 +107,13 @@ def current() -> ReplicaContext | None:
     return getattr(_entered, "context", None)
 
 
+def required() -> ReplicaContext:
+    """The same, for code that runs for a replica only."""
+    context = current()
+    assert context is not None, "the rows of all replicas are gathered by replicas only"
+    return context
+
+
 @contextlib.contextmanager
 def entered(context: ReplicaContext) -> Iterator[ReplicaContext]:
     """Inside, ``current`` is the given one."""
@@ -116,15 +125,43 @@ def entered(context: ReplicaContext) -> Iterator[ReplicaContext]:
         _entered.context = before
 
 
-def at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
+def for_replica(
+    forward: Callable[[Any], T],
+    backend: Backend,
+    rows: Any,
+    count: tf.Tensor,
+    global_rows: tf.Tensor,
+    maybe_empty: bool,
+) -> T:
+    """Sums over the rows of the replica that is being traced, inside ``Backend.run``.
+
+    Args:
+        forward: Takes rows and returns a named tuple of sums, with ``metrics``.
+        backend: Sums over replicas.
+        rows: Tree of tensors ``[n, ...]``.
+        count: int64 scalar, n.
+        global_rows: int64 scalar, rows of the global batch.
+        maybe_empty: Whether n may be 0.
+
+    Returns:
+        The sums. Without rows, all are zero but the metrics: these may be those of the
+        whole global batch, and whoever sums own rows calls ``own``.
+    """
+    number = tf.cast(backend.replica(), tf.int64)
+    context = ReplicaContext(backend, number, count, global_rows, maybe_empty)
+    if not maybe_empty:
+        with entered(context):
+            return forward(rows)
+    with entered(context):
+        sums: Any = forward(_at_least_one_row(rows, count))
+    return tf.nest.map_structure(context.own, sums)._replace(metrics=sums.metrics)
+
+
+def _at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
     """A tree of tensors ``[n, ...]``; with one row of zeros where n is 0.
 
     A replica without rows takes part in the collectives of the others. Many layers
     cannot run without a row.
-
-    Args:
-        rows: The tree.
-        count: int64 scalar, n.
     """
     missing = tf.cast(count == 0, tf.int32)
 

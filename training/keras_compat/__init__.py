@@ -35,11 +35,13 @@ from collective.training.keras_compat.layers import (
     replace_layer_calls,
 )
 from collective.training.keras_compat.losses import (
-    Reduce,
+    LossCall,
+    Unreduced,
     compiled_loss,
     custom_loss,
-    replace_reduction,
+    replace_losses,
     same_rank,
+    unreduced,
     whole_losses,
 )
 from collective.training.keras_compat.masks import mask_of, set_mask
@@ -52,9 +54,12 @@ from collective.training.keras_compat.optimizers import (
     expects_overflow,
     finish,
     flatten_partitioned,
+    is_overwritten,
+    learning_rates,
     loss_scale,
     replace_clipping,
     replace_shapes,
+    single_optimizers,
     switch_off_gradient_sum,
     update_on_variable_devices,
 )
@@ -69,11 +74,14 @@ from collective.training.keras_compat.stateless_metrics import (
     loss_trackers,
     metric_results,
     metric_sums,
+    metric_variables,
     metrics,
+    scalar_means,
 )
 from collective.training.keras_compat.stock_step import (
     StepOutcome,
     loss_names,
     stock_step,
 )
+from collective.training.keras_compat.variable_scope import ForwardScope
 from collective.training.keras_compat.weights_file import load_weights, save_weights

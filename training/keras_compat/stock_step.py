@@ -16,6 +16,9 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import masking
 
+from collective.training.keras_compat.seeds import is_seed_state
+from collective.training.keras_compat.stateless_metrics import metric_variables
+
 
 @dataclass
 class StepOutcome:
@@ -50,12 +53,17 @@ class _Values(keras.StatelessScope):
     values that were read of it.
     """
 
-    def __init__(self, model: keras.Model, tape: tf.GradientTape):
-        known = [*model.trainable_variables, *model.non_trainable_variables]
+    def __init__(
+        self,
+        trainable: Sequence[keras.Variable],
+        state: Sequence[keras.Variable],
+        tape: tf.GradientTape,
+    ):
+        known = [*trainable, *state]
         self.start = {id(v): tf.convert_to_tensor(v) for v in known}
         self.tape = tape
         self.versions = {
-            id(v): [self.start[id(v)]] for v in model.trainable_variables
+            id(v): [self.start[id(v)]] for v in trainable
         }
         self.written: dict[int, keras.Variable] = {}
         for (value,) in self.versions.values():
@@ -81,6 +89,8 @@ class _Values(keras.StatelessScope):
 
 def stock_step(
     model: keras.Model,
+    trainable: Sequence[keras.Variable],
+    state: Sequence[keras.Variable],
     batch: tuple[Any, Any, Any],
     *,
     training: bool,
@@ -91,6 +101,7 @@ def stock_step(
 
     Args:
         model: Compiled and built.
+        trainable, state: Its trainable variables, and all others.
         batch: ``x, y, sample_weight``; None for what is absent.
         training: Whether it is a training step.
         loss_scale: The loss is multiplied by it before differentiation, and gradients
@@ -103,7 +114,7 @@ def stock_step(
     """
     x, y, sample_weight = batch
     with tf.GradientTape() as tape:
-        values = _Values(model, tape)
+        values = _Values(trainable, state, tape)
         with values:
             model.reset_metrics()
             y_pred, added = _call(model, x, pieces, training, values)
@@ -132,17 +143,17 @@ def stock_step(
         predictions=[np.asarray(t) for t in tf.nest.flatten(y_pred)],
     )
     if training:
-        outcome.gradients = _gradients(model, tape, scaled, values, loss_scale)
+        outcome.gradients = _gradients(trainable, tape, scaled, values, loss_scale)
     outcome.state = [
-        np.asarray(values.get_current_value(v)) for v in model.non_trainable_variables
+        np.asarray(values.get_current_value(v)) for v in state
     ]
     outcome.weights = {
         i: np.asarray(values.get_current_value(v))
-        for i, v in enumerate(model.trainable_variables)
+        for i, v in enumerate(trainable)
         if id(v) in values.written
     }
-    own = {id(v) for v in [*model.variables, *model.metrics_variables]}
-    outcome.outside = [v.path for i, v in values.written.items() if i not in own]
+    own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
+    outcome.outside = [v.path for i, v in values.written.items() if i not in own and not is_seed_state(v)]
     return outcome
 
 
@@ -189,14 +200,14 @@ def _losses(model: keras.Model, added: list[Any]) -> Iterator[None]:
 
 
 def _gradients(
-    model: keras.Model,
+    trainable: Sequence[keras.Variable],
     tape: tf.GradientTape,
     loss: tf.Tensor,
     values: _Values,
     loss_scale: float,
 ) -> list[np.ndarray | None]:
     """The gradient of each trainable variable, over all values that it had."""
-    versions = [values.versions[id(v)] for v in model.trainable_variables]
+    versions = [values.versions[id(v)] for v in trainable]
     found = []
     for parts in tape.gradient(loss, versions):
         dense = [

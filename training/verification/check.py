@@ -93,7 +93,7 @@ class Check:
     def _outcomes(self, rows: Rows, training: bool) -> Outcomes:
         """The step by Keras and by us; a third time where they differ."""
         stock, written = self._stock(rows, training)
-        if stock.outside or written:
+        if len(self.sizes) > 1 and (stock.outside or written):
             raise explain.outside([*stock.outside, *written])
         own = self._own(rows, training, self.sizes)
         if isinstance(own, Exception):
@@ -123,6 +123,8 @@ class Check:
                 if training:
                     return train_in_pieces(self.step, rows, sizes, self.loss_scale)
                 return test_in_pieces(self.step, rows, sizes)
+        except UsageError:
+            raise
         except Exception as error:
             return error
 
@@ -135,6 +137,8 @@ class Check:
             with undo_writes() as written:
                 outcome = keras_compat.stock_step(
                     self.model,
+                    self.step.prepared.trainable,
+                    self.step.prepared.state,
                     (x, y, weight),
                     training=training,
                     loss_scale=self.loss_scale,
@@ -154,7 +158,8 @@ class Check:
     def _differences(
         self, stock: StepOutcome, other: StepOutcome, training: bool
     ) -> list[Difference]:
-        return list(differences(self.model, stock, other, self.losses, not training))
+        prepared = self.step.prepared
+        return list(differences(prepared, stock, other, self.losses, not training))
 
     def _judge(self, outcomes: Outcomes, training: bool) -> set[str]:
         """What must be computed on gathered predictions: ``loss``, ``metric``.

@@ -11,6 +11,7 @@ import numpy as np
 
 from collective.training import keras_compat
 from collective.training.keras_compat import StepOutcome
+from collective.training.prepared import PreparedModel
 
 # Relative to the norm of a tensor. A loss that is cut wrongly differs by a share of the
 # rows, so mostly by some percent; rounding in deep networks reaches a tenth of these.
@@ -71,7 +72,7 @@ def tolerance(model: keras.Model) -> float:
 
 
 def differences(
-    model: keras.Model,
+    prepared: PreparedModel,
     stock: StepOutcome,
     own: StepOutcome,
     losses: Sequence[str],
@@ -80,12 +81,12 @@ def differences(
     """What differs, in the order in which it matters to the user.
 
     Args:
-        model: The model.
+        prepared: The model.
         stock, own: The outcomes.
         losses: The names in ``logs`` that are losses, not metrics.
         validation: Whether they are of test steps.
     """
-    allowed = tolerance(model)
+    allowed = tolerance(prepared.model)
     logs = [(name, *pair) for name, pair in _paired(stock.logs, own.logs)]
     logs.sort(key=lambda log: log[0] not in losses)
     for name, expected, got in logs:
@@ -94,14 +95,14 @@ def differences(
             yield Difference(kind, name, _text(expected), _text(got), validation)
     if validation:
         return  # a test step has no gradients, and what it assigns is not kept
-    yield from _gradients(model, stock, own, allowed)
+    yield from _gradients(prepared.trainable, stock, own, allowed)
     for variable, expected, got in zip(
-        model.non_trainable_variables, stock.state, own.state, strict=False
+        prepared.state, stock.state, own.state, strict=False
     ):
         if _is_seed(variable) or _same_change(variable, expected, got, allowed):
             continue
         yield Difference("state", variable.path, _text(expected), _text(got))
-    weights = model.trainable_variables
+    weights = prepared.trainable
     for i, expected in stock.weights.items():
         got = own.weights.get(i)
         if got is None:
@@ -119,12 +120,13 @@ def _paired(
 
 
 def _gradients(
-    model: keras.Model, stock: StepOutcome, own: StepOutcome, allowed: float
+    trainable: Sequence[keras.Variable],
+    stock: StepOutcome, own: StepOutcome, allowed: float
 ) -> Iterator[Difference]:
     norms = [np.linalg.norm(g) for g in stock.gradients if g is not None]
     floor = _FLOOR * max(norms, default=0.0) * allowed
     for variable, expected, got in zip(
-        model.trainable_variables, stock.gradients, own.gradients, strict=True
+        trainable, stock.gradients, own.gradients, strict=True
     ):
         expected = np.zeros(variable.shape) if expected is None else expected
         got = np.zeros(variable.shape) if got is None else got

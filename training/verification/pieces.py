@@ -13,14 +13,15 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.training import layer_state
 from collective.training.accumulation import slice_rows
 from collective.training.forward import Sums, global_loss
 from collective.training.input.pipeline import Batch
 from collective.training.keras_compat import StepOutcome
 from collective.training.prepared import PreparedModel
 from collective.training.reporting.report import Averages
-from collective.training.step import Step, changed
-from collective.training.step_inputs import Rows, StepInputs, read_weights
+from collective.training.step import Step
+from collective.training.step_inputs import Rows, read_weights
 
 
 class UntracedStep(Step):
@@ -60,35 +61,46 @@ def train_in_pieces(
     """
     count = tf.constant(sum(sizes), tf.int64)
     scale = tf.constant(loss_scale, tf.float32)
-    weights = read_weights(step.model)
+    prepared, forward = step.prepared, step.forward
+    weights = read_weights(prepared)
     zero = tf.constant(0, tf.int64)
-    parts = []
-    for replica, piece in enumerate(cut(rows, sizes)):
-        size = tf.constant(sizes[replica], tf.int64)
-        number = tf.constant(replica, tf.int64)
-        sums, state = step.forward.train(
-            weights, piece, count, scale, tf.stack([zero, number, zero])
-        )
-        inputs = StepInputs(weights, piece, size, count, scale, zero, number)
-        parts.append((sums, step._state_changes(inputs, state)))
-    sums, changes = _added(parts)
+    forward.pieces = len(sizes), 1
+    sums: Sums = _added(
+        [
+            forward.train(
+                weights,
+                piece,
+                count,
+                scale,
+                tf.stack([zero, tf.constant(replica, tf.int64), zero]),
+            )
+            for replica, piece in enumerate(cut(rows, sizes))
+        ]
+    )
     gradients: list[np.ndarray | None] = [None] * len(weights.trainable)
-    for i, gradient in zip(step.forward.connected, step._divide(sums), strict=True):
+    for i, gradient in zip(forward.connected, step._divide(sums), strict=True):
         gradients[i] = gradient.numpy().astype(np.float64) / loss_scale
-    state = list(weights.state)
-    for i, change in zip(step.forward.changing, changes, strict=True):
-        state[i] = changed(state[i], change)
+    for i, values in zip(forward.overwritten, sums.overwrites, strict=True):
+        gradients[i] = tf.reduce_max(values, 0).numpy().astype(np.float64) / loss_scale
+    state, assigned = list(weights.state), {}
+    for i, total in zip(forward.changing, sums.state, strict=False):
+        state[i] = layer_state.updated(state[i], total)
+    for i, total in zip(
+        forward.assigned, sums.state[len(forward.changing) :], strict=True
+    ):
+        assigned[i] = layer_state.updated(weights.trainable[i], total).numpy()
     return StepOutcome(
         logs=_logs(step, sums, count),
         gradients=gradients,
         state=[value.numpy() for value in state],
+        weights=assigned,
     )
 
 
 def test_in_pieces(step: Step, rows: Rows, sizes: Sequence[int]) -> StepOutcome:
     """A test step: the logs only; otherwise as ``train_in_pieces``."""
     count = tf.constant(sum(sizes), tf.int64)
-    weights = read_weights(step.model)
+    weights = read_weights(step.prepared)
     parts = [step.forward.test(weights, piece, count) for piece in cut(rows, sizes)]
     return StepOutcome(logs=_logs(step, _added(parts), count))
 
