@@ -33,30 +33,37 @@ def fixed_randomness() -> Iterator[list[Any]]:
     def full(shape: Any, value: Any, dtype: Any) -> tf.Tensor:
         return tf.fill(shape, tf.cast(value, dtype or keras.config.floatx()))
 
-    def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None) -> Any:
+    def normal(
+        shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None
+    ) -> Any:
         return full(shape, mean + 0.5 * stddev, dtype)
 
-    def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None) -> Any:
+    def uniform(
+        shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None
+    ) -> Any:
         return full(shape, minval + 0.4 * (maxval - minval), dtype)
 
     def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None) -> Any:
-        return full(shape, 1.0, dtype) * tf.cast(alpha / (alpha + beta), dtype or keras.config.floatx())
+        return full(shape, 1.0, dtype) * tf.cast(
+            alpha / (alpha + beta), dtype or keras.config.floatx()
+        )
 
     values = {
         "normal": normal,
         "truncated_normal": normal,
         "uniform": uniform,
-        "randint": lambda shape, minval, maxval, dtype="int32": full(shape, minval, dtype),
+        "randint": lambda shape, minval, maxval, dtype="int32": full(
+            shape, minval, dtype
+        ),
         "categorical": lambda logits, num_samples, dtype="int64": tf.repeat(
             tf.argmax(logits, -1)[:, None], num_samples, 1
         ),
         "dropout": lambda inputs, rate, noise_shape=None: tf.convert_to_tensor(inputs),
         "shuffle": lambda x, axis=0: tf.convert_to_tensor(x),
         "gamma": lambda shape, alpha, dtype=None: full(shape, 1.0, dtype) * alpha,
-        "binomial": lambda shape, counts, probabilities, dtype=None: full(
-            shape, 1.0, dtype
-        )
-        * tf.round(counts * probabilities),
+        "binomial": lambda shape, counts, probabilities, dtype=None: (
+            full(shape, 1.0, dtype) * tf.round(counts * probabilities)
+        ),
         "beta": beta,
     }
     with contextlib.ExitStack() as stack:

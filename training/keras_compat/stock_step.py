@@ -62,15 +62,11 @@ class _Values(keras.StatelessScope):
         known = [*trainable, *state]
         self.start = {id(v): tf.convert_to_tensor(v) for v in known}
         self.tape = tape
-        self.versions = {
-            id(v): [self.start[id(v)]] for v in trainable
-        }
+        self.versions = {id(v): [self.start[id(v)]] for v in trainable}
         self.written: dict[int, keras.Variable] = {}
         for (value,) in self.versions.values():
             tape.watch(value)
-        super().__init__(
-            [(v, self.start[id(v)]) for v in known], collect_losses=True
-        )
+        super().__init__([(v, self.start[id(v)]) for v in known], collect_losses=True)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """A write."""
@@ -144,16 +140,18 @@ def stock_step(
     )
     if training:
         outcome.gradients = _gradients(trainable, tape, scaled, values, loss_scale)
-    outcome.state = [
-        np.asarray(values.get_current_value(v)) for v in state
-    ]
+    outcome.state = [np.asarray(values.get_current_value(v)) for v in state]
     outcome.weights = {
         i: np.asarray(values.get_current_value(v))
         for i, v in enumerate(trainable)
         if id(v) in values.written
     }
     own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
-    outcome.outside = [v.path for i, v in values.written.items() if i not in own and not is_seed_state(v)]
+    outcome.outside = [
+        v.path
+        for i, v in values.written.items()
+        if i not in own and not is_seed_state(v)
+    ]
     return outcome
 
 

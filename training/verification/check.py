@@ -170,11 +170,17 @@ class Check:
         gather: set[str] = set()
         for difference in outcomes.found:
             part = "metric" if difference.kind == "metric" else "loss"
-            if part in gather and part == "loss" or self._is_rounding(difference, outcomes):
+            if (
+                part in gather
+                and part == "loss"
+                or self._is_rounding(difference, outcomes)
+            ):
                 continue
             if difference.kind in ("state", "weight"):
                 raise explain.refused(self.model, difference, self.sizes)
-            if self._differs_alike(difference, outcomes.stock, outcomes.whole, training):
+            if self._differs_alike(
+                difference, outcomes.stock, outcomes.whole, training
+            ):
                 raise explain.not_keras(self.model, difference, self.sizes)
             if self._differs_alike(
                 difference, outcomes.stock, outcomes.gathered, training

@@ -49,7 +49,9 @@ class _Describer:
 
     def of(self, value: Any, depth: int) -> str:
         """The text for a value."""
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        if value is None or isinstance(
+            value, bool | int | float | complex | str | bytes
+        ):
             return repr(value)
         if isinstance(value, np.generic | np.ndarray | tf.Tensor):
             return _array(value)
@@ -113,7 +115,9 @@ class _Describer:
     def _code(self, code: types.CodeType, depth: int) -> str:
         content = hashlib.sha256(code.co_code).hexdigest()[:16]
         constants = [self.of(c, depth) for c in code.co_consts]
-        return f"{content}{constants}{code.co_names}{code.co_varnames}{code.co_freevars}"
+        return (
+            f"{content}{constants}{code.co_names}{code.co_varnames}{code.co_freevars}"
+        )
 
     def _class(self, kind: type, depth: int) -> str:
         name = f"{kind.__module__}.{kind.__qualname__}"

@@ -121,7 +121,9 @@ def _paired(
 
 def _gradients(
     trainable: Sequence[keras.Variable],
-    stock: StepOutcome, own: StepOutcome, allowed: float
+    stock: StepOutcome,
+    own: StepOutcome,
+    allowed: float,
 ) -> Iterator[Difference]:
     norms = [np.linalg.norm(g) for g in stock.gradients if g is not None]
     floor = _FLOOR * max(norms, default=0.0) * allowed
@@ -183,7 +185,5 @@ def same_predictions(outcomes: Outcomes, allowed: float) -> bool:
     """Whether the model predicts a row alike, whatever rows come with it."""
     if outcomes.gathered is None:
         return True
-    pairs = zip(
-        outcomes.stock.predictions, outcomes.gathered.predictions, strict=True
-    )
+    pairs = zip(outcomes.stock.predictions, outcomes.gathered.predictions, strict=True)
     return all(close_logs(*pair, allowed) for pair in pairs)

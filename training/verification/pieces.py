@@ -119,5 +119,3 @@ def _logs(step: Step, sums: Sums, count: tf.Tensor) -> dict[str, Any]:
     averages = Averages(step.layout)
     averages.add(report)
     return averages.logs()
-
-
