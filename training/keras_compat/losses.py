@@ -83,9 +83,10 @@ def unreduced(loss: Any, y: Any, y_pred: Any, weight: Any) -> Unreduced | tf.Ten
 
     def call(y: Any, y_pred: Any) -> Any:
         nonlocal depth, counted
-        counted = counted or (not depth and _counted(loss, own_call, y, y_pred))
         depth += 1
         try:
+            if depth == 1:
+                counted = _counted(loss, own_call, y, y_pred)
             return own_call(y, y_pred)
         finally:
             depth -= 1
