@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.log import log
 from collective.training import keras_compat
 from collective.training.accumulation import accumulate
 from collective.training.forward import Forward, Sums
@@ -58,6 +59,11 @@ class Evaluation:
             autograph=False,
         )
         self._shapes: Sums = self._local.get_concrete_function().structured_outputs
+        if self.forward.dropped and backend.rank == 0:
+            log.warning(
+                "a layer assigns %r in validation, too, which leaves the model as it is",
+                self.forward.dropped[0],
+            )
         self._run = tf.function(
             lambda batch: backend.run(self._replica, (batch,)),
             input_signature=(spec,),

@@ -77,6 +77,8 @@ class Forward:
         changing: Indices of the non-trainable variables that the model assigns.
         assigned: Indices of the trainable variables that the model assigns.
         has_divided: Whether the divided part of the loss has a gradient.
+        dropped: Paths of the variables that ``test``, once traced, leaves as they are
+            though the model assigns them.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Forward:
         self.changing: list[int] = []
         self.assigned: list[int] = []
         self.has_divided = True
+        self.dropped: list[str] = []
         self._metric_variables = [
             v for m in keras_compat.metrics(self.model) for v in m.variables
         ]
@@ -165,6 +168,13 @@ class Forward:
         scope = self._scope(weights, tf.constant([self.seed % 2**31, 0], tf.int32))
         y_pred, loss = self._call(scope, rows, global_rows, training=False)
         self._check_assigned(scope, weights.trainable)
+        variables = [*self.prepared.trainable, *self.prepared.state]
+        before, after = [*weights.trainable, *weights.state], scope.values(variables)
+        self.dropped = [
+            variable.path
+            for variable, old, new in zip(variables, before, after, strict=True)
+            if new is not old and not keras_compat.is_seed_state(variable)
+        ]
         return _sums(loss, [], self._metrics(scope, rows, global_rows, y_pred), [], [])
 
     def _scope(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -163,9 +164,11 @@ def custom_loss(
 ) -> tf.Tensor:
     """The value of a user's own ``compute_loss``, given the added losses."""
     model._losses_override = added
+    batch = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": weight}
+    parameters = inspect.signature(model.compute_loss).parameters.values()
     try:
-        return model._compute_loss(
-            x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training
-        )
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return model.compute_loss(**batch, training=training)
+        return model._compute_loss(**batch, training=training)
     finally:
         model._losses_override = []
