@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from collective import recorder
+from collective.training import frozen_layers, outside_variables
 from collective.training.observer import FinishedStep, Observer
 from collective.training.position import Position
 from collective.training.prepared import get_partition
@@ -122,8 +123,8 @@ class RankZeroCallbacks(Observer):
     def _call(self, hook: str, *args: Any) -> None:
         """Runs a hook on rank 0; afterwards all ranks have the same model again.
 
-        After hooks of a batch only ``stop_training`` and the learning rate are
-        broadcast; after all others, the end of the epoch among them, every variable of
+        After hooks of a batch only ``stop_training``, the learning rate and variables
+        that are not the model's are broadcast; after all others, the end of the epoch among them, every variable of
         model and optimizer is. No hook is called twice for the same epoch or batch,
         though an elastic job repeats what a dead rank has interrupted.
 
@@ -147,12 +148,15 @@ class RankZeroCallbacks(Observer):
             ):
                 for callback in self.callbacks:
                     getattr(callback, hook)(*args)
+            if "batch" not in hook:
+                frozen_layers.check(self.model, hook)
         if self.backend.size == 1:
             return
         stop = np.array([float(self.model.stop_training)])
         self.model.stop_training = bool(self.backend.broadcast_array(stop)[0])
         if "batch" in hook:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
+            self.backend.broadcast(outside_variables.found(self.model))
         else:
             broadcast_model(self.model, self.backend)
 

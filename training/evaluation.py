@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.log import log
 from collective.training import keras_compat
 from collective.training.accumulation import accumulate
 from collective.training.coupled import checks as coupled_checks
@@ -83,6 +84,7 @@ class Evaluation:
                 autograph=False,
             )
             self._shapes = self._local.get_concrete_function().structured_outputs
+            self._warn_of_dropped()
         self._run = tf.function(
             lambda batch, metrics: backend.run(self._replica, (batch, metrics)),
             input_signature=(spec, tf.TensorSpec([None], tf.float64)),
@@ -152,6 +154,13 @@ class Evaluation:
         )
         return sums
 
+    def _warn_of_dropped(self) -> None:
+        if self.forward.dropped and self.backend.rank == 0:
+            log.warning(
+                "a layer assigns %r in validation, too, which leaves the model as it is",
+                self.forward.dropped[0],
+            )
+
     def _coupled_sums(
         self,
         weights: Weights,
@@ -168,6 +177,7 @@ class Evaluation:
             maybe_empty=True,
         )
         self._shapes = tf.nest.map_structure(tf.TensorSpec.from_tensor, sums)
+        self._warn_of_dropped()
         return sums
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:

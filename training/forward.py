@@ -83,6 +83,8 @@ class Forward:
         changing: Indices of the non-trainable variables that the model assigns.
         assigned: Indices of the trainable variables that the model assigns.
         has_divided: Whether the divided part of the loss has a gradient.
+        dropped: Paths of the variables that ``test``, once traced, leaves as they are
+            though the model assigns them.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Forward:
         self.changing: list[int] = []
         self.assigned: list[int] = []
         self.has_divided = True
+        self.dropped: list[str] = []
         self._metric_variables = [
             v for m in keras_compat.metrics(self.model) for v in m.variables
         ]
@@ -186,6 +189,13 @@ class Forward:
             scope, rows, global_rows, training=False, metric_state=metric_state
         )
         self._check_assigned(scope, weights.trainable)
+        variables = [*self.prepared.trainable, *self.prepared.state]
+        before, after = [*weights.trainable, *weights.state], scope.values(variables)
+        self.dropped = [
+            variable.path
+            for variable, old, new in zip(variables, before, after, strict=True)
+            if new is not old and not keras_compat.is_seed_state(variable)
+        ]
         return _sums(loss, [], self._metrics(scope, rows, global_rows, seen), [], [])
 
     def _scope(

@@ -322,7 +322,11 @@ class Step:
         """A LossScaleOptimizer expects overflows, and skips the update itself."""
         if keras_compat.expects_overflow(self.optimizer):
             return []
-        return finite.check(total.not_finite, number, self.backend)
+        checks = finite.check(total.not_finite, number, self.backend)
+        if self.backend.rounds_to is not None:
+            gradients = total.sums.gradients
+            checks += finite.check_transport(gradients, total.not_finite, number)
+        return checks
 
     def _divide(self, sums: Sums) -> list[tf.Tensor]:
         """The gradient of the global loss for each connected variable."""

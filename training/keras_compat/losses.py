@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -83,9 +84,10 @@ def unreduced(loss: Any, y: Any, y_pred: Any, weight: Any) -> Unreduced | tf.Ten
 
     def call(y: Any, y_pred: Any) -> Any:
         nonlocal depth, counted
-        counted = counted or (not depth and _counted(loss, own_call, y, y_pred))
         depth += 1
         try:
+            if depth == 1:
+                counted = _counted(loss, own_call, y, y_pred)
             return own_call(y, y_pred)
         finally:
             depth -= 1
@@ -162,10 +164,12 @@ def custom_loss(
 ) -> tf.Tensor:
     """The value of a user's own ``compute_loss``, given the added losses."""
     model._losses_override = added
+    batch = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": weight}
+    parameters = inspect.signature(model.compute_loss).parameters.values()
     try:
-        return model._compute_loss(
-            x=x, y=y, y_pred=y_pred, sample_weight=weight, training=training
-        )
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return model.compute_loss(**batch, training=training)
+        return model._compute_loss(**batch, training=training)
     finally:
         model._losses_override = []
 

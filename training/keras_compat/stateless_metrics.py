@@ -102,7 +102,16 @@ def metric_results(model: keras.Model, state: Sequence[Any]) -> dict[str, Any]:
             result = metric.result()
             results |= result if isinstance(result, dict) else {metric.name: result}
         # Inside the scope: a result may be a variable itself.
-        return {name: _number(value) for name, value in results.items()}
+        return _numbers(results)
+
+
+def _numbers(results: dict[str, Any]) -> dict[str, Any]:
+    """Flat, as Keras makes its logs: a metric may have a dictionary of results."""
+    found: dict[str, Any] = {}
+    for name, value in results.items():
+        nested = isinstance(value, dict)
+        found |= _numbers(value) if nested else {name: _number(value)}
+    return found
 
 
 def _number(value: Any) -> Any:
