@@ -90,6 +90,7 @@ class Backend(RankZeroGuard, ABC):
             still computed (``Overlap``).
         tensor: The ranks that hold one replica together (``TensorParallel``); None:
             each rank has a replica of its own.
+        rounds_to: The dtype in which large gradients travel, where it is not their own.
         stages: Devices of this process over which the layers of its replica are placed
             (``ModelParallel``); empty: all layers are on the default device.
     """
@@ -104,6 +105,7 @@ class Backend(RankZeroGuard, ABC):
     joins: bool = False
     overlaps: bool = False
     tensor: Any = None
+    rounds_to: str | None = None
     stages: Sequence[str] = ()
 
     def __init__(self, options: CoreOptions, environment: Environment | None = None):

@@ -82,6 +82,7 @@ class NativeBackend(
         if session.size() < environment.current.size:
             self._continue_without_missing(environment.size)
         self._share_replicas()
+        self.rounds_to = None if self._alone else options.transport_dtype
         self._configure_devices(environment)
         self._recording: timeline.Recording | None = None
 

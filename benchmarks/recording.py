@@ -97,7 +97,7 @@ def training_step(what: str) -> Callable[[], None]:
 
         from collective.training import keras_compat, models
         from collective.training.input.pipeline import Input
-        from collective.training.prepared import PreparedModel
+        from collective.training.prepared import get_prepared
         from collective.training.step import Step
 
     rng = np.random.default_rng(0)
@@ -110,7 +110,7 @@ def training_step(what: str) -> Callable[[], None]:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
         keras_compat.build(model, plan.spec[:3])
-    make = Step(PreparedModel(model), backend, plan.spec)
+    make = Step(get_prepared(model), backend, plan.spec)
 
     ahead = iter(plan.dataset(0, 10**6, backend.local_replicas, backend.replicas))
     numbers = itertools.count()

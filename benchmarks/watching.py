@@ -38,7 +38,7 @@ def main() -> None:
         from collective.training import keras_compat, models
         from collective.training.input import datasets
         from collective.training.input.pipeline import Input
-        from collective.training.prepared import PreparedModel
+        from collective.training.prepared import get_prepared
         from collective.training.replica_check import DesyncAlarm
         from collective.training.reporting.timeline import begin as begin_timeline
         from collective.training.step import Step
@@ -55,7 +55,7 @@ def main() -> None:
             model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
             keras_compat.build(model, plan.spec[:3])
         alarm = [DesyncAlarm(model, backend, every)] if every else []
-        return Step(PreparedModel(model), backend, plan.spec, attachments=alarm)
+        return Step(get_prepared(model), backend, plan.spec, attachments=alarm)
 
     plain, alarm = step(0), step(STEPS)
     seconds: dict[str, list[float]] = {"plain": [], "alarm": [], "check": []}

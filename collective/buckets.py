@@ -81,7 +81,7 @@ def reduce_flat(
     """Reduces TensorFlow's tensors as one flat vector for each dtype.
 
     Args:
-        tensors: Dense tensors with static shapes.
+        tensors: Dense tensors; their shapes must be static where ``alone`` is given.
         reduce: Maps a vector to a vector of the same shape.
         alone: As for ``by_dtype``.
 
@@ -92,11 +92,17 @@ def reduce_flat(
 
     out: list[Any] = [None] * len(tensors)
     for indices in by_dtype(tensors, alone=alone):
-        sizes = [tensors[i].shape.num_elements() for i in indices]
+        sizes = [
+            tf.size(tensors[i])
+            if (size := tensors[i].shape.num_elements()) is None
+            else size
+            for i in indices
+        ]
         vector = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], axis=0)
         pieces = tf.split(reduce(vector), sizes)
         for i, piece in zip(indices, pieces, strict=True):
-            out[i] = tf.reshape(piece, tensors[i].shape)
+            out[i] = tf.reshape(piece, tf.shape(tensors[i]))
+            out[i].set_shape(tensors[i].shape)
     return out
 
 

@@ -70,17 +70,6 @@ def check_model(model: keras.Model, backend: Backend) -> None:
             f"{backend.name!r} has none",
             hint="--precision float32 or mixed_bfloat16",
         )
-    synchronized = [
-        layer.name
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
-    ]
-    if synchronized and backend.replicas > 1:
-        raise UsageError(
-            f"layer {synchronized[0]!r} synchronises its statistics inside the forward "
-            "pass, which the shared step cannot do",
-            hint="synchronized=False: its moving statistics are averaged over replicas",
-        )
     strategy = getattr(backend, "strategy", None)
     if strategy is not None and model.distribute_strategy is not strategy:
         raise UsageError(

@@ -15,8 +15,12 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.log import log
 from collective.training import keras_compat
 from collective.training.accumulation import accumulate
+from collective.training.coupled import checks as coupled_checks
+from collective.training.coupled.metrics import MetricState
+from collective.training.coupled.replica import for_replica
 from collective.training.forward import Forward, Sums
 from collective.training.hooks import BatchHooks, Hooks
 from collective.training.input.batches import Batches
@@ -25,12 +29,15 @@ from collective.training.input.pipeline import Batch, Input
 from collective.training.input.source import Source
 from collective.training.prepared import PreparedModel
 from collective.training.step_inputs import (
+    ReplicaRows,
     Rows,
+    Weights,
     read_weights,
     replica_rows,
     weight_specs,
     without_none,
 )
+from collective.training.step_plan import StepPlan
 
 
 class Evaluation:
@@ -43,6 +50,11 @@ class Evaluation:
         batch_size: Rows evaluated at a time, over all replicas; of no effect on
             batches.
         steps: How many batches, at most.
+        plan: Whether loss and metrics are those of whole batches; then the result
+            depends on ``batch_size``, as in Keras.
+
+    Raises:
+        UsageError: The plan cannot be followed on this backend.
     """
 
     def __init__(
@@ -52,7 +64,14 @@ class Evaluation:
         source: Source | Batches,
         batch_size: int,
         steps: int | None = None,
+        plan: StepPlan | None = None,
     ):
+        plan = plan or StepPlan()
+        coupled = plan.gather_loss or plan.gather_metrics
+        if coupled:
+            coupling = coupled_checks.reasons(prepared.model, backend, plan, False)
+            coupled_checks.check(prepared, backend, coupling)
+        self.prepared = prepared
         self.model = prepared.model
         self.backend = backend
         self.input = (
@@ -61,22 +80,27 @@ class Evaluation:
             else Input(source, batch_size, shuffle=False)
         )
         self.steps = steps
-        self.forward = Forward(prepared, seed=0)
+        self.forward = Forward(prepared, seed=0, plan=plan)
+        self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         self._cut_for = range(0), 0
         spec = without_none(self.input.spec)
-        self._local = tf.function(
-            self.forward.test,
-            input_signature=(
-                weight_specs(self.model),
-                Rows(spec.x, spec.y, spec.sample_weight),
-                spec.global_rows,
-            ),
-            autograph=False,
-        )
-        self._shapes: Sums = self._local.get_concrete_function().structured_outputs
+        self._shapes: Sums
+        self._sums = self._coupled_sums if coupled else self._local_sums
+        if not coupled:
+            self._local = tf.function(
+                self.forward.test,
+                input_signature=(
+                    weight_specs(prepared),
+                    Rows(spec.x, spec.y, spec.sample_weight),
+                    spec.global_rows,
+                ),
+                autograph=False,
+            )
+            self._shapes = self._local.get_concrete_function().structured_outputs
+            self._warn_of_dropped()
         self._run = tf.function(
-            lambda batch: backend.run(self._replica, (batch,)),
-            input_signature=(spec,),
+            lambda batch, metrics: backend.run(self._replica, (batch, metrics)),
+            input_signature=(spec, tf.TensorSpec([None], tf.float64)),
             autograph=False,
         )
 
@@ -97,9 +121,7 @@ class Evaluation:
             hooks.call("on_test_begin", (epoch,), {})
             batch_hooks = BatchHooks(hooks, "test")
         with recorder.span(recorder.OTHER, "validation"):
-            vectors = self._vectors(batch_hooks, epoch)
-            total = np.sum([vector.numpy() for vector in vectors], axis=0)
-        logs = self._logs(total)
+            logs = self._logs(self._total(self._vectors(batch_hooks, epoch)))
         if hooks is not None:
             hooks.call("on_test_end", (epoch,), dict(sorted(logs.items())))
         return logs
@@ -113,18 +135,23 @@ class Evaluation:
     def _vectors(self, hooks: BatchHooks | None, epoch: int) -> list[Any]:
         """The sums over each batch."""
         vectors: list[Any] = []
+        state = self._metric_state
+        metrics = tf.zeros([0], tf.float64) if state is None else state.reset()
 
         def after() -> None:
             logs: dict[str, Any] = {}
             if hooks is not None and hooks.wants_logs:
-                logs = self._logs(np.sum([v.numpy() for v in vectors], axis=0))
+                logs = self._logs(self._total(vectors))
             if hooks is not None:
                 hooks.after(dict(sorted(logs.items())), epoch)
 
         for number, batch in enumerate(self._batches()):
             if hooks is not None:
                 hooks.before(number, epoch)
-            vectors.append(self.backend.call(self._run, (without_none(batch),)))
+            args = without_none(batch), metrics
+            vectors.append(self.backend.call(self._run, args))
+            if state is not None:
+                metrics = vectors[-1][len(vectors[-1]) - state.size :]
             if hooks is not None:
                 if hooks.ends(number, number + 1 == self.batches):
                     after()
@@ -139,6 +166,15 @@ class Evaluation:
             )
         return vectors
 
+    def _total(self, vectors: list[Any]) -> np.ndarray:
+        """The sum of the batches' vectors; metrics of whole batches are the last one's."""
+        arrays = [vector.numpy() for vector in vectors]
+        total = np.sum(arrays, axis=0)
+        if self._metric_state is not None:
+            size = self._metric_state.size
+            total[len(total) - size :] = arrays[-1][len(total) - size :]
+        return total
+
     def _batches(self) -> Iterator[Batch]:
         if isinstance(self.input, Batches):
             self.input.reset()
@@ -150,16 +186,27 @@ class Evaluation:
             self._cut_for = place
         return iter(self._dataset)
 
-    def _replica(self, batch: Batch) -> tf.Tensor:
+    def _replica(self, batch: Batch, metrics: tf.Tensor) -> tf.Tensor:
         """Sums over one global batch as a vector; all but the metrics times rows."""
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
-        weights = read_weights(self.model)
+        weights = read_weights(self.prepared)
+        sums = self._sums(weights, own, batch.global_rows, metrics)
+        count = tf.cast(batch.global_rows, tf.float64)
+        values = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
+        others = [
+            tf.reshape(tf.cast(t, tf.float64) * count, [1])
+            for t in tf.nest.flatten(sums._replace(metrics=[]))
+        ]
+        local = tf.concat([tf.cast([own.count], tf.float64), *others, *values], axis=0)
+        return self.backend.all_reduce([local])[0]
+
+    def _local_sums(
+        self, weights: Weights, own: ReplicaRows, global_rows: tf.Tensor, _: tf.Tensor
+    ) -> Sums:
+        """Sums over a replica's rows; all zero where it has none."""
         sums, _ = accumulate(
-            lambda _, rows, state: (
-                self._local(weights, rows, batch.global_rows),
-                state,
-            ),
+            lambda _, rows, state: (self._local(weights, rows, global_rows), state),
             lambda: tf.nest.map_structure(
                 lambda t: tf.zeros(t.shape, t.dtype), self._shapes
             ),
@@ -169,14 +216,33 @@ class Evaluation:
             micro_batches=1,
             maybe_empty=True,
         )
-        count = tf.cast(batch.global_rows, tf.float64)
-        metrics = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
-        others = [
-            tf.reshape(tf.cast(t, tf.float64) * count, [1])
-            for t in tf.nest.flatten(sums._replace(metrics=[]))
-        ]
-        local = tf.concat([tf.cast([own.count], tf.float64), *others, *metrics], axis=0)
-        return self.backend.all_reduce([local])[0]
+        return sums
+
+    def _warn_of_dropped(self) -> None:
+        if self.forward.dropped and self.backend.rank == 0:
+            log.warning(
+                "a layer assigns %r in validation, too, which leaves the model as it is",
+                self.forward.dropped[0],
+            )
+
+    def _coupled_sums(
+        self,
+        weights: Weights,
+        own: ReplicaRows,
+        global_rows: tf.Tensor,
+        metrics: tf.Tensor,
+    ) -> Sums:
+        """The same with collectives, in which a replica without rows takes part."""
+        state = self._metric_state
+        values = None if state is None else state.unpack(metrics)
+        sums = for_replica(
+            lambda rows: self.forward.test(weights, rows, global_rows, values),
+            *(self.backend, own.rows, own.count, global_rows),
+            maybe_empty=True,
+        )
+        self._shapes = tf.nest.map_structure(tf.TensorSpec.from_tensor, sums)
+        self._warn_of_dropped()
+        return sums
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:
         rows, rest = total[0], total[1:]

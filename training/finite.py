@@ -17,6 +17,7 @@ from collective.errors import CollectiveError
 from collective.training.forward import Sums
 
 NOT_FINITE = "collective: not finite at step"
+OVERFLOW = "collective: overflow in transport at step"
 
 
 def locate(sums: Sums, backend: Backend) -> tf.Tensor:
@@ -61,6 +62,37 @@ def check(
     return [] if fine is None else [fine]
 
 
+def check_transport(
+    gradients: Sequence[Sequence[tf.Tensor]], not_finite: tf.Tensor, number: tf.Tensor
+) -> list[tf.Operation]:
+    """Fails on every replica when a sum of gradients is not finite, and no part of it.
+
+    Where gradients travel in float16, a sum of 65,520 or more is infinite.
+
+    Args:
+        gradients: Sums over replicas, as ``Sums.gradients``; the same everywhere.
+        not_finite: As for ``check``.
+        number: Of the step, for the message.
+
+    Returns:
+        The operations to wait for.
+    """
+    bad = [
+        tf.logical_not(
+            tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in one])
+        )
+        for one in zip(*gradients, strict=True)
+    ]
+    if not bad:
+        return []
+    flags = tf.stack(bad)
+    found = tf.reduce_any(flags) & tf.reduce_all(not_finite == 0)
+    fine = tf.debugging.Assert(
+        tf.logical_not(found), [OVERFLOW, number, tf.argmax(flags)[None]]
+    )
+    return [] if fine is None else [fine]
+
+
 def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Exception:
     """The error to raise for one that a step raised.
 
@@ -72,13 +104,22 @@ def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Excepti
         paths: Of the connected variables.
 
     Returns:
-        A ``CollectiveError`` that names step, rank and variable if ``check`` failed;
-        else the error itself.
+        A ``CollectiveError`` that names step, rank and variable if a check failed; else
+        the error itself.
     """
     message = str(error)
+    numbers = r"\]?\s*\[(\d+)\]\s*\[([\d ]+)\]"
+    found = re.search(re.escape(OVERFLOW) + numbers, message)
+    if found:
+        step, place = map(int, found.groups())
+        return CollectiveError(
+            f"step {step}: gradients travel in {backend.rounds_to}, and the sum of those "
+            f"of {paths[place]!r} is too large for it, though each rank's own is finite. "
+            "No rank applied the step.",
+            hint="--transport-dtype bfloat16, which reaches as far as float32; or none",
+        )
     if NOT_FINITE not in message:
         return error
-    numbers = r"\]?\s*\[(\d+)\]\s*\[([\d ]+)\]"
     found = re.search(re.escape(NOT_FINITE) + numbers, message)
     step = found.group(1) if found else "unknown"
     places = [int(p) for p in found.group(2).split()] if found else [1]

@@ -76,6 +76,7 @@ def fit(
     jit_compile: bool = False,
     recompute: bool = False,
     shard_optimizer: bool = False,
+    sync_batch_norm: bool = False,
     seed: int = 0,
     check_every: int = 100,
     timeline: str | None = None,
@@ -125,6 +126,9 @@ def fit(
             memory; see ``collective.training.memory.recompute``.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.memory.sharded_optimizer``.
+        sync_batch_norm: Whether layers of batch normalization have the statistics of
+            the whole global batch, so that N replicas train what one does; see
+            ``collective.training.coupled.batch_norm``.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
@@ -219,8 +223,8 @@ def fit(
             seed=seed,
             maybe_empty=_maybe_empty(inputs, backend),
             attachments=attachments,
+            sync_batch_norm=sync_batch_norm,
         )
-        hooks.hooks.outside = step.outside_variables()
         evaluation = _evaluation(prepared, backend, given, validation_steps)
         validate = None
         if evaluation is not None:

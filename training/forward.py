@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
-from collective.training import keras_compat
+from collective.errors import UsageError
+from collective.training import keras_compat, layer_state
+from collective.training.coupled import replica as coupled_replica
+from collective.training.coupled.whole import Predicted, WholeBatch, gather
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.losses import LossSums, loss_sums
 from collective.training.memory.recompute import recompute_blocks
 from collective.training.prepared import PreparedModel
 from collective.training.step_inputs import Rows, Weights
+from collective.training.step_plan import StepPlan
 
 
 class Sums(NamedTuple):
@@ -28,10 +31,15 @@ class Sums(NamedTuple):
         gradients: One list for each denominator of the loss (first the divided part, if
             there is one). Each has one dense tensor for each connected variable.
         weights: Scalars, the denominators of the undivided losses.
-        losses: Scalars: the divided part, then the total of each undivided loss.
+        losses: Scalars: the divided part as Keras shows it, then the total of each
+            undivided loss.
         outputs: Scalars ``total, weight`` for each output's own loss; weight is 0 for a
             divided one.
         metrics: The metrics' variables, counted from zero.
+        state: What these rows contribute to the new values of what the model assigns
+            (``collective.training.layer_state``).
+        overwrites: ``[pieces, *shape]`` for each trainable variable that is overwritten
+            by its gradient; zero but in the place of these rows.
     """
 
     gradients: list[list[tf.Tensor]]
@@ -39,6 +47,8 @@ class Sums(NamedTuple):
     losses: list[tf.Tensor]
     outputs: list[tuple[tf.Tensor, tf.Tensor]]
     metrics: list[tf.Tensor]
+    state: list[tf.Tensor]
+    overwrites: list[tf.Tensor]
 
 
 def global_loss(sums: Sums) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -60,22 +70,46 @@ class Forward:
         prepared: The model.
         seed: Seed of random layers.
         recompute: Whether activations are recomputed instead of kept.
+        replicas, micro_batches: The most replicas there may be, and the pieces into
+            which each cuts its rows: all start from the same weights and state.
+        plan: Whether loss and metrics are those of the whole global batch. If so,
+            ``train`` and ``test`` run for a replica that they can ask
+            (``collective.training.coupled.replica``).
 
     Attributes:
         connected: Indices of the trainable variables that the loss depends on. This and
-            the next two are known once ``train`` has been traced.
-        changing: Indices of the non-trainable variables that the model updates.
+            the next four are known once ``train`` has been traced.
+        overwritten: Indices of the trainable variables whose gradient is their new
+            value (scales of float8 layers); none of them is in ``connected``.
+        changing: Indices of the non-trainable variables that the model assigns.
+        assigned: Indices of the trainable variables that the model assigns.
         has_divided: Whether the divided part of the loss has a gradient.
+        dropped: Paths of the variables that ``test``, once traced, leaves as they are
+            though the model assigns them.
     """
 
-    def __init__(self, prepared: PreparedModel, seed: int, recompute: bool = False):
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        seed: int,
+        recompute: bool = False,
+        replicas: int = 1,
+        micro_batches: int = 1,
+        plan: StepPlan | None = None,
+    ):
+        self.plan = plan or StepPlan()
+        self.prepared = prepared
         self.model = prepared.model
         self.placement = prepared.placement
         self.seed = seed
         self.recompute = recompute
+        self.pieces = replicas, micro_batches
         self.connected: list[int] = []
+        self.overwritten: list[int] = []
         self.changing: list[int] = []
+        self.assigned: list[int] = []
         self.has_divided = True
+        self.dropped: list[str] = []
         self._metric_variables = [
             v for m in keras_compat.metrics(self.model) for v in m.variables
         ]
@@ -87,7 +121,8 @@ class Forward:
         global_rows: tf.Tensor,
         loss_scale: tf.Tensor,
         position: tf.Tensor,
-    ) -> tuple[Sums, list[tf.Tensor]]:
+        metric_state: list[tf.Tensor] | None = None,
+    ) -> Sums:
         """Sums and gradients over the rows of a micro-batch.
 
         Args:
@@ -97,51 +132,101 @@ class Forward:
             loss_scale: The loss is multiplied by it before differentiation.
             position: ``(step, replica, micro-batch)``, int64: random numbers follow
                 from the seed and these.
+            metric_state: Values of the metrics' variables, from which metrics of the
+                whole global batch continue; all others count from zero.
 
-        Returns:
-            The sums, and the new values of the state in ``changing``.
+        Raises:
+            UsageError: The model assigns a variable that is not its own.
         """
         trainable, state = weights
         key = self._random_key(position)
         state = self._seed_random_layers(state, key)
         fold = tf.random.experimental.stateless_fold_in
         if self.placement is not None:
-            trainable = self.placement.colocate(
-                trainable, self.model.trainable_variables
-            )
+            trainable = self.placement.colocate(trainable, self.prepared.trainable)
         with (
             keras_compat.global_seeds(lambda call: fold(key, -1 - call)),
             tf.GradientTape(persistent=True) as tape,
             self._recomputed(tape),
         ):
             tape.watch(trainable)
-            y_pred, new_state, loss = self._call(
-                Weights(trainable, state), rows, global_rows, training=True
+            scope = self._scope(Weights(trainable, state), key, tape)
+            seen, loss = self._call(
+                scope, rows, global_rows, training=True, metric_state=metric_state
             )
             scaled = [total * tf.cast(loss_scale, total.dtype) for total in loss.totals]
-        gradients = [
-            tape.gradient(total, trainable, unconnected_gradients="none")
-            for total in scaled
-        ]
+        gradients = self._gradients(tape, scaled, trainable, scope.assigned)
         del tape
-        dense = self._dense(gradients, trainable)
+        self._check_assigned(scope, trainable)
+        new_state = scope.values(self.prepared.state)
         self.changing = [
             i
             for i, (old, new) in enumerate(zip(state, new_state, strict=True))
             if new is not old and not self._is_seed(i)
         ]
-        sums = _sums(loss, dense, self._metrics(rows, y_pred))
-        return sums, [new_state[i] for i in self.changing]
+        self.assigned = sorted(scope.assigned)
+        share = _share(rows, global_rows)
+        changed = [(state[i], new_state[i]) for i in self.changing]
+        changed += [(trainable[i], scope.assigned[i][-1]) for i in self.assigned]
+        overwrites = self._overwrites(gradients, position)
+        return _sums(
+            loss,
+            self._dense(gradients, trainable),
+            self._metrics(scope, rows, global_rows, seen),
+            [layer_state.contribution(old, new, share) for old, new in changed],
+            overwrites,
+        )
 
-    def test(self, weights: Weights, rows: Rows, global_rows: tf.Tensor) -> Sums:
+    def test(
+        self,
+        weights: Weights,
+        rows: Rows,
+        global_rows: tf.Tensor,
+        metric_state: list[tf.Tensor] | None = None,
+    ) -> Sums:
         """Sums over rows in inference mode, without gradients; otherwise as `train`."""
-        y_pred, _, loss = self._call(weights, rows, global_rows, training=False)
-        return _sums(loss, [], self._metrics(rows, y_pred))
+        scope = self._scope(weights, tf.constant([self.seed % 2**31, 0], tf.int32))
+        seen, loss = self._call(
+            scope, rows, global_rows, training=False, metric_state=metric_state
+        )
+        self._check_assigned(scope, weights.trainable)
+        variables = [*self.prepared.trainable, *self.prepared.state]
+        before, after = [*weights.trainable, *weights.state], scope.values(variables)
+        self.dropped = [
+            variable.path
+            for variable, old, new in zip(variables, before, after, strict=True)
+            if new is not old and not keras_compat.is_seed_state(variable)
+        ]
+        return _sums(loss, [], self._metrics(scope, rows, global_rows, seen), [], [])
+
+    def _scope(
+        self, weights: Weights, key: tf.Tensor, tape: tf.GradientTape | None = None
+    ) -> keras_compat.ForwardScope:
+        """The scope of one forward pass, from values of the model's variables."""
+        # Losses of several outputs have trackers. Reading a tracker's variable is a
+        # collective under MultiWorkerMirroredStrategy, and a replica without rows does
+        # not run this code.
+        metrics = keras_compat.metric_variables(self.model)
+        fold = tf.random.experimental.stateless_fold_in
+        return keras_compat.ForwardScope(
+            list(zip(self.prepared.trainable, weights.trainable, strict=True)),
+            [
+                *zip(self.prepared.state, weights.state, strict=True),
+                *((v, tf.zeros(v.shape, v.dtype)) for v in metrics),
+            ],
+            lambda call: fold(key, -(2**20) - call),
+            tape,
+        )
 
     def _call(
-        self, weights: Weights, rows: Rows, global_rows: tf.Tensor, training: bool
-    ) -> tuple[Any, list[tf.Tensor], LossSums]:
-        """Predictions, new state and loss."""
+        self,
+        scope: keras_compat.ForwardScope,
+        rows: Rows,
+        global_rows: tf.Tensor,
+        training: bool,
+        metric_state: list[tf.Tensor] | None,
+    ) -> tuple[Predicted | WholeBatch, LossSums]:
+        """What metrics see, and the loss, inside the scope."""
         model, (x, y, sample_weight) = self.model, rows
         takes_training = keras_compat.takes_training(model)
         placed = (
@@ -149,29 +234,102 @@ class Forward:
             if self.placement is None
             else self.placement.layer_calls(model)
         )
-        with placed:
-            y_pred, new_state, added = model.stateless_call(
-                *weights,
-                x,
-                return_losses=True,
-                **({"training": training} if takes_training else {}),
-            )
-        count = tf.cast(count_rows(first_leaf(x)), tf.int32)
-        mapping = [
-            *zip(model.trainable_variables, weights.trainable, strict=True),
-            *zip(model.non_trainable_variables, new_state, strict=True),
-            # Losses of several outputs have trackers. Reading a tracker's variable is
-            # a collective under MultiWorkerMirroredStrategy, and a replica without
-            # rows does not run this code.
-            *((v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables),
+        with scope, keras_compat.scalar_means(_share(rows, global_rows)):
+            with placed:
+                y_pred = model(x, **({"training": training} if takes_training else {}))
+            own = Predicted(x, _or_none(y), y_pred, _or_none(sample_weight))
+            added = model.losses
+            if not self.plan.gather_loss:
+                loss = loss_sums(
+                    model, *own, added, _count(rows), global_rows, training
+                )
+        if not (self.plan.gather_loss or self.plan.gather_metrics):
+            return own, loss
+        whole = WholeBatch(
+            model,
+            gather(model, own),
+            coupled_replica.required(),
+            self._metric_variables,
+            metric_state if self.plan.gather_metrics else None,
+        )
+        if self.plan.gather_loss:
+            loss = whole.loss(scope, self.prepared, added, training)
+        return whole if self.plan.gather_metrics else own, loss
+
+    def _gradients(
+        self,
+        tape: tf.GradientTape,
+        totals: list[tf.Tensor],
+        trainable: list[tf.Tensor],
+        assigned: dict[int, list[tf.Tensor]],
+    ) -> list[list[Any]]:
+        """The gradients of each total; None where it does not depend on a variable.
+
+        That of a variable which the model assigns is the sum of those of its values.
+        """
+        more = [(i, value) for i, values in assigned.items() for value in values]
+        sources = [*trainable, *(value for _, value in more)]
+        found = []
+        for total in totals:
+            terms = tape.gradient(total, sources, unconnected_gradients="none")
+            gradients = terms[: len(trainable)]
+            for (i, _), term in zip(more, terms[len(trainable) :], strict=True):
+                if gradients[i] is None or term is None:
+                    gradients[i] = term if gradients[i] is None else gradients[i]
+                else:
+                    gradients[i] = tf.add(
+                        *map(tf.convert_to_tensor, (gradients[i], term))
+                    )
+            found.append(gradients)
+        return found
+
+    def _overwrites(
+        self, gradients: list[list[Any]], position: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Takes the gradients that are new values out of the lists."""
+        variables = self.prepared.trainable
+        self.overwritten = [
+            i
+            for i, variable in enumerate(variables)
+            if keras_compat.is_overwritten(variable)
+            and any(g[i] is not None for g in gradients)
         ]
-        with keras.StatelessScope(state_mapping=mapping):
-            loss = loss_sums(
-                model,
-                *(x, _or_none(y), y_pred, _or_none(sample_weight)),
-                *(added, count, global_rows),
+        replicas, micro_batches = self.pieces
+        place = tf.cast(position[1] * micro_batches + position[2], tf.int32)
+        found = []
+        for i in self.overwritten:
+            terms = [g[i] for g in gradients if g[i] is not None]
+            value = tf.reduce_max(tf.stack(terms), axis=0)
+            shape = [replicas * micro_batches, *value.shape]
+            found.append(tf.scatter_nd(place[None, None], value[None], shape))
+            for terms in gradients:
+                terms[i] = None
+        return found
+
+    def _check_assigned(
+        self, scope: keras_compat.ForwardScope, trainable: list[tf.Tensor]
+    ) -> None:
+        """Refuses assignments that would be lost.
+
+        Raises:
+            UsageError: To a variable that the model does not have; or to a trainable
+                one, in a block that is recomputed.
+        """
+        if scope.unknown:
+            raise UsageError(
+                f"the forward pass assigns variable {scope.unknown[0].path!r}, which "
+                f"model {self.model.name!r} does not have",
+                hint="make it by self.add_weight(..., trainable=False) of a layer; a "
+                "metric must be an attribute of the model or a layer",
             )
-        return y_pred, new_state, loss
+        values = scope.values(self.prepared.trainable)
+        for i, (old, new) in enumerate(zip(trainable, values, strict=True)):
+            if new is not old and i not in scope.assigned:
+                raise UsageError(
+                    f"a layer assigns {self.prepared.trainable[i].path!r} in its "
+                    "forward pass, and would do it again when it is recomputed",
+                    hint="drop --recompute",
+                )
 
     def _dense(
         self, gradients: list[list[Any]], trainable: list[tf.Tensor]
@@ -185,12 +343,21 @@ class Forward:
         ]
         return [[_dense(g[i], trainable[i]) for i in self.connected] for g in gradients]
 
-    def _metrics(self, rows: Rows, y_pred: Any) -> list[tf.Tensor]:
-        zeros = [tf.zeros(v.shape, v.dtype) for v in self._metric_variables]
-        x, y, sample_weight = rows
-        return keras_compat.metric_sums(
-            self.model, zeros, x, _or_none(y), y_pred, _or_none(sample_weight)
-        )
+    def _metrics(
+        self,
+        scope: keras_compat.ForwardScope,
+        rows: Rows,
+        global_rows: tf.Tensor,
+        seen: Predicted | WholeBatch,
+    ) -> list[tf.Tensor]:
+        """The metrics' variables, from what model and loss have made of them."""
+        counted = scope.values(self._metric_variables)
+        if isinstance(seen, WholeBatch):
+            return seen.metrics(counted)
+        with keras_compat.scalar_means(_share(rows, global_rows)):
+            sums = keras_compat.metric_sums(self.model, counted, *seen)
+        context = coupled_replica.current()
+        return sums if context is None else [context.own(value) for value in sums]
 
     def _recomputed(
         self, tape: tf.GradientTape
@@ -200,7 +367,7 @@ class Forward:
         return recompute_blocks(self.model, tape)
 
     def _is_seed(self, index: int) -> bool:
-        return keras_compat.is_seed_state(self.model.non_trainable_variables[index])
+        return keras_compat.is_seed_state(self.prepared.state[index])
 
     def _random_key(self, position: tf.Tensor) -> tf.Tensor:
         """A function of (seed, step, replica, micro-batch) alone."""
@@ -239,16 +406,31 @@ def _dense(gradient: Any, like: tf.Tensor) -> tf.Tensor:
     return dense
 
 
+def _count(rows: Rows) -> tf.Tensor:
+    return tf.cast(count_rows(first_leaf(rows.x)), tf.int32)
+
+
+def _share(rows: Rows, global_rows: tf.Tensor) -> tf.Tensor:
+    """The rows' share of the global batch: float64, to be cast."""
+    return tf.cast(_count(rows), tf.float64) / tf.cast(global_rows, tf.float64)
+
+
 def _sums(
-    loss: LossSums, gradients: list[list[tf.Tensor]], metrics: list[tf.Tensor]
+    loss: LossSums,
+    gradients: list[list[tf.Tensor]],
+    metrics: list[tf.Tensor],
+    state: list[tf.Tensor],
+    overwrites: list[tf.Tensor],
 ) -> Sums:
     return Sums(
         gradients=gradients,
         weights=[weight for _, weight in loss.undivided],
-        losses=loss.totals,
+        losses=[loss.shown, *loss.totals[1:]],
         outputs=[
-            (total, tf.zeros_like(total) if weight is None else weight)
-            for total, weight in loss.outputs
+            (shown, tf.zeros_like(shown) if weight is None else weight)
+            for _, weight, shown in loss.outputs
         ],
         metrics=metrics,
+        state=state,
+        overwrites=overwrites,
     )

@@ -9,17 +9,16 @@ caller of ``collective.fit`` gets it on every rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
-from collective.training import failure, keras_compat
+from collective.training import failure, frozen_layers, keras_compat, outside_variables
 from collective.training.exchange import broadcast_object
 from collective.training.prepared import get_partition
 from collective.training.variables import replicated_variables
@@ -61,8 +60,6 @@ class Hooks:
 
     Attributes:
         used: The hooks that a callback of rank 0 overrides; after ``agree``.
-        outside: Variables that the step reads and that are none of the model's; a
-            callback may change them, too.
     """
 
     def __init__(
@@ -77,7 +74,6 @@ class Hooks:
         self.backend = backend
         self.params = dict(params)
         self.used: set[str] = set()
-        self.outside: Sequence[tf.Variable] = ()
         # In the order of now: it depends on which layers are trainable.
         self._variables = (
             replicated_variables(model) if _optimizer(model) is not None else []
@@ -164,13 +160,15 @@ class Hooks:
                 raise
             except Exception as error:
                 return error
+        if "batch" not in hook and _optimizer(self.model) is not None:
+            frozen_layers.check(self.model, hook)
         return None
 
     def _follow(self, hook: str) -> None:
         """Gives every rank what the hook may have changed on rank 0."""
         if hook.startswith(("on_test_batch", "on_predict")):
             return
-        self.backend.broadcast(self.outside)
+        self.backend.broadcast(outside_variables.found(self.model))
         if "batch" in hook:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
             return

@@ -52,6 +52,7 @@ class Loop:
         self.step = step
         self.feed = feed
         self.epochs = epochs
+        position.layout = step.layout  # a plan decides what reports hold of metrics
         self.last_step = last_step
         self.observers = observers
         self.validate = validate
@@ -145,6 +146,8 @@ class Loop:
             )
         self._call("begin_epoch", epoch, first, last, outermost_first=True)
         position.begin_epoch()
+        assert position.averages is not None
+        self.step.begin_epoch(position.averages.sums())
         batches = self.feed.epoch(last - position.step)
         while position.step < last and not position.stopped:
             if not self._train_step(batches):
@@ -156,7 +159,6 @@ class Loop:
             return
         if position.step == last < whole and not position.stopped:
             position.final = position.take()
-        assert position.averages is not None
         logs = position.averages.logs()
         if self.validate is not None and self.validated(epoch):
             logs |= self._validate(self.validate)

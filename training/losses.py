@@ -16,11 +16,16 @@ Keras' losses end in a mean. Here each loss is taken apart at that last step:
 
 * *divided*: where the total weight is the number of rows, it is known before the step
   for the whole global batch, and S_r is divided at once;
-* *undivided*: where the data decide the weight (a mask, ``mean_with_sample_weight``),
-  S_r and W_r travel separately and are divided after the all-reduce.
+* *undivided*: where the data decide the weight (a mask, ``mean_with_sample_weight``, a
+  loss that leaves some values out), S_r and W_r travel separately and are divided after
+  the all-reduce.
 
-Terms from ``add_loss``, regularizers, and the value of a user's own ``compute_loss`` are
-means over the rows as far as we know: each replica contributes them times its share of
+Only the compiled losses themselves are taken apart: one that is called by another loss,
+or by a function, keeps its mean. A loss may return any number of values, such as one for
+each token; nothing assumes that a row has one.
+
+Terms from ``add_loss``, regularizers, a scalar that a loss returns, and the value of a
+user's own ``compute_loss`` are means over the rows as far as we know: each replica contributes them times its share of
 the rows. That is exact for a term that does not depend on the batch and for a mean over
 it; a term that *sums* over the batch becomes smaller on more replicas
 (docs/reference/sharp-bits.md).
@@ -28,6 +33,7 @@ it; a term that *sums* over the batch becomes smaller on more replicas
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,6 +41,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from collective.errors import UsageError
 from collective.training import keras_compat
 
 
@@ -42,12 +49,14 @@ class SumAndWeight(NamedTuple):
     """The sum of one loss over some rows. Scalars.
 
     Attributes:
-        total: S_r; divided already where ``weight`` is None.
+        total: S_r; divided already where ``weight`` is None. What is differentiated.
         weight: W_r.
+        shown: What Keras shows; the same as ``total`` but where there is no reduction.
     """
 
     total: tf.Tensor
     weight: tf.Tensor | None
+    shown: tf.Tensor
 
 
 @dataclass(frozen=True)
@@ -60,11 +69,14 @@ class LossSums:
             over replicas, total / weight is that part of the loss.
         outputs: The losses of the single outputs of a model with several, without loss
             weights.
+        shown: The divided part as Keras shows it: without a reduction, Keras
+            differentiates the sum of the values and shows their mean.
     """
 
     divided: tf.Tensor
     undivided: list[tuple[tf.Tensor, tf.Tensor]]
     outputs: list[SumAndWeight]
+    shown: tf.Tensor
 
     @property
     def totals(self) -> list[tf.Tensor]:
@@ -81,6 +93,7 @@ def loss_sums(
     added: list[tf.Tensor],
     rows: tf.Tensor,
     global_rows: tf.Tensor,
+    training: bool,
 ) -> LossSums:
     """Takes the compiled loss of a batch apart.
 
@@ -90,61 +103,94 @@ def loss_sums(
         added: Values of ``add_loss`` and regularizers from the forward pass.
         rows: Scalar, the number of these rows.
         global_rows: Scalar, the number of rows of the global batch.
+        training: Given to a user's own ``compute_loss``.
 
     Returns:
         The sums. Differentiable.
+
+    Raises:
+        UsageError: A loss without a reduction beside other losses.
     """
     dtype = tf.as_dtype(keras.config.floatx())
     share = tf.cast(rows, dtype) / tf.cast(global_rows, dtype)
     if keras_compat.overrides(model, "compute_loss"):
-        value = keras_compat.custom_loss(model, x, y, y_pred, sample_weight, added)
-        return LossSums(tf.cast(value, dtype) * share, [], [])
+        value = keras_compat.custom_loss(
+            model, x, y, y_pred, sample_weight, added, training
+        )
+        return _of_value(tf.cast(value, dtype), share)
 
     losses: list[SumAndWeight] = []
 
-    def record(values: Any, weight: Any, mask: Any, reduction: str) -> tf.Tensor:
-        loss = _sum_and_weight(values, weight, mask, reduction, share, global_rows)
-        losses.append(loss)
-        return loss.total if loss.weight is None else tf.zeros_like(loss.total)
+    def record(loss: Any, y: Any, y_pred: Any, weight: Any) -> tf.Tensor:
+        found = keras_compat.unreduced(loss, y, y_pred, weight)
+        if not isinstance(found, keras_compat.Unreduced):
+            value = tf.convert_to_tensor(found)
+            found = keras_compat.Unreduced(value, None, None, None, False)
+        losses.append(_sum_and_weight(found, share, rows, global_rows))
+        total, weight, _ = losses[-1]
+        return total if weight is None else tf.zeros_like(total)
 
-    with keras_compat.replace_reduction(record):
-        compiled = keras_compat.compiled_loss(model, y, y_pred, sample_weight)
-    divided = tf.zeros([], dtype)
-    if compiled is not None:
-        divided += tf.cast(compiled, dtype)
-    for value in added:
-        divided += tf.reduce_sum(tf.cast(value, dtype)) * share
+    def compiled(call: keras_compat.LossCall) -> Any:
+        with keras_compat.replace_losses(model, call):
+            return keras_compat.compiled_loss(model, y, y_pred, sample_weight)
 
+    divided = shown = tf.zeros([], dtype)
+    value = compiled(record)
+    if value is not None:
+        divided = shown = tf.cast(value, dtype)
     undivided = []
-    for index, (_, weight) in enumerate(losses):
-        if weight is None:
-            continue
-        # A second call with only this loss: Keras applies its loss weight.
-        with keras_compat.replace_reduction(_only(index, losses)):
-            total = keras_compat.compiled_loss(model, y, y_pred, sample_weight)
-        undivided.append((tf.cast(total, dtype), tf.cast(weight, dtype)))
+    # For each of the others another call with only that loss: Keras applies its weight.
+    for index, (total, weight, other) in enumerate(losses):
+        if weight is not None:
+            total = compiled(_only(index, total))
+            undivided.append((tf.cast(total, dtype), tf.cast(weight, dtype)))
+        if other is not total and weight is None:
+            _check_alone(model, losses, added)
+            shown = tf.cast(compiled(_only(index, other)), dtype)
+    for value in added:
+        term = tf.reduce_sum(tf.cast(value, dtype)) * share
+        divided, shown = divided + term, shown + term
     outputs = losses if keras_compat.loss_trackers(model) else []
-    return LossSums(divided, undivided, outputs)
+    return LossSums(divided, undivided, outputs, shown)
 
 
-def _only(wanted: int, losses: Sequence[SumAndWeight]) -> keras_compat.Reduce:
-    """A reduction that returns the total of loss ``wanted``, and 0 for all others."""
-    calls = iter(range(len(losses)))
+def _of_value(value: tf.Tensor, share: tf.Tensor) -> LossSums:
+    """The value of a user's ``compute_loss``: a mean over rows, or a value for each."""
+    shown = tf.reduce_mean(value) * share
+    divided = shown if value.shape.rank == 0 else tf.reduce_sum(value)
+    return LossSums(divided, [], [], shown)
 
-    def reduce(*_: Any) -> tf.Tensor:
-        index = next(calls)
-        value = losses[index].total
-        return value if index == wanted else tf.zeros_like(value)
 
-    return reduce
+def _only(wanted: int, value: tf.Tensor) -> keras_compat.LossCall:
+    """Losses of which ``wanted`` has a value, and all others are 0."""
+    indices = itertools.count()
+
+    def call(*_: Any) -> tf.Tensor:
+        return value if next(indices) == wanted else tf.zeros_like(value)
+
+    return call
+
+
+def _check_alone(
+    model: keras.Model, losses: Sequence[SumAndWeight], added: Sequence[Any]
+) -> None:
+    """Refuses what Keras adds to a vector with a value for each row.
+
+    Raises:
+        UsageError: There is another loss.
+    """
+    if len(losses) + len(added) > 1:
+        raise UsageError(
+            f"a loss of model {model.name!r} has reduction=None, so it is a vector with "
+            "a value for each row; Keras would add its other losses to every value",
+            hint='reduction="sum_over_batch_size", or "sum"',
+        )
 
 
 def _sum_and_weight(
-    values: tf.Tensor,
-    weight: Any,
-    mask: Any,
-    reduction: str,
+    found: keras_compat.Unreduced,
     share: tf.Tensor,
+    rows: tf.Tensor,
     global_rows: tf.Tensor,
 ) -> SumAndWeight:
     """One loss' sum and weight, both divided by the number of global rows.
@@ -152,9 +198,8 @@ def _sum_and_weight(
     That common factor cancels where both travel. It keeps gradients in float16 as large
     as in Keras' own training.
     """
+    values, weight, mask, reduction, counted = found
     dtype = values.dtype
-    if values.shape.rank == 0:  # a user's function that took the mean itself
-        return SumAndWeight(values * tf.cast(share, dtype), None)
     count = tf.cast(global_rows, dtype)
     if mask is not None:
         mask = tf.cast(mask, dtype)
@@ -166,12 +211,26 @@ def _sum_and_weight(
     if weight is not None:
         values, weight = keras_compat.same_rank(values, tf.cast(weight, dtype))
         values = values * weight
-    total = tf.reduce_sum(values)
+    if values.shape.rank == 0:  # a user's function that took the mean itself
+        return _divided(values * tf.cast(share, dtype))
+    total, size = tf.reduce_sum(values), tf.cast(tf.size(values), dtype)
     if reduction == "mean_with_sample_weight" and weight is not None:
-        return SumAndWeight(total / count, tf.reduce_sum(weight) / count)
+        return _undivided(total / count, tf.reduce_sum(weight) / count)
     if reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight"):
         if mask is not None:
-            return SumAndWeight(total / count, tf.reduce_sum(mask) / count)
-        per_row = tf.cast(tf.reduce_prod(tf.shape(values)[1:]), dtype)
-        return SumAndWeight(total / (per_row * count), None)
-    return SumAndWeight(total, None)
+            return _undivided(total / count, tf.reduce_sum(mask) / count)
+        if counted:
+            return _undivided(total / count, size / count)
+        per_row = size / tf.cast(rows, dtype)
+        return _divided(total / (per_row * count))
+    if reduction == "sum":
+        return _divided(total)
+    return SumAndWeight(total, None, total / size * tf.cast(share, dtype))
+
+
+def _divided(total: tf.Tensor) -> SumAndWeight:
+    return SumAndWeight(total, None, total)
+
+
+def _undivided(total: tf.Tensor, weight: tf.Tensor) -> SumAndWeight:
+    return SumAndWeight(total, weight, total)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from collective.backends.base import Backend
+from collective.training import outside_variables
 from collective.training.checkpoint import random_state
 from collective.training.checkpoint.state import Gathered, State, newest, values_of
 from collective.training.exchange import gather_few
@@ -82,6 +83,7 @@ class Position:
         if not gather_few(self.backend, [self.start is not None]).any():
             return False
         self.start, _ = newest(self.start or self.fresh(), self.backend)
+        self.backend.broadcast(outside_variables.found(self.model))
         return True
 
     def fresh(self) -> State:

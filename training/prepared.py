@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import keras
@@ -36,12 +36,18 @@ class PreparedModel:
 
     Attributes:
         model: Built and compiled, with all variables of its optimizer.
+        trainable: ``model.trainable_variables`` when it was prepared. The model's own
+            lists have another order after ``layer.trainable`` is set, and Keras' train
+            function does not follow that either.
+        state: ``model.non_trainable_variables``, likewise.
         partition: The variables of which each rank has a shard; None: every rank has
             all of them.
         placement: On which device each layer is; None: all on the default device.
     """
 
     model: keras.Model
+    trainable: list[keras.Variable]
+    state: list[keras.Variable]
     partition: PartitionedVariables | None = None
     placement: Placement | None = None
 
@@ -60,15 +66,27 @@ class PreparedModel:
 
 # What Keras raises where a model does not fit its data.
 _MISFITS = ValueError, TypeError, KeyError, RuntimeError, AttributeError
-# Values keep no reference to the model: an entry ends with its model.
-_records: WeakKeyDictionary[
-    keras.Model, tuple[PartitionedVariables | None, Placement | None]
-] = WeakKeyDictionary()
+
+
+class _Record(NamedTuple):
+    """What is kept of a model, without a reference to it: the entry ends with it."""
+
+    trainable: list[keras.Variable]
+    state: list[keras.Variable]
+    partition: PartitionedVariables | None = None
+    placement: Placement | None = None
+
+
+_records: WeakKeyDictionary[keras.Model, _Record] = WeakKeyDictionary()
 
 
 def get_prepared(model: keras.Model) -> PreparedModel:
-    """The record of a model; an empty one for a model that is whole, on one device."""
-    return PreparedModel(model, *_records.get(model, (None, None)))
+    """The record of a model; of one that was not prepared, what it has now."""
+    return PreparedModel(model, *(_records.get(model) or _record(model)))
+
+
+def _record(model: keras.Model) -> _Record:
+    return _Record(list(model.trainable_variables), list(model.non_trainable_variables))
 
 
 def get_partition(model: keras.Model) -> PartitionedVariables | None:
@@ -151,16 +169,15 @@ def partition_or_place(
         backend: The backend.
         shard_optimizer, micro_batch_rows: As for ``prepare``.
     """
-    shards, places = _records.get(model, (None, None))
+    _, _, shards, places = _records.get(model) or _record(model)
     if shards is None and shard_optimizer:
         shards = ShardedOptimizer(model, backend)
     elif shards is None and backend.tensor is not None:
         shards = TensorParallelVariables(model, backend)
     if places is None and backend.stages:
         places = Placement(model, backend.stages, micro_batch_rows)
-    if shards is not None or places is not None:
-        _records[model] = shards, places
-    return PreparedModel(model, shards, places)
+    _records[model] = _record(model)._replace(partition=shards, placement=places)
+    return get_prepared(model)
 
 
 def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -> None:

@@ -18,15 +18,12 @@ class StepSums(NamedTuple):
     """What a step sums over replicas.
 
     Attributes:
-        sums: Losses, gradients, metrics.
-        state_changes: For each state variable that the model updates, the replica's
-            change times its share of the rows: they add up to the weighted mean.
+        sums: Losses, gradients, metrics, state.
         not_finite: See ``collective.training.finite.locate``.
         attached: The tensors of each attachment.
     """
 
     sums: Sums
-    state_changes: list[tf.Tensor]
     not_finite: tf.Tensor
     attached: list[list[tf.Tensor]]
 
@@ -49,7 +46,8 @@ def all_reduce(
 
     Args:
         local: This replica's sums.
-        dtype: All tensors travel in it.
+        dtype: All tensors travel in it; state that it cannot hold travels in float64,
+            in an all-reduce of its own.
         backend: Sums.
         partition: Where gradients are reduce-scattered, they take no part in the
             all-reduce; each rank gets the sums of its own shards.
@@ -58,6 +56,10 @@ def all_reduce(
     Returns:
         The sums, and the time that the all-reduce took.
     """
+    state = local.sums.state
+    exact = [i for i, t in enumerate(state) if t.dtype.size > dtype.size]
+    rest = [t for i, t in enumerate(state) if i not in exact]
+    local = local._replace(sums=local.sums._replace(state=rest))
     local = tf.nest.map_structure(lambda t: tf.cast(t, dtype), local)
     gradients = local.sums.gradients
     scatters = partition if partition and partition.scatters_gradients else None
@@ -79,6 +81,12 @@ def all_reduce(
         shards = scatters.reduce_scatter(tf.nest.flatten(gradients))
         gradients = tf.nest.pack_sequence_as(gradients, shards)
         total = total._replace(sums=total.sums._replace(gradients=gradients))
+    if exact:
+        with tf.control_dependencies(reduced):
+            sums = iter(backend.all_reduce([tf.identity(state[i]) for i in exact]))
+        others = iter(total.sums.state)
+        state = [next(sums if i in exact else others) for i in range(len(state))]
+        total = total._replace(sums=total.sums._replace(state=state))
     if backend.tensor is not None:
         total = _by_rank(total, backend.tensor, attachments)
     return total, Span(start, stop)

@@ -13,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training import finite, keras_compat
+from collective.training import finite, keras_compat, layer_state, outside_variables
 from collective.training.accumulation import accumulate
 from collective.training.attachments import Attachment, ReplicaStep, Total
+from collective.training.coupled import batch_norm
+from collective.training.coupled import checks as coupled_checks
+from collective.training.coupled.metrics import MetricState
+from collective.training.coupled.replica import for_replica
 from collective.training.forward import Forward, Sums, global_loss
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
@@ -33,7 +38,7 @@ from collective.training.step_inputs import (
     weight_specs,
     without_none,
 )
-from collective.training.variables import all_variables
+from collective.training.step_plan import StepPlan
 
 
 class Step:
@@ -49,11 +54,15 @@ class Step:
         seed: Random layers draw from it, with step, replica and micro-batch.
         maybe_empty: Whether a replica may have a batch without rows.
         attachments: What else travels in the all-reduce.
+        plan: Whether loss and metrics are those of the whole global batch.
+        sync_batch_norm: Whether every layer of batch normalization has the statistics
+            of the whole global batch; otherwise those with ``synchronized=True`` do.
 
     Attributes:
         layout: What the numbers of a report mean.
 
     Raises:
+        UsageError: The plan or ``sync_batch_norm`` cannot be combined with the rest.
         CollectiveError: In the call, on every rank, when loss or gradients are not
             finite (nothing is applied then), or when an attachment raises it.
     """
@@ -70,7 +79,23 @@ class Step:
         seed: int = 0,
         maybe_empty: bool = True,
         attachments: Sequence[Attachment] = (),
+        plan: StepPlan | None = None,
+        sync_batch_norm: bool = False,
     ):
+        plan = plan or StepPlan()
+        coupling = coupled_checks.reasons(
+            prepared.model, backend, plan, sync_batch_norm
+        )
+        coupled_checks.check(
+            prepared,
+            backend,
+            coupling,
+            accumulate=accumulate,
+            jit_compile=jit_compile,
+            recompute=recompute,
+        )
+        self.coupled = bool(coupling)
+        self.sync_batch_norm = sync_batch_norm
         self.prepared = prepared
         self.model = prepared.model
         self.optimizer = prepared.model.optimizer
@@ -78,13 +103,17 @@ class Step:
         self.micro_batches = accumulate
         self.maybe_empty = maybe_empty
         self.attachments = list(attachments)
-        self.forward = Forward(prepared, seed, recompute)
-        self.layout = Layout(self.model)
+        self.forward = Forward(
+            prepared, seed, recompute, backend.most_replicas, accumulate, plan
+        )
+        self.layout = Layout(self.model, plan.gather_metrics)
+        self._metric_state = MetricState(self.model) if plan.gather_metrics else None
+        self.begin_epoch()
         self._attached_sizes: list[int] = []
         keras_compat.switch_off_gradient_sum(self.optimizer)
         if not backend.synchronous:
             keras_compat.count_atomically(self.optimizer)
-        dtypes = {v.dtype for v in self.model.trainable_variables}
+        dtypes = {v.dtype for v in prepared.trainable}
         self.dtype = tf.float64 if "float64" in dtypes else tf.float32
         self._trace(without_none(spec), jit_compile)
 
@@ -92,15 +121,19 @@ class Step:
         """Makes the TensorFlow functions.
 
         The first two are traced here, outside any strategy: they touch no variable, and
-        their outputs must be known before the loop over micro-batches is traced.
+        their outputs must be known before the loop over micro-batches is traced. Where
+        the forward pass has collectives, it is a part of the third.
         """
-        weights = weight_specs(self.model)
+        weights = weight_specs(self.prepared)
         rows = Rows(spec.x, spec.y, spec.sample_weight)
         scalar = tf.TensorSpec([], tf.int64)
         scale = tf.TensorSpec([], tf.float32)
         colocated = self.prepared.colocated
+        forward = self.forward
+        if self.coupled:  # only to find the variables outside of the model
+            forward = Forward(self.prepared, forward.seed)
         self._micro_batch = tf.function(
-            colocated(self.forward.train),
+            colocated(forward.train),
             input_signature=(
                 weights,
                 rows,
@@ -112,7 +145,15 @@ class Step:
             autograph=False,
         )
         traced = self._micro_batch.get_concrete_function()
-        self._sums_spec: Sums = traced.structured_outputs[0]
+        outside_variables.register(self.prepared, self.backend, traced)
+        self._run = tf.function(
+            self._run_replicas,
+            input_signature=(spec, scalar, tf.TensorSpec([None], tf.float64)),
+            autograph=False,
+        )
+        if self.coupled:
+            return
+        self._sums_spec: Sums = traced.structured_outputs
         self._local_sums = tf.function(
             colocated(self._sum_micro_batches),
             input_signature=(
@@ -121,13 +162,6 @@ class Step:
             autograph=False,
         )
         self._local_sums.get_concrete_function()
-        self._run = tf.function(
-            lambda batch, number: self.backend.run(
-                colocated(self._replica_step), (batch, number)
-            ),
-            input_signature=(spec, scalar),
-            autograph=False,
-        )
 
     def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch.
@@ -142,9 +176,11 @@ class Step:
         """
         for attachment in self.attachments:
             attachment.prepare()
-        args = (without_none(batch), tf.constant(number, tf.int64))
+        args = (without_none(batch), tf.constant(number, tf.int64), self._metrics)
         report = self.backend.call(self._run, args, self._explain)
         start = self.layout.size
+        if self._metric_state is not None:
+            self._metrics = report[start - self._metric_state.size : start]
         for attachment, size in zip(
             self.attachments, self._attached_sizes, strict=True
         ):
@@ -152,11 +188,19 @@ class Step:
             start += size
         return report
 
-    def outside_variables(self) -> list[tf.Variable]:
-        """Variables that the forward pass reads and that are none of the model's."""
-        known = {id(keras_compat.tf_variable(v)) for v in all_variables(self.model)}
-        read = self._micro_batch.get_concrete_function().graph.variables
-        return [v for v in read if id(v) not in known]
+    def begin_epoch(self, sums: np.ndarray | None = None) -> None:
+        """Metrics of the whole global batch begin anew, as in Keras.
+
+        Args:
+            sums: ``Averages.sums`` of the epoch; it may go on where it was left.
+        """
+        state = self._metric_state
+        if state is None:
+            self._metrics = tf.zeros([0], tf.float64)
+        elif sums is not None and sums[self.layout.ROWS]:
+            self._metrics = tf.constant(sums[self.layout.size - state.size :])
+        else:
+            self._metrics = state.reset()
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
@@ -164,15 +208,23 @@ class Step:
             self.prepared.partition.finish()
             return
         with self.backend.scope():
-            keras_compat.finish(self.optimizer, self.model.trainable_variables)
+            keras_compat.finish(self.optimizer, self.prepared.trainable)
 
-    def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
+    def _run_replicas(self, batch: Batch, number: tf.Tensor, metrics: tf.Tensor) -> Any:
+        """Inside the ``tf.function``: the report, after an update on every replica."""
+        step = self.prepared.colocated(self._replica_step)
+        with batch_norm.synchronized(self.sync_batch_norm):
+            return self.backend.run(step, (batch, number, metrics))
+
+    def _replica_step(
+        self, batch: Batch, number: tf.Tensor, metrics: tf.Tensor
+    ) -> tf.Tensor:
         """The update of one replica, inside ``Backend.run``; returns the report."""
         backend = self.backend
         replica = tf.cast(backend.replica(), tf.int64)
         own = replica_rows(backend, batch, replica)
         inputs = StepInputs(
-            read_weights(self.model),
+            read_weights(self.prepared),
             own.rows,
             own.count,
             batch.global_rows,
@@ -182,12 +234,13 @@ class Step:
         )
 
         # forward and backward pass: sums over this replica's rows
-        sums, new_state = self._local_sums(inputs)
-        sums = self._beside_variables(sums)
+        if self.coupled:
+            sums = self._coupled_sums(inputs, metrics)
+        else:
+            sums = self._beside_variables(self._local_sums(inputs))
         this_step = ReplicaStep(number, replica, own.rows_read)
         local = StepSums(
             sums,
-            self._state_changes(inputs, new_state),
             finite.locate(sums, backend),
             [attachment.contribution(this_step) for attachment in self.attachments],
         )
@@ -204,23 +257,18 @@ class Step:
         with tf.control_dependencies([span.stop, *self._check(total, number)]):
             # divide by the global weight
             gradients = self._divide(total.sums)
+            # what layers assign: the update then changes that
+            self._assign_state(inputs.weights, total.sums.state)
             # un-scale, clip, weight decay, update, constraints, average
-            self._apply(gradients)
-            self._assign_state(inputs.weights, total.state_changes)
+            self._apply(gradients, total.sums.overwrites)
         return self._report(batch, total, span)
 
-    def _sum_micro_batches(self, inputs: StepInputs) -> tuple[Sums, list[tf.Tensor]]:
-        """Sums over a replica's rows, and the changing state after them. Pure."""
-        changing, weights = self.forward.changing, inputs.weights
+    def _sum_micro_batches(self, inputs: StepInputs) -> Sums:
+        """Sums over a replica's rows. Pure."""
 
-        def compute(
-            micro_batch: tf.Tensor, rows: Rows, changed: list[tf.Tensor]
-        ) -> tuple[Sums, list[tf.Tensor]]:
-            state = list(weights.state)
-            for i, value in zip(changing, changed, strict=True):
-                state[i] = value
-            sums, new_state = self._micro_batch(
-                weights._replace(state=state),
+        def compute(micro_batch: tf.Tensor, rows: Rows, _: Any) -> tuple[Sums, Any]:
+            sums = self._micro_batch(
+                inputs.weights,
                 rows,
                 inputs.global_rows,
                 inputs.loss_scale,
@@ -228,18 +276,37 @@ class Step:
                     [inputs.number, inputs.replica, tf.cast(micro_batch, tf.int64)]
                 ),
             )
-            return self._beside_variables(sums), new_state
+            return self._beside_variables(sums), []
 
-        return accumulate(
+        sums, _ = accumulate(
             compute,
             lambda: tf.nest.map_structure(
                 lambda t: tf.zeros(t.shape, t.dtype), self._sums_spec
             ),
-            [weights.state[i] for i in changing],
+            [],
             inputs.count,
             inputs.rows,
             self.micro_batches,
             self.maybe_empty,
+        )
+        return sums
+
+    def _coupled_sums(self, inputs: StepInputs, metrics: tf.Tensor) -> Sums:
+        """As ``_sum_micro_batches``, of all rows at once, with collectives."""
+        state = self._metric_state
+        values = None if state is None else state.unpack(metrics)
+        micro_batch = tf.zeros([], tf.int64)
+        return for_replica(
+            lambda rows: self.forward.train(
+                inputs.weights,
+                rows,
+                inputs.global_rows,
+                inputs.loss_scale,
+                tf.stack([inputs.number, inputs.replica, micro_batch]),
+                values,
+            ),
+            *(self.backend, inputs.rows, inputs.count, inputs.global_rows),
+            maybe_empty=self.maybe_empty,
         )
 
     def _beside_variables(self, sums: Sums) -> Sums:
@@ -247,27 +314,19 @@ class Step:
         placement = self.prepared.placement
         if placement is None:
             return sums
-        variables = [self.model.trainable_variables[i] for i in self.forward.connected]
+        variables = [self.prepared.trainable[i] for i in self.forward.connected]
         gradients = [placement.colocate(terms, variables) for terms in sums.gradients]
         return sums._replace(gradients=gradients)
-
-    def _state_changes(
-        self, inputs: StepInputs, new_state: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Changes of the state, times this replica's share of the rows."""
-        count, global_rows = inputs.count, inputs.global_rows
-        share = tf.cast(count, self.dtype) / tf.cast(global_rows, self.dtype)
-        old = inputs.weights.state
-        return [
-            (tf.cast(new, self.dtype) - tf.cast(old[i], self.dtype)) * share
-            for i, new in zip(self.forward.changing, new_state, strict=True)
-        ]
 
     def _check(self, total: StepSums, number: tf.Tensor) -> list[tf.Operation]:
         """A LossScaleOptimizer expects overflows, and skips the update itself."""
         if keras_compat.expects_overflow(self.optimizer):
             return []
-        return finite.check(total.not_finite, number, self.backend)
+        checks = finite.check(total.not_finite, number, self.backend)
+        if self.backend.rounds_to is not None:
+            gradients = total.sums.gradients
+            checks += finite.check_transport(gradients, total.not_finite, number)
+        return checks
 
     def _divide(self, sums: Sums) -> list[tf.Tensor]:
         """The gradient of the global loss for each connected variable."""
@@ -284,28 +343,40 @@ class Step:
                     zip(terms, divisors, strict=True)
                 )
             ]
-            variable = self.model.trainable_variables[i]
+            variable = self.prepared.trainable[i]
             gradients.append(tf.cast(tf.add_n(quotients), variable.dtype))
         return gradients
 
-    def _apply(self, gradients: list[tf.Tensor]) -> None:
+    def _apply(self, gradients: list[tf.Tensor], overwrites: list[tf.Tensor]) -> None:
         """Keras' optimizer."""
-        connected = self.forward.connected
+        forward, variables = self.forward, self.prepared.trainable
         if self.prepared.partition is not None:
-            self.prepared.partition.apply(gradients, connected)
+            self.prepared.partition.apply(gradients, forward.connected)
             return
-        variables = [self.model.trainable_variables[i] for i in connected]
-        keras_compat.apply(self.optimizer, gradients, variables, self.backend.assign)
+        # A maximum over pieces of the batch: of one piece, and of all its rows.
+        new = [
+            tf.cast(tf.reduce_max(pieces, axis=0), tf.float32) for pieces in overwrites
+        ]
+        keras_compat.apply(
+            self.optimizer,
+            [*gradients, *new],
+            [variables[i] for i in (*forward.connected, *forward.overwritten)],
+            self.backend.assign,
+            variables,
+        )
 
-    def _assign_state(self, weights: Weights, changes: list[tf.Tensor]) -> None:
-        """The state after the weighted mean of the replicas' changes."""
-        changing = self.forward.changing
-        variables = [self.model.non_trainable_variables[i] for i in changing]
+    def _assign_state(self, weights: Weights, totals: list[tf.Tensor]) -> None:
+        """What layers have assigned; see ``collective.training.layer_state``."""
+        forward, prepared = self.forward, self.prepared
+        old = [weights.state[i] for i in forward.changing]
+        old += [weights.trainable[i] for i in forward.assigned]
+        variables = [prepared.state[i] for i in forward.changing]
+        variables += [prepared.trainable[i] for i in forward.assigned]
         self.backend.assign(
             [keras_compat.tf_variable(v) for v in variables],
             [
-                _changed(weights.state[i], change)
-                for i, change in zip(changing, changes, strict=True)
+                layer_state.updated(value, total)
+                for value, total in zip(old, totals, strict=True)
             ],
         )
 
@@ -325,12 +396,6 @@ class Step:
         )
 
     def _explain(self, error: Exception) -> Exception:
-        variables = self.model.trainable_variables
+        variables = self.prepared.trainable
         paths = [variables[i].path for i in self.forward.connected]
         return finite.explain(error, self.backend, paths)
-
-
-def _changed(old: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
-    if old.dtype.is_integer:
-        change = tf.round(change)
-    return old + tf.cast(change, old.dtype)

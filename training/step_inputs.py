@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
@@ -15,14 +14,15 @@ from collective.training.accumulation import slice_rows
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
+from collective.training.prepared import PreparedModel
 
 
 class Weights(NamedTuple):
     """The values of a model's variables.
 
     Attributes:
-        trainable: Of ``model.trainable_variables``.
-        state: Of ``model.non_trainable_variables``.
+        trainable: Of ``PreparedModel.trainable``.
+        state: Of ``PreparedModel.state``.
     """
 
     trainable: list[Any]
@@ -73,19 +73,19 @@ class ReplicaRows(NamedTuple):
     rows_read: Any
 
 
-def read_weights(model: keras.Model) -> Weights:
+def read_weights(prepared: PreparedModel) -> Weights:
     """The values now."""
     return Weights(
-        [tf.convert_to_tensor(v) for v in model.trainable_variables],
-        [tf.convert_to_tensor(v) for v in model.non_trainable_variables],
+        [tf.convert_to_tensor(v) for v in prepared.trainable],
+        [tf.convert_to_tensor(v) for v in prepared.state],
     )
 
 
-def weight_specs(model: keras.Model) -> Weights:
+def weight_specs(prepared: PreparedModel) -> Weights:
     """Shapes and dtypes of the values, as ``tf.TensorSpec``."""
     return Weights(
-        [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables],
-        [tf.TensorSpec(v.shape, v.dtype) for v in model.non_trainable_variables],
+        [tf.TensorSpec(v.shape, v.dtype) for v in prepared.trainable],
+        [tf.TensorSpec(v.shape, v.dtype) for v in prepared.state],
     )
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import keras
 
 from collective.backends.base import Backend
-from collective.training.prepared import get_partition
+from collective.training import outside_variables
+from collective.training.prepared import get_partition, get_prepared
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
     """Weights, layer state and optimizer state."""
-    return [
-        *model.trainable_variables,
-        *model.non_trainable_variables,
-        *model.optimizer.variables,
-    ]
+    prepared = get_prepared(model)
+    return [*prepared.trainable, *prepared.state, *model.optimizer.variables]
 
 
 def replicated_variables(model: keras.Model) -> list[keras.Variable]:
@@ -30,7 +28,7 @@ def broadcast_model(model: keras.Model, backend: Backend) -> None:
 
     One variable at a time, so that no rank holds the whole model twice.
     """
-    backend.broadcast(replicated_variables(model))
+    backend.broadcast([*replicated_variables(model), *outside_variables.found(model)])
     parts = get_partition(model)
     if parts is not None:
         parts.broadcast_shards()

@@ -157,6 +157,10 @@ def _distributed(kind: Any) -> Any:
     return type(kind.__name__, (Distributed, kind), members)
 
 
+# What exclude_from_weight_decay sets; Keras' configuration leaves it out.
+_NOT_IN_CONFIG = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
+
+
 def is_distributed(optimizer: Any) -> bool:
     """Whether an optimizer, or the one that it scales the loss for, is wrapped."""
     return isinstance(getattr(optimizer, "inner_optimizer", optimizer), Distributed)
@@ -200,6 +204,9 @@ def distribute(
         wrapped = kind(inner, **config)
     else:
         wrapped = _distributed(kind).from_config(config)
+        for name in _NOT_IN_CONFIG:
+            if hasattr(optimizer, name):
+                setattr(wrapped, name, getattr(optimizer, name))
         wrapped._reduction = reduction
         wrapped._accumulation = Accumulation(passes, average) if passes > 1 else None
     if name is not None:

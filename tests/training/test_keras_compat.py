@@ -85,6 +85,43 @@ def test_switch_off_gradient_sum(switched_off, scaled, backends_by_name):
     )
 
 
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="of Keras 3.14 and later"
+)
+def test_switch_off_gradient_sum_reaches_every_optimizer_of_several(backends_by_name):
+    backend = backends_by_name("tf-mirrored:2")
+    kinds = keras.optimizers
+    with backend.scope():
+        one, two, three = (
+            keras.Variable(np.zeros(3), dtype="float32", name=name) for name in "abc"
+        )
+        choice = kinds.OptimizerMap(kinds.SGD(1.0), {"b": kinds.SGD(0.5, use_ema=True)})
+        optimizer = kinds.MultiOptimizer(choice)
+        optimizer.build([one, two, three])
+    assert len(keras_compat.single_optimizers(optimizer)) == 2
+    keras_compat.switch_off_gradient_sum(optimizer)
+
+    @tf.function
+    def update():
+        def replica():
+            gradient = tf.constant([1.0, 2.0, 3.0])
+            keras_compat.apply(
+                optimizer,
+                [gradient, gradient],  # the loss does not depend on the third
+                [one, two],
+                backend.assign,
+                [one, two, three],
+            )
+            return tf.zeros([])
+
+        return backend.run(replica, ())
+
+    update()
+    np.testing.assert_array_equal(np.array(one), [-1, -2, -3])
+    np.testing.assert_array_equal(np.array(two), [-0.5, -1, -1.5])
+    np.testing.assert_array_equal(np.array(three), [0, 0, 0])
+
+
 def test_switch_off_gradient_sum_is_loud_where_it_cannot():
     with pytest.raises(RuntimeError, match="_all_reduce_sum_gradients"):
         keras_compat.switch_off_gradient_sum(object())
@@ -144,39 +181,82 @@ def test_overrides():
     ],
     ids=["object", "name", "function"],
 )
-def test_replace_reduction_gets_one_value_per_row(loss):
+def test_unreduced_has_one_value_per_row(loss):
     """However the loss was given; and what it returns is the compiled loss."""
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
     model.compile(loss=loss())
     x, y, weight = rows(data=cases.weighted)
+    before = keras_compat.compiled_loss(model, y, model(x), weight)
     calls = []
 
-    def reduce(values, sample_weight, mask, reduction):
-        calls.append((values.shape, sample_weight, mask, reduction))
+    def call(*arguments):
+        calls.append(keras_compat.unreduced(*arguments))
         return tf.constant(42.0)
 
-    with keras_compat.replace_reduction(reduce):
+    with keras_compat.replace_losses(model, call):
         total = keras_compat.compiled_loss(model, y, model(x), weight)
-    ((shape, seen, mask, reduction),) = calls
-    assert shape == (6,) and mask is None and float(total) == 42
-    assert reduction == "sum_over_batch_size"
+    ((values, seen, mask, reduction, counted),) = calls
+    assert values.shape == (6,) and mask is None and float(total) == 42
+    assert reduction == "sum_over_batch_size" and not counted
     np.testing.assert_array_equal(np.reshape(seen, [-1]), weight)
+    assert float(before) == pytest.approx(float(tf.reduce_mean(values * weight)))
     after = keras_compat.compiled_loss(model, y, model(x), weight)
-    assert float(after) != 42  # and Keras' own mean is back
+    assert float(after) == float(before) != 42  # and Keras' own mean is back
 
 
-def test_replace_reduction_gets_the_mask(backends_by_name):
+def test_unreduced_has_the_mask(backends_by_name):
     data = rows(data=cases.sentences)
     model = built(cases.masked, backends_by_name("single"), spec_of(data))
     masks = []
 
-    def reduce(values, sample_weight, mask, reduction):
-        masks.append(mask)
-        return tf.reduce_sum(values)
+    def call(*arguments):
+        found = keras_compat.unreduced(*arguments)
+        masks.append(found.mask)
+        return tf.reduce_sum(found.values)
 
-    with keras_compat.replace_reduction(reduce):
+    with keras_compat.replace_losses(model, call):
         keras_compat.compiled_loss(model, data[1], model(data[0]), None)
     np.testing.assert_array_equal(masks[0], data[0] != 0)
+
+
+def test_unreduced_leaves_the_mean_of_a_loss_inside():
+    inner = keras.losses.MeanSquaredError()
+
+    class Outer(keras.losses.Loss):
+        def call(self, y, y_pred):
+            return keras.ops.mean(y_pred, axis=-1) + inner(y, y_pred)
+
+    y, y_pred = tf.zeros([4, 3]), tf.ones([4, 3])
+    found = keras_compat.unreduced(Outer(), y, y_pred, None)
+    np.testing.assert_array_equal(found.values, [2.0] * 4)
+
+
+@pytest.mark.parametrize(
+    "function, counted",
+    [
+        (lambda y, p: keras.ops.reshape(p, [-1]), False),
+        (lambda y, p: tf.boolean_mask(p, p > 0), True),
+        (lambda y, p: keras.ops.mean(p, axis=0), False),
+        (lambda y, p: keras.ops.mean(p), False),
+        (keras.losses.mean_absolute_error, False),
+    ],
+    ids=["flattened", "by data", "a class", "scalar", "of Keras"],
+)
+def test_unreduced_knows_whether_data_decide_the_number_of_values(function, counted):
+    loss = keras.losses.get(function)
+    if not isinstance(loss, keras.losses.Loss):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+        model.compile(loss=function)
+        model._compile_loss.build(tf.zeros([4, 3]), tf.zeros([4, 3]))
+        (loss,) = (entry.loss for entry in model._compile_loss._flat_losses)
+
+    @tf.function(autograph=False)
+    def of(y, y_pred):
+        found = keras_compat.unreduced(loss, y, y_pred, None)
+        assert found.counted == counted
+        return found.values
+
+    of.get_concrete_function(*2 * [tf.TensorSpec([None, 3])])
 
 
 @pytest.mark.parametrize("shapes", [([4], [4, 1]), ([4, 1], [4]), ([4, 5], [4, 5])])
@@ -201,7 +281,9 @@ def test_custom_loss_sees_the_added_losses():
     model = Own()
     model.compile()
     added = [tf.constant(2.0), tf.constant(3.0)]
-    got = keras_compat.custom_loss(model, None, tf.ones(2), 4 * tf.ones(2), None, added)
+    got = keras_compat.custom_loss(
+        model, None, tf.ones(2), 4 * tf.ones(2), None, added, True
+    )
     assert float(got) == 6 + 5
     assert model.losses == []
 

@@ -9,6 +9,12 @@ a few lines against Keras' source, and each has a test in
 """
 
 # ruff: noqa: F401 - the functions of the files below are used under this package's name
+from collective.training.keras_compat.batch_norm import (
+    Moments,
+    batch_norm_layers,
+    masked_moments,
+    replace_moments,
+)
 from collective.training.keras_compat.building import (
     build,
     move_variable,
@@ -16,6 +22,7 @@ from collective.training.keras_compat.building import (
     takes_training,
     tf_variable,
 )
+from collective.training.keras_compat.compiled import compiled_arguments
 from collective.training.keras_compat.data import (
     DataAdapter,
     EpochIterator,
@@ -32,6 +39,10 @@ from collective.training.keras_compat.data import (
     trainable_flags,
     unpack,
 )
+from collective.training.keras_compat.fixed_layers import (
+    fixed_randomness,
+    moving_statistics,
+)
 from collective.training.keras_compat.layers import (
     InnerScope,
     Node,
@@ -40,12 +51,16 @@ from collective.training.keras_compat.layers import (
     replace_layer_calls,
 )
 from collective.training.keras_compat.losses import (
-    Reduce,
+    LossCall,
+    Unreduced,
     compiled_loss,
     custom_loss,
-    replace_reduction,
+    replace_losses,
     same_rank,
+    unreduced,
+    whole_losses,
 )
+from collective.training.keras_compat.masks import mask_of, set_mask
 from collective.training.keras_compat.optimizers import (
     apply,
     build_for_shards,
@@ -55,9 +70,12 @@ from collective.training.keras_compat.optimizers import (
     expects_overflow,
     finish,
     flatten_partitioned,
+    is_overwritten,
+    learning_rates,
     loss_scale,
     replace_clipping,
     replace_shapes,
+    single_optimizers,
     switch_off_gradient_sum,
     update_on_variable_devices,
 )
@@ -72,6 +90,14 @@ from collective.training.keras_compat.stateless_metrics import (
     loss_trackers,
     metric_results,
     metric_sums,
+    metric_variables,
     metrics,
+    scalar_means,
 )
+from collective.training.keras_compat.stock_step import (
+    StepOutcome,
+    loss_names,
+    stock_step,
+)
+from collective.training.keras_compat.variable_scope import ForwardScope
 from collective.training.keras_compat.weights_file import load_weights, save_weights

@@ -20,19 +20,45 @@ def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def single_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
+    """The optimizers that update variables: several in a MultiOptimizer, once built."""
+    core = core_optimizer(optimizer)
+    if _is_multi(core):
+        return [inner for each in core.optimizers for inner in single_optimizers(each)]
+    return [core]
+
+
+def _is_multi(optimizer: keras.Optimizer) -> bool:
+    kind = getattr(keras.optimizers, "MultiOptimizer", None)  # of newer Keras only
+    return kind is not None and isinstance(optimizer, kind)
+
+
 def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
     """Makes the optimizer use its gradients as they are.
 
     Under a strategy Keras sums gradients itself, *after* clipping; ours are summed
     before, so that clipping acts on the true gradient.
     """
-    core = core_optimizer(optimizer)
-    if not hasattr(core, "_all_reduce_sum_gradients"):
-        raise RuntimeError(
-            f"keras {keras.__version__} has no _all_reduce_sum_gradients to switch "
-            "off; gradients would be summed twice"
-        )
-    core._all_reduce_sum_gradients = lambda pairs: list(pairs)
+    for single in single_optimizers(optimizer):
+        if not hasattr(single, "_all_reduce_sum_gradients"):
+            raise RuntimeError(
+                f"keras {keras.__version__} has no _all_reduce_sum_gradients to switch "
+                "off; gradients would be summed twice"
+            )
+        single._all_reduce_sum_gradients = lambda pairs: list(pairs)
+
+
+def learning_rates(optimizer: keras.Optimizer) -> list[tf.Tensor]:
+    """The rates now: of schedules and of a user's functions, too."""
+    return [
+        tf.convert_to_tensor(single.learning_rate)
+        for single in single_optimizers(optimizer)
+    ]
+
+
+def is_overwritten(variable: keras.Variable) -> bool:
+    """Whether the variable's gradient is its new value, as of float8 scales."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def flatten_partitioned(variables: Iterable[Any]) -> list[Any]:
@@ -59,6 +85,7 @@ def apply(
     gradients: Sequence[tf.Tensor],
     variables: Sequence[keras.Variable],
     assign: Callable[[Sequence[Any], Sequence[tf.Tensor]], None],
+    trainable: Sequence[keras.Variable] = (),
 ) -> None:
     """``optimizer.apply``, also where variables are partitioned.
 
@@ -70,19 +97,33 @@ def apply(
         optimizer: Built.
         gradients, variables: As for ``optimizer.apply``.
         assign: As ``Backend.assign``.
+        trainable: All variables that the optimizer was built for.
     """
-    core = core_optimizer(optimizer)
-    if core.ema_overwrite_frequency is not None:
-        core.ema_overwrite_frequency = _Interval(core.ema_overwrite_frequency)
+    singles = single_optimizers(optimizer)
+    for single in singles:
+        if single.ema_overwrite_frequency is not None:
+            single.ema_overwrite_frequency = _Interval(single.ema_overwrite_frequency)
+    if _is_multi(core_optimizer(optimizer)):  # which wants each of its variables
+        known = {id(v): g for g, v in zip(gradients, variables, strict=True)}
+        gradients, variables = [known.get(id(v)) for v in trainable], list(trainable)
     _apply(optimizer, gradients, variables)
-    every = core.ema_overwrite_frequency
-    if not core.use_ema or every is None:
+    for single in singles:
+        _overwrite_by_averages(single, assign)
+
+
+def _overwrite_by_averages(
+    single: keras.Optimizer,
+    assign: Callable[[Sequence[Any], Sequence[tf.Tensor]], None],
+) -> None:
+    """What ``apply`` says of ``ema_overwrite_frequency``."""
+    every = single.ema_overwrite_frequency
+    if not single.use_ema or every is None:
         return
-    steps = tf.convert_to_tensor(core.iterations)  # 0 where none has been applied yet
+    steps = tf.convert_to_tensor(single.iterations)  # 0 where none was applied yet
     due = tf.logical_and(steps > 0, steps % int(every) == 0)
     written, values = [], []
     for variable, average in zip(
-        core._trainable_variables, core._model_variables_moving_average, strict=True
+        single._trainable_variables, single._model_variables_moving_average, strict=True
     ):
         if average is not None:
             value = tf.convert_to_tensor(average)
@@ -122,8 +163,10 @@ def count_atomically(optimizer: keras.Optimizer) -> None:
 
     Keras reads it, adds one and writes it, which loses counts.
     """
-    iterations = core_optimizer(optimizer).iterations
-    iterations.assign_add = iterations.value.assign_add
+    for each in {
+        id(o): o for o in (core_optimizer(optimizer), *single_optimizers(optimizer))
+    }.values():
+        each.iterations.assign_add = each.iterations.value.assign_add
 
 
 def build_for_shards(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -24,6 +26,42 @@ def metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return [m for m in model.metrics if id(m) not in trackers]
 
 
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables of all metrics, also of those that the model does not list.
+
+    A model may replace its property ``metrics``.
+    """
+    found = [*model.metrics, model._loss_tracker, model._compile_metrics]
+    found += loss_trackers(model)
+    found += [m for layer in model._flatten_layers() for m in layer._metrics]
+    variables = [v for metric in found if metric is not None for v in metric.variables]
+    return list({id(v): v for v in variables}.values())
+
+
+@contextlib.contextmanager
+def scalar_means(share: tf.Tensor) -> Iterator[None]:
+    """Inside, ``keras.metrics.Mean`` takes a scalar for a mean over rows.
+
+    Keras counts a scalar as one value, whatever the number of rows it was made of. Here
+    it counts by its rows' share of the global batch, so that sums over replicas give
+    one value of the global batch.
+
+    Args:
+        share: Scalar, rows of the batch / rows of the global batch.
+    """
+    update_state = keras.metrics.Mean.update_state
+
+    def update(self: Any, values: Any, sample_weight: Any = None) -> None:
+        if sample_weight is None:
+            values = keras.ops.convert_to_tensor(values)
+            if not values.shape.rank:
+                sample_weight = tf.cast(share, self.dtype)
+        update_state(self, values, sample_weight)
+
+    with mock.patch.object(keras.metrics.Mean, "update_state", update):
+        yield
+
+
 def metric_sums(
     model: keras.Model, state: Sequence[tf.Tensor], *batch: Any
 ) -> list[tf.Tensor]:
@@ -40,7 +78,7 @@ def metric_sums(
         MultiWorkerMirroredStrategy.
     """
     variables = [v for m in metrics(model) for v in m.variables]
-    mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+    mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in metric_variables(model)]
     mapping += zip(variables, state, strict=True)
     with keras.StatelessScope(state_mapping=mapping) as scope:
         model.compute_metrics(*batch)
@@ -63,10 +101,20 @@ def metric_results(model: keras.Model, state: Sequence[Any]) -> dict[str, Any]:
         for metric in found:
             result = metric.result()
             results |= result if isinstance(result, dict) else {metric.name: result}
-    return {name: _number(value) for name, value in results.items()}
+        # Inside the scope: a result may be a variable itself.
+        return _numbers(results)
+
+
+def _numbers(results: dict[str, Any]) -> dict[str, Any]:
+    """Flat, as Keras makes its logs: a metric may have a dictionary of results."""
+    found: dict[str, Any] = {}
+    for name, value in results.items():
+        nested = isinstance(value, dict)
+        found |= _numbers(value) if nested else {name: _number(value)}
+    return found
 
 
 def _number(value: Any) -> Any:
     """A float, or an array where a metric has several results (F1Score)."""
-    array = np.asarray(value)
+    array = np.asarray(keras.ops.convert_to_tensor(value))
     return float(array) if array.ndim == 0 else array

@@ -21,19 +21,22 @@ class Layout:
 
     Args:
         model: A compiled and built model.
+        gathered_metrics: Whether metrics' variables continue from step to step, and a
+            report has their values. Otherwise a report has what a step adds to them.
     """
 
     LOSS, ROWS, REDUCE_START, REDUCE_STOP = range(4)
     FIXED = 4
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, gathered_metrics: bool = False):
         self.model = model
+        self.gathered_metrics = gathered_metrics
         self.outputs = [m.name for m in keras_compat.loss_trackers(model)]
         self.metric_shapes = [
             tuple(v.shape) for m in keras_compat.metrics(model) for v in m.variables
         ]
         metrics = sum(int(np.prod(shape)) for shape in self.metric_shapes)
-        #: Numbers before those of the attachments; these add up over steps.
+        #: Numbers before those of the attachments.
         self.size = self.FIXED + len(self.outputs) + metrics
 
     def pack(
@@ -93,6 +96,8 @@ class Averages:
             weighted = values * np.float64(values[layout.ROWS])
             weighted[layout.ROWS] = values[layout.ROWS]
             weighted[metrics:] = values[metrics:]
+            if layout.gathered_metrics:
+                self._sum[metrics:] = 0
             self._sum += weighted
         self._waiting.clear()
         return self._sum

@@ -1,0 +1,549 @@
+"""Ordinary Keras programs in which something is not a plain sum over rows.
+
+Each must train what stock Keras trains, whatever the pieces of a batch. Tiny: a program
+costs its tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+FEATURES, CLASSES, WORDS, LENGTH = 4, 3, 7, 5
+ROWS, BATCH, EPOCHS = 23, 10, 2  # batches of 10, 10 and 3 rows
+VALIDATED = 7  # one batch: Keras averages some metrics over batches
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and what of it is compared.
+
+    Attributes:
+        make: Makes the compiled model.
+        data: Makes ``x, y`` or ``x, y, sample_weight``: of a number of rows, a seed.
+        floatx: The precision.
+        tolerance: Relative to the largest entry of each tensor.
+        validates: Whether validation is compared, too.
+        callbacks: Makes the callbacks of one training of a model.
+    """
+
+    make: Callable[[], keras.Model]
+    data: Callable[[int, int], tuple[Any, ...]] = field(
+        default=lambda n, s: numbers(n, s)
+    )
+    floatx: str = "float64"
+    tolerance: float = 1e-10
+    validates: bool = True
+    callbacks: Callable[[keras.Model], list[Any]] = field(default=lambda model: [])
+
+
+def numbers(rows: int, seed: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, FEATURES)).astype(keras.config.floatx())
+    return x, rng.normal(size=(rows, CLASSES)).astype(x.dtype)
+
+
+def weighted(rows: int, seed: int) -> tuple[Any, ...]:
+    weight = np.random.default_rng(seed + 9).exponential(size=rows)
+    return (*numbers(rows, seed), weight.astype(keras.config.floatx()))
+
+
+def words(rows: int, seed: int) -> tuple[Any, ...]:
+    """Sentences of unequal length, ended by zeros; the next word is the label."""
+    rng = np.random.default_rng(seed)
+    text = rng.integers(1, WORDS, (rows, LENGTH + 1))
+    text[np.arange(LENGTH + 1) >= rng.integers(2, LENGTH + 2, rows)[:, None]] = 0
+    return text[:, :-1].astype("int32"), text[:, 1:].astype("int32")
+
+
+def dense(*more: Any, **compiled: Any) -> Callable[[], keras.Model]:
+    """A maker of a small network; ``more`` make layers before its last."""
+
+    def make() -> keras.Model:
+        layers = [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(6, activation="tanh"),
+            *(layer() for layer in more),
+            keras.layers.Dense(CLASSES),
+        ]
+        model = keras.Sequential(layers)
+        settings = {"optimizer": keras.optimizers.SGD(0.1), "loss": "mse"}
+        made = {k: v() if isinstance(v, type) else v for k, v in compiled.items()}
+        model.compile(**(settings | made))
+        return model
+
+    return make
+
+
+def language(loss: Any) -> Callable[[], keras.Model]:
+    def make() -> keras.Model:
+        layers = [
+            keras.Input((LENGTH,), dtype="int32"),
+            keras.layers.Embedding(WORDS, 4),
+            keras.layers.Dense(WORDS),
+        ]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        return model
+
+    return make
+
+
+def subclassed(kind: type[keras.Model], **compiled: Any) -> Callable[[], keras.Model]:
+    def make() -> keras.Model:
+        model = kind()
+        settings = {"optimizer": keras.optimizers.SGD(0.1), "loss": "mse"}
+        model.compile(**(settings | compiled))
+        return model
+
+    return make
+
+
+# --- losses -----------------------------------------------------------------------
+
+
+def loss_in_function(y: Any, p: Any) -> Any:
+    return keras.losses.MeanSquaredError()(y, p)
+
+
+def loss_added_to_rows(y: Any, p: Any) -> Any:
+    rows = ops.mean(ops.square(y - p), axis=-1)
+    return rows + 0.5 * keras.losses.MeanAbsoluteError()(y, p)
+
+
+class LossInLoss(keras.losses.Loss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.losses.MeanSquaredError()
+        self.rows = keras.losses.Huber(reduction="none")
+
+    def call(self, y: Any, p: Any) -> Any:
+        return self.rows(y, p) + 0.3 * self.inner(y, p)
+
+
+class OwnCall(keras.losses.Loss):
+    def __call__(self, y: Any, p: Any, sample_weight: Any = None) -> Any:
+        return 0.7 * super().__call__(y, p, sample_weight)
+
+    def call(self, y: Any, p: Any) -> Any:
+        return ops.mean(ops.square(y - p), axis=-1)
+
+
+class RowsByOwnCall(OwnCall):
+    """A value for each row: Keras differentiates their sum and shows their mean."""
+
+    def __call__(self, y: Any, p: Any, sample_weight: Any = None) -> Any:
+        return self.call(y, p)
+
+
+def scalar(y: Any, p: Any) -> Any:
+    return ops.mean(ops.square(y - p))
+
+
+def by_class(y: Any, p: Any) -> Any:
+    """One value for each class, whatever the number of rows."""
+    return ops.mean(ops.square(y - p), axis=0)
+
+
+def flattened(y: Any, p: Any) -> Any:
+    return keras.losses.sparse_categorical_crossentropy(
+        ops.reshape(y, [-1]), ops.reshape(p, [-1, WORDS]), from_logits=True
+    )
+
+
+def flattened_with_time_last(y: Any, p: Any) -> Any:
+    each = keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
+    return ops.transpose(each)
+
+
+def without_padding(y: Any, p: Any) -> Any:
+    """As many values as there are words: the data decide."""
+    each = keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
+    return tf.boolean_mask(each, ops.cast(y, "int32") != 0)
+
+
+LOSSES = {
+    "loss in a function": Program(dense(loss=loss_in_function)),
+    "loss added to rows": Program(dense(loss=loss_added_to_rows)),
+    "loss in a loss": Program(dense(loss=LossInLoss)),
+    "own __call__": Program(dense(loss=OwnCall)),
+    "own __call__ with rows": Program(
+        dense(loss=RowsByOwnCall, optimizer=keras.optimizers.SGD)
+    ),
+    "scalar": Program(dense(loss=scalar)),
+    "a value a class": Program(dense(loss=by_class)),
+    "flattened": Program(language(flattened), words),
+    "time last": Program(language(flattened_with_time_last), words),
+    "without padding": Program(language(without_padding), words),
+    "no reduction": Program(
+        lambda: dense(loss=keras.losses.MeanSquaredError(reduction=None))()
+    ),
+    "no reduction, weighted": Program(
+        lambda: dense(loss=keras.losses.MeanSquaredError(reduction="none"))(), weighted
+    ),
+    "summed": Program(
+        lambda: dense(
+            loss=keras.losses.MeanSquaredError(reduction="sum"),
+            optimizer=keras.optimizers.SGD(0.01),
+        )(),
+        weighted,
+    ),
+}
+
+
+class WithoutTraining(keras.Model):
+    """``compute_loss`` as before Keras 3.3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = keras.layers.Dense(CLASSES)
+
+    def call(self, x: Any) -> Any:
+        return self.out(x)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+    ) -> Any:
+        return ops.mean(ops.abs(y - y_pred))
+
+
+class WithTraining(WithoutTraining):
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        return ops.mean(ops.abs(y - y_pred)) * (1.0 if training else 100.0)
+
+
+class RowsOfLoss(WithoutTraining):
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+    ) -> Any:
+        return ops.mean(ops.abs(y - y_pred), axis=-1)
+
+
+LOSSES |= {
+    "compute_loss without training": Program(subclassed(WithoutTraining)),
+    "compute_loss with training": Program(subclassed(WithTraining)),
+    "compute_loss of rows": Program(subclassed(RowsOfLoss)),
+}
+
+# --- metrics ----------------------------------------------------------------------
+
+
+class Hits(keras.metrics.Metric):
+    """Its result is its variable itself."""
+
+    def __init__(self) -> None:
+        super().__init__(name="hits")
+        self.hits = self.add_variable((), "zeros", name="hits")
+
+    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+        right = ops.argmax(y, -1) == ops.argmax(p, -1)
+        self.hits.assign_add(ops.sum(ops.cast(right, self.hits.dtype)))
+
+    def result(self) -> Any:
+        return self.hits
+
+
+class Several(Hits):
+    def result(self) -> Any:
+        return {"hits": self.hits, "twice": 2 * self.hits}
+
+
+class Watches(keras.Model):
+    """Updates means in ``call`` and in ``compute_loss``, of scalars and of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(6, activation="tanh")
+        self.out = keras.layers.Dense(CLASSES)
+        self.size = keras.metrics.Mean(name="size")
+        self.sizes = keras.metrics.Mean(name="sizes")
+        self.error = keras.metrics.Mean(name="error")
+
+    def call(self, x: Any) -> Any:
+        hidden = self.hidden(x)
+        self.size.update_state(ops.mean(hidden**2))
+        self.sizes.update_state(ops.mean(hidden**2, axis=-1))
+        return self.out(hidden)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+    ) -> Any:
+        loss = ops.mean(ops.square(y - y_pred))
+        self.error.update_state(loss)
+        return loss
+
+
+class OwnMetrics(WithoutTraining):
+    """The example of Keras' documentation: its own loss tracker, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+    ) -> Any:
+        loss = ops.mean(ops.square(y - y_pred))
+        self.tracker.update_state(loss)
+        return loss
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+
+METRICS = {
+    # Where Keras validates, it shows the validation's value as the training's.
+    "result is the variable": Program(
+        lambda: dense(metrics=[Hits()])(), validates=False
+    ),
+    "results are variables": Program(
+        lambda: dense(metrics=[Several()])(), validates=False
+    ),
+    "scalar metric": Program(lambda: dense(metrics=[scalar, "mae"])()),
+    "metrics of the model": Program(subclassed(Watches)),
+    "metrics replaced": Program(subclassed(OwnMetrics)),
+}
+
+# --- state ------------------------------------------------------------------------
+
+
+class Bounded(keras.layers.Layer):
+    """Assigns its kernel in the forward pass."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight((shape[-1], shape[-1]), "glorot_uniform")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        before = x @ self.kernel
+        if training:
+            self.kernel.assign(ops.clip(self.kernel, -0.5, 0.5) * 0.9)
+        return before + x @ self.kernel
+
+
+class Counts(keras.layers.Layer):
+    """State of several dtypes that all rows change alike."""
+
+    def build(self, shape: Any) -> None:
+        def state(start: Any, dtype: str) -> Any:
+            return self.add_weight(
+                (), keras.initializers.Constant(start), dtype=dtype, trainable=False
+            )
+
+        self.steps = state(2**24, "int64")
+        self.far = state(2**40, "int64")
+        self.small = state(3, "int32")
+        self.seen = state(False, "bool")
+        self.most = state(-np.inf, keras.config.floatx())
+        self.kernel = self.add_weight((shape[-1],), "ones")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.steps.assign(self.steps + 1)
+            self.far.assign(self.far + 2**33 + 1)
+            self.small.assign(self.small - 2)
+            self.seen.assign(ops.logical_not(self.seen))
+            self.most.assign(ops.maximum(self.most, ops.max(self.kernel)))
+        return x * self.kernel
+
+
+class FollowsTraining(keras.layers.Layer):
+    def call(self, x: Any, training: bool = False) -> Any:
+        return 2 * x if training else x
+
+
+class ContextOfTraining(WithoutTraining):
+    """Does not hand ``training`` on: Keras does, by the context of the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = FollowsTraining()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.out(self.inner(x))
+
+
+def of_float8() -> keras.Model:
+    """New scales are the maxima of what was seen: gradients that are values."""
+    model = keras.Sequential(
+        [keras.Input((FEATURES,)), keras.layers.Dense(8), keras.layers.Dense(CLASSES)]
+    )
+    model.quantize("float8")
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def spectral() -> keras.layers.Layer:
+    return keras.layers.SpectralNormalization(keras.layers.Dense(6))
+
+
+STATE = {
+    "spectral normalization": Program(dense(spectral)),
+    "assigns its kernel": Program(dense(Bounded)),
+    "counts": Program(dense(Counts)),
+    "counts in float32": Program(dense(Counts), floatx="float32", tolerance=1e-5),
+    "context of training": Program(subclassed(ContextOfTraining)),
+    "float8": Program(lambda: of_float8(), floatx="float32", tolerance=1e-5),
+}
+
+# --- callbacks --------------------------------------------------------------------
+
+
+def annealed() -> keras.Model:
+    """The loss has a weight that is no variable of the model."""
+    weight = keras.Variable(1.0, dtype=keras.config.floatx())
+    model = dense(loss=lambda y, p: weight * ops.mean(ops.square(y - p), axis=-1))()
+    model.get_weight = lambda: weight
+    return model
+
+
+def with_rate() -> keras.Model:
+    rate = tf.Variable(0.1, dtype=keras.config.floatx())
+    model = dense(optimizer=keras.optimizers.SGD(lambda: rate))()
+    model.get_weight = lambda: rate
+    return model
+
+
+def halving(hook: str) -> Callable[[keras.Model], list[Any]]:
+    def make(model: keras.Model) -> list[Any]:
+        def halve(*_: Any, **__: Any) -> None:
+            model.get_weight().assign(model.get_weight() / 2)
+
+        return [keras.callbacks.LambdaCallback(**{hook: halve})]
+
+    return make
+
+
+def freezing(model: keras.Model) -> list[Any]:
+    """After the first epoch: Keras' train function does not follow."""
+
+    def freeze(*_: Any) -> None:
+        model.layers[0].trainable = False
+
+    return [keras.callbacks.LambdaCallback(on_epoch_end=freeze)]
+
+
+CALLBACKS = {
+    "annealed by epoch": Program(annealed, callbacks=halving("on_epoch_begin")),
+    "annealed by batch": Program(annealed, callbacks=halving("on_train_batch_begin")),
+    "own rate": Program(with_rate, callbacks=halving("on_epoch_end")),
+    "frozen late": Program(dense(), callbacks=freezing),
+}
+
+PROGRAMS = LOSSES | METRICS | STATE | CALLBACKS
+
+
+# --- running one ------------------------------------------------------------------
+
+
+def trained_by_keras(program: Program) -> dict[str, np.ndarray]:
+    """History and variables by ``model.fit``."""
+    model = _made(program)
+    *parts, more = _data(program)
+    x, y, *weight = parts
+    history = model.fit(
+        x,
+        y,
+        BATCH,
+        EPOCHS,
+        sample_weight=weight[0] if weight else None,
+        shuffle=False,
+        verbose=0,
+        validation_data=more,
+        validation_batch_size=VALIDATED,
+        callbacks=program.callbacks(model),
+    ).history
+    return _outcome(model, history)
+
+
+def trained_by_us(
+    program: Program, backend: Any, accumulate: int = 1
+) -> dict[str, np.ndarray]:
+    """The same by ``collective.training.fit``."""
+    from collective.training import fit
+
+    with backend.scope():
+        model = _made(program)
+    *parts, more = _data(program)
+    result = fit(
+        model,
+        tuple(parts),
+        backend=backend,
+        global_batch_size=BATCH,
+        epochs=EPOCHS,
+        accumulate=accumulate,
+        shuffle=False,
+        verbose=0,
+        validation_data=more,
+        callbacks=program.callbacks(model),
+    )
+    return _outcome(model, result.history)
+
+
+def differences(
+    program: Program, got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]
+) -> list[str]:
+    """What is further apart than the program's tolerance; empty when nothing is."""
+    assert set(got) == set(wanted)
+    found = []
+    for name, reference in wanted.items():
+        if got[name].dtype.kind in "iub":
+            error = 0.0 if np.array_equal(got[name], reference) else np.inf
+        else:
+            scale = np.abs(reference).max(initial=0) or 1
+            error = np.abs(got[name] - reference).max(initial=0) / scale
+        if not error <= program.tolerance:
+            found.append(f"{name}: {error:.2g} of {reference!r}, got {got[name]!r}")
+    return found
+
+
+def _made(program: Program) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    model = program.make()
+    x, *_ = program.data(2, 1)
+    model(x)  # the weights of both are made here, from the seed
+    return model
+
+
+def _data(program: Program) -> tuple[Any, ...]:
+    more = program.data(VALIDATED, 2) if program.validates else None
+    return (*program.data(ROWS, 1), more)
+
+
+def _outcome(model: keras.Model, history: dict[str, Any]) -> dict[str, np.ndarray]:
+    logs = {f"log {name}": np.array(values) for name, values in history.items()}
+    variables = {
+        f"{i} {v.name}": np.array(v)
+        for i, v in enumerate(model.variables)
+        if "seed_generator" not in v.path
+    }
+    return logs | variables

@@ -1,0 +1,80 @@
+"""What collectives inside the forward pass cannot be combined with."""
+
+from __future__ import annotations
+
+import keras
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.prepared import PreparedModel
+from collective.training.step_plan import StepPlan
+
+
+def reasons(
+    model: keras.Model, backend: Backend, plan: StepPlan, sync_batch_norm: bool
+) -> tuple[str, ...]:
+    """What of a training needs collectives in the forward pass, a few words each."""
+    found = []
+    if plan.gather_loss:
+        found.append("a loss of the whole batch")
+    if plan.gather_metrics:
+        found.append("metrics of the whole batch")
+    if backend.replicas == 1 and not backend.elastic:
+        return tuple(found)  # the statistics of its rows are those of the batch
+    layers = keras_compat.batch_norm_layers(model)
+    if any(sync_batch_norm or layer.synchronized for layer in layers):
+        found.append("synchronized batch normalization")
+    return tuple(found)
+
+
+def check(
+    prepared: PreparedModel,
+    backend: Backend,
+    coupling: tuple[str, ...],
+    *,
+    accumulate: int = 1,
+    jit_compile: bool = False,
+    recompute: bool = False,
+) -> None:
+    """Refuses what cannot be combined, on every rank alike.
+
+    Args:
+        prepared: The model.
+        backend: Sums over replicas.
+        coupling: ``reasons``; nothing is refused where there are none.
+        accumulate, jit_compile, recompute: As for ``Step``.
+
+    Raises:
+        UsageError: Names both, and what to type.
+    """
+    if not coupling:
+        return
+    what = coupling[0]
+    if accumulate > 1:
+        raise UsageError(
+            f"{what} cannot be computed from micro-batches: each sees a part of the rows",
+            hint="drop accumulate (--accumulate)",
+        )
+    if not backend.synchronous:
+        raise UsageError(
+            f"{what} needs replicas that share each batch, and with backend "
+            f"{backend.name!r} each worker has batches of its own",
+            hint="backend='native' or 'mpi'",
+        )
+    refused = {
+        "several replicas in one process": len(backend.local_replicas) > 1,
+        "ranks that come and go (--min-np)": backend.elastic,
+        "tensor parallelism": backend.tensor is not None,
+        "layers on several devices": prepared.placement is not None,
+        "jit_compile": jit_compile,
+        "recompute": recompute,
+    }
+    for other, asked in refused.items():
+        if asked:
+            raise UsageError(
+                f"{what} needs collectives inside the forward pass, which do not work "
+                f"with {other}",
+                hint="a backend with one replica in each process (native, mpi, horovod, "
+                "tf-multiworker), without that option",
+            )

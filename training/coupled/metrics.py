@@ -1,0 +1,66 @@
+"""The state of metrics that are computed on the whole global batch.
+
+Such a metric continues from its values after the step before, as in Keras: a maximum
+needs the former one. The values travel from step to step as one vector, the last part of
+a step's report. No variable of a metric is read or written meanwhile.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.training import keras_compat
+
+
+class MetricState:
+    """The values of the metrics' variables, as one float64 vector.
+
+    Args:
+        model: Compiled and built; every rank makes this.
+
+    Attributes:
+        size: Length of the vector.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._metrics = keras_compat.metrics(model)
+        self._variables = [v for metric in self._metrics for v in metric.variables]
+        self._sizes = [int(np.prod(v.shape)) for v in self._variables]
+        self.size = sum(self._sizes)
+        self._now = self.pack([tf.convert_to_tensor(v) for v in self._variables])
+
+    def reset(self, values: tf.Tensor | np.ndarray | None = None) -> tf.Tensor:
+        """The vector after Keras' ``reset_state`` of each metric.
+
+        Args:
+            values: The vector before; by default that of the variables when this was
+                made. A metric that does not reset a variable keeps its value.
+        """
+        values = self.unpack(self._now if values is None else tf.constant(values))
+        mapping = list(zip(self._variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            for metric in self._metrics:
+                metric.reset_state()
+        return self.pack(
+            [
+                value if (reset := scope.get_current_value(v)) is None else reset
+                for v, value in mapping
+            ]
+        )
+
+    def pack(self, values: list[tf.Tensor]) -> tf.Tensor:
+        """One vector of the values of all variables."""
+        flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
+        return tf.concat([*flat, tf.zeros([0], tf.float64)], axis=0)
+
+    def unpack(self, vector: tf.Tensor) -> list[tf.Tensor]:
+        """The values in a vector, in shape and dtype of the variables."""
+        if not self._sizes:
+            return []
+        pieces = tf.split(vector, self._sizes)
+        return [
+            tf.reshape(tf.cast(piece, variable.dtype), variable.shape)
+            for piece, variable in zip(pieces, self._variables, strict=True)
+        ]

@@ -1,0 +1,174 @@
+"""What code in a forward pass can ask of the replica that it is traced for.
+
+Ranks match the collectives of a graph by their order (MPI) or by their number in it
+(``native``, Horovod). The forward and the backward pass trace the same code on every
+rank, so that both agree; and each collective here waits for the one before it, because
+an executor of graphs runs independent operations in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training.input.plan import share
+
+T = TypeVar("T")
+
+
+class ReplicaContext:
+    """One replica in one forward pass, inside ``Backend.run``.
+
+    Args:
+        backend: Sums over replicas.
+        number: int64 scalar, the replica's number.
+        rows: int64 scalar, rows of the replica; may be 0.
+        global_rows: int64 scalar, rows of the global batch.
+        maybe_empty: Whether ``rows`` may be 0. The pass then has one row of zeros
+            instead (``for_replica``), which must count nowhere.
+
+    Attributes:
+        replicas: The number of replicas.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        number: tf.Tensor,
+        rows: tf.Tensor,
+        global_rows: tf.Tensor,
+        maybe_empty: bool,
+    ):
+        self.backend = backend
+        self.number = number
+        self.rows = rows
+        self.global_rows = global_rows
+        self.maybe_empty = maybe_empty
+        self.replicas = backend.replicas
+        self._before: list[tf.Operation] = []
+
+    @property
+    def first_row(self) -> tf.Tensor:
+        """int64 scalar: place of the replica's first row in the global batch."""
+        return share(self.global_rows, self.number, self.replicas)[0]
+
+    def own(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor; zeros on a replica without rows, whatever its row of zeros gave."""
+        if not self.maybe_empty:
+            return tensor
+        return tf.where(self.rows > 0, tensor, tf.zeros_like(tensor))
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sum of each tensor over replicas. Differentiable.
+
+        The gradient of a sum over replicas is the sum of the replicas' gradients: what
+        each replica's loss owes to this replica's tensor.
+
+        Args:
+            tensors: Dense, of the same shapes and dtypes on every replica.
+
+        Returns:
+            The sums, in order, the same bits on every replica.
+        """
+        if self.replicas == 1:
+            return list(tensors)
+
+        @tf.custom_gradient
+        def summed(*tensors: tf.Tensor) -> Any:
+            def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+                return self.all_reduce([self.own(u) for u in upstream])
+
+            return self._in_order(tensors), gradient
+
+        results = summed(*tensors)
+        return [results] if isinstance(results, tf.Tensor) else list(results)
+
+    def _in_order(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums after the collective before this one in the same graph."""
+        graph = tf.compat.v1.get_default_graph()
+        before = [op for op in self._before if op.graph is graph]
+        with tf.control_dependencies(before):
+            waiting = [tf.identity(t) for t in tensors]
+        sums = self.backend.all_reduce(waiting)
+        self._before = [t.op for t in sums]
+        return sums
+
+
+_entered = threading.local()  # in-process strategies trace each replica in a thread
+
+
+def current() -> ReplicaContext | None:
+    """The replica whose forward pass is being traced; None outside of one."""
+    return getattr(_entered, "context", None)
+
+
+def required() -> ReplicaContext:
+    """The same, for code that runs for a replica only."""
+    context = current()
+    assert context is not None, "the rows of all replicas are gathered by replicas only"
+    return context
+
+
+@contextlib.contextmanager
+def entered(context: ReplicaContext) -> Iterator[ReplicaContext]:
+    """Inside, ``current`` is the given one."""
+    before = current()
+    _entered.context = context
+    try:
+        yield context
+    finally:
+        _entered.context = before
+
+
+def for_replica(
+    forward: Callable[[Any], T],
+    backend: Backend,
+    rows: Any,
+    count: tf.Tensor,
+    global_rows: tf.Tensor,
+    maybe_empty: bool,
+) -> T:
+    """Sums over the rows of the replica that is being traced, inside ``Backend.run``.
+
+    Args:
+        forward: Takes rows and returns a named tuple of sums, with ``metrics``.
+        backend: Sums over replicas.
+        rows: Tree of tensors ``[n, ...]``.
+        count: int64 scalar, n.
+        global_rows: int64 scalar, rows of the global batch.
+        maybe_empty: Whether n may be 0.
+
+    Returns:
+        The sums. Without rows, all are zero but the metrics: these may be those of the
+        whole global batch, and whoever sums own rows calls ``own``.
+    """
+    number = tf.cast(backend.replica(), tf.int64)
+    context = ReplicaContext(backend, number, count, global_rows, maybe_empty)
+    if not maybe_empty:
+        with entered(context):
+            return forward(rows)
+    with entered(context):
+        sums: Any = forward(_at_least_one_row(rows, count))
+    return tf.nest.map_structure(context.own, sums)._replace(metrics=sums.metrics)
+
+
+def _at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
+    """A tree of tensors ``[n, ...]``; with one row of zeros where n is 0.
+
+    A replica without rows takes part in the collectives of the others. Many layers
+    cannot run without a row.
+    """
+    missing = tf.cast(count == 0, tf.int32)
+
+    def padded(tensor: tf.Tensor) -> tf.Tensor:
+        shape = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
+        more = tf.concat([tensor, tf.zeros(shape, tensor.dtype)], axis=0)
+        more.set_shape([None, *tensor.shape[1:]])
+        return more
+
+    return tf.nest.map_structure(padded, rows)

@@ -1,0 +1,225 @@
+"""Keras' own training and test step on some rows, without touching a variable.
+
+The lines of ``keras.Model.train_step`` and ``test_step``, up to the optimizer, inside a
+``StatelessScope``: the reference that our step is compared with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import masking
+
+from collective.training.keras_compat.seeds import is_seed_state
+from collective.training.keras_compat.stateless_metrics import metric_variables
+
+
+@dataclass
+class StepOutcome:
+    """What a training or test step on some rows computes.
+
+    Attributes:
+        logs: Under Keras' names: the loss, those of single outputs, the metrics.
+        gradients: Of each trainable variable, before the optimizer; None where the loss
+            does not depend on it. Empty for a test step.
+        state: The new value of each non-trainable variable.
+        predictions: One array for each output.
+        weights: By index, the new values of trainable variables that layers assign.
+        outside: Names of variables that are written and are none of the model's.
+        added: The sum of the losses from ``add_loss`` and regularizers.
+        adding: Names of the layers that call ``add_loss``.
+    """
+
+    logs: dict[str, Any] = field(default_factory=dict)
+    gradients: list[np.ndarray | None] = field(default_factory=list)
+    state: list[np.ndarray] = field(default_factory=list)
+    predictions: list[np.ndarray] = field(default_factory=list)
+    weights: dict[int, np.ndarray] = field(default_factory=dict)
+    outside: list[str] = field(default_factory=list)
+    added: float = 0.0
+    adding: list[str] = field(default_factory=list)
+
+
+class _Values(keras.StatelessScope):
+    """Values of variables, as reads and writes of real variables would have them.
+
+    A gradient does not pass through a write, and that of a variable is the sum over all
+    values that were read of it.
+    """
+
+    def __init__(
+        self,
+        trainable: Sequence[keras.Variable],
+        state: Sequence[keras.Variable],
+        tape: tf.GradientTape,
+    ):
+        known = [*trainable, *state]
+        self.start = {id(v): tf.convert_to_tensor(v) for v in known}
+        self.tape = tape
+        self.versions = {id(v): [self.start[id(v)]] for v in trainable}
+        self.written: dict[int, keras.Variable] = {}
+        for (value,) in self.versions.values():
+            tape.watch(value)
+        super().__init__([(v, self.start[id(v)]) for v in known], collect_losses=True)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """A write."""
+        variable, value = update
+        value = tf.stop_gradient(tf.convert_to_tensor(value))
+        if id(variable) in self.versions:
+            self.tape.watch(value)
+            self.versions[id(variable)].append(value)
+        self.written[id(variable)] = variable
+        super().add_update((variable, value))
+
+    def rewind(self) -> None:
+        """Gives the model's variables their first values again."""
+        self.state_mapping.update(self.start)
+
+
+def stock_step(
+    model: keras.Model,
+    trainable: Sequence[keras.Variable],
+    state: Sequence[keras.Variable],
+    batch: tuple[Any, Any, Any],
+    *,
+    training: bool,
+    loss_scale: float = 1.0,
+    pieces: Sequence[tuple[Any, float]] = (),
+) -> StepOutcome:
+    """Keras' own step on some rows.
+
+    Args:
+        model: Compiled and built.
+        trainable, state: Its trainable variables, and all others.
+        batch: ``x, y, sample_weight``; None for what is absent.
+        training: Whether it is a training step.
+        loss_scale: The loss is multiplied by it before differentiation, and gradients
+            are divided by it.
+        pieces: ``(x, share of the rows)`` of consecutive rows. The model is then called
+            for each of them, and the loss and the metrics see the predictions of all.
+
+    Raises:
+        Exception: Whatever the user's code raises.
+    """
+    x, y, sample_weight = batch
+    with tf.GradientTape() as tape:
+        values = _Values(trainable, state, tape)
+        with values:
+            model.reset_metrics()
+            y_pred, added = _call(model, x, pieces, training, values)
+            adding = [
+                layer.name
+                for layer in model._flatten_layers()
+                if layer._get_own_losses()
+            ]
+            with _losses(model, added if pieces else []):
+                loss = model._compute_loss(
+                    x=x,
+                    y=y,
+                    y_pred=y_pred,
+                    sample_weight=sample_weight,
+                    training=training,
+                )
+            count = tf.shape(tf.nest.flatten(x)[0])[0]
+            model._loss_tracker.update_state(loss, sample_weight=count)
+            scaled = tf.cast(loss, tf.float64) * loss_scale
+            logs = model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+            logs = {name: np.asarray(value) for name, value in logs.items()}
+    outcome = StepOutcome(
+        logs=logs,
+        added=float(sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in added)),
+        adding=adding,
+        predictions=[np.asarray(t) for t in tf.nest.flatten(y_pred)],
+    )
+    if training:
+        outcome.gradients = _gradients(trainable, tape, scaled, values, loss_scale)
+    outcome.state = [np.asarray(values.get_current_value(v)) for v in state]
+    outcome.weights = {
+        i: np.asarray(values.get_current_value(v))
+        for i, v in enumerate(trainable)
+        if id(v) in values.written
+    }
+    own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
+    outcome.outside = [
+        v.path
+        for i, v in values.written.items()
+        if i not in own and not is_seed_state(v)
+    ]
+    return outcome
+
+
+def _call(
+    model: keras.Model,
+    x: Any,
+    pieces: Sequence[tuple[Any, float]],
+    training: bool,
+    values: _Values,
+) -> tuple[Any, list[Any]]:
+    """Predictions for all rows, and the added losses."""
+    argument = {"training": training} if model._call_has_training_arg else {}
+    if not pieces:
+        return model(x, **argument), list(model.losses)
+    predictions, losses = [], []
+    for rows, share in pieces:
+        values.rewind()
+        predictions.append(model(rows, **argument))
+        losses.append([loss * tf.cast(share, loss.dtype) for loss in model.losses])
+    return (
+        tf.nest.map_structure(_joined, *predictions),
+        [tf.add_n(parts) for parts in zip(*losses, strict=True)],
+    )
+
+
+def _joined(*tensors: Any) -> tf.Tensor:
+    """Predictions of consecutive rows in one tensor, with their masks."""
+    joined = tf.concat(tensors, axis=0)
+    masks = [masking.get_keras_mask(t) for t in tensors]
+    if all(mask is not None for mask in masks):
+        masking.set_keras_mask(joined, tf.concat(masks, axis=0))
+    return joined
+
+
+@contextlib.contextmanager
+def _losses(model: keras.Model, added: list[Any]) -> Iterator[None]:
+    """Inside, ``model.losses`` are these; an empty list leaves them as they are."""
+    before = model._losses_override
+    model._losses_override = added
+    try:
+        yield
+    finally:
+        model._losses_override = before
+
+
+def _gradients(
+    trainable: Sequence[keras.Variable],
+    tape: tf.GradientTape,
+    loss: tf.Tensor,
+    values: _Values,
+    loss_scale: float,
+) -> list[np.ndarray | None]:
+    """The gradient of each trainable variable, over all values that it had."""
+    versions = [values.versions[id(v)] for v in trainable]
+    found = []
+    for parts in tape.gradient(loss, versions):
+        dense = [
+            tf.cast(tf.convert_to_tensor(g), tf.float64) for g in parts if g is not None
+        ]
+        found.append(tf.add_n(dense).numpy() / loss_scale if dense else None)
+    return found
+
+
+def loss_names(model: keras.Model) -> list[str]:
+    """What the user calls the compiled losses."""
+    losses = tf.nest.flatten(model.loss) if model.loss is not None else []
+    return [
+        str(getattr(loss, "name", None) or getattr(loss, "__name__", loss))
+        for loss in losses
+        if loss is not None
+    ]

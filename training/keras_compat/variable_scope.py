@@ -1,0 +1,95 @@
+"""The scope of a forward pass: what it reads and assigns besides the values it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import keras
+import tensorflow as tf
+
+from collective.training.keras_compat.seeds import is_seed_state
+
+
+class ForwardScope(keras.StatelessScope):
+    """A stateless scope for model, loss and metrics.
+
+    A layer may assign a trainable variable (SpectralNormalization does). As in Keras'
+    own training step, the gradient is then that of the value assigned, and does not
+    flow back through the assignment.
+
+    A seed generator that no layer tracks has the same state in every step. Here it
+    draws a new seed each time.
+
+    Args:
+        trainable: The trainable variables and their values, which the tape watches.
+        others: All other variables that may be assigned, and their values.
+        draw: Returns the seed (int32, shape [2]) of the n-th untracked generator.
+        tape: Records the forward pass; None without gradients.
+
+    Attributes:
+        assigned: For each trainable variable by index, the values assigned to it.
+        unknown: Variables that were assigned and are in neither list.
+    """
+
+    def __init__(
+        self,
+        trainable: Sequence[tuple[keras.Variable, tf.Tensor]],
+        others: Iterable[tuple[keras.Variable, tf.Tensor]],
+        draw: Callable[[int], tf.Tensor],
+        tape: tf.GradientTape | None = None,
+    ):
+        super().__init__([*trainable, *others], collect_losses=True)
+        self.assigned: dict[int, list[tf.Tensor]] = {}
+        self.unknown: list[keras.Variable] = []
+        self._indices = {id(v): i for i, (v, _) in enumerate(trainable)}
+        self._known = set(self.state_mapping)
+        self._draw, self._seeds = draw, 0
+        self._tape = tape
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """What a variable's ``assign`` calls."""
+        variable, value = update
+        index = self._indices.get(id(variable))
+        if index is not None:
+            value = tf.stop_gradient(value)
+            if self._tape is not None:
+                self._tape.watch(value)
+            self.assigned.setdefault(index, []).append(value)
+        elif id(variable) not in self._known and not is_seed_state(variable):
+            self.unknown.append(variable)
+        super().add_update((variable, value))
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """What reading a variable calls; None: its own value."""
+        value = super().get_current_value(variable)
+        if value is None and is_seed_state(variable):
+            value = tf.cast(self._draw(self._seeds), variable.dtype)
+            self._seeds += 1
+            self.state_mapping[id(variable)] = value
+        return value
+
+    def continued(
+        self, values: Iterable[tuple[keras.Variable, tf.Tensor]]
+    ) -> ForwardScope:
+        """A scope that starts from the values of this one.
+
+        Args:
+            values: Those of variables that have others in the new scope. A trainable
+                variable cannot be assigned there.
+        """
+        scope = ForwardScope((), values, self._draw)
+        scope.state_mapping = self.state_mapping | scope.state_mapping
+        scope._known = self._known - set(self._indices)
+        scope._seeds = self._seeds
+        return scope
+
+    def take_over(
+        self, scope: ForwardScope, variables: Iterable[keras.Variable]
+    ) -> None:
+        """Gives variables the values that they have in another scope."""
+        for variable in variables:
+            self.state_mapping[id(variable)] = scope.state_mapping[id(variable)]
+
+    def values(self, variables: Iterable[keras.Variable]) -> list[tf.Tensor]:
+        """The values of variables of either list now."""
+        return [self.state_mapping[id(v)] for v in variables]

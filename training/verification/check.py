@@ -1,0 +1,224 @@
+"""Compares our step with Keras' own on a few rows, and decides what follows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.keras_compat import StepOutcome
+from collective.training.step import Step
+from collective.training.step_inputs import Rows
+from collective.training.step_plan import StepPlan
+from collective.training.verification import explain
+from collective.training.verification.differences import (
+    Difference,
+    Outcomes,
+    close_logs,
+    differences,
+    tolerance,
+)
+from collective.training.verification.pieces import (
+    cut,
+    test_in_pieces,
+    train_in_pieces,
+)
+from collective.training.verification.undo import undo_writes
+
+# A scale that keeps gradients in float16 from vanishing, and few from overflowing.
+_LOSS_SCALE = 256.0
+# Differences that have one cause.
+_ALIKE = {
+    "failure": ("loss", "gradient", "metric"),
+    "loss": ("loss", "gradient"),
+    "gradient": ("loss", "gradient"),
+    "metric": ("metric",),
+}
+
+
+class NotComparable(Exception):
+    """Keras' own step cannot be compared with: the text says why."""
+
+
+class Check:
+    """The comparison of a model's step.
+
+    Args:
+        step: Our step, ``untraced``.
+        rows: Rows of the first batch, ``()`` for what is absent.
+        validation: Rows of the validation data; None for none.
+        sizes: The pieces; one, where the step always sees its whole batch.
+    """
+
+    def __init__(
+        self, step: Step, rows: Rows, validation: Rows | None, sizes: Sequence[int]
+    ):
+        self.step = step
+        self.model = step.model
+        self.rows = rows
+        self.validation = validation
+        self.sizes = list(sizes)
+        self.tolerance = tolerance(self.model)
+        overflows = keras_compat.expects_overflow(self.model.optimizer)
+        self.loss_scale = _LOSS_SCALE if overflows else 1.0
+        trackers = keras_compat.loss_trackers(self.model)
+        self.losses = ["loss", *(tracker.name for tracker in trackers)]
+        self.notes: list[str] = []
+
+    def run(self) -> StepPlan:
+        """Runs it. No variable is changed.
+
+        Raises:
+            UsageError: Our step would train another model than Keras'.
+            NotComparable: Keras' own step fails, or is random.
+        """
+        steps = [(self.rows, True)]
+        if self.validation is not None:
+            steps.append((self.validation, False))
+        gather: set[str] = set()
+        with (
+            keras_compat.fixed_randomness() as seeds,
+            keras_compat.moving_statistics(len(self.sizes) > 1) as normalizing,
+        ):
+            for rows, training in steps:
+                outcomes = self._outcomes(rows, training)
+                gather |= self._judge(outcomes, training)
+        if len(self.sizes) > 1:
+            self.notes += explain.by_nature(bool(seeds), normalizing)
+        notes = tuple(dict.fromkeys(self.notes))
+        return StepPlan("loss" in gather, "metric" in gather, notes)
+
+    def _outcomes(self, rows: Rows, training: bool) -> Outcomes:
+        """The step by Keras and by us; a third time where they differ."""
+        stock, written = self._stock(rows, training)
+        if len(self.sizes) > 1 and (stock.outside or written):
+            raise explain.outside([*stock.outside, *written])
+        own = self._own(rows, training, self.sizes)
+        if isinstance(own, Exception):
+            found = [explain.failed(own, self.sizes)]
+        else:
+            found = self._differences(stock, own, training)
+        if not found:
+            return Outcomes(stock, own, own, None, [])
+        again, _ = self._stock(rows, training)
+        if self._differences(stock, again, training):
+            raise NotComparable(
+                "it draws random numbers by other means than keras.random"
+            )
+        whole, gathered = own, None
+        if len(self.sizes) > 1:
+            whole = self._own(rows, training, [sum(self.sizes)])
+            with contextlib.suppress(NotComparable):
+                gathered, _ = self._stock(rows, training, self._shares(rows))
+        return Outcomes(stock, own, whole, gathered, found)
+
+    def _own(
+        self, rows: Rows, training: bool, sizes: Sequence[int]
+    ) -> StepOutcome | Exception:
+        """Our step in pieces, or what it raises."""
+        try:
+            with undo_writes():
+                if training:
+                    return train_in_pieces(self.step, rows, sizes, self.loss_scale)
+                return test_in_pieces(self.step, rows, sizes)
+        except UsageError:
+            raise
+        except Exception as error:
+            return error
+
+    def _stock(
+        self, rows: Rows, training: bool, pieces: Sequence[tuple[Any, float]] = ()
+    ) -> tuple[StepOutcome, list[str]]:
+        """Keras' own step, and the ``tf.Variable``s that it wrote."""
+        x, y, weight = (None if _is_absent(part) else part for part in rows)
+        try:
+            with undo_writes() as written:
+                outcome = keras_compat.stock_step(
+                    self.model,
+                    self.step.prepared.trainable,
+                    self.step.prepared.state,
+                    (x, y, weight),
+                    training=training,
+                    loss_scale=self.loss_scale,
+                    pieces=pieces,
+                )
+        except Exception as error:
+            raise NotComparable(f"{type(error).__name__}: {error}") from error
+        return outcome, list(written)
+
+    def _shares(self, rows: Rows) -> list[tuple[Any, float]]:
+        total = sum(self.sizes)
+        return [
+            (piece.x, size / total)
+            for piece, size in zip(cut(rows, self.sizes), self.sizes, strict=True)
+        ]
+
+    def _differences(
+        self, stock: StepOutcome, other: StepOutcome, training: bool
+    ) -> list[Difference]:
+        prepared = self.step.prepared
+        return list(differences(prepared, stock, other, self.losses, not training))
+
+    def _judge(self, outcomes: Outcomes, training: bool) -> set[str]:
+        """What must be computed on gathered predictions: ``loss``, ``metric``.
+
+        Raises:
+            UsageError: That would not help, or cannot be done.
+        """
+        gather: set[str] = set()
+        for difference in outcomes.found:
+            part = "metric" if difference.kind == "metric" else "loss"
+            if (
+                part in gather
+                and part == "loss"
+                or self._is_rounding(difference, outcomes)
+            ):
+                continue
+            if difference.kind in ("state", "weight"):
+                raise explain.refused(self.model, difference, self.sizes)
+            if self._differs_alike(
+                difference, outcomes.stock, outcomes.whole, training
+            ):
+                raise explain.not_keras(self.model, difference, self.sizes)
+            if self._differs_alike(
+                difference, outcomes.stock, outcomes.gathered, training
+            ):
+                raise explain.cause(self.model, difference, outcomes, self.sizes)
+            gather.add(part)
+            self.notes.append(explain.gather_note(self.model, difference))
+        return gather
+
+    def _differs_alike(
+        self,
+        difference: Difference,
+        stock: StepOutcome,
+        other: StepOutcome | Exception | None,
+        training: bool,
+    ) -> bool:
+        """Whether another outcome differs from Keras' in the same way."""
+        if not isinstance(other, StepOutcome):
+            return True
+        kinds = _ALIKE[difference.kind]
+        return any(
+            d.kind in kinds and (d.kind != "metric" or d.name == difference.name)
+            for d in self._differences(stock, other, training)
+        )
+
+    def _is_rounding(self, difference: Difference, outcomes: Outcomes) -> bool:
+        """Whether a metric differs because predictions are rounded to another side.
+
+        A row at a threshold counts or does not count; then the metric of the gathered
+        predictions is that of the pieces.
+        """
+        own, gathered = outcomes.own, outcomes.gathered
+        if difference.kind != "metric" or gathered is None:
+            return False
+        assert isinstance(own, StepOutcome)
+        values = own.logs[difference.name], gathered.logs[difference.name]
+        return close_logs(*values, self.tolerance)
+
+
+def _is_absent(part: Any) -> bool:
+    return part is None or (isinstance(part, tuple) and not part)

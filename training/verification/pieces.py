@@ -1,0 +1,121 @@
+"""Our step on some rows, in pieces of uneven size: what as many replicas would compute.
+
+Everything is the step's own code, but for the all-reduce, which is an addition here, and
+the optimizer, which does not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training import layer_state
+from collective.training.accumulation import slice_rows
+from collective.training.forward import Sums, global_loss
+from collective.training.input.pipeline import Batch
+from collective.training.keras_compat import StepOutcome
+from collective.training.prepared import PreparedModel
+from collective.training.reporting.report import Averages
+from collective.training.step import Step
+from collective.training.step_inputs import Rows, read_weights
+
+
+class UntracedStep(Step):
+    """A step whose functions run eagerly, a few rows at a time."""
+
+    def _trace(self, spec: Batch, jit_compile: bool) -> None:
+        """Nothing: to trace a large model takes longer than to run it a few times."""
+
+
+def untraced(prepared: PreparedModel, backend: Backend, spec: Batch, seed: int) -> Step:
+    """The step of a model, without its functions."""
+    return UntracedStep(prepared, backend, spec, seed=seed)
+
+
+def cut(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
+    """Consecutive pieces of these sizes."""
+    stops = np.cumsum(sizes)
+    return [
+        slice_rows(rows, int(stop - size), int(stop))
+        for size, stop in zip(sizes, stops, strict=True)
+    ]
+
+
+def train_in_pieces(
+    step: Step, rows: Rows, sizes: Sequence[int], loss_scale: float
+) -> StepOutcome:
+    """A training step up to the optimizer.
+
+    Args:
+        step: ``untraced``.
+        rows: ``[n, ...]``.
+        sizes: Rows of the pieces; their sum is n.
+        loss_scale: As for ``stock_step``.
+
+    Raises:
+        Exception: Whatever the user's code raises.
+    """
+    count = tf.constant(sum(sizes), tf.int64)
+    scale = tf.constant(loss_scale, tf.float32)
+    prepared, forward = step.prepared, step.forward
+    weights = read_weights(prepared)
+    zero = tf.constant(0, tf.int64)
+    forward.pieces = len(sizes), 1
+    sums: Sums = _added(
+        [
+            forward.train(
+                weights,
+                piece,
+                count,
+                scale,
+                tf.stack([zero, tf.constant(replica, tf.int64), zero]),
+            )
+            for replica, piece in enumerate(cut(rows, sizes))
+        ]
+    )
+    gradients: list[np.ndarray | None] = [None] * len(weights.trainable)
+    for i, gradient in zip(forward.connected, step._divide(sums), strict=True):
+        gradients[i] = gradient.numpy().astype(np.float64) / loss_scale
+    for i, values in zip(forward.overwritten, sums.overwrites, strict=True):
+        gradients[i] = tf.reduce_max(values, 0).numpy().astype(np.float64) / loss_scale
+    state, assigned = list(weights.state), {}
+    for i, total in zip(forward.changing, sums.state, strict=False):
+        state[i] = layer_state.updated(state[i], total)
+    for i, total in zip(
+        forward.assigned, sums.state[len(forward.changing) :], strict=True
+    ):
+        assigned[i] = layer_state.updated(weights.trainable[i], total).numpy()
+    return StepOutcome(
+        logs=_logs(step, sums, count),
+        gradients=gradients,
+        state=[value.numpy() for value in state],
+        weights=assigned,
+    )
+
+
+def test_in_pieces(step: Step, rows: Rows, sizes: Sequence[int]) -> StepOutcome:
+    """A test step: the logs only; otherwise as ``train_in_pieces``."""
+    count = tf.constant(sum(sizes), tf.int64)
+    weights = read_weights(step.prepared)
+    parts = [step.forward.test(weights, piece, count) for piece in cut(rows, sizes)]
+    return StepOutcome(logs=_logs(step, _added(parts), count))
+
+
+def _added(parts: Sequence[Any]) -> Any:
+    first, *others = parts
+    for other in others:
+        first = tf.nest.map_structure(tf.add, first, other)
+    return first
+
+
+def _logs(step: Step, sums: Sums, count: tf.Tensor) -> dict[str, Any]:
+    """What the user would see of one such step."""
+    loss, outputs = global_loss(sums)
+    report = step.layout.pack(loss, count, (0.0, 0.0), outputs, sums.metrics)
+    averages = Averages(step.layout)
+    averages.add(report)
+    return averages.logs()

@@ -1,0 +1,203 @@
+"""``verify_step``: rank 0 checks the step, and every rank gets its plan or its error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective import training
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.launch import versions
+from collective.log import log
+from collective.training import exchange
+from collective.training.input.pipeline import Input
+from collective.training.prepared import PreparedModel
+from collective.training.step_inputs import Rows
+from collective.training.step_plan import StepPlan
+from collective.training.verification import plan_cache
+from collective.training.verification.check import Check, NotComparable
+from collective.training.verification.first_rows import count, read_rows
+from collective.training.verification.model_description import describe_model
+from collective.training.verification.pieces import untraced
+
+VARIABLE = "COLLECTIVE_VERIFY"
+# Rows that are compared, and how they are cut: unevenly, so that a mean of means differs
+# from the mean.
+_ROWS, _PIECES = 7, (4, 2, 1)
+# Gradients of Keras' step and of ours are in memory at once, beside those of the training.
+_MOST_BYTES = 2 << 30
+
+
+def verify_step(
+    prepared: PreparedModel,
+    backend: Backend,
+    inputs: Input,
+    validation: Input | None = None,
+    *,
+    accumulate: int = 1,
+    seed: int = 0,
+    enabled: bool = True,
+    verbose: str | int = "auto",
+    pieces: Sequence[int] | None = None,
+) -> StepPlan:
+    """Compares our step with Keras' own before it trains; every rank calls it.
+
+    Rank 0 computes loss, gradients, metrics and state of a few rows of the first batch
+    twice: by Keras' own step at once, and by ours in pieces as replicas would. No
+    variable is changed.
+
+    Args:
+        prepared: The model, with all of its variables.
+        backend: Sums over replicas.
+        inputs: What will be trained on.
+        validation: What will be evaluated; None for nothing.
+        accumulate: Micro-batches per update and replica.
+        seed: Of random layers.
+        enabled: False: nothing is done. So it is with ``COLLECTIVE_VERIFY=0``.
+        verbose: 0: nothing is printed.
+        pieces: Sizes to cut the rows into; by default unevenly where several replicas or
+            micro-batches share a batch, else not at all.
+
+    Returns:
+        The plan, the same on every rank.
+
+    Raises:
+        UsageError: On every rank: the step would train another model than Keras', and
+            why it probably does.
+    """
+    if not enabled or os.environ.get(VARIABLE) == "0":
+        return StepPlan()
+    found: dict[str, Any] = {}
+    if backend.rank == 0:
+        cut = accumulate > 1 or backend.most_replicas > 1
+        sizes = pieces or (_PIECES if cut else (_ROWS,))
+        with backend.only_rank_zero("the comparison with Keras' own step"):
+            found = _found(prepared, backend, inputs, validation, sizes, seed)
+    if backend.size > 1:
+        found = exchange.broadcast_object(backend, found)
+    if "error" in found:
+        raise UsageError(found["error"], hint=found["hint"])
+    plan = StepPlan(**(found["plan"] | {"notes": tuple(found["plan"]["notes"])}))
+    if backend.rank == 0 and str(verbose) != "0":
+        for line in (*plan.notes, found["line"]):
+            log.info(line)
+    return plan
+
+
+def _found(
+    prepared: PreparedModel,
+    backend: Backend,
+    inputs: Input,
+    validation: Input | None,
+    sizes: Sequence[int],
+    seed: int,
+) -> dict[str, Any]:
+    """The plan, or the error, and a line about the check itself. On rank 0."""
+    start = time.perf_counter()
+    try:
+        plan, how = _plan(prepared, backend, inputs, validation, sizes, seed)
+    except UsageError as error:
+        return {"error": error.message, "hint": error.hint}
+    except NotComparable as why:
+        first = str(why).strip().split("\n")[0]
+        plan, how = StepPlan(), f"could not be compared with Keras' own: {first}"
+    seconds = time.perf_counter() - start
+    return {"plan": asdict(plan), "line": f"the step {how} ({seconds:.1f} s)"}
+
+
+def _plan(
+    prepared: PreparedModel,
+    backend: Backend,
+    inputs: Input,
+    validation: Input | None,
+    sizes: Sequence[int],
+    seed: int,
+) -> tuple[StepPlan, str]:
+    """The plan, and how it was found."""
+    _check_comparable(prepared, backend)
+    rows = _first_rows(inputs, sum(sizes))
+    if rows is None:
+        raise NotComparable("the data can be read once only")
+    tested = None if validation is None else _first_rows(validation, sum(sizes))
+    sizes = _fitted(sizes, count(rows))
+    key = plan_cache.key_of(_description(prepared.model, rows, tested, sizes))
+    known = plan_cache.read(key)
+    if known is not None:
+        return known, "equals Keras' own, as an earlier run has verified"
+    step = untraced(prepared, backend, inputs.spec, seed)
+    if tested is not None and count(tested) != count(rows):
+        tested = None
+    try:
+        plan = Check(step, rows, tested, sizes).run()
+    except NotComparable:
+        # A model may need a number of rows: that of a whole batch.
+        total = min(inputs.global_batch_size, inputs.rows)
+        more = _first_rows(inputs, total)
+        if more is None or count(more) == count(rows):
+            raise
+        plan = Check(step, more, None, _fitted(sizes, count(more))).run()
+    plan_cache.write(key, plan)
+    return plan, "equals Keras' own, verified"
+
+
+def _check_comparable(prepared: PreparedModel, backend: Backend) -> None:
+    """Raises NotComparable where one process cannot run the step by itself."""
+    if backend.tensor is not None:
+        raise NotComparable("several ranks hold one replica")
+    if prepared.placement is not None:
+        raise NotComparable("its layers are on several devices")
+    size = sum(
+        int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
+        for v in prepared.model.trainable_variables
+    )
+    if size > _MOST_BYTES:
+        raise NotComparable(f"its gradients have {size >> 30} GiB")
+
+
+def _first_rows(inputs: Input, most: int) -> Rows | None:
+    """The first rows of the first batch."""
+    numbers = inputs.plan.row_numbers(0, 1)[:most]
+    return read_rows(inputs.source, numbers)
+
+
+def _fitted(sizes: Sequence[int], rows: int) -> list[int]:
+    """The sizes in proportion for another number of rows; none is 0."""
+    stops = np.round(np.cumsum(sizes) * rows / sum(sizes)).astype(int)
+    return [int(n) for n in np.diff([0, *stops]) if n]
+
+
+def _description(
+    model: keras.Model, rows: Rows, tested: Rows | None, sizes: Sequence[int]
+) -> str:
+    """All that the outcome depends on, as text."""
+    specs = tf.nest.map_structure(lambda t: f"{t.dtype}{t.shape}", (rows, tested))
+    return json.dumps(
+        {
+            "model": describe_model(model),
+            "rows": str(specs),
+            "sizes": list(sizes),
+            "floatx": keras.config.floatx(),
+            "versions": versions.installed(),
+            "own": _own_code(),
+        },
+        sort_keys=True,
+    )
+
+
+def _own_code() -> str:
+    """A hash of the code of the step, which changes more often than its version."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(training.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
