@@ -139,7 +139,7 @@ def serve(registry: Registry, key: bytes) -> tuple[str, int]:
     Server.register("registry", callable=lambda: registry, exposed=_NAMES)
     server = Server(("", 0), key).get_server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    host, port = server.address  # type: ignore[misc]
+    host, port = server.address  # type: ignore[misc, str-unpack]
     return str(host), int(port)
 
 
