@@ -6,6 +6,8 @@ do here.
 
 # isort: off
 from collective.tensorflow.keras import *  # noqa: F403
-from collective.keras import callbacks as callbacks
-from collective.keras.signatures import DistributedOptimizer as DistributedOptimizer
-from collective.keras.signatures import allreduce as allreduce
+from collective.keras import callbacks as callbacks  # type: ignore[no-redef]
+from collective.keras.signatures import (  # type: ignore[assignment]
+    DistributedOptimizer as DistributedOptimizer,
+)
+from collective.keras.signatures import allreduce as allreduce  # type: ignore[assignment]

@@ -6,7 +6,7 @@ from collective.tensorflow.keras import callbacks
 from collective.tensorflow.keras.callbacks import *  # noqa: F403
 
 
-class BestModelCheckpoint(callbacks.BestModelCheckpoint):
+class BestModelCheckpoint(callbacks.BestModelCheckpoint):  # type: ignore[no-redef]
     """As there; whole models only, as in ``horovod.keras``."""
 
     def __init__(

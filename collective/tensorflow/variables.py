@@ -74,7 +74,9 @@ def _assign(
 ) -> list[Any]:
     # What the core does not know as numbers moves as bytes.
     sent = [
-        tensor if tensor.dtype.base_dtype.name in DTYPES else tf.bitcast(tensor, tf.uint8)
+        tensor
+        if tensor.dtype.base_dtype.name in DTYPES
+        else tf.bitcast(tensor, tf.uint8)
         for tensor in map(tf.convert_to_tensor, variables)
     ]
     received = tensorflow_ops.broadcast(sent, root_rank, name, group_of(process_set))

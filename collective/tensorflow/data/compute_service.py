@@ -56,8 +56,8 @@ class TfDataServiceConfig:
             ConnectionError: If it does not answer.
         """
         del verbose
-        found = [tuple(a) for listed in self.addresses.values() for a in listed]
-        return registry.connect(found, self.key)  # type: ignore[arg-type]
+        found = [address for listed in self.addresses.values() for address in listed]
+        return registry.connect(found, self.key)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""

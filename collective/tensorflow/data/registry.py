@@ -139,7 +139,8 @@ def serve(registry: Registry, key: bytes) -> tuple[str, int]:
     Server.register("registry", callable=lambda: registry, exposed=_NAMES)
     server = Server(("", 0), key).get_server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server.address[0], server.address[1]
+    host, port = server.address  # type: ignore[misc, str-unpack]
+    return str(host), int(port)
 
 
 def connect(addresses: Sequence[tuple[str, int]], key: bytes) -> Any:
@@ -150,7 +151,7 @@ def connect(addresses: Sequence[tuple[str, int]], key: bytes) -> Any:
     """
     errors = []
     for address in addresses:
-        manager = _Manager(tuple(address), key)
+        manager = _Manager((str(address[0]), int(address[1])), key)
         try:
             manager.connect()
         except OSError as error:
