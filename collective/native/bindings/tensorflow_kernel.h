@@ -29,8 +29,7 @@ class Status {
 };
 
 // The core's codes as TensorFlow's. A lost peer is "aborted": "unavailable" of
-// an op inside a function is made "internal" by TensorFlow, and so could not be
-// told from a defect.
+// an op inside a function becomes "internal" in TensorFlow, as a defect does.
 inline int CodeOf(int32_t code) {
   constexpr int kCodes[] = {0, 3, 9, 10, 4, 13};
   return code >= 0 && code < 6 ? kCodes[code] : 13;
@@ -38,28 +37,11 @@ inline int CodeOf(int32_t code) {
 
 // The core's dtype for TensorFlow's, or -1.
 inline int DTypeOf(int dtype) {
-  switch (dtype) {
-    case 1:
-      return 0;  // float
-    case 2:
-      return 1;  // double
-    case 19:
-      return 2;  // half
-    case 14:
-      return 3;  // bfloat16
-    case 6:
-      return 4;  // int8
-    case 4:
-      return 5;  // uint8
-    case 3:
-      return 6;  // int32
-    case 9:
-      return 7;  // int64
-    case 10:
-      return 8;  // bool
-    default:
-      return -1;
+  constexpr int kTypes[kDTypes] = {1, 2, 19, 14, 6, 4, 3, 9, 10};  // by DType
+  for (int i = 0; i < kDTypes; ++i) {
+    if (kTypes[i] == dtype) return i;
   }
+  return -1;
 }
 
 // What the attributes say, the same for every run of a kernel.
