@@ -54,10 +54,10 @@ def init(environment: Environment | None = None) -> None:
             job_name(place).encode(),
         )
     )
-    rank, size = ctypes.c_int32(), ctypes.c_int32()
-    library.load().collective_place(ctypes.byref(rank), ctypes.byref(size))
-    if size.value < place.size:
-        place = place_on(place.launcher, rank.value, [0] * size.value)
+    info = (ctypes.c_int32 * 4)()  # collective_ranks of native/c_api.h
+    library.check(library.load().collective_rank_info(0, info))
+    if info[1] < place.size:  # others had exited before
+        place = place_on(place.launcher, info[0], [0] * info[1])
     _place, _process = place, os.getpid()
     if _launch_info is None:
         membership_file.write(membership_file.JOINED)
@@ -98,14 +98,14 @@ def regroup() -> list[int]:
     Raises:
         CollectiveError: If a rank that lives did not come in time.
     """
-    return _meet(library.load().collective_regroup)
+    return _meet(library.load().collective_reconfigure)
 
 
 def waiting() -> int:
     """How many processes wait to come in, on rank 0 of a job that may grow; else 0."""
     if MAX_NP not in os.environ or _place is None:
         return 0
-    return library.load().collective_waiting()
+    return library.load().collective_pending_joins()
 
 
 def is_joining() -> bool:
@@ -124,7 +124,7 @@ def enter() -> list[int]:
     ends_at_once = threading.current_thread() is threading.main_thread()
     if ends_at_once:  # Python would hear Ctrl-C only when it is in
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    former = _meet(library.load().collective_enter)
+    former = _meet(library.load().collective_late_join)
     if ends_at_once:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
     _launch_info = None
@@ -136,7 +136,7 @@ def leave() -> None:
     """Leaves a job that goes on without this rank: the others ``regroup``."""
     membership_file.write(membership_file.LEFT)
     if place().size > place().local_size:
-        library.check(library.load().collective_part())
+        library.check(library.load().collective_depart())
     shutdown()
 
 
@@ -149,7 +149,7 @@ def _meet(how: Callable[..., int]) -> list[int]:
     hosts = (ctypes.c_int32 * size.value)()
     library.check(library.load().collective_hosts(hosts))
     _place = place_on(launcher, rank.value, list(hosts))
-    recorder.follow(_place, _launch_info)
+    recorder.reopen(_place, _launch_info)
     return list(former[: size.value])
 
 

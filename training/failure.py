@@ -52,7 +52,7 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             print(f"rank {backend.rank}: interrupted", file=sys.stderr, flush=True)
             backend.abort(130)
             raise
-        recorder.incident(_description(backend.rank, error))
+        recorder.request_dump(_description(backend.rank, error))
         recorder.close()  # its end is no second incident
         if isinstance(error, CollectiveError):
             print(f"rank {backend.rank}: error: {error}", file=sys.stderr, flush=True)

@@ -116,7 +116,7 @@ class DesyncAlarm(Attachment):
                 raise
             of_tensors = np.zeros([len(checksums), len(paths), BYTES])  # unknown
         error = self._error(checksums, of_tensors, paths, number)
-        recorder.incident(error.message)
+        recorder.request_dump(error.message)
         raise error
 
     def _error(

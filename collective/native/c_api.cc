@@ -11,6 +11,9 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 #include "core.h"
 #include "recorder/recorder.h"
@@ -21,19 +24,19 @@
 namespace collective {
 namespace {
 
-// How often who waits for a handle tells so.
-constexpr std::chrono::milliseconds kLook(100);
+// How often a wait for a handle is reported to deadlock detection.
+constexpr std::chrono::milliseconds kPollInterval(100);
 
 thread_local std::string error;
 
 std::mutex core_mutex;
-// Freed by `at_exit`, which leaves it alone in a fork.
+// Freed by `at_exit`, but not in a fork.
 std::shared_ptr<Core>& core = *new std::shared_ptr<Core>;
 int generation = 0;
 
-// Whether this process is a fork of one that was in a job. It has its memory,
-// but none of its threads: a collective would take the part of the parent, and
-// the end of the core would leave the job in its name.
+// Whether this process is a fork of one that was in a job. It has the parent's
+// memory but none of its threads: a collective would take part in the parent's
+// name, and the destruction of the core would leave the job in its name.
 std::atomic<bool> forked{false};
 const int forks = pthread_atfork(nullptr, nullptr, [] {
   if (core) forked = true;
@@ -81,8 +84,26 @@ int32_t Guard(Action&& action) {
                 "the library and its callers must be of one version");
 }
 
-// Puts the job that a process has met anew in the place of the last.
-void Succeed(std::shared_ptr<Core> next, int32_t* rank, int32_t* size,
+// The last owner may be a callback in a worker thread, which ~Queue would join.
+void Destroy(Core* last) {
+  if (!Queue::InWorker()) {
+    delete last;
+    return;
+  }
+  try {
+    std::thread([last] { delete last; }).detach();
+  } catch (const std::system_error&) {
+    last->job().Leave();  // leaked, but no other rank waits for it
+  }
+}
+
+template <class... Arguments>
+std::shared_ptr<Core> NewCore(Arguments&&... arguments) {
+  return {new Core(std::forward<Arguments>(arguments)...), &Destroy};
+}
+
+// Replaces the core of the former job.
+void Replace(std::shared_ptr<Core> next, int32_t* rank, int32_t* size,
              int32_t* former) {
   const Job& job = next->job();
   *rank = job.rank();
@@ -149,7 +170,7 @@ void Convert(const collective_request& from, Request* to) {
   if (one && from.tensors_length != 1) Invalid("takes exactly one tensor");
 }
 
-void TellHeld(bool waits) {
+void SetCallerWaiting(bool waits) {
   std::shared_ptr<Core> now;
   {
     std::lock_guard<std::mutex> lock(core_mutex);
@@ -161,17 +182,6 @@ void TellHeld(bool waits) {
 Request& Scratch() {
   static thread_local Request request;  // keeps its memory between calls
   return request;
-}
-
-RankInfo PlaceOf(int rank, int size, int local_rank, int local_size,
-                 const char* job) {
-  RankInfo place;
-  place.rank = rank;
-  place.size = size;
-  place.local_rank = local_rank;
-  place.local_size = local_size;
-  place.job = job;
-  return place;
 }
 
 }  // namespace collective
@@ -198,8 +208,8 @@ int32_t collective_init(int32_t rank, int32_t size, int32_t local_rank,
     collective::ThrowIfForked();
     std::lock_guard<std::mutex> lock(collective::core_mutex);
     if (collective::core) return;
-    collective::core = std::make_shared<collective::Core>(
-        collective::PlaceOf(rank, size, local_rank, local_size, job),
+    collective::core = collective::NewCore(
+        collective::RankInfo{rank, size, local_rank, local_size, job},
         collective::generation);
     ++collective::generation;
   });
@@ -306,7 +316,7 @@ int32_t collective_start(const collective_request* request,
       request,
       [](void* argument, int32_t code, const char* message) {
         auto* handle = static_cast<collective_handle*>(argument);
-        // Told under the lock: the waiter frees the handle as soon as it may.
+        // Under the lock: the waiter frees the handle as soon as it can.
         std::lock_guard<std::mutex> lock(handle->mutex);
         handle->code = static_cast<Code>(code);
         handle->message = message;
@@ -319,18 +329,19 @@ int32_t collective_start(const collective_request* request,
 }
 
 int32_t collective_wait(collective_handle* handle) {
-  // In a fork nobody ends it, and its mutex may have been held.
+  // In a fork nothing finishes it, and its mutex may have been held.
   if (collective::forked) return Guard(&collective::ThrowIfForked);
   std::unique_ptr<collective_handle> owned(handle);
   std::unique_lock<std::mutex> lock(owned->mutex);
   const auto finished = [&] { return owned->finished; };
-  bool held = false;
-  while (!owned->change.wait_for(lock, collective::kLook, finished)) {
-    lock.unlock();  // for whoever lets go of the core last ends its handles
-    collective::TellHeld(held = true);
+  bool waits = false;
+  while (!owned->change.wait_for(lock, collective::kPollInterval, finished)) {
+    // The last owner of the core fails its handles, which takes this lock.
+    lock.unlock();
+    collective::SetCallerWaiting(waits = true);
     lock.lock();
   }
-  if (held) collective::TellHeld(false);
+  if (waits) collective::SetCallerWaiting(false);
   const Code code = owned->code;
   if (code != Code::kOk) collective::error = owned->message;
   lock.unlock();
@@ -365,38 +376,29 @@ int32_t collective_lost(void) {
   return lost;
 }
 
-int32_t collective_regroup(int32_t* rank, int32_t* size, int32_t* former) {
+int32_t collective_reconfigure(int32_t* rank, int32_t* size, int32_t* former) {
   return Guard([&] {
     const auto last = CurrentCore();
     last->job().Retire();
-    collective::Succeed(std::make_shared<collective::Core>(*last), rank, size,
-                        former);
+    collective::Replace(collective::NewCore(*last), rank, size, former);
   });
 }
 
-int32_t collective_part(void) {
+int32_t collective_depart(void) {
   return Guard([] { CurrentCore()->job().Depart(); });
 }
 
-int32_t collective_waiting(void) {
+int32_t collective_pending_joins(void) {
   int32_t waiting = 0;
   Guard([&] { waiting = CurrentCore()->job().PendingJoins(); });
   return waiting;
 }
 
-int32_t collective_enter(int32_t* rank, int32_t* size, int32_t* former) {
+int32_t collective_late_join(int32_t* rank, int32_t* size, int32_t* former) {
   return Guard([&] {
-    collective::Succeed(std::make_shared<collective::Core>(
-                            *CurrentCore(), collective::Job::LateJoin{}),
-                        rank, size, former);
-  });
-}
-
-int32_t collective_place(int32_t* rank, int32_t* size) {
-  return Guard([&] {
-    const auto core = CurrentCore();
-    *rank = core->job().rank();
-    *size = core->job().size();
+    collective::Replace(
+        collective::NewCore(*CurrentCore(), collective::Job::LateJoin{}), rank,
+        size, former);
   });
 }
 
@@ -418,25 +420,28 @@ void collective_abort(const char* message) {
 
 int32_t collective_recorder_open(int32_t rank, int32_t size, int32_t local_rank,
                                  int32_t local_size, const char* job,
-                                 int32_t called) {
+                                 int32_t launch_rank) {
   return Guard([&] {
     const auto settings = collective::Settings::FromEnvironment();
-    Recorder::Open(collective::PlaceOf(rank, size, local_rank, local_size, job),
-                   called, settings.start_seconds, settings.stall_seconds);
+    Recorder::Open(
+        collective::RankInfo{rank, size, local_rank, local_size, job},
+        launch_rank, settings.start_seconds, settings.stall_seconds);
   });
 }
 
-int32_t collective_recorder_follow(int32_t called, int32_t joined) {
+int32_t collective_recorder_reopen(int32_t launch_rank, int32_t joined) {
   return Guard([&] {
     const auto core = CurrentCore();
     const collective::Job& job = core->job();
-    Recorder::Follow(job.rank_info(), job.local().Copy(),
-                     collective::Job::kRecorderAt, called, joined != 0,
+    Recorder::Reopen(job.rank_info(), job.local().Copy(),
+                     collective::Job::kRecorderAt, launch_rank, joined != 0,
                      job.settings().stall_seconds);
   });
 }
 
-void collective_recorder_settle(void) { Recorder::Current()->Settle(); }
+void collective_recorder_await_dumps(void) {
+  Recorder::Current()->AwaitDumps();
+}
 
 void collective_recorder_renumber(int32_t rank) {
   Recorder::Current()->Renumber(rank);
@@ -458,8 +463,8 @@ double* collective_recorder_position(void) {
   return recorder ? recorder->position() : nullptr;
 }
 
-void collective_recorder_incident(const char* what) {
-  collective::TellRecorder(what);
+void collective_recorder_request_dump(const char* reason) {
+  collective::RequestDump(reason);
 }
 
 int32_t collective_recorder_watch(int32_t milliseconds) {
@@ -470,12 +475,12 @@ void collective_recorder_sample(const char* stack) {
   Recorder::Current()->Sample(stack);
 }
 
-void collective_recorder_gather(int32_t milliseconds) {
-  Recorder::Current()->Gather(milliseconds);
+void collective_recorder_request_samples(int32_t milliseconds) {
+  Recorder::Current()->RequestSamples(milliseconds);
 }
 
-int32_t collective_recorder_places(void) {
-  return Recorder::Current()->places();
+int32_t collective_recorder_local_size(void) {
+  return Recorder::Current()->local_size();
 }
 
 int32_t collective_recorder_read(int32_t local_rank, void* rank) {
@@ -489,7 +494,9 @@ const char* collective_recorder_reason(void) {
   return reason.c_str();
 }
 
-void collective_recorder_done(void) { Recorder::Current()->Done(); }
+void collective_recorder_finish_dump(void) {
+  Recorder::Current()->FinishDump();
+}
 
 void collective_recorder_close(void) {
   if (Recorder* recorder = Recorder::Current()) recorder->Close();

@@ -1,7 +1,7 @@
 /* The C interface of the core: what Python (ctypes) and the TensorFlow ops see.
  *
  * Numbers stand for the enumerations in types.h and failure.h. Functions return
- * a Code, 0 for success; collective_error() tells the rest, per thread. */
+ * a Code, 0 for success; collective_error() has the message, per thread. */
 #ifndef COLLECTIVE_NATIVE_C_API_H_
 #define COLLECTIVE_NATIVE_C_API_H_
 
@@ -37,14 +37,14 @@ typedef struct {
   int64_t counts_length;
   const char* name;
   int32_t plan; /* from collective_plan, or 0 */
-  /* By name. 1: fails, and ends the job, where another request of the same name
-   * and ticket is under way: their order is not known. */
+  /* By name. 1: breaks the job if another request of the same name and ticket
+   * has not ended: their order could differ between ranks. */
   int32_t once;
-  /* A part of the name, equal on all ranks: what an earlier request received in
-   * `*issued`; or 0. */
+  /* Part of the name: what an earlier request has received in `*issued`, the
+   * same on all ranks; or 0. */
   int64_t ticket;
-  /* If not NULL, receives a number before the end: the same on all ranks of the
-   * group, another for each request. 0 in program order or on one rank. */
+  /* If not NULL, receives the number of this request before its end: the same
+   * on all ranks of the group; 0 in program order or on one rank. */
   int64_t* issued;
 } collective_request;
 
@@ -52,9 +52,10 @@ typedef struct collective_handle collective_handle;
 typedef void (*collective_done)(void* argument, int32_t code,
                                 const char* message);
 
-/* For the check at load. The layout in bytes of a structure that Python mirrors
- * by hand, as "SIZE: OFFSET OFFSET ...", empty for others; and a digest of the
- * sources of this library. */
+/* For the check at load: the layout in bytes of a structure that Python
+ * mirrors, as "SIZE: OFFSET OFFSET ...", or ""; and a digest of this library's
+ * sources.
+ */
 COLLECTIVE_EXPORT const char* collective_layout(const char* structure);
 COLLECTIVE_EXPORT const char* collective_source(void);
 
@@ -65,24 +66,24 @@ COLLECTIVE_EXPORT int32_t collective_init(int32_t rank, int32_t size,
 COLLECTIVE_EXPORT int32_t collective_shutdown(void);
 COLLECTIVE_EXPORT const char* collective_error(void);
 COLLECTIVE_EXPORT const char* collective_kernels(void);
-// Where the plug-in for the MPI that launched this process is, or would be; for
-// the calling thread, until its next call.
+/* The path of the plug-in for the MPI that launched this process; it need not
+ * exist. Valid until the next call in this thread. */
 COLLECTIVE_EXPORT const char* collective_plugin(void);
 
-/* Every rank of the job calls it, with the same ascending ranks. *group names
- * the group in this process, and no other before or after it. */
+/* Every rank of the job calls it, with the same ascending ranks. *group is
+ * unique in this process, also after the next collective_init. */
 COLLECTIVE_EXPORT int32_t collective_group(const int32_t* ranks, int32_t length,
                                            int32_t* group);
 
-/* How many ranks a group has, and the number of this one among them. */
+/* The size of a group, and the number of this rank in it. */
 COLLECTIVE_EXPORT int32_t collective_members(int32_t group, int32_t* size,
                                              int32_t* me);
 
-/* The same for a rank that need not be among them. */
+/* The same for a rank that need not be a member. */
 typedef struct {
-  int32_t rank; /* of this process among the group's ranks; -1: outside */
+  int32_t rank; /* of this process in the group; -1: no member */
   int32_t size;
-  int32_t local_rank; /* how many of them on this host are before this rank */
+  int32_t local_rank; /* how many members on this host have a lower rank */
   int32_t local_size;
 } collective_ranks;
 COLLECTIVE_EXPORT int32_t collective_rank_info(int32_t group,
@@ -92,10 +93,10 @@ COLLECTIVE_EXPORT int32_t collective_rank_info(int32_t group,
 COLLECTIVE_EXPORT int32_t collective_rank_of(int32_t group, int32_t member,
                                              int32_t* rank);
 
-/* Blocking; and with a handle, which collective_wait frees; and with a callback
- * from another thread, or, of a few bytes, from this one before it returns, for
- * which the caller waits if the order is that of the program. Tensors must live
- * until the end; the rest is copied. */
+/* Blocking; with a handle, which collective_wait frees; and with a callback,
+ * from another thread or, for a few bytes, from this one before it returns. In
+ * program order the caller of collective_submit must wait for the callback.
+ * Tensors must live until the end; everything else is copied. */
 COLLECTIVE_EXPORT int32_t collective_run(const collective_request* request);
 COLLECTIVE_EXPORT int32_t collective_start(const collective_request* request,
                                            collective_handle** handle);
@@ -105,40 +106,37 @@ COLLECTIVE_EXPORT int32_t collective_submit(const collective_request* request,
                                             collective_done done,
                                             void* argument);
 
-/* Takes part, with nothing to give, in what other ranks call, until all have
- * joined. *served: in how many of their collectives. */
+/* Horovod's join(): takes part in the collectives of other ranks, without data,
+ * until all have joined. *served: in how many. */
 COLLECTIVE_EXPORT int32_t collective_join(int64_t* served);
 
-/* While a function is traced: it has one more collective, of this name. `plan`
- * is the caller's number of the trace. */
+/* While a function is traced: adds a collective of this name to its plan, where
+ * `plan` is the caller's number of the trace. */
 COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,
                                        const char* function, const char* name);
 
-/* Whether the job is broken because ranks died or left. The others can then go
- * on: all of them call collective_regroup, which makes a job of them, numbered
- * from 0 in their old order, without groups. They may do so where nobody died,
- * too: some have shut down, or others wait to come in. `former`, by rank, is
- * what number it had, or -1: it came in just now; it has room for 128. */
+/* Whether the job is broken because ranks died or left. All survivors may then
+ * call collective_reconfigure, which forms a job of them, numbered from 0 in
+ * their old order, without groups. It needs no death: ranks may have shut down,
+ * or others wait to join. `former`, by rank: its former rank, or -1 if it has
+ * just joined; room for 128. */
 COLLECTIVE_EXPORT int32_t collective_lost(void);
-COLLECTIVE_EXPORT int32_t collective_regroup(int32_t* rank, int32_t* size,
-                                             int32_t* former);
-/* On several hosts, before collective_shutdown: while the others call
- * collective_regroup, who go on without this process. */
-COLLECTIVE_EXPORT int32_t collective_part(void);
+COLLECTIVE_EXPORT int32_t collective_reconfigure(int32_t* rank, int32_t* size,
+                                                 int32_t* former);
+/* On several hosts, before collective_shutdown: lets the other ranks call
+ * collective_reconfigure without this one. */
+COLLECTIVE_EXPORT int32_t collective_depart(void);
 
-/* This process' number in the job, and the number of ranks: of those that came,
- * where others had ended before. */
-COLLECTIVE_EXPORT int32_t collective_place(int32_t* rank, int32_t* size);
 /* By rank: the first rank on its host. */
 COLLECTIVE_EXPORT int32_t collective_hosts(int32_t* hosts);
-/* On rank 0: how many processes wait to come in; elsewhere 0. */
-COLLECTIVE_EXPORT int32_t collective_waiting(void);
-/* Of a process that was a job of its own: waits until the job of that name
- * takes it in. The rest as for collective_regroup. */
-COLLECTIVE_EXPORT int32_t collective_enter(int32_t* rank, int32_t* size,
-                                           int32_t* former);
+/* On rank 0: how many processes wait to join; elsewhere 0. */
+COLLECTIVE_EXPORT int32_t collective_pending_joins(void);
+/* For a process that is a job of its own: waits until the running job of that
+ * name takes it in. Arguments as for collective_reconfigure. */
+COLLECTIVE_EXPORT int32_t collective_late_join(int32_t* rank, int32_t* size,
+                                               int32_t* former);
 
-/* Ends the job on every rank: their collectives fail with this message. */
+/* Breaks the job: collectives of all ranks fail with this message. */
 COLLECTIVE_EXPORT void collective_abort(const char* message);
 
 /* A Chrome trace of this process' collectives, of `limit` bytes at most. */
@@ -153,35 +151,34 @@ COLLECTIVE_EXPORT int32_t collective_recorder_open(int32_t rank, int32_t size,
                                                    int32_t local_rank,
                                                    int32_t local_size,
                                                    const char* job,
-                                                   int32_t called);
-/* Before either of the next: waits for the account of those that have died. */
-COLLECTIVE_EXPORT void collective_recorder_settle(void);
-/* After a regroup, or an enter, and closed: goes on among the ranks of the job
- * that this process is in now. */
-COLLECTIVE_EXPORT int32_t collective_recorder_follow(int32_t called,
+                                                   int32_t launch_rank);
+/* Before either of the next two: waits until deaths have been dumped. */
+COLLECTIVE_EXPORT void collective_recorder_await_dumps(void);
+/* After a reconfiguration or a late join, when the former recorder is closed.
+ */
+COLLECTIVE_EXPORT int32_t collective_recorder_reopen(int32_t launch_rank,
                                                      int32_t joined);
-/* Where the core has no job, and some ranks are gone. */
+/* For a job that is not the core's, after ranks have left or died. */
 COLLECTIVE_EXPORT void collective_recorder_renumber(int32_t rank);
-/* The number of what begins now, for its end; 0 where nothing is recorded. */
+/* Starts an entry: its number, or 0 if there is no recorder. */
 COLLECTIVE_EXPORT uint64_t collective_recorder_begin(int32_t kind,
                                                      const char* name,
                                                      int64_t bytes);
 COLLECTIVE_EXPORT void collective_recorder_end(uint64_t number, int32_t failed);
-/* Two numbers, at and since, to be stored into until it is closed: see
- * recorder.h. Null where nothing is recorded. */
+/* Where to store Rank::at and Rank::since (recorder.h) until it is closed; or
+ * null. */
 COLLECTIVE_EXPORT double* collective_recorder_position(void);
-COLLECTIVE_EXPORT void collective_recorder_incident(const char* what);
-/* Once opened: an Event; what the caller is to do then is told in recorder.h.
- */
+COLLECTIVE_EXPORT void collective_recorder_request_dump(const char* reason);
+/* For the watching thread: see recorder.h. Returns an Event. */
 COLLECTIVE_EXPORT int32_t collective_recorder_watch(int32_t milliseconds);
 COLLECTIVE_EXPORT void collective_recorder_sample(const char* stack);
-COLLECTIVE_EXPORT void collective_recorder_gather(int32_t milliseconds);
-/* How many ranks of this host there are to be read. */
-COLLECTIVE_EXPORT int32_t collective_recorder_places(void);
+COLLECTIVE_EXPORT void collective_recorder_request_samples(
+    int32_t milliseconds);
+COLLECTIVE_EXPORT int32_t collective_recorder_local_size(void);
 COLLECTIVE_EXPORT int32_t collective_recorder_read(int32_t local_rank,
                                                    void* rank);
 COLLECTIVE_EXPORT const char* collective_recorder_reason(void);
-COLLECTIVE_EXPORT void collective_recorder_done(void);
+COLLECTIVE_EXPORT void collective_recorder_finish_dump(void);
 COLLECTIVE_EXPORT void collective_recorder_close(void);
 
 /* ---- for collective.bench (timing.cc) ---- */

@@ -12,7 +12,7 @@ namespace collective {
 namespace {
 
 constexpr size_t kTextBytes = 2048;  // of a call, in an error
-constexpr size_t kNotices = 8;
+constexpr size_t kAnnouncements = 8;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 
@@ -31,9 +31,9 @@ struct Communicator::TextBox {
   char text[kTextBytes];
 };
 
-struct alignas(64) Communicator::NoticeBox {
+struct alignas(64) Communicator::AnnouncementBox {
   FutexWord number;
-  Notice notice;
+  Announcement announcement;
 };
 
 namespace {
@@ -91,7 +91,8 @@ void Communicator::LayOutMemory() {
   };
   const size_t posts = reserve(2 * n * kPostStride);
   const size_t texts = reserve(2 * n * sizeof(TextBox));
-  const size_t notices = reserve(kNotices * sizeof(NoticeBox));
+  const size_t announcements =
+      reserve(kAnnouncements * sizeof(AnnouncementBox));
   const size_t flags = reserve(3 * n * sizeof(Flag));
   const size_t mail_flags = reserve(2 * n * n * sizeof(Flag));
   const size_t choices = reserve(sizeof(SlotStores::Choices));
@@ -106,7 +107,7 @@ void Communicator::LayOutMemory() {
   char* base = private_ ? private_.get() : job_->MapArea(area_, bytes);
   posts_ = base + posts;
   texts_ = base + texts;
-  notices_ = reinterpret_cast<NoticeBox*>(base + notices);
+  announcements_ = reinterpret_cast<AnnouncementBox*>(base + announcements);
   flags_ = reinterpret_cast<Flag*>(base + flags);
   mail_flags_ = reinterpret_cast<Flag*>(base + mail_flags);
   slots_ = base + slots;
@@ -227,27 +228,27 @@ void Communicator::Finish(uint32_t chunks) {
   }
 }
 
-void Communicator::Announce(uint32_t number, const Notice& notice) {
-  if (p2p_) return p2p_->Announce(notice);
+void Communicator::Announce(uint32_t number, const Announcement& announcement) {
+  if (p2p_) return p2p_->Announce(announcement);
   // There is always room: every rank has run the collective before the last, or
   // this rank could not have ended it.
-  NoticeBox& box = notices_[number % kNotices];
-  box.notice = notice;
+  AnnouncementBox& box = announcements_[number % kAnnouncements];
+  box.announcement = announcement;
   box.number.Raise(number);
 }
 
-Notice Communicator::Announced(uint32_t number, const Request& request) {
+Announcement Communicator::Announced(uint32_t number, const Request& request) {
   job_->NoteAwaitNext(area_);
   if (p2p_) return p2p_->Announced(request);
-  NoticeBox& box = notices_[number % kNotices];
+  AnnouncementBox& box = announcements_[number % kAnnouncements];
   job_->Await(box.number, number, members_[0], request);
-  return box.notice;
+  return box.announcement;
 }
 
-bool Communicator::HasAnnounced(uint32_t number, Notice* notice) {
-  NoticeBox& box = notices_[number % kNotices];
+bool Communicator::HasAnnounced(uint32_t number, Announcement* announcement) {
+  AnnouncementBox& box = announcements_[number % kAnnouncements];
   if (!box.number.Reached(number)) return false;
-  *notice = box.notice;
+  *announcement = box.announcement;
   return true;
 }
 

@@ -4,16 +4,14 @@
 // about processes, futexes or memory layout. It offers
 //
 //   posts      Every collective begins with each rank posting a hash of its
-//   call
-//              and perhaps a little data, and then reading every other rank's
+//              call and perhaps a little data, and then reading every other
 //              post: no collective runs unless all ranks make the same call.
 //              Posts are double-buffered: a rank that posts number k+2 has seen
 //              every post k+1, so every rank is done with posts k.
 //   slots      A ring of kDepth chunks, each with room for every rank's data
-//   and
-//              for the result. Chunks are numbered across collectives; three
+//              and the result. Chunks are numbered across collectives; three
 //              counters of each rank say how far it is: it has filled its slot,
-//              it has read the slots, it has read the result.
+//              read the slots, read the result.
 //   mailboxes  From each rank to each, for the algorithms that send messages.
 //
 // If the ranks are on several hosts there is no such memory: posts carry no
@@ -143,15 +141,15 @@ class Communicator {
   // ---- order by name (queue.h) ---------------------------------------------
 
   // The first member announces what comes next; every other member reads it.
-  void Announce(uint32_t number, const Notice& notice);
-  Notice Announced(uint32_t number, const Request& request);
+  void Announce(uint32_t number, const Announcement& announcement);
+  Announcement Announced(uint32_t number, const Request& request);
   // The same without a wait: false if it has not arrived. Only on one host.
-  bool HasAnnounced(uint32_t number, Notice* notice);
+  bool HasAnnounced(uint32_t number, Announcement* announcement);
 
  private:
   struct PostBox;
   struct TextBox;
-  struct NoticeBox;
+  struct AnnouncementBox;
   PostBox& PostOf(uint32_t sequence, int member);
   char* DataOf(uint32_t sequence, int member);
   Flag& FlagOf(Stage stage, int member) {
@@ -191,7 +189,7 @@ class Communicator {
   // Null if the group spans hosts.
   char* posts_ = nullptr;
   char* texts_ = nullptr;
-  NoticeBox* notices_ = nullptr;
+  AnnouncementBox* announcements_ = nullptr;
   Flag* flags_ = nullptr;
   Flag* mail_flags_ = nullptr;
   char* slots_ = nullptr;

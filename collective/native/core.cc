@@ -94,15 +94,16 @@ int64_t Core::Join() {
   const int64_t before = job_.served();
   Request join;
   join.kind = Kind::kJoin;
-  std::promise<Failure> outcomes[2];
+  std::vector<std::future<Failure>> outcomes;
   for (Order order : {Order::kProgramOrder, Order::kByName}) {
-    std::promise<Failure>& outcome = outcomes[static_cast<int>(order)];
-    queue(0, order).Submit(join, [&](Code code, const char* message) {
-      outcome.set_value(Failure(code, message));
+    // Shared: if the second Submit throws, the first still ends some day.
+    const auto outcome = std::make_shared<std::promise<Failure>>();
+    outcomes.push_back(outcome->get_future());
+    queue(0, order).Submit(join, [outcome](Code code, const char* message) {
+      outcome->set_value(Failure(code, message));
     });
   }
-  const Failure in_order = outcomes[0].get_future().get();
-  const Failure by_name = outcomes[1].get_future().get();
+  const Failure in_order = outcomes[0].get(), by_name = outcomes[1].get();
   for (const Failure& failure : {in_order, by_name}) {
     if (failure.code() != Code::kOk) throw failure;
   }

@@ -3,13 +3,9 @@
 #include <new>
 #include <string>
 
-#include "algorithms/all_gather.h"
 #include "algorithms/all_reduce.h"
-#include "algorithms/all_to_all.h"
-#include "algorithms/barrier.h"
-#include "algorithms/broadcast.h"
-#include "algorithms/p2p_collectives.h"
-#include "algorithms/reduce_scatter.h"
+#include "algorithms/collectives.h"
+#include "kernels/denormals.h"
 #include "recorder/recorder.h"
 #include "recorder/timeline.h"
 
@@ -17,24 +13,22 @@ namespace collective {
 
 void Execute(Communicator& ranks, const Request& request) try {
   if (ranks.job().broken()) ranks.job().Check(ranks.job().rank());
+  const KeepDenormals keep;
   const TimelineEntry entry(request);
   const RecordedRun recorded(request, ranks.area(), ranks.CountRun());
-  const bool by_messages = ranks.spans_hosts();
+  const bool by_p2p = ranks.spans_hosts();
   switch (request.kind) {
     case Kind::kAllReduce:
       return AllReduce(ranks, request);
     case Kind::kBroadcast:
-      return by_messages ? P2pBroadcast(ranks, request)
-                         : Broadcast(ranks, request);
+      return by_p2p ? P2pBroadcast(ranks, request) : Broadcast(ranks, request);
     case Kind::kAllGather:
-      return by_messages ? P2pAllGather(ranks, request)
-                         : AllGather(ranks, request);
+      return by_p2p ? P2pAllGather(ranks, request) : AllGather(ranks, request);
     case Kind::kReduceScatter:
-      return by_messages ? P2pReduceScatter(ranks, request)
-                         : ReduceScatter(ranks, request);
+      return by_p2p ? P2pReduceScatter(ranks, request)
+                    : ReduceScatter(ranks, request);
     case Kind::kAllToAll:
-      return by_messages ? P2pAllToAll(ranks, request)
-                         : AllToAll(ranks, request);
+      return by_p2p ? P2pAllToAll(ranks, request) : AllToAll(ranks, request);
     case Kind::kBarrier:
     case Kind::kJoin:
       return Barrier(ranks, request);

@@ -13,14 +13,14 @@ enum class Code : int32_t {
   kOk = 0,
   kInvalidArgument = 1,     // this rank asked for what cannot be done
   kFailedPrecondition = 2,  // ranks do not agree; nothing was summed
-  kUnavailable = 3,         // a peer died or left: the job cannot go on
-  kDeadlineExceeded = 4,    // a peer did not come in time
+  kUnavailable = 3,         // a peer died or left: the job cannot continue
+  kDeadlineExceeded = 4,    // a peer was too late
   kInternal = 5,            // the operating system refused something
 };
 
 inline constexpr char kOutOfMemoryHint[] =
     "give each rank more memory: fewer ranks on a host, or smaller batches "
-    "(ulimit -v, free -g and dmesg tell what there is)";
+    "(see ulimit -v, free -g and dmesg)";
 
 // The last line of the message is "HINT: ...".
 class Failure : public std::runtime_error {

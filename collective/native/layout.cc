@@ -1,5 +1,5 @@
-// What lets Python see that it and this library fit together: the layout of the
-// structures that Python mirrors by hand, and the sources that were compiled.
+// Lets Python check that it fits this library: the layout of the structures
+// that Python mirrors, and a digest of the compiled sources.
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -49,9 +49,9 @@ const char* collective_layout(const char* structure) {
 #undef TYPE
 #define TYPE Rank
   if (!std::strcmp(structure, "Recorder::Rank")) {
-    return Layout<AT(rank), AT(pid), AT(called), AT(joined), AT(left), AT(told),
-                  AT(answered), AT(stack), AT(sampled), AT(at), AT(since),
-                  AT(last), AT(entries)>(sizeof(TYPE));
+    return Layout<AT(rank), AT(pid), AT(launch_rank), AT(joined), AT(left),
+                  AT(death_reported), AT(answered), AT(stack), AT(sampled),
+                  AT(at), AT(since), AT(last), AT(entries)>(sizeof(TYPE));
   }
 #undef TYPE
   return "";

@@ -2,9 +2,9 @@
 //
 // A tf.function is traced before it runs, so a rank knows the names of all its
 // collectives when the first of them runs. Ranks that run the same function
-// with different names will wait for each other for ever; the hashes of their
-// plans, which travel with each announced name (queue.h), tell this from a rank
-// that only computes longer.
+// with different names would wait for each other for ever. Hashes of their
+// plans travel with each announced name (queue.h), and distinguish such ranks
+// from ranks that only compute longer.
 #ifndef COLLECTIVE_NATIVE_PLAN_H_
 #define COLLECTIVE_NATIVE_PLAN_H_
 
@@ -21,12 +21,12 @@ struct Plan {
   int group = 0;
 };
 
-// The collective that the first rank of a group takes next.
-struct Notice {
+// The collective that member 0 of a group runs next.
+struct Announcement {
   uint64_t name = 0;  // a hash
   Plan plan;
   char text[96] = {};   // the name itself, or its beginning
-  bool joined = false;  // nothing: it has joined (join.h)
+  bool joined = false;  // none: this member has joined (join.h)
 };
 
 // While a function is traced: one more collective. `number` is this rank's, of
@@ -34,7 +34,7 @@ struct Notice {
 void AddToPlan(int number, int group, const std::string& function,
                const std::string& name);
 
-// When it runs. Without a number, or with one that nobody knows: no plan.
+// When the collective runs. No plan for number 0 and unknown numbers.
 Plan PlanOf(int number, int group);
 // Whether it has a collective of that name, given as a hash, in another group.
 bool PlanHas(int number, int group, uint64_t name);

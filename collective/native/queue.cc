@@ -1,15 +1,12 @@
 #include "queue.h"
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <future>
 #include <limits>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "algorithms/all_reduce.h"
@@ -21,64 +18,40 @@ namespace collective {
 namespace {
 
 // What ranks match a collective by.
-uint64_t NameOf(const Request& request) {
+uint64_t HashOf(const Request& request) {
   const uint64_t name = std::hash<std::string>()(request.name);
   return name ^ static_cast<uint64_t>(request.ticket) * 0x9E3779B97F4A7C15u;
 }
 
-// Where ranks run the same function with different names: the time without any
-// new collective here after which no more are thought to come. A thread of its
-// own could still bring one.
+// If ranks run the same function with different names: the time without a
+// submission after which none is expected. (Another thread could still submit.)
 constexpr double kQuietSeconds = 5;
-constexpr std::chrono::milliseconds kLook(100);
+constexpr std::chrono::milliseconds kPollInterval(100);
 
-// Whether this thread is a queue's.
-thread_local bool works = false;
-
-// A thread inherits the rounding of its creator, and TensorFlow's threads flush
-// denormals to zero: sums must not depend on who asked first.
-class DenormalsKept {
- public:
-#if defined(__x86_64__)
-  DenormalsKept() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~DenormalsKept() { _mm_setcsr(before_); }
-
- private:
-  const unsigned before_;
-#elif defined(__aarch64__)
-  DenormalsKept() {
-    asm volatile("mrs %0, fpcr" : "=r"(before_));
-    asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
-  }
-  ~DenormalsKept() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
-
- private:
-  uint64_t before_;
-#endif
-};
+thread_local bool in_worker = false;
 
 // Waking the worker takes about as long.
-constexpr auto kShortly = std::chrono::microseconds(30);
+constexpr auto kBriefWait = std::chrono::microseconds(30);
 
-// Whether it comes true within that time, which is not waited for where ranks
-// need the core.
+// Whether the condition becomes true within that time. If ranks share cores,
+// they need the core: no wait.
 template <class Condition>
-bool Shortly(bool shared_cores, Condition&& condition) {
-  const auto end = std::chrono::steady_clock::now() + kShortly;
+bool AwaitBriefly(bool shared_cores, Condition&& condition) {
+  const auto end = std::chrono::steady_clock::now() + kBriefWait;
   while (!condition()) {
     if (shared_cores || std::chrono::steady_clock::now() > end) return false;
   }
   return true;
 }
 
-Notice NoticeOf(const Request& request) {
-  Notice notice;
-  notice.name = NameOf(request);
-  notice.plan = request.plan;
-  notice.joined = request.kind == Kind::kJoin;
-  std::strncpy(notice.text, Printable(request.name).c_str(),
-               sizeof(notice.text) - 1);
-  return notice;
+Announcement AnnouncementOf(const Request& request) {
+  Announcement next;
+  next.name = HashOf(request);
+  next.plan = request.plan;
+  next.joined = request.kind == Kind::kJoin;
+  std::strncpy(next.text, Printable(request.name).c_str(),
+               sizeof(next.text) - 1);
+  return next;
 }
 
 }  // namespace
@@ -99,7 +72,7 @@ Queue::~Queue() {
   }
   change_.notify_all();
   if (worker_.joinable()) worker_.join();
-  for (std::unique_lock<std::mutex> lock(mutex_); busy_;) {
+  for (std::unique_lock<std::mutex> lock(mutex_); running_;) {
     change_.wait_for(lock, std::chrono::milliseconds(1));
   }
   for (Item& item : items_) {
@@ -112,14 +85,14 @@ Queue::~Queue() {
 void Queue::Run(const Request& request) {
   ranks_->job().NoteCaller();
   std::unique_lock<std::mutex> lock(mutex_);
-  if (order_ == Order::kProgramOrder && items_.empty() && !busy_) {
-    busy_ = true;
+  if (order_ == Order::kProgramOrder && items_.empty() && !running_) {
+    running_ = true;
     lock.unlock();
     struct Release {
       Queue* queue;
       ~Release() {
         std::lock_guard<std::mutex> lock(queue->mutex_);
-        queue->busy_ = false;
+        queue->running_ = false;
         if (!queue->items_.empty()) queue->change_.notify_all();
       }
     } release{this};
@@ -131,67 +104,82 @@ void Queue::Run(const Request& request) {
   Submit(request, [&](Code code, const char* message) {
     outcome.set_value({code, message});
   });
-  auto told = outcome.get_future();
-  bool held = false;
-  while (told.wait_for(kLook) == std::future_status::timeout) {
-    ranks_->job().SetCallerWaiting(held = true);
+  auto result = outcome.get_future();
+  bool waits = false;
+  while (result.wait_for(kPollInterval) == std::future_status::timeout) {
+    ranks_->job().SetCallerWaiting(waits = true);
   }
-  if (held) ranks_->job().SetCallerWaiting(false);
-  const auto [code, message] = told.get();
+  if (waits) ranks_->job().SetCallerWaiting(false);
+  const auto [code, message] = result.get();
   if (code != Code::kOk) throw Failure(code, message);
 }
 
+bool Queue::InWorker() { return in_worker; }
+
+void Queue::StartWorker(const Request& request) {
+  if (worker_.joinable() || closing_) return;
+  try {
+    worker_ = std::thread([this] { Work(); });
+  } catch (const std::system_error& error) {
+    // Every other rank will wait for this collective.
+    ranks_->job().Break(Code::kInternal,
+                        "rank " + std::to_string(ranks_->job().rank()) +
+                            " cannot start a thread for " + request.Describe() +
+                            ": " + error.what(),
+                        "see ulimit -u and ulimit -v, and the limits of the "
+                        "container");
+  }
+}
+
 void Queue::Submit(Request request, Done done, bool blocks) {
-  // What follows from a collective's end is asked for by whoever asked for
-  // that.
-  if (!works) ranks_->job().NoteCaller();
+  // A callback continues what the calling thread has begun.
+  if (!in_worker) ranks_->job().NoteCaller();
+  const uint64_t name = HashOf(request);
+  std::unique_lock<std::mutex> lock(mutex_);
+  // First: if it fails, nothing was queued, recorded or posted.
+  StartWorker(request);
   ranks_->job().CountSubmission();
-  blocks = blocks && (works || ranks_->job().IsCaller());
-  const uint64_t name = NameOf(request);
+  blocks = blocks && (in_worker || ranks_->job().IsCaller());
   Recorder* recorder = Recorder::Current();
   if (recorder && request.kind != Kind::kJoin) {
     request.recorded = recorder->Announce(request, false);
   }
   Item item{std::move(request), std::move(done), name, blocks};
-  std::unique_lock<std::mutex> lock(mutex_);
   if (item.request.once && ranks_->size() > 1 && !once_.insert(name).second) {
     lock.unlock();
     return Refuse(item);
   }
-  const bool free = !busy_ && !closing_ && items_.empty();
+  const bool free = !running_ && !closing_ && items_.empty();
   if (free && order_ == Order::kByName && IsOneShot(*ranks_, item.request) &&
       !ranks_->job().broken()) {
-    busy_ = true;
+    running_ = true;
     lock.unlock();
-    if (BeginsWithOthers(item)) {
+    if (TryInCallersThread(item)) {
       Perform(item);
       return;
     }
     lock.lock();
-    busy_ = false;
+    running_ = false;
   }
   if (blocks) ranks_->job().SetCallerBlocked(true);
-  const bool begun = item.request.posted;
-  items_.insert(begun ? items_.begin() : items_.end(), std::move(item));
-  if (!worker_.joinable() && !closing_) {
-    worker_ = std::thread([this] { Work(); });
-  }
-  Working(true);
+  const bool posted = item.request.posted;
+  items_.insert(posted ? items_.begin() : items_.end(), std::move(item));
+  SetBusy(true);
   lock.unlock();
   change_.notify_all();
 }
 
-bool Queue::BeginsWithOthers(Item& item) {
+bool Queue::TryInCallersThread(Item& item) {
   const bool shared = ranks_->job().shared_cores();
   if (ranks_->me() == 0) {
-    ranks_->Announce(++number_, NoticeOf(item.request));
+    ranks_->Announce(++number_, AnnouncementOf(item.request));
   } else {
-    Notice notice;
+    Announcement next;
     const auto announced = [&] {
-      return ranks_->HasAnnounced(number_ + 1, &notice);
+      return ranks_->HasAnnounced(number_ + 1, &next);
     };
-    if (!Shortly(shared, announced) || notice.joined ||
-        notice.name != item.name) {
+    if (!AwaitBriefly(shared, announced) || next.joined ||
+        next.name != item.name) {
       return false;
     }
     ++number_;
@@ -200,7 +188,7 @@ bool Queue::BeginsWithOthers(Item& item) {
   item.request.posted_at = TimelineNow();
   PostOneShot(*ranks_, item.request);
   item.request.posted = true;
-  return Shortly(shared, [&] { return ranks_->AllPosted(); });
+  return AwaitBriefly(shared, [&] { return ranks_->AllPosted(); });
 }
 
 void Queue::Refuse(const Item& item) {
@@ -209,8 +197,8 @@ void Queue::Refuse(const Item& item) {
         Code::kFailedPrecondition,
         "rank " + std::to_string(ranks_->job().rank()) + " has begun " +
             item.request.Describe() +
-            " twice at a time, from several threads: which of the two meets "
-            "which on the other ranks is not known",
+            " twice at the same time, from several threads: which of the two "
+            "matches which on the other ranks is unknown",
         "give the collectives of each thread names (name=...) or a process "
         "set of their own, or let one thread call the function");
   } catch (const Failure& failure) {
@@ -219,23 +207,23 @@ void Queue::Refuse(const Item& item) {
 }
 
 void Queue::Work() {
-  works = true;
+  in_worker = true;
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    Working(!items_.empty());
+    SetBusy(!items_.empty());
     change_.wait(lock,
-                 [this] { return closing_ || (!items_.empty() && !busy_); });
+                 [this] { return closing_ || (!items_.empty() && !running_); });
     if (closing_) return;
-    busy_ = true;
+    running_ = true;
     Item item;
     try {
       item = Next(lock);
     } catch (const Failure& failure) {
-      // The job cannot go on; tell everyone who waits here.
+      // The job cannot continue: all items fail.
       std::deque<Item> failed;
       failed.swap(items_);
       once_.clear();
-      busy_ = false;
+      running_ = false;
       lock.unlock();
       for (Item& one : failed) one.done(failure.code(), failure.what());
       lock.lock();
@@ -248,11 +236,11 @@ void Queue::Work() {
   }
 }
 
-void Queue::Working(bool works) {
-  // By name, Await and the rank that it waits for tell what does not come.
-  if (order_ == Order::kByName || works == working_) return;
-  working_ = works;
-  ranks_->job().CountBusyQueues(works ? 1 : -1);
+void Queue::SetBusy(bool busy) {
+  // By name, AwaitSubmission notices what is never submitted.
+  if (order_ == Order::kByName || busy == busy_) return;
+  busy_ = busy;
+  ranks_->job().CountBusyQueues(busy ? 1 : -1);
 }
 
 bool Queue::Perform(Item& item) {
@@ -260,7 +248,6 @@ bool Queue::Perform(Item& item) {
   std::string message;
   bool over = true;
   try {
-    const DenormalsKept kept;
     if (item.request.kind == Kind::kJoin) {
       over = ServeJoined(*ranks_, item.request);
     } else {
@@ -274,9 +261,9 @@ bool Queue::Perform(Item& item) {
     message = error.what();
   }
   {
-    // Free before it is told: whoever hears it may call Run at once.
+    // Before `done`, whose caller may call Run at once.
     std::lock_guard<std::mutex> lock(mutex_);
-    busy_ = false;
+    running_ = false;
     if (over && item.request.once) once_.erase(item.name);
     if (!items_.empty()) change_.notify_all();
   }
@@ -298,27 +285,27 @@ std::deque<Queue::Item>::iterator Queue::Find(uint64_t name) {
 
 Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
   auto found = items_.begin();
-  const bool begun = found->request.posted;
-  if (order_ == Order::kByName && ranks_->size() > 1 && !begun) {
+  const bool posted = found->request.posted;
+  if (order_ == Order::kByName && ranks_->size() > 1 && !posted) {
     ++number_;
-    const bool first = ranks_->me() == 0;
-    Notice notice;
-    if (first) {
-      notice = NoticeOf(found->request);
-      ranks_->Announce(number_, notice);
+    const bool announces = ranks_->me() == 0;
+    Announcement next;
+    if (announces) {
+      next = AnnouncementOf(found->request);
+      ranks_->Announce(number_, next);
     }
-    if (!first || notice.joined) {
+    if (!announces || next.joined) {
       const Request waiting = found->request;
       lock.unlock();
       try {
-        if (!first) notice = ranks_->Announced(number_, waiting);
-        if (notice.joined) notice = AgreeOnNext(*ranks_, NoticeOf(waiting));
+        if (!announces) next = ranks_->Announced(number_, waiting);
+        if (next.joined) next = AgreeOnNext(*ranks_, AnnouncementOf(waiting));
       } catch (...) {
         lock.lock();
         throw;
       }
       lock.lock();
-      found = Await(lock, notice);
+      found = AwaitSubmission(lock, next);
     }
     if (found->request.issued) *found->request.issued = number_;
   }
@@ -327,17 +314,17 @@ Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
   return item;
 }
 
-std::deque<Queue::Item>::iterator Queue::Await(
-    std::unique_lock<std::mutex>& lock, const Notice& notice) {
-  auto found = Find(notice.name);
+std::deque<Queue::Item>::iterator Queue::AwaitSubmission(
+    std::unique_lock<std::mutex>& lock, const Announcement& next) {
+  auto found = Find(next.name);
   if (found != items_.end()) return found;
-  // Told to the others; nothing is taken from the queue meanwhile.
+  // Nothing is taken from the queue meanwhile, so its front stays.
   Job::LongWait wait(&ranks_->job(), ranks_->rank_of(0),
                      items_.front().request);
   size_t submitted = items_.size();
   auto last = std::chrono::steady_clock::now();
   while (found == items_.end()) {
-    change_.wait_for(lock, kLook);
+    change_.wait_for(lock, kPollInterval);
     wait.Poll();
     if (closing_) {
       throw Failure(Code::kUnavailable,
@@ -348,21 +335,21 @@ std::deque<Queue::Item>::iterator Queue::Await(
     if (items_.size() != submitted) last = now;  // still more come
     submitted = items_.size();
     const std::chrono::duration<double> quiet = now - last;
-    if (quiet.count() > Patience(notice)) ThrowNoneOfThatName(notice);
-    found = Find(notice.name);
+    if (quiet.count() > Patience(next)) ThrowNotSubmitted(next);
+    found = Find(next.name);
   }
   return found;
 }
 
-double Queue::Patience(const Notice& notice) const {
+double Queue::Patience(const Announcement& next) const {
   const double stall = ranks_->job().settings().stall_seconds;
   double patience = stall;
   for (const Item& item : items_) {
     const Plan& mine = item.request.plan;
-    if (mine.function == 0 || mine.function != notice.plan.function) continue;
-    // The same plan: it comes when it is computed, however long that takes. The
-    // first rank, which waits for it, has the deadline.
-    if (mine.names == notice.plan.names) {
+    if (mine.function == 0 || mine.function != next.plan.function) continue;
+    // The same plan: it is submitted once it is computed, however long that
+    // takes. Member 0, which waits for it, has the deadline.
+    if (mine.names == next.plan.names) {
       return std::numeric_limits<double>::infinity();
     }
     patience = std::min(stall, kQuietSeconds);
@@ -370,14 +357,14 @@ double Queue::Patience(const Notice& notice) const {
   return patience;
 }
 
-void Queue::ThrowNoneOfThatName(const Notice& notice) {
+void Queue::ThrowNotSubmitted(const Announcement& next) {
   const std::string me = std::to_string(ranks_->job().rank());
   ranks_->job().Break(
       Code::kFailedPrecondition,
       "ranks do not agree on a collective: rank " + me + " has " +
           items_.front().request.Describe() + "; rank " +
-          std::to_string(ranks_->rank_of(0)) + " has begun '" + notice.text +
-          "', which does not come on rank " + me + "\n" +
+          std::to_string(ranks_->rank_of(0)) + " has begun '" + next.text +
+          "', which rank " + me + " does not submit\n" +
           ranks_->job().DescribeWaits(),
       "give the same collectives the same names on every rank, also within a "
       "tf.function");

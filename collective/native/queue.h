@@ -1,18 +1,18 @@
 // Collectives waiting to be run, one after the other, on one communicator.
 //
 // Program order: the order of submission, which must be the same on every rank.
-// A blocking call runs in the caller's thread when nothing is before it.
+// A blocking call runs in the caller's thread if the queue is empty.
 //
-// By name: ranks may submit in any order, as TensorFlow does. The first member
-// takes them as they come and announces each name; the others run them in that
-// order. One store, which the others see while they wait anyway: no round trip.
-// The same name twice at a time is run in the order of submission; refused
-// where that order is no rank's choice (Request::once). Where the first member
-// has joined, another chooses (join.h).
+// By name: ranks may submit in any order, as TensorFlow does. Member 0 takes
+// collectives as they come and announces each name; the other members run them
+// in that order. An announcement is one store, which the others read while they
+// wait anyway: no round trip. Two collectives of one name run in the order of
+// submission, or are refused if that order may differ between ranks
+// (Request::once). If member 0 has joined, another member announces (join.h).
 //
 // The number of an announcement, equal on all members, is the ticket of the
-// collective: with it, a later one that belongs to it gets a name that no other
-// has, however often both are run.
+// collective: combined with it, the name of a later collective that belongs to
+// it (its gradient) is unique, however often both run.
 #ifndef COLLECTIVE_NATIVE_QUEUE_H_
 #define COLLECTIVE_NATIVE_QUEUE_H_
 
@@ -31,48 +31,53 @@ namespace collective {
 
 class Queue {
  public:
-  // Told the outcome; called from the queue's thread, or, of a few bytes,
+  // Receives the outcome, in the worker thread or, for a small collective,
   // within Submit. Must not throw.
   using Done = std::function<void(Code code, const char* message)>;
 
   Queue(std::unique_ptr<Communicator> ranks, Order order);
-  // Runs no more; what is waiting fails.
+  // What still waits fails. Not in a worker thread, which could not join
+  // itself.
   ~Queue();
   Queue(const Queue&) = delete;
 
-  void Run(const Request& request);  // throws Failure
+  // Both throw Failure; Submit only if `done` will not be called.
+  void Run(const Request& request);
   // `blocks`: the caller is blocked until `done`, as in TensorFlow's eager
   // mode.
   void Submit(Request request, Done done, bool blocks = false);
   Communicator& ranks() { return *ranks_; }
-  // " among ranks 0,2", or nothing where these are all.
+  // " among ranks 0,2"; empty if these are all ranks.
   const char* among() const { return among_.c_str(); }
+  // Whether the calling thread is the worker of any queue.
+  static bool InWorker();
 
  private:
   struct Item {
     Request request;
     Done done;
-    uint64_t name;  // a hash, of the ticket, too
+    uint64_t name;  // a hash of the name and the ticket
     bool blocks;
   };
-  // Of a few bytes, in the thread that asks for them: announces and posts, and
-  // tells whether the others are there, too, or come within the time that it
-  // would take to wake the worker. If not, the worker goes on with it.
-  bool BeginsWithOthers(Item& item);
+  void StartWorker(const Request& request);
+  // Announces and posts a small collective in the calling thread. True if the
+  // other ranks have posted, too, within the time that it would take to wake
+  // the worker; otherwise the worker completes it.
+  bool TryInCallersThread(Item& item);
   void Work();
   Item Next(std::unique_lock<std::mutex>& lock);
   std::deque<Item>::iterator Find(uint64_t name);
   // Waits until what was announced is submitted here.
-  std::deque<Item>::iterator Await(std::unique_lock<std::mutex>& lock,
-                                   const Notice& notice);
-  // Seconds without a submission after which it is thought not to come.
-  double Patience(const Notice& notice) const;
-  [[noreturn]] void ThrowNoneOfThatName(const Notice& notice);
-  // Ends the job: another request of this name is under way.
+  std::deque<Item>::iterator AwaitSubmission(std::unique_lock<std::mutex>& lock,
+                                             const Announcement& next);
+  // Seconds without a submission after which none is expected any more.
+  double Patience(const Announcement& next) const;
+  [[noreturn]] void ThrowNotSubmitted(const Announcement& next);
+  // Breaks the job: another request of this name has not ended.
   void Refuse(const Item& item);
-  // Tells the job whether the worker has something to run.
-  void Working(bool works);
-  // False where it has to be done again: not all ranks have joined.
+  // Tells deadlock detection whether the worker has something to run.
+  void SetBusy(bool busy);
+  // False if it must run again: not all ranks have joined.
   bool Perform(Item& item);
 
   std::unique_ptr<Communicator> ranks_;
@@ -81,9 +86,9 @@ class Queue {
   std::mutex mutex_;
   std::condition_variable change_;
   std::deque<Item> items_;
-  std::unordered_set<uint64_t> once_;  // names under way
-  bool busy_ = false;
-  bool working_ = false;
+  std::unordered_set<uint64_t> once_;  // names of items that have not ended
+  bool running_ = false;               // a collective, in any thread
+  bool busy_ = false;                  // what SetBusy reported
   bool closing_ = false;
   uint32_t number_ = 0;  // of announcements
   std::thread worker_;

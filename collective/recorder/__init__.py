@@ -1,13 +1,13 @@
 """The flight recorder: what each rank did last, written out when a job stalls or breaks.
 
-Every rank keeps its last few hundred collectives and steps, and each second the Python
-line of its main thread, in memory that the ranks of its host share. So what a rank did
-that was killed can be written by another rank. On a stall, a mismatch, a desync or a death
-one rank of each host writes an account of all ranks there to a file, and its essence to
-stderr; ``python -m collective.recorder FILE...`` merges the files of several hosts.
+Each rank records its last 512 collectives and spans, and once a second the stack of its
+main thread, in memory that the ranks of its host share; so another rank can write what a
+killed rank did. On a stall, a mismatch, a desync or a death, one rank of each host writes
+a dump of all its ranks to a file and a summary to stderr.
+``python -m collective.recorder FILE...`` merges the files of several hosts.
 
-It is always on where a job has several ranks. ``COLLECTIVE_RECORDER`` names the folder
-for accounts, instead of the working directory; ``off`` switches it off.
+It is on in every job of several ranks. ``COLLECTIVE_RECORDER`` names the folder for dumps,
+instead of the working directory; ``off`` switches it off.
 """
 
 from __future__ import annotations
@@ -24,80 +24,79 @@ from collective.environment import Environment
 from collective.errors import CollectiveError
 
 VARIABLE = "COLLECTIVE_RECORDER"
-# What a rank is at besides the core's own collectives: numbers of the core's ring.
+# Kinds of the spans that are not collectives of the core (native/recorder/recorder.h).
 ALL_REDUCE, BROADCAST, BARRIER, OTHER = 0, 1, 5, 7
 
-remedy = ""  # what to type when this job has ended by an incident
+advice = ""  # what to type if the job has failed: see `advise`
 
-_opened: tuple[int, Environment, str] | None = None  # process, and whose recorder
-# Where the training loop is, and since when: ``at`` and ``since`` of native/recorder/recorder.h.
+_opened: tuple[int, Environment, str] | None = None  # process, rank and job
+# ``at`` and ``since`` of native/recorder/recorder.h.
 _nowhere = memoryview(bytearray(16)).cast("d")
 _position = _nowhere
 
 
-def start(environment: Environment, job: str, called: int | None = None) -> None:
+def start(environment: Environment, job: str, launch_rank: int | None = None) -> None:
     """Opens this rank's recorder; every rank of the host calls it.
 
-    Does nothing in a job of one rank, for a rank that comes later, or where it is open.
-    Where it cannot be opened the job goes on without.
+    Does nothing in a job of one rank, for a rank that joins later, and if it is open.
+    If it cannot be opened, the job runs without it.
 
     Args:
-        environment: This process' place in the job.
-        job: A name that the ranks share, and no other job of the user has.
-        called: What the launcher calls this process; its rank by default.
+        environment: This process' rank in the job.
+        job: Name of the job, unique among the jobs of the user.
+        launch_rank: Rank that the launcher gave this process; by default its rank.
     """
-    alone = environment.size == 1 or environment.joining
-    if alone or _opened == (os.getpid(), environment, job) or _folder() == "off":
+    unused = environment.size == 1 or environment.joining
+    if unused or _opened == (os.getpid(), environment, job) or _folder() == "off":
         return
     close()
-    place = environment
     code = library.load().collective_recorder_open(
-        place.rank,
-        place.size,
-        place.local_rank,
-        place.local_size,
+        environment.rank,
+        environment.size,
+        environment.local_rank,
+        environment.local_size,
         job.encode(),
-        place.rank if called is None else called,
+        environment.rank if launch_rank is None else launch_rank,
     )
     _begin(environment, job, code)
 
 
-def follow(environment: Environment, called: Environment | None) -> None:
-    """Goes on among the ranks that a job of the core has now; each of them calls it.
+def reopen(environment: Environment, launched: Environment | None) -> None:
+    """Continues after a reconfiguration of the core; every rank of the job calls it.
 
-    What this rank did before is kept; ranks that have left are omitted from later dumps.
+    Keeps this rank's entries; ranks that have left are omitted from later dumps.
 
     Args:
-        environment: This process' place among them.
-        called: What the launcher calls this process, where it has just come.
+        environment: This process' rank in the new job.
+        launched: Its rank as the launcher gave it, if it has just joined.
     """
     if _folder() == "off":
         return
     job = "" if _opened is None else _opened[2]
     if _opened is not None:
-        library.load().collective_recorder_settle()
+        library.load().collective_recorder_await_dumps()
     close()
-    number = environment.rank if called is None else called.rank
-    code = library.load().collective_recorder_follow(number, called is not None)
+    launch_rank = (launched or environment).rank
+    code = library.load().collective_recorder_reopen(launch_rank, launched is not None)
     _begin(environment, job, code)
 
 
 def renumber(environment: Environment) -> None:
-    """As ``follow``, where ranks are gone from a job that is not the core's.
+    """As ``reopen``, for a job that is not the core's, after ranks have left.
 
     Args:
-        environment: This process' place among those that are left.
+        environment: This process' rank among those that remain.
     """
     if _opened is not None:
         from collective.recorder import watch
 
-        library.load().collective_recorder_settle()
+        library.load().collective_recorder_await_dumps()
         library.load().collective_recorder_renumber(environment.rank)
-        watch.place = environment
+        watch.rank_info = environment
 
 
 def _begin(environment: Environment, job: str, code: int) -> None:
-    """Watches what the core has opened, if it has."""
+    """Starts the watching thread, if the core has opened a recorder."""
     global _opened, _position
     from collective.recorder import watch
 
@@ -106,18 +105,18 @@ def _begin(environment: Environment, job: str, code: int) -> None:
     except CollectiveError:
         return
     _opened = os.getpid(), environment, job
-    place = library.load().collective_recorder_position()
-    shared = (ctypes.c_double * 2).from_address(place)
+    address = library.load().collective_recorder_position()
+    shared = (ctypes.c_double * 2).from_address(address)
     _position = memoryview(shared).cast("B").cast("d")
     if not faulthandler.is_enabled():
         with contextlib.suppress(ValueError, OSError, RuntimeError):  # no stderr
-            faulthandler.enable()  # a crash within C shows its Python line, too
+            faulthandler.enable()  # shows the Python line of a crash in C
     watch.begin(environment, _folder() or os.getcwd())
     atexit.register(close)
 
 
 def close() -> None:
-    """Says goodbye: that this process then ends is no incident."""
+    """Closes the recorder: the end of this process is no incident any more."""
     global _opened, _position
     if _opened is None or _opened[0] != os.getpid():
         return
@@ -129,46 +128,46 @@ def close() -> None:
     watch.end()
 
 
-def incident(what: str) -> None:
-    """Has an account written, and waits for it.
+def request_dump(reason: str) -> None:
+    """Requests a dump of all ranks of this host, and waits until it is written.
 
     Args:
-        what: The trouble, in one sentence.
+        reason: What is wrong, in one sentence.
     """
     if _opened is not None:
-        library.load().collective_recorder_incident(what.encode())
+        library.load().collective_recorder_request_dump(reason.encode())
 
 
 def advise(what: str) -> None:
-    """Has it printed with every account what to type if the job has ended by it."""
-    global remedy
-    remedy = what
+    """Sets the hint that is printed with every dump: what to type if the job failed."""
+    global advice
+    advice = what
 
 
 def waits_for_input(step: int, since: float) -> None:
-    """The training loop waits for a step's input.
+    """Records that the training loop waits for the input of a step.
 
     Args:
-        step: Its number.
-        since: In seconds of ``time.perf_counter``.
+        step: Number of the step.
+        since: Since when, in seconds of ``time.perf_counter``.
     """
     _position[1] = since
     _position[0] = 1 + 2 * step
 
 
 def in_step(step: int, since: float) -> None:
-    """The training loop is within a step; as ``waits_for_input``."""
+    """Records that the training loop is within a step; as ``waits_for_input``."""
     _position[1] = since
     _position[0] = 2 + 2 * step
 
 
 def in_no_step() -> None:
-    """The training loop is neither."""
+    """Records that the training loop is in neither."""
     _position[0] = 0
 
 
 def _forked() -> None:
-    """A forked child records nothing of its training loop."""
+    """Lets a forked child record nothing."""
     global _position
     _position = _nowhere
 
@@ -177,11 +176,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class span(contextlib.AbstractContextManager[None]):
-    """Records what this rank is at, from entering to leaving.
+    """Context manager: records a span of this rank.
 
     Args:
         kind: A collective that the core does not run, or ``OTHER``.
-        name: What it is.
+        name: Shown in dumps.
         size: Bytes that it moves.
     """
 

@@ -1,4 +1,4 @@
-"""``python -m collective.recorder FILE...``: one account of those of several hosts."""
+"""``python -m collective.recorder FILE...``: merges the dumps of several hosts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collective.errors import UsageError, exit_code
-from collective.recorder.dump import Account, merge, parse
+from collective.recorder.dump import Dump, merge, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the account; returns the exit code."""
+    """Prints the merged dump; returns the exit code."""
     parser = argparse.ArgumentParser("python -m collective.recorder")
     parser.add_argument("files", nargs="+", metavar="FILE")
     options = parser.parse_args(arguments)
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code(program)
 
 
-def _read(file: str) -> Account:
+def _read(file: str) -> Dump:
     try:
         return parse(Path(file).read_text(errors="replace"), file)
     except OSError as error:

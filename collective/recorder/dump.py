@@ -1,4 +1,4 @@
-"""The dump of an incident: which rank waits, where and since when, and for whom."""
+"""A dump of the flight recorder: which rank waits where, since when, for which ranks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collective.errors import UsageError, printable
 from collective.recorder.memory import Entry, Rank
 
 _SHOWN = 16  # of each rank's entries, and of ranks on stderr; the file has all
-_MARK = '{"collective flight recorder": 1, '
+_MARK = '{"collective flight recorder": 2, '
 _EVERYONE = 2  # communicators before this are of all ranks (native/core.h)
-# Not the user's: lines of these are passed over where one is named.
+# Paths of libraries: the line shown for a rank is the innermost of the user's own.
 _LIBRARIES = (
     "site-packages",
     "dist-packages",
@@ -27,12 +27,12 @@ _LIBRARIES = (
 
 
 @dataclass
-class Account:
-    """What the ranks of one host, or of several, were at.
+class Dump:
+    """What the ranks of one host, or of several, were doing.
 
     Attributes:
-        reason: The trouble, in a sentence.
-        at: When: seconds since the epoch.
+        reason: Why it was written, in a sentence.
+        at: When, in seconds since the epoch.
         size: Ranks of the whole job.
         ranks: The ranks described, ascending.
     """
@@ -42,11 +42,11 @@ class Account:
     size: int
     ranks: Sequence[Rank]
 
-    def essence(self) -> str:
-        """One line for each rank."""
+    def summary(self) -> str:
+        """Returns a line for each rank, for stderr."""
         first = self.reason.strip().splitlines()[0]
         lines = [f"collective: {first}"]
-        # Of many, those first that are not where the others are.
+        # Of many ranks, those first that do not wait.
         ranks = sorted(self.ranks, key=lambda r: self._doing(r).startswith("waits"))
         shown = self.ranks if len(ranks) <= _SHOWN else ranks[:_SHOWN]
         for rank in shown:
@@ -59,7 +59,7 @@ class Account:
         return printable("\n".join(lines))
 
     def text(self) -> str:
-        """All of it, to be read; its last line is the data, to be merged."""
+        """Returns the whole file: text, and a last line of JSON for ``parse``."""
         hosts = ", ".join(dict.fromkeys(rank.host for rank in self.ranks))
         when = datetime.fromtimestamp(self.at).astimezone().isoformat(" ", "seconds")
         lines = [
@@ -154,11 +154,11 @@ class Account:
         ]
 
 
-def parse(text: str, name: str) -> Account:
-    """The account in a file.
+def parse(text: str, name: str) -> Dump:
+    """Reads what ``Dump.text`` has written; ``name`` is for the error.
 
     Raises:
-        UsageError: If it holds none.
+        UsageError: If it is not a dump.
     """
     line = text.rstrip("\n").rpartition("\n")[2]
     try:
@@ -169,38 +169,38 @@ def parse(text: str, name: str) -> Account:
             Rank(**{**rank, "entries": [Entry(**entry) for entry in rank["entries"]]})
             for rank in data["ranks"]
         ]
-        return Account(data["reason"], data["at"], data["size"], ranks)
+        return Dump(data["reason"], data["at"], data["size"], ranks)
     except (ValueError, KeyError, TypeError):
         raise UsageError(
-            f"{name} is no account of the flight recorder",
-            hint="give the files that were named behind 'flight recorder:'",
+            f"{name} is not a dump of the flight recorder",
+            hint="give the files named after 'flight recorder:' on stderr",
         ) from None
 
 
-def merge(accounts: Iterable[Account]) -> Account:
-    """One account of all hosts, as of the first of them.
+def merge(dumps: Iterable[Dump]) -> Dump:
+    """Merges dumps of several hosts into one, at the time of the earliest.
 
-    Times of other hosts are moved by the difference of the wall clocks.
+    Times of the other dumps are shifted by the difference of the wall clocks.
     """
-    first, *others = sorted(accounts, key=lambda account: account.at)
+    first, *others = sorted(dumps, key=lambda dump: dump.at)
     ranks = {rank.rank: rank for rank in first.ranks}
-    for account in others:
-        for rank in account.ranks:
+    for dump in others:
+        for rank in dump.ranks:
             if rank.rank not in ranks:
-                ranks[rank.rank] = _moved(rank, account.at - first.at)
+                ranks[rank.rank] = _shifted(rank, dump.at - first.at)
     reasons = dict.fromkeys(a.reason.strip() for a in (first, *others))
-    return Account(
+    return Dump(
         "\n".join(reasons), first.at, first.size, [ranks[n] for n in sorted(ranks)]
     )
 
 
 def user_line(stack: Sequence[str]) -> str:
-    """The innermost line that is not a library's; else the innermost."""
+    """Returns the innermost line of the user's own code; else the innermost."""
     own = (line for line in stack if not any(part in line for part in _LIBRARIES))
     return next(own, stack[0] if stack else "")
 
 
-def _moved(rank: Rank, seconds: float) -> Rank:
+def _shifted(rank: Rank, seconds: float) -> Rank:
     def later(moment: float | None) -> float | None:
         return None if moment is None else moment + seconds
 
@@ -222,7 +222,7 @@ def _moved(rank: Rank, seconds: float) -> Rank:
 
 
 def _within(rank: Rank) -> list[str]:
-    """In what it is, since when; the innermost last."""
+    """Returns the step and the spans that a rank is in; the innermost last."""
     opened = [e for e in rank.entries if e.ended is None and not e.collective]
     text = [f"{entry}{_since(entry.started)}" for entry in opened]
     return [f"{rank.at}{_since(rank.since)}", *text] if rank.at else text

@@ -1,4 +1,4 @@
-"""What a rank has left in the recorder's memory, as Python's objects.
+"""What a rank has written into the recorder's memory, as Python objects.
 
 Mirrors ``native/recorder/recorder.h``; change both together.
 """
@@ -61,10 +61,10 @@ class _Rank(ctypes.Structure):
     _fields_ = (
         ("rank", ctypes.c_int32),
         ("pid", ctypes.c_int32),
-        ("called", ctypes.c_int32),
+        ("launch_rank", ctypes.c_int32),
         ("joined", ctypes.c_int32),
         ("left", ctypes.c_int32),
-        ("told", ctypes.c_int32),
+        ("death_reported", ctypes.c_int32),
         ("answered", ctypes.c_uint32),
         ("stack", ctypes.c_char * 4084),
         ("sampled", ctypes.c_int64),
@@ -87,21 +87,20 @@ def check_layout() -> None:
 
 @dataclass
 class Entry:
-    """Something that a rank did, or is at.
+    """A collective, or another span of a rank.
 
     Attributes:
-        number: Of all that it did, from 1.
-        kind: As ``all-reduce``, or empty.
-        what: Its name, as the user knows it.
+        number: Of the entry on this rank, from 1.
+        kind: Such as ``all-reduce``; empty for other spans.
+        what: Its name.
         bytes: Of the tensors.
-        announced, started, ended: Seconds before the incident, negative; None for
-            "not yet".
-        area, sequence: Which communicator's, and its how manieth; the same for all
-            ranks of it. -1 for what the core did not run, or ran before the ranks met
-            anew.
-        failed: Whether it ended by an error.
-        detail: Element type and operation, where known.
-        step: Of the training, in which it began; None outside of one.
+        announced, started, ended: Seconds before the dump, negative; None: not yet.
+        area, sequence: The communicator, and the number of the collective in it, equal
+            on all its ranks. ``area`` is -1 for what the core did not run, or ran before
+            the last reconfiguration.
+        failed: Whether it raised an error.
+        detail: Operation and element type, if known.
+        step: Training step in which it began; None outside of one.
     """
 
     number: int
@@ -119,7 +118,7 @@ class Entry:
 
     @property
     def collective(self) -> bool:
-        """Whether other ranks take part in it."""
+        """Whether it is a collective."""
         return self.kind in KINDS[:_COLLECTIVES]
 
     def __str__(self) -> str:
@@ -130,21 +129,19 @@ class Entry:
 
 @dataclass
 class Rank:
-    """What is known of a rank.
+    """A rank in a dump.
 
     Attributes:
-        rank, pid: Its number, -1 for one that the others have gone on without, and
-            its process.
-        host: Where it runs.
-        state: ``alive``, ``dead`` or ``left``; with ``stopped`` where it is.
+        rank, pid: Its rank, -1 if it left before a reconfiguration; its process.
+        host: Host name.
+        state: ``alive``, ``dead``, ``left`` or ``stopped``.
         stack: Lines of its main thread, the innermost first.
-        sampled: When that was: seconds before the incident, negative; None for never.
+        sampled: When that was: seconds before the dump, negative; None: never.
         entries: The oldest first.
-        called: The number that it was started with, which its output has before it.
-        joined: Whether it came to a job that ran.
-        at: Where its training loop was: ``step 17``, or ``input of step 17``; empty
-            outside.
-        since: Since when: seconds before the incident, negative.
+        launch_rank: The rank that it was started with, which prefixes its output.
+        joined: Whether it has joined a running job.
+        at: Position of its training loop: ``step 17``, ``input of step 17``, or empty.
+        since: Since when: seconds before the dump, negative.
     """
 
     rank: int
@@ -154,27 +151,27 @@ class Rank:
     stack: list[str] = field(default_factory=list)
     sampled: float | None = None
     entries: list[Entry] = field(default_factory=list)
-    called: int | None = None
+    launch_rank: int | None = None
     joined: bool = False
     at: str = ""
     since: float = 0.0
 
     @property
     def name(self) -> str:
-        """Its number; and what it was started as, if that was another."""
+        """Its rank; and the rank that it was started with, if that differs."""
         started = "joined" if self.joined else "started"
-        if self.called not in (None, self.rank):
-            return f"rank {self.rank} ({started} as {self.called})"
+        if self.launch_rank not in (None, self.rank):
+            return f"rank {self.rank} ({started} as {self.launch_rank})"
         return f"rank {self.rank}" + " (joined)" * self.joined
 
 
 def read(local_rank: int, host: str, now: int) -> Rank:
-    """What a rank of this host has written.
+    """Reads what a rank of this host has written.
 
     Args:
-        local_rank: Its number on this host.
-        host: This host's name.
-        now: Of the incident, nanoseconds of the monotonic clock.
+        local_rank: Of that rank.
+        host: Name of this host.
+        now: Time of the dump, in nanoseconds of the monotonic clock.
     """
     raw = _Rank()
     state = library.load().collective_recorder_read(local_rank, ctypes.byref(raw))
@@ -207,9 +204,9 @@ def read(local_rank: int, host: str, now: int) -> Rank:
             for entry in sorted(raw.entries, key=lambda entry: entry.number)
             if entry.number
         ],
-        raw.called,
+        raw.launch_rank,
         bool(raw.joined),
-        _place(raw.at),
+        _position(raw.at),
         round(raw.since - now / 1e9, 6) if raw.at else 0.0,
     )
 
@@ -218,7 +215,7 @@ def _step(at: float) -> int | None:
     return int(at - 1) // 2 if at else None
 
 
-def _place(at: float) -> str:
+def _position(at: float) -> str:
     return f"{'input of ' * (at % 2 == 1)}step {_step(at)}" if at else ""
 
 

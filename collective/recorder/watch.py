@@ -18,14 +18,14 @@ from collective import library, recorder
 from collective.environment import Environment
 from collective.net import private_files
 from collective.recorder import memory
-from collective.recorder.dump import Account
+from collective.recorder.dump import Dump
 
 _SAMPLE_MILLISECONDS = 1000
 _ANSWER_MILLISECONDS = 500
 _FRAMES = 24
-_CLOSED, _SAMPLE, _INCIDENT = 0, 1, 2  # as in native/recorder/recorder.h
+_CLOSED, _SAMPLE, _DUMP = 0, 1, 2  # as in native/recorder/recorder.h
 
-place = Environment()  # this process', in the job
+rank_info = Environment()  # of this process
 _thread: threading.Thread | None = None
 
 
@@ -33,12 +33,12 @@ def begin(environment: Environment, folder: str) -> None:
     """Starts the thread.
 
     Args:
-        environment: This process' place in the job.
+        environment: This process' rank.
         folder: Where dumps are written.
     """
-    global place, _thread
+    global rank_info, _thread
     memory.check_layout()
-    place = environment
+    rank_info = environment
     library.load().collective_recorder_sample(_stack())
     _thread = threading.Thread(
         target=_watch, args=(folder,), name="flight recorder", daemon=True
@@ -47,7 +47,7 @@ def begin(environment: Environment, folder: str) -> None:
 
 
 def end() -> None:
-    """Waits for the thread to end, after the recorder was closed."""
+    """Joins the thread, after the recorder was closed."""
     if _thread is not None and _thread is not threading.current_thread():
         _thread.join(5)
 
@@ -56,42 +56,42 @@ def _watch(folder: str) -> None:
     core = library.load()
     while (event := core.collective_recorder_watch(_SAMPLE_MILLISECONDS)) != _CLOSED:
         core.collective_recorder_sample(_stack())
-        if event == _INCIDENT:
+        if event == _DUMP:
             try:
                 _dump(folder)
             except Exception as error:  # must not replace the job's own error
                 print(f"collective: flight recorder: {error!r}", file=sys.stderr)
             finally:
-                core.collective_recorder_done()
+                core.collective_recorder_finish_dump()
 
 
 def _dump(folder: str) -> None:
     core = library.load()
     now, wall = time.monotonic_ns(), time.time()
-    core.collective_recorder_gather(_ANSWER_MILLISECONDS)
+    core.collective_recorder_request_samples(_ANSWER_MILLISECONDS)
     host = socket.gethostname()
-    places = range(core.collective_recorder_places())
-    ranks = [rank for i in places if (rank := memory.read(i, host, now)).rank >= 0]
+    local = range(core.collective_recorder_local_size())
+    ranks = [rank for i in local if (rank := memory.read(i, host, now)).rank >= 0]
     ranks.sort(key=lambda rank: rank.rank)
-    size = len(ranks) if place.size == place.local_size else place.size
+    size = len(ranks) if rank_info.size == rank_info.local_size else rank_info.size
     for rank in ranks:
         if rank.state == "alive" and _stopped(rank.pid):
             rank.state = "stopped"
     reason = core.collective_recorder_reason().decode(errors="replace")
-    account = Account(reason, wall, size, ranks)
+    dump = Dump(reason, wall, size, ranks)
     name = f"collective-{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}-{host}"
-    path = _write(account, folder, f"{name}-{os.getpid()}")
-    hint = f"\nHINT: {recorder.remedy}" if recorder.remedy else ""
-    summary = f"{account.essence()}\nflight recorder: {path}{hint}"
+    path = _write(dump, folder, f"{name}-{os.getpid()}")
+    hint = f"\nHINT: {recorder.advice}" if recorder.advice else ""
+    summary = f"{dump.summary()}\nflight recorder: {path}{hint}"
     print(summary, file=sys.stderr, flush=True)
 
 
-def _write(account: Account, folder: str, name: str) -> Path:
+def _write(dump: Dump, folder: str, name: str) -> Path:
     """Writes a new file that only the user can read."""
-    text = account.text().encode()
-    for place in (folder, tempfile.gettempdir()):
-        for again in ("", *(f"-{number}" for number in range(2, 10))):  # in one second
-            path = Path(place, f"{name}{again}.txt")
+    text = dump.text().encode()
+    for where in (folder, tempfile.gettempdir()):
+        for suffix in ("", *(f"-{number}" for number in range(2, 10))):  # in one second
+            path = Path(where, f"{name}{suffix}.txt")
             try:
                 private_files.write(path, text)
             except FileExistsError:
@@ -99,14 +99,14 @@ def _write(account: Account, folder: str, name: str) -> Path:
             except OSError:
                 break
             return path
-    raise OSError(f"cannot write an account to {folder}, nor to {place}")
+    raise OSError(f"cannot write a dump to {folder}, nor to {where}")
 
 
 def _stack() -> bytes:
     """Returns the main thread's stack, innermost line first.
 
-    Without garbage collection: one in this thread may free TensorFlow graphs, which
-    waits for a lock that the main thread holds, while that waits for the interpreter.
+    Without garbage collection: in this thread it could free TensorFlow graphs and so
+    wait for a lock of the main thread, while that waits for the interpreter lock.
     """
     collects = gc.isenabled()
     gc.disable()

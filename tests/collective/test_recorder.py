@@ -10,7 +10,7 @@ import pytest
 
 from collective import library
 from collective.recorder import __main__ as reader
-from collective.recorder.dump import Account, parse, user_line
+from collective.recorder.dump import Dump, parse, user_line
 from collective.recorder.memory import Entry, Rank
 from tests import launch
 from tests.collective.test_failures import PRELUDE, Ranks
@@ -36,12 +36,12 @@ rank = collective.rank()
 for number in range(600):
     collective.allreduce(np.ones(10, np.float32), name=f"gradient {number}")
 
-def wait_for_the_account():
-    while not (found := accounts()):
+def wait_for_the_dump():
+    while not (found := dumps()):
         time.sleep(0.1)
     return found[0]
 
-def accounts():
+def dumps():
     texts = (f.read_text() for f in Path(os.environ[recorder.VARIABLE]).iterdir())
     with contextlib.suppress(UsageError):  # it is being written
         return [parse(text, "") for text in texts]
@@ -56,7 +56,7 @@ def misbehave(how):
         os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(60)
     if how == "stop" and rank == 2:
-        os.kill(wait_for_the_account().ranks[1].pid, signal.SIGCONT)
+        os.kill(wait_for_the_dump().ranks[1].pid, signal.SIGCONT)
         sys.exit(3)
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
 
@@ -67,7 +67,7 @@ if sys.argv[1] == "differ":
         pass
 elif sys.argv[1] == "mpi":  # as a backend that the core does not run
     with recorder.span(recorder.ALL_REDUCE, "by MPI", 40):
-        wait_for_the_account()
+        wait_for_the_dump()
     sys.exit(3)
 elif rank == 1 or (rank == 2 and sys.argv[1] == "stop"):
     misbehave(sys.argv[1])
@@ -76,7 +76,7 @@ collective.allreduce(np.ones(5), name="the last")
 
 
 def incident(tmp_path, how, **variables):
-    """The exit code, stderr, and the one account with its file."""
+    """The exit code, stderr, and the one dump with its file."""
     command = [*launch.command("native", 3), sys.executable, "-c", SCRIPT, how]
     env = launch.environment(COLLECTIVE_RECORDER=str(tmp_path), **variables)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
@@ -89,11 +89,11 @@ def incident(tmp_path, how, **variables):
 
 
 def test_a_killed_rank_is_told_of_by_those_it_leaves(tmp_path):
-    done, text, account, files = incident(tmp_path, "kill")
+    done, text, dump, files = incident(tmp_path, "kill")
     assert done.returncode == 128 + signal.SIGKILL
-    assert account.reason.startswith("rank 1 (process") and "died" in account.reason
-    waiting, dead, other = account.ranks
-    assert [r.state for r in account.ranks] == ["alive", "dead", "alive"]
+    assert dump.reason.startswith("rank 1 (process") and "died" in dump.reason
+    waiting, dead, other = dump.ranks
+    assert [r.state for r in dump.ranks] == ["alive", "dead", "alive"]
     # Who waits, in which tensor, and where in Python.
     for rank in (waiting, other):
         last = rank.entries[-1]
@@ -108,7 +108,7 @@ def test_a_killed_rank_is_told_of_by_those_it_leaves(tmp_path):
     assert before.what == "gradient 599" and before.ended is not None
     assert len(dead.entries) == 512
     assert user_line(dead.stack).endswith("in misbehave")
-    # A private file, named at the end of the essence.
+    # A private file, named at the end of the summary.
     (file,) = files
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert f"flight recorder: {file}" in done.stderr
@@ -116,45 +116,45 @@ def test_a_killed_rank_is_told_of_by_those_it_leaves(tmp_path):
 
 
 def test_who_waits_who_is_stopped_and_who_is_elsewhere(tmp_path):
-    done, text, account, _ = incident(tmp_path, "stop", COLLECTIVE_STALL_SECONDS="2")
-    assert account.reason.startswith("no progress for ")
-    assert [r.state for r in account.ranks] == ["alive", "stopped", "alive"]
+    done, text, dump, _ = incident(tmp_path, "stop", COLLECTIVE_STALL_SECONDS="2")
+    assert dump.reason.startswith("no progress for ")
+    assert [r.state for r in dump.ranks] == ["alive", "stopped", "alive"]
     assert "waits in all-reduce 'the last'" in text and "; for rank 1,2" in text
     assert "is stopped; it is in no collective" in text
     assert "is in no collective; its last was all-reduce 'gradient 599'" in text
     assert "in step 17 since " in text
-    assert "in wait_for_the_account" in "\n".join(account.ranks[2].stack)
+    assert "in wait_for_the_dump" in "\n".join(dump.ranks[2].stack)
     assert done.returncode == 3
 
 
 def test_a_job_that_is_ended_from_outside_says_whom_it_waited_for(tmp_path):
-    done, text, account, _ = incident(tmp_path, "end")
+    done, text, dump, _ = incident(tmp_path, "end")
     assert done.returncode == 128 + signal.SIGTERM
-    assert "was told to end (signal 15) while it waited" in account.reason
+    assert "received signal 15 while it waited" in dump.reason
     assert "waits in all-reduce 'the last'" in text and "; for rank 1" in text
 
 
 def test_a_mismatch_tells_what_each_rank_has_and_steers_no_terminal(tmp_path):
-    done, text, account, files = incident(tmp_path, "differ")
+    done, text, dump, files = incident(tmp_path, "differ")
     assert done.returncode == 0  # it was caught, and the job went on
-    assert account.reason.startswith("ranks do not agree on a collective")
-    assert [r.entries[-1].bytes for r in account.ranks] == [12, 16, 20]
+    assert dump.reason.startswith("ranks do not agree on a collective")
+    assert [r.entries[-1].bytes for r in dump.ranks] == [12, 16, 20]
     assert "rank 2 is in all-reduce 'evil \\x1b[31m' average float32 20 B" in text
     assert "\x1b" not in text + done.stderr
     assert len(files) == 1  # three ranks saw it, one wrote
 
 
 def test_what_the_core_does_not_run_is_told_too(tmp_path):
-    _, text, account, _ = incident(tmp_path, "mpi", COLLECTIVE_STALL_SECONDS="1")
-    assert account.reason.startswith("no progress for ")
-    assert " s in by MPI of rank" in account.reason
+    _, text, dump, _ = incident(tmp_path, "mpi", COLLECTIVE_STALL_SECONDS="1")
+    assert dump.reason.startswith("no progress for ")
+    assert " s in by MPI of rank" in dump.reason
     assert "waits in all-reduce 'by MPI' 40 B since " in text
 
 
 def test_nothing_is_told_of_a_rank_that_leaves_in_good_order(tmp_path):
     """Here the others still need it; that is the incident, and no death."""
-    _, _, account, files = incident(tmp_path, "leave")
-    assert "rank 1 has shut down while others still wait" in account.reason
+    _, _, dump, files = incident(tmp_path, "leave")
+    assert "rank 1 has shut down while others still wait" in dump.reason
     assert len(files) == 1
 
 
@@ -199,15 +199,15 @@ def test_those_who_joined_are_told_of_by_their_number_now(tmp_path):
         "rank 0", "rank 1", "rank 2 (joined as 7)"
     ]  # fmt: skip
     assert [rank.state for rank in first.ranks] == ["alive", "dead", "alive"]
-    assert "rank 2 (joined as 7) waits in all-reduce 'the first'" in first.essence()
+    assert "rank 2 (joined as 7) waits in all-reduce 'the first'" in first.summary()
     # Now it has another number, and its ring from before.
     assert second.reason.startswith("rank 1 (process ")
     assert [rank.state for rank in second.ranks] == ["alive", "dead"]
-    waits = second.essence().splitlines()[1]
+    waits = second.summary().splitlines()[1]
     assert (
         "rank 0 waits in all-reduce 'the second'" in waits and "; for rank 1" in waits
     )
-    assert "rank 1 (joined as 7) is dead; it was in no collective" in second.essence()
+    assert "rank 1 (joined as 7) is dead; it was in no collective" in second.summary()
     done = [entry.what for entry in second.ranks[1].entries]
     assert done[-1] == "before the second" and "before the first" in done
     assert second.ranks[1].at == "step 17"
@@ -218,10 +218,10 @@ def made_up(rank, host, at, **entry):
     told = {"kind": "all-reduce", "what": "w", "bytes": 4, "announced": -2.0}
     told |= {"started": -2.0, "ended": None, "area": 0, "sequence": 7}
     entries = [Entry(1, **told | entry)]
-    return Account("stalled", at, 2, [Rank(rank, 9, host, "alive", [], None, entries)])
+    return Dump("stalled", at, 2, [Rank(rank, 9, host, "alive", [], None, entries)])
 
 
-def test_accounts_of_two_hosts_become_one(tmp_path, capsys):
+def test_dumps_of_two_hosts_become_one(tmp_path, capsys):
     files = [tmp_path / "a", tmp_path / "b"]
     files[0].write_text(made_up(0, "a", 100.0).text())
     files[1].write_text(made_up(1, "b", 101.5, sequence=6, ended=-1.0).text())
@@ -234,11 +234,11 @@ def test_accounts_of_two_hosts_become_one(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("text", ["", "something else\n", '{"collective": 1}\n'])
-def test_a_file_that_is_no_account_is_refused(tmp_path, capsys, text):
+def test_a_file_that_is_no_dump_is_refused(tmp_path, capsys, text):
     file = tmp_path / "file"
     file.write_text(text)
     assert reader.main([str(file)]) == 2
-    assert "is no account of the flight recorder" in capsys.readouterr().err
+    assert "is not a dump of the flight recorder" in capsys.readouterr().err
     assert reader.main([str(tmp_path / "missing")]) == 2
 
 

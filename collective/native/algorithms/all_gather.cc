@@ -4,12 +4,11 @@
 // of the other ranks; a chunk is read while the next one is written. Steps: 1.
 // Bytes: each rank writes its own data once and reads the other ranks' data
 // once. A few bytes travel within the posts.
-#include "algorithms/all_gather.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "algorithms/arguments.h"
+#include "algorithms/collectives.h"
 
 namespace collective {
 namespace {

@@ -5,10 +5,10 @@
 // ranks wrote for it; a chunk is read while the next one is written. Steps: 1.
 // Bytes: each rank writes (n-1)/n of its input once and reads (n-1)/n of its
 // output once.
-#include "algorithms/all_to_all.h"
-
 #include <algorithm>
 #include <cstring>
+
+#include "algorithms/collectives.h"
 
 namespace collective {
 namespace {

@@ -18,7 +18,7 @@ inline size_t BytesOf(const Tensor& tensor) {
   return static_cast<size_t>(tensor.count) * SizeOf(tensor.dtype);
 }
 
-// Where the part of each rank begins, and behind them where the last one ends.
+// Where the part of each rank begins, followed by where the last one ends.
 inline std::vector<size_t> OffsetsOf(const std::vector<int64_t>& counts,
                                      size_t element_bytes) {
   std::vector<size_t> offsets(counts.size() + 1, 0);

@@ -4,11 +4,10 @@
 // up to four chunks in flight. Steps: 1. Bytes: the root writes the message
 // once, and each other rank reads it once. A few bytes travel within the root's
 // post.
-#include "algorithms/broadcast.h"
-
 #include <cstring>
 
 #include "algorithms/arguments.h"
+#include "algorithms/collectives.h"
 #include "transport/tensor_list.h"
 
 namespace collective {

@@ -116,19 +116,20 @@ bool ServeJoined(Communicator& ranks, const Request& join) {
   return false;
 }
 
-Notice AgreeOnNext(Communicator& ranks, Notice notice) {
-  uint8_t flag = notice.joined;
+Announcement AgreeOnNext(Communicator& ranks, Announcement announcement) {
+  uint8_t flag = announcement.joined;
   std::vector<uint8_t> flags(ranks.size());
-  Request gather = RequestFor(Kind::kAllGather, "who has joined", &flag, 1);
+  Request gather =
+      RequestFor(Kind::kAllGather, "which ranks have joined", &flag, 1);
   gather.tensors[0].output = flags.data();
   gather.counts.assign(ranks.size(), 1);
   Execute(ranks, gather);
   int caller = 0;
   while (caller < ranks.size() && flags[caller]) ++caller;
   if (caller < ranks.size()) {
-    Broadcast(ranks, caller, &notice, sizeof(notice));
+    Broadcast(ranks, caller, &announcement, sizeof(announcement));
   }
-  return notice;
+  return announcement;
 }
 
 }  // namespace collective

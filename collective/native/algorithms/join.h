@@ -24,7 +24,7 @@ bool ServeJoined(Communicator& ranks, const Request& join);
 // Order by name, after the first member has announced that it has joined: the
 // announcement of the lowest member that has not, or that all have joined.
 // `mine`: what this rank would announce.
-Notice AgreeOnNext(Communicator& ranks, Notice mine);
+Announcement AgreeOnNext(Communicator& ranks, Announcement mine);
 
 }  // namespace collective
 

@@ -1,9 +1,9 @@
-#include "algorithms/p2p_collectives.h"
-
+// The collectives by messages, for ranks on several hosts.
 #include <cstring>
 #include <vector>
 
 #include "algorithms/arguments.h"
+#include "algorithms/collectives.h"
 
 namespace collective {
 namespace {

@@ -5,12 +5,11 @@
 // it, in rank order; a chunk is summed while the next one is written. Steps: 1.
 // Bytes: each rank writes (n-1)/n of the input once and reads as much. A few
 // bytes travel within the posts.
-#include "algorithms/reduce_scatter.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "algorithms/arguments.h"
+#include "algorithms/collectives.h"
 
 namespace collective {
 namespace {

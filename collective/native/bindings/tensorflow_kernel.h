@@ -29,8 +29,7 @@ class Status {
 };
 
 // The core's codes as TensorFlow's. A lost peer is "aborted": "unavailable" of
-// an op inside a function is made "internal" by TensorFlow, and so could not be
-// told from a defect.
+// an op inside a function becomes "internal" in TensorFlow, as a defect does.
 inline int CodeOf(int32_t code) {
   constexpr int kCodes[] = {0, 3, 9, 10, 4, 13};
   return code >= 0 && code < 6 ? kCodes[code] : 13;
@@ -38,28 +37,11 @@ inline int CodeOf(int32_t code) {
 
 // The core's dtype for TensorFlow's, or -1.
 inline int DTypeOf(int dtype) {
-  switch (dtype) {
-    case 1:
-      return 0;  // float
-    case 2:
-      return 1;  // double
-    case 19:
-      return 2;  // half
-    case 14:
-      return 3;  // bfloat16
-    case 6:
-      return 4;  // int8
-    case 4:
-      return 5;  // uint8
-    case 3:
-      return 6;  // int32
-    case 9:
-      return 7;  // int64
-    case 10:
-      return 8;  // bool
-    default:
-      return -1;
+  constexpr int kTypes[kDTypes] = {1, 2, 19, 14, 6, 4, 3, 9, 10};  // by DType
+  for (int i = 0; i < kDTypes; ++i) {
+    if (kTypes[i] == dtype) return i;
   }
+  return -1;
 }
 
 // What the attributes say, the same for every run of a kernel.
@@ -227,46 +209,46 @@ void* Create(TF_OpKernelConstruction* construction) {
 
 inline void Destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
 
+using Texts = std::vector<const char*>;
+using Shapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
+
 // Registers an op and its kernel; each attribute, input and output as in
 // TensorFlow's op definitions.
-template <Kind kKind>
-void Register(const char* name, const std::vector<const char*>& attributes,
-              const std::vector<const char*>& inputs,
-              const std::vector<const char*>& outputs,
-              void (*shapes)(TF_ShapeInferenceContext*, TF_Status*),
-              void (*compute)(void*, TF_OpKernelContext*,
-                              TF_AsyncOpKernelDoneCallback*)) {
+inline void RegisterOp(const char* name, const Texts& attributes,
+                       const Texts& inputs, const Texts& outputs, Shapes shapes,
+                       TF_KernelBuilder* kernel) {
   Status status;
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
-  for (const char* attribute : attributes) {
-    TF_OpDefinitionBuilderAddAttr(op, attribute);
-  }
-  TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");
-  TF_OpDefinitionBuilderAddAttr(op, "in_order: int = 0");
-  TF_OpDefinitionBuilderAddAttr(op, "plan: int = 0");
-  TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string = ''");
-  for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
-  TF_OpDefinitionBuilderAddInput(op, "ticket: int64");
-  for (const char* output : outputs) {
-    TF_OpDefinitionBuilderAddOutput(op, output);
-  }
-  TF_OpDefinitionBuilderAddOutput(op, "issued: int64");
-  // Else TensorFlow would merge equal ones, or drop one whose result is unused
-  // on this rank only.
+  for (const char* one : attributes) TF_OpDefinitionBuilderAddAttr(op, one);
+  for (const char* one : inputs) TF_OpDefinitionBuilderAddInput(op, one);
+  for (const char* one : outputs) TF_OpDefinitionBuilderAddOutput(op, one);
+  // Otherwise TensorFlow merges equal ops, folds them into constants, and drops
+  // those whose result is unused, perhaps on this rank only.
   TF_OpDefinitionBuilderSetIsStateful(op, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, shapes);
   TF_RegisterOpDefinition(op, status.get());
-  if (status.ok()) {
-    TF_RegisterKernelBuilder(
-        name,
-        TF_NewAsyncKernelBuilder(name, "CPU", &Create<kKind>, compute,
-                                 &Destroy),
-        status.get());
-  }
+  if (status.ok()) TF_RegisterKernelBuilder(name, kernel, status.get());
   if (!status.ok()) {
     std::fprintf(stderr, "collective: cannot register %s: %s\n", name,
                  TF_Message(status.get()));
   }
+}
+
+// Registers the op of a collective, with what all of them have.
+template <Kind kKind>
+void Register(const char* name, Texts attributes, Texts inputs, Texts outputs,
+              Shapes shapes,
+              void (*compute)(void*, TF_OpKernelContext*,
+                              TF_AsyncOpKernelDoneCallback*)) {
+  for (const char* one : {"process_set: int = 0", "in_order: int = 0",
+                          "plan: int = 0", "tensor_name: string = ''"}) {
+    attributes.push_back(one);
+  }
+  inputs.push_back("ticket: int64");
+  outputs.push_back("issued: int64");
+  RegisterOp(
+      name, attributes, inputs, outputs, shapes,
+      TF_NewAsyncKernelBuilder(name, "CPU", &Create<kKind>, compute, &Destroy));
 }
 
 }  // namespace collective::tensorflow

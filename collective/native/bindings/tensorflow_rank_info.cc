@@ -56,28 +56,12 @@ void Scalars(TF_ShapeInferenceContext* context, TF_Status* status) {
 // Runs when tf.load_op_library loads this file.
 const bool registered = [] {
   const char* name = "CollectiveRankInfo";
-  Status status;
-  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
-  TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");
-  for (const char* output : {"rank: int32", "size: int32", "local_rank: int32",
-                             "local_size: int32"}) {
-    TF_OpDefinitionBuilderAddOutput(op, output);
-  }
-  // Else TensorFlow would run it once and keep the numbers as constants.
-  TF_OpDefinitionBuilderSetIsStateful(op, true);
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, &Scalars);
-  TF_RegisterOpDefinition(op, status.get());
-  if (status.ok()) {
-    TF_RegisterKernelBuilder(
-        name,
-        TF_NewKernelBuilder(name, "CPU", &CreateRankInfo, &ComputeRankInfo,
-                            &DestroyRankInfo),
-        status.get());
-  }
-  if (!status.ok()) {
-    std::fprintf(stderr, "collective: cannot register %s: %s\n", name,
-                 TF_Message(status.get()));
-  }
+  RegisterOp(
+      name, {"process_set: int = 0"}, {},
+      {"rank: int32", "size: int32", "local_rank: int32", "local_size: int32"},
+      &Scalars,
+      TF_NewKernelBuilder(name, "CPU", &CreateRankInfo, &ComputeRankInfo,
+                          &DestroyRankInfo));
   return true;
 }();
 

@@ -4,7 +4,7 @@
 // How many rows a rank receives depends on the other ranks, so all-gather and
 // all-to-all are two collectives: the numbers of rows, with what must be the
 // same on every rank, and then, with the output allocated, the rows. Between
-// them the kernel waits for nobody; the core calls it back.
+// them the kernel does not wait; the core calls it back.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -107,7 +107,7 @@ class RunOnRows : public Run {
     return header;
   }
 
-  // Where the splits do not fit, every rank reports it.
+  // If the splits do not fit, every rank reports it.
   bool ReadSplits() {
     TF_Tensor* splits = Input(1);
     if (!splits) {

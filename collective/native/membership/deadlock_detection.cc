@@ -1,13 +1,14 @@
 // Which waits can have no end, because ranks do not make the same calls.
 //
-// On one host, ranks see in the shared memory who waits for whom. Between hosts
-// they tell: who has waited for some seconds tells the rank that it waits for;
-// and a rank that can do nothing itself before one comes that it waits for,
-// tells that one in turn what it has been told. What comes back to where it
-// began has been around a circle [Chandy, Misra, Haas, ACM TOCS 1(2), 1983].
-// Each rank passes on only who waits for a collective that it has not begun, so
-// no rank of the circle can have continued meanwhile. What it does not see is a
-// thread that has not called anything yet: hence the stall time before that.
+// On one host, the shared memory shows which rank waits for which. Between
+// hosts, ranks send probes along the edges of the wait-for graph [Chandy,
+// Misra, Haas, ACM TOCS 1(2), 1983]: a rank that has waited for some seconds
+// sends one to the rank that it waits for; a rank that is itself blocked
+// forwards the probes that it has received. A probe that returns to its origin
+// has passed a cycle. A rank forwards only probes of collectives that it has
+// not begun, so no rank of the cycle can have continued meanwhile. A thread
+// that has not called anything yet is in no graph: hence the stall time before
+// a rank counts as blocked.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -18,11 +19,11 @@
 namespace collective {
 namespace {
 
-// How long a thread of a traced function waits before its rank reports it to
-// others, and before it looks for who has traced the function differently.
+// How long a thread waits before it sends a probe, and before it checks whether
+// another rank has traced its function differently.
 constexpr double kPatienceSeconds = 5;
 
-// What this thread takes part in: of which communicator, and its number.
+// The collective of this thread: its communicator, and its number there.
 thread_local int area_of_thread = 0;
 thread_local uint32_t number_of_thread = 0;
 
@@ -64,56 +65,57 @@ void Job::BreakForDeadlock(const std::string& who) {
 void Job::LongWait::ReportToOtherHosts(int64_t now) {
   Job& job = *job_;
   const std::string line = Line(job.rank(), rank_, request_.Describe());
-  const auto tell = [&](ControlMessage news, const std::string& message) {
-    news.area = area_of_thread;
-    news.number = number_of_thread;
-    std::snprintf(news.message, sizeof(news.message), "%s", message.c_str());
-    job.network_->SendControl({rank_}, news);
+  const auto send = [&](ControlMessage probe, const std::string& message) {
+    probe.area = area_of_thread;
+    probe.number = number_of_thread;
+    std::snprintf(probe.message, sizeof(probe.message), "%s", message.c_str());
+    job.network_->SendControl({rank_}, probe);
   };
   if (!reported_to_hosts_) {
     reported_to_hosts_ = true;
-    ControlMessage news = {ControlMessage::kWaiting, job.rank()};
-    news.since = start_;
-    news.function = request_.plan.function;
-    news.name = std::hash<std::string>()(request_.name);
-    news.group = request_.plan.group;
-    tell(news, line);
+    ControlMessage probe = {ControlMessage::kWaiting, job.rank()};
+    probe.since = start_;
+    probe.function = request_.plan.function;
+    probe.name = std::hash<std::string>()(request_.name);
+    probe.group = request_.plan.group;
+    send(probe, line);
   }
   std::vector<int> waits_for;
   if (!job.IsBlocked(job.info_.local_rank, now, &waits_for) ||
       waits_for.size() != 1) {
     return;
   }
-  std::vector<ControlMessage> heard;
+  std::vector<ControlMessage> received;
   {
     std::lock_guard<std::mutex> lock(job.waiting_mutex_);
-    for (const auto& [wait, news] : job.remote_waits_) {
-      if (!job.HasBegun(news) && forwarded_.insert(wait).second) {
-        heard.push_back(news);
+    for (const auto& [wait, probe] : job.remote_waits_) {
+      if (!job.HasBegun(probe) && forwarded_.insert(wait).second) {
+        received.push_back(probe);
       }
     }
   }
-  for (const ControlMessage& news : heard) {
-    if (news.rank != job.rank()) {
-      ControlMessage further = {ControlMessage::kWaiting, news.rank};
-      further.since = news.since;
-      further.forwards = news.forwards + 1;
-      tell(further, std::string(news.message) + "\n  " + line);
-    } else if (news.since == start_) {
-      job.BreakForDeadlock("  " + std::string(news.message) + "\n");
+  for (const ControlMessage& probe : received) {
+    if (probe.rank != job.rank()) {
+      ControlMessage next = {ControlMessage::kWaiting, probe.rank};
+      next.since = probe.since;
+      next.forwards = probe.forwards + 1;
+      send(next, std::string(probe.message) + "\n  " + line);
+    } else if (probe.since == start_) {
+      job.BreakForDeadlock("  " + std::string(probe.message) + "\n");
     }
   }
 }
 
-// Each of its threads has looked in vain after all the others had come to rest:
-// what these did before would have been seen. (One that was stopped looks too
-// long ago.) So the first of them that could go on, of all ranks, would need
-// another to have gone on before. A thread that nobody sees would do: hence the
-// queues are counted, and a second thread that calls ends it.
+// A rank is blocked if each of its threads has found, after the stall time in
+// which no thread of the rank did anything, that it must still wait. (A thread
+// that was stopped polled too long ago to count.) If all ranks of a set are
+// blocked and wait only for each other, the first one to continue would need
+// another to have continued before. A thread that is not seen could break this:
+// hence the count of busy queues, and no result with several calling threads.
 bool Job::IsBlocked(int rank, int64_t now, std::vector<int>* waits_for) const {
   const RankState& state = header_->ranks[rank];
-  // A thread that has not yet called anything could still end the wait of all:
-  // only time makes that unlikely, and how much is the user's choice.
+  // A thread that has not called anything yet could still end every wait. Only
+  // time makes that unlikely; the user chooses how much.
   const auto rest = static_cast<int64_t>(settings_.stall_seconds * 1e9);
   const auto rests = [&](const std::atomic<int64_t>& since,
                          const std::atomic<int64_t>& looked) {
@@ -143,8 +145,7 @@ bool Job::InDeadlock() const {
   for (int rank = 0; rank < size(); ++rank) {
     stuck[rank] = IsBlocked(rank, now, &waits_for[rank]);
   }
-  // Who waits for one that is not stuck may yet go on, and so may who waits for
-  // that one.
+  // A rank that waits for one that is not stuck may yet continue, and so on.
   for (bool fewer = true; fewer;) {
     fewer = false;
     for (int rank = 0; rank < size(); ++rank) {
@@ -158,11 +159,11 @@ bool Job::InDeadlock() const {
   return stuck[this->rank()];
 }
 
-// A function blocks the thread that calls it. So what it has not brought for so
-// long does not come, unless another thread runs a function of the same name.
+// A function blocks the thread that calls it. So a collective that it does not
+// contain never begins, unless another thread runs a function of the same name.
 std::string Job::FindUnmatchedWait(const Plan& mine) const {
   if (mine.function == 0) return "";
-  const auto in_vain = [&](uint64_t function, int group, uint64_t name) {
+  const auto unmatched = [&](uint64_t function, int group, uint64_t name) {
     return function == mine.function && group != mine.group &&
            !PlanHas(mine.number, group, name);
   };
@@ -171,15 +172,16 @@ std::string Job::FindUnmatchedWait(const Plan& mine) const {
     for (const WaitRecord& one : header_->ranks[i].waiting) {
       if (one.rank.load() == rank() + 1 && now - one.since >= Patience() &&
           now - one.polled <= kStopped &&
-          in_vain(one.function, one.group, one.name)) {
+          unmatched(one.function, one.group, one.name)) {
         return Line(local_.ranks[i], rank(), DescriptionOf(one)) + "; ";
       }
     }
   }
   std::lock_guard<std::mutex> lock(waiting_mutex_);
-  for (const auto& [wait, news] : remote_waits_) {
-    if (!HasBegun(news) && in_vain(news.function, news.group, news.name)) {
-      return std::string(news.message) + "; ";
+  for (const auto& [wait, probe] : remote_waits_) {
+    if (!HasBegun(probe) &&
+        unmatched(probe.function, probe.group, probe.name)) {
+      return std::string(probe.message) + "; ";
     }
   }
   return "";

@@ -313,7 +313,7 @@ void Job::ThrowBroken() {
 }
 
 void Job::Break(Code code, const std::string& what, const std::string& hint) {
-  TellRecorder(what);  // first, while every rank still waits where it does
+  RequestDump(what);  // first, while every rank still waits where it does
   const Failure failure(code, what, hint);
   // If another rank was first, every rank throws that rank's message.
   if (SetBroken(code, failure.what())) {
@@ -366,7 +366,7 @@ void Job::HandleControlMessage(const ControlMessage& control) {
   if (control.type == ControlMessage::kLeft) {
     left_[control.rank] = true;
   } else if (control.type == ControlMessage::kBroken) {
-    TellRecorder(control.message);
+    RequestDump(control.message);
     if (control.lost) header_->lost = true;
     SetBroken(static_cast<Code>(control.code), control.message);
     ThrowBroken();

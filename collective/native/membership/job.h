@@ -1,4 +1,4 @@
-// The ranks of a job: their shared memory on this host, who is alive, and the
+// The ranks of a job: their shared memory on this host, which live, and the
 // waits between them.
 //
 // A wait first spins (only if every rank has a core of its own), then yields,
@@ -53,7 +53,7 @@ class Job {
   Job(const Job& single, LateJoin);
   ~Job();
 
-  // ---- who is in the job ---------------------------------------------------
+  // ---- membership ----------------------------------------------------------
 
   const RankInfo& rank_info() const { return info_; }
   const Settings& settings() const { return settings_; }
@@ -151,7 +151,7 @@ class Job {
   void SetCallerWaiting(bool waits);
   // The same where that thread is blocked outside of the core and cannot poll.
   void SetCallerBlocked(bool blocked);
-  // This rank has called join(), and took part in a collective of other ranks.
+  // This rank has called join(), and served a collective of other ranks.
   void CountServed();
   int64_t served() const { return served_; }
 

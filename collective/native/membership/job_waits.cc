@@ -175,8 +175,8 @@ void Job::LongWait::ReportStall(double waited) {
                "make the same calls; COLLECTIVE_TIMEOUT=seconds ends the job "
                "sooner\n",
                waited, job_->DescribeWaits().c_str());
-  TellRecorder("no progress for " +
-               std::to_string(static_cast<int64_t>(waited)) + " s");
+  RequestDump("no progress for " +
+              std::to_string(static_cast<int64_t>(waited)) + " s");
 }
 
 void Job::CountServed() {

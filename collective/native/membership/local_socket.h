@@ -17,10 +17,10 @@
 
 namespace collective {
 
-constexpr uint32_t kMagic = 0xC011EC71;  // tells our messages from strangers'
+constexpr uint32_t kMagic = 0xC011EC71;  // marks our messages
 constexpr uint32_t kVersion = 5;         // of these messages
 
-// What a rank sends when it connects, and what it gets once all are there.
+// What a rank sends when it connects, and what it receives once all have.
 struct JoinRequest {
   uint32_t magic = kMagic;
   uint32_t version = kVersion;
@@ -44,8 +44,8 @@ std::string ToString(const RankInfo& info);
 // The process at the other end, as the kernel knows it.
 ucred PeerCredentials(int socket);
 
-// `name` tells the rendezvous of a job apart. Throws kFailedPrecondition if
-// another process holds the address.
+// `name` is unique to the rendezvous within the job. Throws kFailedPrecondition
+// if another process holds the address.
 Descriptor OpenListener(const RankInfo& info, const std::string& name);
 // Invalid if nobody listens. Throws kFailedPrecondition if the listener is
 // another user's process.

@@ -43,7 +43,7 @@ void ThrowMismatch(const std::vector<int>& ranks,
   for (const auto& [text, callers] : calls) {
     what += "; rank " + callers + ": " + text;
   }
-  TellRecorder(what);
+  RequestDump(what);
   throw Failure(Code::kFailedPrecondition, what,
                 "make the same calls, with the same name, shape, dtype and "
                 "operation, in the same order on every rank");

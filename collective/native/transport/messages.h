@@ -29,7 +29,7 @@ struct ControlMessage {
   int32_t rank;      // which rank left, broke the job or waits
   int32_t code = 0;  // kBroken
   int32_t lost = 0;  // kBroken: whether because a rank has died
-  // kWaiting: since when, by that rank's clock; it tells its waits apart.
+  // kWaiting: since when, by that rank's clock: identifies the wait.
   int64_t since = 0;
   int32_t forwards = 0;  // by how many ranks it was forwarded
   // The awaited collective: its communicator, and its number there.
@@ -37,7 +37,7 @@ struct ControlMessage {
   uint32_t number = 0;
   uint64_t function = 0, name = 0;  // of plan.h, unless forwarded
   int32_t group = 0;
-  char message[2048] = {};  // why, or who waits for whom in what
+  char message[2048] = {};  // the reason, or the chain of waits
 };
 
 // The path of the plug-in for the MPI that launched this process, which need

@@ -180,23 +180,24 @@ void P2pTransport::Exchange(int to, const char* data, size_t send_bytes,
   }
 }
 
-void P2pTransport::Announce(const Notice& notice) {
+void P2pTransport::Announce(const Announcement& announcement) {
   const Request request;
   std::vector<void*> sends;
   for (size_t i = 1; i < members_.size(); ++i) {
-    sends.push_back(
-        network_.Send(members_[i], tag_ + 1, &notice, sizeof(notice)));
+    sends.push_back(network_.Send(members_[i], tag_ + 1, &announcement,
+                                  sizeof(announcement)));
   }
   for (size_t i = 1; i < members_.size(); ++i) {
     Await(sends[i - 1], static_cast<int>(i), request);
   }
 }
 
-Notice P2pTransport::Announced(const Request& request) {
-  Notice notice;
-  Await(network_.Receive(members_[0], tag_ + 1, &notice, sizeof(notice)), 0,
-        request);
-  return notice;
+Announcement P2pTransport::Announced(const Request& request) {
+  Announcement announcement;
+  Await(network_.Receive(members_[0], tag_ + 1, &announcement,
+                         sizeof(announcement)),
+        0, request);
+  return announcement;
 }
 
 }  // namespace collective

@@ -46,8 +46,8 @@ class P2pTransport {
   void AwaitAll(Transfers* in_flight, const Request& request);
 
   // The first member sends to every other one what comes next (queue.h).
-  void Announce(const Notice& notice);
-  Notice Announced(const Request& request);
+  void Announce(const Announcement& announcement);
+  Announcement Announced(const Request& request);
 
  private:
   void Await(void* transfer, int member, const Request& request);

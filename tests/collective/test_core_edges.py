@@ -1,0 +1,144 @@
+"""The edges of the core: its threads, their arithmetic, and calls within callbacks."""
+
+import os
+import platform
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from collective import library
+from tests.collective.test_failures import Ranks
+
+pytestmark = [
+    pytest.mark.launches,
+    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
+    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+]
+
+
+# Rank 0 flushes denormals to zero in its thread, as TensorFlow does in its own; fesetenv
+# of glibc sets the register that holds the mode. The thread that it starts inherits it.
+DENORMALS = """
+    import ctypes, numpy as np, collective
+
+    collective.init()
+    rank = collective.rank()
+    tiny = np.float32(1e-40)
+    if rank == 0:
+        mode = (ctypes.c_uint32 * 8)()
+        libm = ctypes.CDLL("libm.so.6")
+        libm.fegetenv(mode)
+        mode[7] |= 0x8040
+        libm.fesetenv(mode)
+        assert np.add(tiny, tiny) == 0
+
+    def bits(summed):
+        return [*map(hex, np.unique(np.asarray(summed).view(np.uint32)))]
+
+    for count in (3, 100_000):  # within the posts, and through slots
+        mine = np.full(2 * count, 71362 * (1 + rank), np.uint32).view(np.float32)
+        print(bits(collective.allreduce(mine, collective.Sum, name="now")))
+        print(bits(collective.allreduce_async(mine, collective.Sum, name="later").wait()))
+        print(bits(collective.reducescatter(mine, op=collective.Sum)))
+    if rank == 0:
+        assert np.add(tiny, tiny) == 0  # the caller's mode is back
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="sets an x86 register")
+def test_sums_keep_denormals_in_a_thread_that_flushes_them():
+    ended = Ranks(2, DENORMALS).finish()
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert ended[0][1] == ended[1][1] == f"['{3 * 71362:#x}']\n" * 6
+
+
+# The address space leaves no room for the stack of the thread that runs the first
+# collective. Its arrays are gone when the next is called.
+NO_THREAD = """
+    import gc, resource, time
+    import numpy as np, collective
+
+    collective.init()
+    big = np.ones(8_000_000) * (1 + collective.rank())
+    out = np.empty_like(big)
+    collective.barrier()
+    if collective.rank() == 0:
+        used = int(open("/proc/self/statm").read().split()[0]) * 4096
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 20), hard))
+    for name in ("first", "second"):
+        try:
+            collective.allreduce_async(big, collective.Sum, out=out, name=name).wait()
+        except collective.CollectiveError as error:
+            print(name, error.message)
+        if collective.rank() == 0:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        big = out = None
+        gc.collect()
+        big, out = np.ones(2), np.empty(2)
+"""
+
+
+def test_a_thread_that_cannot_start_breaks_the_job(tmp_path):
+    ended = Ranks(2, NO_THREAD, COLLECTIVE_RECORDER=str(tmp_path)).finish()
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    for _, out, _ in ended:
+        first, second = out.splitlines()
+        assert first.startswith("first rank 0 cannot start a thread for all-reduce")
+        assert second.startswith("second rank 0 cannot start a thread for all-reduce")
+
+
+# A job of one rank, whose worker thread calls back. Each thread must end, too.
+CALLBACKS = """
+    import ctypes, os, threading, time
+    from collective import library
+
+    core = library.load()
+    DONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p)
+    by_name = library.Request(kind=5, order=1, transport=-1, name=b"barrier")
+    ended = threading.Event()
+
+    def submit(done):
+        return core.collective_submit(ctypes.byref(by_name), done, None)
+
+    @DONE
+    def shuts_down(argument, code, message):
+        if code or core.collective_shutdown():
+            os._exit(3)
+        ended.set()
+
+    @DONE
+    def submits_again(argument, code, message):
+        if code or submit(submits_again):
+            ended.set()
+
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    before = threads()
+    for number in range(100):
+        for done in (shuts_down, submits_again):
+            ended.clear()
+            assert core.collective_init(0, 1, 0, 1, b"callbacks %d" % os.getpid()) == 0
+            assert submit(done) == 0
+            if done is submits_again:
+                time.sleep(0.001)
+                assert core.collective_shutdown() == 0
+            assert ended.wait(20)
+    end = time.monotonic() + 20
+    while threads() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    print(threads() - before)
+"""
+
+
+def test_a_callback_may_shut_down_and_submit_while_another_does():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CALLBACKS)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
