@@ -177,7 +177,7 @@ def fit(
             jit_compile=jit_compile,
         )
         model = prepared.model
-        check_states_of_rows(model, backend, accumulate)
+        check_states_of_rows(model)
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
