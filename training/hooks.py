@@ -209,12 +209,16 @@ class BatchHooks:
 
     def before(self, batch: int, *place: int) -> None:
         """Before a batch, counted from 0."""
+        if not self._called:
+            return
         if batch % self._together == 0:
             self._open, self._ran = batch, False
             self.hooks.call(self._begin, (*place, batch), batch, {})
 
     def ends(self, batch: int, last: bool) -> bool:
         """After a batch: whether hooks follow it."""
+        if not self._called:
+            return False
         self._ran = True
         return last or (batch + 1) % self._together == 0
 
@@ -224,6 +228,10 @@ class BatchHooks:
             return
         number, self._open = self._open + self._together - 1, None
         self.hooks.call(self._end, (*place, number), number, logs)
+
+    @property
+    def _called(self) -> bool:
+        return self._begin in self.hooks.used or self._end in self.hooks.used
 
     @property
     def _together(self) -> int:

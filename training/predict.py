@@ -134,12 +134,13 @@ class _Prediction:
             sizes.append(int(batch.global_rows))
             parts.append(self._outputs(batch))
             if batch_hooks.ends(number, number + 1 == self.steps):
+                together = None
                 if at_once:
                     together = self._exchange(parts[pending:], sizes[pending:])
                     parts[pending:] = [together]
                     sizes[pending:] = [sum(sizes[pending:])]
                     pending = len(parts)
-                    batch_hooks.after({"outputs": together})
+                batch_hooks.after({"outputs": together})
                 if model.stop_predicting:
                     break
         if not parts:
