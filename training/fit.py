@@ -14,7 +14,7 @@ from collective.backends.capabilities import Serving
 from collective.training.callbacks import RankZeroCallbacks
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
-from collective.training.checks import check_batch, check_labels, check_same_data
+from collective.training.checks import check_batch, check_labels
 from collective.training.elastic.membership import Membership
 from collective.training.evaluation import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
@@ -32,6 +32,11 @@ from collective.training.reporting.timeline import TimelineObserver
 from collective.training.reporting.timing import TimingObserver
 from collective.training.result import Result
 from collective.training.step import Step
+from collective.training.verification import (
+    compare_data,
+    compare_models,
+    verify_step,
+)
 
 
 def fit(
@@ -47,6 +52,7 @@ def fit(
     recompute: bool = False,
     shard_optimizer: bool = False,
     sync_batch_norm: bool = False,
+    verify: bool = True,
     shuffle: bool = True,
     seed: int = 0,
     check_every: int = 100,
@@ -78,6 +84,8 @@ def fit(
             the whole global batch, so that N replicas train what one does; see
             ``collective.training.coupled.batch_norm``.
         shuffle: Whether each epoch has a new order, which depends on the seed alone.
+        verify: Whether the step is compared with Keras' own on a few rows before it
+            trains; see ``collective.training.verification``.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
@@ -109,7 +117,15 @@ def fit(
             with_rows_read=ledger is not None,
         )
         check_batch(backend, global_batch_size, accumulate)
-        check_same_data(backend, inputs.source)
+        validation = None
+        if validation_data is not None:
+            validation = Input(validation_data, global_batch_size, shuffle=False)
+        compare_data(
+            backend,
+            inputs,
+            validation,
+            {"epochs": epochs, "steps": steps, "accumulate": accumulate},
+        )
         prepared = prepare(
             model,
             backend,
@@ -120,7 +136,18 @@ def fit(
             jit_compile=jit_compile,
         )
         model = prepared.model
+        compare_models(backend, model)
         check_labels(model, inputs.source)
+        plan = verify_step(
+            prepared,
+            backend,
+            inputs,
+            validation,
+            accumulate=accumulate,
+            seed=seed,
+            enabled=verify,
+            verbose=verbose,
+        )
         per_epoch = inputs.steps_per_epoch
         last_step = epochs * per_epoch if steps is None else steps
         position = Position(model, backend, gathers=checkpoint is not None)
@@ -150,13 +177,13 @@ def fit(
             seed=seed,
             maybe_empty=smallest_batch < backend.most_replicas,
             attachments=attachments,
+            plan=plan,
             sync_batch_norm=sync_batch_norm,
         )
         evaluate = None
-        if validation_data is not None:
-            source = Input(validation_data, global_batch_size).source
+        if validation is not None:
             rows = max(global_batch_size, 32 * backend.most_replicas)
-            evaluate = Evaluation(prepared, backend, source, rows)
+            evaluate = Evaluation(prepared, backend, validation.source, rows, plan)
         loop = Loop(
             position,
             step,

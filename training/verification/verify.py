@@ -15,7 +15,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective import training
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.launch import versions
@@ -198,6 +197,6 @@ def _description(
 def _own_code() -> str:
     """A hash of the code of the step, which changes more often than its version."""
     digest = hashlib.sha256()
-    for file in sorted(Path(training.__file__).parent.rglob("*.py")):
+    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
