@@ -27,6 +27,8 @@ ROWS, FEATURES, OUTPUTS = 24, 6, 3
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(plan_cache, "_known", {})
+    yield
+    keras.config.set_dtype_policy("float32")
 
 
 def data(labels: bool = False):
