@@ -25,7 +25,7 @@ from collective.training.loop import Loop
 from collective.training.observer import Observer
 from collective.training.position import Position
 from collective.training.prepared import prepare
-from collective.training.replica_check import DesyncAlarm
+from collective.training.replica_check import DesyncAlarm, FinalCheck
 from collective.training.reporting.heartbeat import Heartbeat
 from collective.training.reporting.progress import ProgressBar
 from collective.training.reporting.timeline import TimelineObserver
@@ -166,7 +166,10 @@ def fit(
         smallest_batch = inputs.rows % global_batch_size or global_batch_size
         attachments = [a for observer in observers for a in observer.attachments]
         if DesyncAlarm.is_needed(backend, check_every):
-            attachments.insert(0, DesyncAlarm(model, backend, check_every))
+            alarm = DesyncAlarm(model, backend, check_every)
+            attachments.insert(0, alarm)
+            if backend.synchronous:
+                observers.append(FinalCheck(alarm, position))
         step = Step(
             prepared,
             backend,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import ops
 
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.training import fit
 from tests import launch
 from tests.training.small import BATCH, FEATURES, NAMES, assert_ranks_agree, gather
@@ -237,6 +238,24 @@ def test_the_step_is_verified_by_rank_zero_for_all(backend, tmp_path, monkeypatc
         backend, model=model(loss=keras.losses.Dice(), rate=0.0), verify=True
     )
     assert_ranks_agree(backend, result)
+
+
+@on_ranks
+def test_replicas_are_compared_after_the_last_step(backend):
+    """A weight that only one rank changes, between two comparisons of the alarm."""
+
+    class Odd(keras.optimizers.SGD):
+        def finalize_variable_values(self, var_list):
+            pass
+
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(gradient, variable, learning_rate)
+            if backend.rank:
+                variable.assign_add(tf.ones_like(variable))
+
+    Odd.__module__ = "keras.test"  # as if it were no code of the user's own
+    with pytest.raises(CollectiveError, match=f"step {ROWS // BATCH}: rank"):
+        train(backend, model=model(optimizer=Odd), check_every=1000)
 
 
 @pytest.mark.launches

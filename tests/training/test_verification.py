@@ -395,6 +395,20 @@ def test_an_outcome_serves_the_next_run_of_the_same_model_only(monkeypatch):
     assert len(runs) == 4
 
 
+class Once:
+    """Stands for batches that can be read once only."""
+
+    spec = Input(data(), 16).spec
+
+
+def test_rows_are_made_up_where_data_can_be_read_once():
+    backend = backends.get("single")
+    prepared = prepare(
+        network(loss=keras.losses.Dice()), backend, Once.spec, micro_batch_rows=8
+    )
+    assert verify_step(prepared, backend, Once, pieces=PIECES).gather_loss
+
+
 def test_errors_are_not_kept():
     for _ in range(2):
         refused(network(Center()), "couples the rows")

@@ -113,8 +113,10 @@ def _shown(text: str | None) -> str:
     return f"code or values {text}" if text.startswith("#") else text
 
 
-def describe_data(name: str, inputs: Input) -> dict[str, str]:
-    """Plan and rows of a data set."""
+def describe_data(name: str, inputs: Any) -> dict[str, str]:
+    """Plan and rows of a data set; of batches that come ready made, their shapes."""
+    if not isinstance(inputs, Input):
+        return {f"shapes of the {name} data": short(str(inputs.spec[:3]), 300)}
     plan, source = inputs.plan, inputs.source
     parts = {
         f"number of rows of the {name} data": str(inputs.rows),
