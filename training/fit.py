@@ -19,7 +19,6 @@ from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checks import (
     check_batch,
     check_labels,
-    check_same_data,
     check_states_of_rows,
 )
 from collective.training.eager import runs_eagerly
@@ -42,13 +41,18 @@ from collective.training.loop import Loop
 from collective.training.observer import Observer
 from collective.training.position import Position
 from collective.training.prepared import PreparedModel, prepare
-from collective.training.replica_check import DesyncAlarm
+from collective.training.replica_check import DesyncAlarm, FinalCheck
 from collective.training.reporting.heartbeat import Heartbeat
 from collective.training.reporting.progress import ProgressBar
 from collective.training.reporting.timeline import TimelineObserver
 from collective.training.reporting.timing import TimingObserver
 from collective.training.result import Result
 from collective.training.step import Step
+from collective.training.verification import (
+    compare_data,
+    compare_models,
+    verify_step,
+)
 
 
 def fit(
@@ -77,6 +81,7 @@ def fit(
     recompute: bool = False,
     shard_optimizer: bool = False,
     sync_batch_norm: bool = False,
+    verify: bool = True,
     seed: int = 0,
     check_every: int = 100,
     timeline: str | None = None,
@@ -129,6 +134,8 @@ def fit(
         sync_batch_norm: Whether layers of batch normalization have the statistics of
             the whole global batch, so that N replicas train what one does; see
             ``collective.training.coupled.batch_norm``.
+        verify: Whether the step is compared with Keras' own on a few rows before it
+            trains; see ``collective.training.verification``.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
@@ -170,6 +177,11 @@ def fit(
             global_batch_size=global_batch_size,
         )
         inputs = _inputs(given, backend, steps_per_epoch, seed, shuffle, ledger)
+        validation = _validation_inputs(given, backend, validation_steps)
+        settings = {"epochs": epochs, "steps": steps, "accumulate": accumulate}
+        settings["steps_per_epoch"] = steps_per_epoch
+        settings["class_weight"] = class_weight
+        compare_data(backend, inputs, validation, settings)
         rows = check_batch(backend, inputs, accumulate)
         prepared = prepare(
             model,
@@ -181,7 +193,18 @@ def fit(
             jit_compile=jit_compile,
         )
         model = prepared.model
+        compare_models(backend, model)
         check_states_of_rows(model)
+        plan = verify_step(
+            prepared,
+            backend,
+            inputs,
+            validation,
+            accumulate=accumulate,
+            seed=seed,
+            enabled=verify,
+            verbose=verbose,
+        )
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
@@ -212,7 +235,10 @@ def fit(
         )
         attachments = [a for observer in observers for a in observer.attachments]
         if DesyncAlarm.is_needed(backend, check_every):
-            attachments.insert(0, DesyncAlarm(model, backend, check_every))
+            alarm = DesyncAlarm(model, backend, check_every)
+            attachments.insert(0, alarm)
+            if backend.synchronous:
+                observers.append(FinalCheck(alarm, position))
         step = Step(
             prepared,
             backend,
@@ -223,11 +249,19 @@ def fit(
             seed=seed,
             maybe_empty=_maybe_empty(inputs, backend),
             attachments=attachments,
+            plan=plan,
             sync_batch_norm=sync_batch_norm,
         )
-        evaluation = _evaluation(prepared, backend, given, validation_steps)
         validate = None
-        if evaluation is not None:
+        if validation is not None:
+            evaluation = Evaluation(
+                prepared,
+                backend,
+                validation.source if isinstance(validation, Input) else validation,
+                given.validation_batch_size or 1,
+                validation_steps,
+                plan,
+            )
             validate = lambda: evaluation(hooks.hooks, position.epoch)  # noqa: E731
         loop = Loop(
             position,
@@ -266,7 +300,6 @@ def _inputs(
         shuffle=bool(shuffle),
         with_rows_read=ledger is not None,
     )
-    check_same_data(backend, inputs.source)
     warn_of_short_epochs(inputs, steps_per_epoch)
     return inputs
 
@@ -298,23 +331,16 @@ def _check_counted(backend: Backend, **wanted: Any) -> None:
         )
 
 
-def _evaluation(
-    prepared: PreparedModel,
-    backend: Backend,
-    given: FitData,
-    steps: int | None,
-) -> Evaluation | None:
-    """The validation, if there is any."""
+def _validation_inputs(
+    given: FitData, backend: Backend, steps: int | None
+) -> Input | Batches | None:
+    """What is evaluated after an epoch, if anything is."""
     if given.validation is None:
         return None
-    source: Source | Batches
     if isinstance(given.validation, Source):
-        source = given.validation
-    else:
-        _check_counted(backend)
-        source = Batches(given.validation, backend, steps)
-    rows = given.validation_batch_size or 1
-    return Evaluation(prepared, backend, source, rows, steps)
+        rows = given.validation_batch_size or 1
+        return Input(given.validation, rows, shuffle=False)
+    return Batches(given.validation, backend, steps)
 
 
 def _observers(

@@ -23,6 +23,8 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import Elastic
 from collective.errors import CollectiveError
 from collective.training.attachments import Attachment, ReplicaStep, Total
+from collective.training.observer import Observer
+from collective.training.position import Position
 from collective.training.variables import replicated_variables
 
 # Of a checksum. Each byte is sent as a float, exact even in bfloat16.
@@ -80,6 +82,28 @@ class DesyncAlarm(Attachment):
         """After a step: compares, where the step carried checksums."""
         if number % self.every == 0:
             self.compare(total.numpy().reshape(-1, BYTES), number)
+
+    def compare_now(self, number: int) -> None:
+        """Compares what the replicas hold now; every rank calls it.
+
+        Args:
+            number: Steps so far.
+
+        Raises:
+            CollectiveError: As ``compare``.
+        """
+        tensor = self.backend.tensor
+
+        @tf.function(autograph=False)
+        def checksums() -> tf.Tensor:
+            def reduced() -> tf.Tensor:
+                mine = tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))[0]
+                rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
+                return rows if tensor is None else tensor.by_rank(rows)
+
+            return self.backend.run(reduced, ())
+
+        self.compare(self.backend.call(checksums, ()).numpy(), number)
 
     def compare(self, checksums: np.ndarray, number: int) -> None:
         """Raises, on every rank, when the replicas differ; every rank calls it.
@@ -156,3 +180,15 @@ class DesyncAlarm(Attachment):
             return f"{kind} {replicas[0]}"
         *first, last = map(str, replicas)
         return f"{kind}s {', '.join(first)} and {last}"
+
+
+class FinalCheck(Observer):
+    """Compares the replicas once after the last step, whatever the alarm's interval."""
+
+    def __init__(self, alarm: DesyncAlarm, position: Position):
+        self.alarm = alarm
+        self.position = position
+
+    def end_epochs(self) -> None:
+        """As ``DesyncAlarm.compare_now``."""
+        self.alarm.compare_now(self.position.step)

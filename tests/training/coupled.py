@@ -38,7 +38,7 @@ def planned(
     evaluate = None
     if validation is not None:
         source = Input(validation, BATCH).source
-        evaluate = Evaluation(prepared, backend, source, BATCH, plan)
+        evaluate = Evaluation(prepared, backend, source, BATCH, plan=plan)
     per_epoch = inputs.steps_per_epoch
     Loop(
         position, step, inputs.dataset, per_epoch, EPOCHS * per_epoch, (), evaluate

@@ -1,5 +1,10 @@
 """The step proves itself before it trains, and the ranks that they train alike.
 
-``verify_step`` compares the shared step with Keras' own on a few rows; ``compare_ranks``
-compares what the ranks are about to do. Both run before the first update.
+``verify_step`` compares the shared step with Keras' own on a few rows; ``compare_data``
+and ``compare_models`` compare what the ranks are about to do. All run before the first update.
 """
+
+from collective.training.verification.ranks import compare_data, compare_models
+from collective.training.verification.verify import verify_step
+
+__all__ = ["compare_data", "compare_models", "verify_step"]

@@ -170,10 +170,8 @@ class Check:
         gather: set[str] = set()
         for difference in outcomes.found:
             part = "metric" if difference.kind == "metric" else "loss"
-            if (
-                part in gather
-                and part == "loss"
-                or self._is_rounding(difference, outcomes)
+            if (part in gather and part == "loss") or self._is_rounding(
+                difference, outcomes
             ):
                 continue
             if difference.kind in ("state", "weight"):

@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from collective.training.input.pipeline import Batch
 from collective.training.input.source import Source
 from collective.training.step_inputs import Rows
+
+# Of an axis whose length differs from batch to batch.
+_OPEN_AXIS = 5
 
 
 def read_rows(source: Source, numbers: np.ndarray) -> Rows | None:
@@ -32,6 +36,42 @@ def read_rows(source: Source, numbers: np.ndarray) -> Rows | None:
     if not tf.nest.flatten(parts[0]):
         return None
     return Rows(*parts)
+
+
+def made_up_rows(spec: Batch, number: int) -> Rows | None:
+    """Rows of these shapes, for data that can be read once only.
+
+    Numbers are random, labels, tokens and flags 0 or 1, which every vocabulary has.
+
+    Returns:
+        None where a leaf is no plain tensor of numbers.
+    """
+    rng = np.random.default_rng(0)
+
+    def make(leaf: Any, bits: bool) -> tf.Tensor:
+        shape = [number, *(size or _OPEN_AXIS for size in leaf.shape[1:])]
+        bits = bits or not leaf.dtype.is_floating
+        values = rng.integers(0, 2, shape) if bits else rng.normal(size=shape)
+        return tf.cast(tf.constant(values), leaf.dtype)
+
+    parts: list[Any] = []
+    for name in ("x", "y", "sample_weight"):
+        part = getattr(spec, name)
+        leaves = [leaf for leaf in tf.nest.flatten(part) if leaf is not None]
+        for leaf in leaves:
+            plain = isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
+            if not plain or not (
+                leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool
+            ):
+                return None
+        bits = name == "y"
+        parts.append(
+            tf.nest.map_structure(lambda s, b=bits: make(s, b), part) if leaves else ()
+        )
+    x, y, weight = parts
+    if tf.nest.flatten(weight):
+        weight = tf.nest.map_structure(lambda t: tf.abs(t) + 0.5, weight)
+    return Rows(x, y, weight) if tf.nest.flatten(x) else None
 
 
 def count(rows: Rows) -> int:

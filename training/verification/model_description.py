@@ -7,7 +7,7 @@ names that Keras counts up (``dense_1``), which depend on what else a process ha
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -57,13 +57,12 @@ def describe_compiled(model: keras.Model) -> dict[str, str]:
     }
     optimizer = model.optimizer
     parts["class of the optimizer"] = short(describe(type(optimizer)))
-    config = config_of(optimizer) or {}
+    ignored = ["name", *_IGNORED]
     core = keras_compat.core_optimizer(optimizer)
-    for key, value in config.items():
-        rate = getattr(core, "_learning_rate", None)
-        if key == "learning_rate" and isinstance(rate, keras.Variable):
-            continue  # a variable: every rank has rank 0's
-        parts[f"optimizer: {key}"] = short(describe(_without_ignored(value)))
+    if isinstance(getattr(core, "_learning_rate", None), keras.Variable):
+        ignored.append("learning_rate")  # a variable: every rank has rank 0's
+    config = _without(config_of(optimizer) or {}, ignored)
+    parts |= {f"optimizer: {key}": short(describe(v)) for key, v in config.items()}
     return parts
 
 
@@ -73,7 +72,7 @@ def _layer(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
     config = config_of(layer)
     for key, value in (config or {}).items():
         if key not in ("name", "layers", "trainable", *_IGNORED):
-            settings[key] = describe(names.replace(_without_ignored(value)))
+            settings[key] = describe(names.replace(_without(value, _IGNORED)))
     return settings | _attributes(layer, names)
 
 
@@ -96,11 +95,12 @@ def _attributes(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
     return found
 
 
-def _without_ignored(value: Any) -> Any:
+def _without(value: Any, ignored: Sequence[str]) -> Any:
+    """A config without some keys, at any depth."""
     if isinstance(value, Mapping):
-        return {k: _without_ignored(v) for k, v in value.items() if k not in _IGNORED}
+        return {k: _without(v, ignored) for k, v in value.items() if k not in ignored}
     if isinstance(value, list | tuple):
-        return [_without_ignored(v) for v in value]
+        return [_without(v, ignored) for v in value]
     return value
 
 

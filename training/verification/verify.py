@@ -15,7 +15,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective import training
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.launch import versions
@@ -27,7 +26,7 @@ from collective.training.step_inputs import Rows
 from collective.training.step_plan import StepPlan
 from collective.training.verification import plan_cache
 from collective.training.verification.check import Check, NotComparable
-from collective.training.verification.first_rows import count, read_rows
+from collective.training.verification.first_rows import count, made_up_rows, read_rows
 from collective.training.verification.model_description import describe_model
 from collective.training.verification.pieces import untraced
 
@@ -60,7 +59,7 @@ def verify_step(
     Args:
         prepared: The model, with all of its variables.
         backend: Sums over replicas.
-        inputs: What will be trained on.
+        inputs: What will be trained on; where it is no ``Input``, it has ``spec``.
         validation: What will be evaluated; None for nothing.
         accumulate: Micro-batches per update and replica.
         seed: Of random layers.
@@ -128,7 +127,7 @@ def _plan(
     _check_comparable(prepared, backend)
     rows = _first_rows(inputs, sum(sizes))
     if rows is None:
-        raise NotComparable("the data can be read once only")
+        raise NotComparable("its data are no plain tensors, or can be read once only")
     tested = None if validation is None else _first_rows(validation, sum(sizes))
     sizes = _fitted(sizes, count(rows))
     key = plan_cache.key_of(_description(prepared.model, rows, tested, sizes))
@@ -142,7 +141,10 @@ def _plan(
         plan = Check(step, rows, tested, sizes).run()
     except NotComparable:
         # A model may need a number of rows: that of a whole batch.
-        total = min(inputs.global_batch_size, inputs.rows)
+        total = getattr(inputs, "global_batch_size", None)
+        if total is None:
+            raise
+        total = min(total, inputs.rows)
         more = _first_rows(inputs, total)
         if more is None or count(more) == count(rows):
             raise
@@ -165,10 +167,12 @@ def _check_comparable(prepared: PreparedModel, backend: Backend) -> None:
         raise NotComparable(f"its gradients have {size >> 30} GiB")
 
 
-def _first_rows(inputs: Input, most: int) -> Rows | None:
-    """The first rows of the first batch."""
-    numbers = inputs.plan.row_numbers(0, 1)[:most]
-    return read_rows(inputs.source, numbers)
+def _first_rows(inputs: Any, most: int) -> Rows | None:
+    """The first rows of the first batch; made up where they can be read once only."""
+    rows = None
+    if isinstance(inputs, Input):
+        rows = read_rows(inputs.source, inputs.plan.row_numbers(0, 1)[:most])
+    return made_up_rows(inputs.spec, most) if rows is None else rows
 
 
 def _fitted(sizes: Sequence[int], rows: int) -> list[int]:
@@ -198,6 +202,6 @@ def _description(
 def _own_code() -> str:
     """A hash of the code of the step, which changes more often than its version."""
     digest = hashlib.sha256()
-    for file in sorted(Path(training.__file__).parent.rglob("*.py")):
+    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()

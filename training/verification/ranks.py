@@ -1,0 +1,154 @@
+"""Ranks that are about to train different things: found before the first step.
+
+Every rank describes its plan, model, code, optimizer and data in short texts with names.
+Rank 0 broadcasts its own; each rank compares, and all raise the same error, which names
+the first difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training import exchange
+from collective.training.input.pipeline import Input
+from collective.training.input.source import checksum
+from collective.training.verification.code_digest import describe, short
+from collective.training.verification.first_rows import read_rows
+from collective.training.verification.model_description import describe_model
+
+# Data are compared whole up to so many bytes, by rows spread over the whole beyond.
+_WHOLE_BYTES, _SAMPLED_ROWS = 16 << 20, 64
+
+
+def compare_data(
+    backend: Backend,
+    inputs: Input,
+    validation: Input | None,
+    settings: Mapping[str, Any],
+) -> None:
+    """Refuses ranks with other data or another plan; every rank calls it.
+
+    Args:
+        backend: Broadcasts.
+        inputs: The training data, and how they are cut into batches.
+        validation: Likewise; None for none.
+        settings: More arguments of ``fit`` that must be the same, by name.
+
+    Raises:
+        UsageError: On every rank alike: what differs, and on which rank.
+    """
+    if backend.size == 1:
+        return
+    parts = {f"{k}=": short(describe(v)) for k, v in settings.items()}
+    parts |= describe_data("training", inputs)
+    if validation is not None:
+        parts |= describe_data("validation", validation)
+    _compare(backend, parts)
+
+
+def compare_models(backend: Backend, model: keras.Model) -> None:
+    """Refuses ranks with another model, loss, metric or optimizer.
+
+    Raises:
+        UsageError: As ``compare_data``.
+    """
+    if backend.size > 1:
+        _compare(backend, describe_model(model))
+
+
+def _compare(backend: Backend, parts: Mapping[str, str]) -> None:
+    error = difference(backend, parts)
+    if error is not None:
+        raise error
+
+
+def difference(backend: Backend, mine: Mapping[str, str]) -> UsageError | None:
+    """The same error on every rank, if a rank's parts differ from rank 0's."""
+    first = exchange.broadcast_object(backend, dict(mine))
+    name = next((n for n in [*first, *mine] if first.get(n) != mine.get(n)), None)
+    differing = exchange.gather_few(backend, [name is not None])[:, 0]
+    if not differing.any():
+        return None
+    rank = int(np.argmax(differing))
+    found = exchange.broadcast_object(
+        backend, (name, mine.get(name or ""), first.get(name or "")), rank
+    )
+    ranks = [str(r) for r in np.flatnonzero(differing)]
+    return _error(rank, ranks, *found)
+
+
+def _error(
+    rank: int, ranks: list[str], name: str, mine: str | None, first: str | None
+) -> UsageError:
+    if name.endswith("rows"):
+        what = f"the {name} are others on rank {rank} than on rank 0"
+        hint = (
+            "give every rank all of the data in the same order, and the same seed to "
+            "every shuffle (NumPy's, too): each rank takes its share of every batch"
+        )
+    else:
+        what = (
+            f"{name} differs: {_shown(mine)} on rank {rank}, {_shown(first)} on rank 0"
+        )
+        hint = (
+            "let every rank run the same code with the same arguments; only files and "
+            "callbacks may depend on the rank"
+        )
+    more = f" (and on {len(ranks) - 1} more ranks)" if len(ranks) > 1 else ""
+    return UsageError(
+        f"{what}{more}: the ranks would train different models", hint=hint
+    )
+
+
+def _shown(text: str | None) -> str:
+    if text is None:
+        return "none"
+    return f"code or values {text}" if text.startswith("#") else text
+
+
+def describe_data(name: str, inputs: Any) -> dict[str, str]:
+    """Plan and rows of a data set; of batches that come ready made, their shapes."""
+    if not isinstance(inputs, Input):
+        return {f"shapes of the {name} data": short(str(inputs.spec[:3]), 300)}
+    plan, source = inputs.plan, inputs.source
+    parts = {
+        f"number of rows of the {name} data": str(inputs.rows),
+        f"batch size of the {name} data": str(inputs.global_batch_size),
+        f"seed of the {name} data": str(plan.seed) if plan.shuffle else "none",
+        f"shuffle of the {name} data": str(plan.shuffle),
+        f"kind of the {name} data": type(source).__name__,
+        f"shapes of the {name} data": short(str(inputs.spec[:3]), 300),
+    }
+    for part, digest in _digests(inputs).items():
+        parts[f"{name} {part} rows"] = digest
+    return parts
+
+
+def _digests(inputs: Input) -> dict[str, str]:
+    """A checksum of rows for ``x``, ``y`` and ``sample_weight``."""
+    if not inputs.source.random_access:
+        return {"first": str(inputs.source.fingerprint())}
+    total = inputs.rows
+    size = sum(
+        int(np.prod(spec.shape)) * spec.dtype.size
+        for spec in tf.nest.flatten(inputs.source.spec)
+        if spec is not None
+    )
+    numbers = np.arange(total)
+    if size * total > _WHOLE_BYTES:
+        numbers = np.unique(np.linspace(0, total - 1, _SAMPLED_ROWS).astype(np.int64))
+    rows = read_rows(inputs.source, numbers)
+    if rows is None:
+        return {}
+    return {
+        part: f"{checksum(value):08x}"
+        for part, value in zip(("x", "y", "sample_weight"), rows, strict=True)
+        if tf.nest.flatten(value)
+    }
