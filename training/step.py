@@ -16,7 +16,13 @@ from typing import Any
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training import finite, keras_compat, layer_state, outside_variables
+from collective.training import (
+    finite,
+    keras_compat,
+    layer_state,
+    look_ups,
+    outside_variables,
+)
 from collective.training.accumulation import accumulate
 from collective.training.attachments import Attachment, ReplicaStep, Total
 from collective.training.forward import Forward, Sums, global_loss
@@ -115,6 +121,11 @@ class Step:
         traced = self._micro_batch.get_concrete_function()
         self._sums_spec: Sums = traced.structured_outputs
         outside_variables.register(self.prepared, self.backend, traced)
+        if self.backend.rank == 0:
+            look_ups.note(
+                [self.prepared.trainable[i] for i in self.forward.combined],
+                self.optimizer,
+            )
         self._local_sums = tf.function(
             colocated(self._sum_micro_batches),
             input_signature=(

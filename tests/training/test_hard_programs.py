@@ -219,6 +219,27 @@ def test_several_optimizers_train_what_keras_trains(name, backends_by_name):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind, noted", [("Adam", 1), ("SGD", 0)])
+def test_look_ups_of_the_same_row_are_named(kind, noted, capfd):
+    """Adam of Keras squares the gradient of each look-up; SGD cannot tell."""
+    program = PROGRAMS["flattened"]
+
+    def make():
+        keras.utils.set_random_seed(2)
+        model = program.make()
+        model.compile(getattr(keras.optimizers, kind)(0.01), program.make().loss)
+        return model
+
+    model, alone = make(), make()
+    rows = program.data(8, 1)
+    alone.fit(*rows, batch_size=4, verbose=0, shuffle=False)
+    single = SingleBackend(Options(), Environment())
+    fit(model, rows, backend=single, global_batch_size=4, verbose=0, shuffle=False)
+    assert capfd.readouterr().err.count("one gradient for each row") == noted
+    tables = [np.array(m.layers[0].embeddings) for m in (model, alone)]
+    assert np.allclose(*tables, rtol=1e-4, atol=1e-6) == (not noted)
+
+
 @pytest.mark.launches
 def test_on_two_ranks(tmp_path):
     ended = launch.launch("native", 2, [HERE], tmp_path, seconds=420)

@@ -11,6 +11,7 @@ a few lines against Keras' source, and each has a test in
 # ruff: noqa: F401 - the functions of the files below are used under this package's name
 from collective.training.keras_compat.building import (
     build,
+    call,
     move_variable,
     overrides,
     takes_training,
