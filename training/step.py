@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.training import (
     finite,
     keras_compat,
@@ -120,6 +121,7 @@ class Step:
         )
         traced = self._micro_batch.get_concrete_function()
         self._sums_spec: Sums = traced.structured_outputs
+        self._check_partition()
         outside_variables.register(self.prepared, self.backend, traced)
         if self.backend.rank == 0:
             look_ups.note(
@@ -141,6 +143,21 @@ class Step:
             input_signature=(spec, scalar),
             autograph=False,
         )
+
+    def _check_partition(self) -> None:
+        """Refuses what a rank with shards of variables cannot do.
+
+        Raises:
+            UsageError: A layer assigns a weight, or one is overwritten by its gradient.
+        """
+        forward, tensor = self.forward, self.backend.tensor is not None
+        places = forward.overwritten + (forward.assigned if tensor else [])
+        if self.prepared.partition is not None and places:
+            raise UsageError(
+                f"a layer sets {self.prepared.trainable[places[0]].path!r} itself, which "
+                "this rank may hold a part of",
+                hint="drop --tensor-parallel or --shard-optimizer",
+            )
 
     def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch.
