@@ -108,6 +108,7 @@ class Step:
         )
         self.layout = Layout(self.model, plan.gather_metrics)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
+        self._metrics: tf.Tensor = tf.zeros([0], tf.float64)
         self.begin_epoch()
         self._attached_sizes: list[int] = []
         keras_compat.switch_off_gradient_sum(self.optimizer)
@@ -196,8 +197,8 @@ class Step:
         """
         state = self._metric_state
         if state is None:
-            self._metrics = tf.zeros([0], tf.float64)
-        elif sums is not None and sums[self.layout.ROWS]:
+            return
+        if sums is not None and sums[self.layout.ROWS]:
             self._metrics = tf.constant(sums[self.layout.size - state.size :])
         else:
             self._metrics = state.reset()
