@@ -104,22 +104,27 @@ class Evaluation:
             self._dataset = self.input.dataset(0, steps, *place)
             self._cut_for = place
         with recorder.span(recorder.OTHER, "validation"):
-            total = self._total()
-        return self._logs(total)
+            vectors: list[Any] = []
+            for batch in self._dataset:
+                vectors.append(self._vector(batch, vectors[-1] if vectors else None))
+        return self._logs(self._total(vectors))
 
-    def _total(self) -> np.ndarray:
-        """The sum of the batches' vectors; metrics of whole batches are the last one's."""
+    def _vector(self, batch: Batch, before: Any) -> Any:
+        """Sums over one global batch; ``before`` are those of the batch before it."""
         state = self._metric_state
-        metrics = tf.zeros([0], tf.float64) if state is None else state.reset()
-        vectors = []
-        for batch in self._dataset:
-            args = without_none(batch), metrics
-            vectors.append(self.backend.call(self._run, args))
-            if state is not None:
-                metrics = vectors[-1][len(vectors[-1]) - state.size :]
+        if state is None:
+            metrics = tf.zeros([0], tf.float64)
+        else:
+            metrics = state.reset() if before is None else state.end_of(before)
+        return self.backend.call(self._run, (without_none(batch), metrics))
+
+    def _total(self, vectors: list[Any]) -> np.ndarray:
+        """The sum of the vectors; metrics of whole batches are those of the last one."""
         total = np.sum([vector.numpy() for vector in vectors], axis=0)
-        if state is not None:
-            total[len(total) - state.size :] = metrics.numpy()
+        if self._metric_state is not None:
+            self._metric_state.end_of(total)[:] = self._metric_state.end_of(
+                vectors[-1].numpy()
+            )
         return total
 
     def _replica(self, batch: Batch, metrics: tf.Tensor) -> tf.Tensor:

@@ -181,7 +181,7 @@ class Step:
         report = self.backend.call(self._run, args, self._explain)
         start = self.layout.size
         if self._metric_state is not None:
-            self._metrics = report[start - self._metric_state.size : start]
+            self._metrics = self._metric_state.end_of(report[:start])
         for attachment, size in zip(
             self.attachments, self._attached_sizes, strict=True
         ):
@@ -199,7 +199,7 @@ class Step:
         if state is None:
             return
         if sums is not None and sums[self.layout.ROWS]:
-            self._metrics = tf.constant(sums[self.layout.size - state.size :])
+            self._metrics = tf.constant(state.end_of(sums))
         else:
             self._metrics = state.reset()
 
