@@ -135,8 +135,6 @@ class Evaluation:
     def _vectors(self, hooks: BatchHooks | None, epoch: int) -> list[Any]:
         """The sums over each batch."""
         vectors: list[Any] = []
-        state = self._metric_state
-        metrics = tf.zeros([0], tf.float64) if state is None else state.reset()
 
         def after() -> None:
             logs: dict[str, Any] = {}
@@ -148,10 +146,7 @@ class Evaluation:
         for number, batch in enumerate(self._batches()):
             if hooks is not None:
                 hooks.before(number, epoch)
-            args = without_none(batch), metrics
-            vectors.append(self.backend.call(self._run, args))
-            if state is not None:
-                metrics = vectors[-1][len(vectors[-1]) - state.size :]
+            vectors.append(self._vector(batch, vectors[-1] if vectors else None))
             if hooks is not None:
                 if hooks.ends(number, number + 1 == self.batches):
                     after()
@@ -166,13 +161,22 @@ class Evaluation:
             )
         return vectors
 
+    def _vector(self, batch: Batch, before: Any) -> Any:
+        """Sums over one global batch; ``before`` are those of the batch before it."""
+        state = self._metric_state
+        if state is None:
+            metrics = tf.zeros([0], tf.float64)
+        else:
+            metrics = state.reset() if before is None else state.end_of(before)
+        return self.backend.call(self._run, (without_none(batch), metrics))
+
     def _total(self, vectors: list[Any]) -> np.ndarray:
-        """The sum of the batches' vectors; metrics of whole batches are the last one's."""
-        arrays = [vector.numpy() for vector in vectors]
-        total = np.sum(arrays, axis=0)
+        """The sum of the vectors; metrics of whole batches are those of the last one."""
+        total = np.sum([vector.numpy() for vector in vectors], axis=0)
         if self._metric_state is not None:
-            size = self._metric_state.size
-            total[len(total) - size :] = arrays[-1][len(total) - size :]
+            self._metric_state.end_of(total)[:] = self._metric_state.end_of(
+                vectors[-1].numpy()
+            )
         return total
 
     def _batches(self) -> Iterator[Batch]:

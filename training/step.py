@@ -115,6 +115,7 @@ class Step:
         )
         self.layout = Layout(self.model, plan.gather_metrics)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
+        self._metrics: tf.Tensor = tf.zeros([0], tf.float64)
         self.begin_epoch()
         self._attached_sizes: list[int] = []
         keras_compat.switch_off_gradient_sum(self.optimizer)
@@ -208,7 +209,7 @@ class Step:
         report = self.backend.call(self._run, args, self._explain)
         start = self.layout.size
         if self._metric_state is not None:
-            self._metrics = report[start - self._metric_state.size : start]
+            self._metrics = self._metric_state.end_of(report[:start])
         for attachment, size in zip(
             self.attachments, self._attached_sizes, strict=True
         ):
@@ -224,9 +225,9 @@ class Step:
         """
         state = self._metric_state
         if state is None:
-            self._metrics = tf.zeros([0], tf.float64)
-        elif sums is not None and sums[self.layout.ROWS]:
-            self._metrics = tf.constant(sums[self.layout.size - state.size :])
+            return
+        if sums is not None and sums[self.layout.ROWS]:
+            self._metrics = tf.constant(state.end_of(sums))
         else:
             self._metrics = state.reset()
 

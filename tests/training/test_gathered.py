@@ -13,6 +13,10 @@ import tensorflow as tf
 from keras import ops
 
 from collective.errors import UsageError
+from collective.training.input.pipeline import Input
+from collective.training.prepared import prepare
+from collective.training.reporting.report import Averages
+from collective.training.step import Step
 from collective.training.step_plan import StepPlan
 from tests import launch
 from tests.training.coupled import NAMES, assert_same, planned, stock
@@ -237,6 +241,29 @@ def test_trains_what_stock_keras_trains(name, precision, backend):
     wanted = stock(*arguments)
     got = planned(*arguments, backend, plan)
     assert_same(got, wanted, TOLERANCE[precision])
+
+
+def test_metrics_continue_in_the_middle_of_an_epoch(backend):
+    """As from a checkpoint: what a step reports follows from the sums before it."""
+    inputs = Input(rows(30), 10, shuffle=False)
+    make = network("mse", METRICS)
+    spec, places = inputs.spec, (backend.local_replicas, backend.replicas)
+
+    def reports(first, sums=None):
+        prepared = prepare(make, backend, spec, micro_batch_rows=10)
+        step = Step(prepared, backend, spec, plan=StepPlan(gather_metrics=True))
+        averages = Averages(step.layout, sums)
+        step.begin_epoch(averages.sums())
+        prepared.model.optimizer.learning_rate = 0.0  # the same model at each step
+        for number, batch in enumerate(inputs.dataset(0, 3, *places)):
+            if number >= first:
+                averages.add(step(batch, number))
+                yield averages.sums().copy(), averages.logs()
+
+    whole = list(reports(0))
+    (_, resumed), *_ = reports(2, whole[1][0])
+    assert resumed == whole[2][1]
+    assert resumed["last"] > 30  # it counts rows
 
 
 def test_integers_travel_exactly(backend):

@@ -30,10 +30,12 @@ def gather_rows(tree: Any, context: ReplicaContext) -> Any:
         The tree with tensors ``[global rows, ...]``.
 
     Raises:
-        UsageError: A tensor has no rows, or a dtype that cannot be summed.
+        UsageError: A tensor has no rows, is ragged or sparse, or has a dtype that
+            cannot be summed.
     """
-    tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(tree)]
-    masks = [keras_compat.mask_of(leaf) for leaf in tf.nest.flatten(tree)]
+    leaves = tf.nest.flatten(tree)
+    tensors = [_dense(leaf) for leaf in leaves]
+    masks = [keras_compat.mask_of(leaf) for leaf in leaves]
     masked = [place for place, mask in enumerate(masks) if mask is not None]
     if context.replicas > 1:
         gathered = _gather(
@@ -43,6 +45,16 @@ def gather_rows(tree: Any, context: ReplicaContext) -> Any:
         for place, mask in zip(masked, gathered[len(tensors) :], strict=True):
             keras_compat.set_mask(tensors[place], mask)
     return tf.nest.pack_sequence_as(tree, tensors)
+
+
+def _dense(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+        raise UsageError(
+            f"rows of a {type(leaf).__name__} cannot be gathered for a loss or metric of "
+            "the whole batch",
+            hint="dense labels and predictions",
+        )
+    return tf.convert_to_tensor(leaf)
 
 
 def _gather(tensors: list[tf.Tensor], context: ReplicaContext) -> list[tf.Tensor]:
@@ -91,8 +103,8 @@ def _own_rows(tensor: tf.Tensor, context: ReplicaContext) -> tf.Tensor:
     """
     if tensor.shape.rank == 0:
         raise UsageError(
-            f"{tensor.name!r} is a scalar: it has no rows that could be gathered for a "
-            "loss or metric of the whole batch",
+            "a scalar among predictions, labels or weights has no rows that could be "
+            "gathered for a loss or metric of the whole batch",
             hint="return a value for each row from the model",
         )
     there = tf.shape(tensor, tf.int64)[0]

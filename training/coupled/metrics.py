@@ -7,6 +7,8 @@ a step's report. No variable of a metric is read or written meanwhile.
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -49,6 +51,10 @@ class MetricState:
                 for v, value in mapping
             ]
         )
+
+    def end_of(self, report: Any) -> Any:
+        """The part of a vector at whose end the values are: a view of an array."""
+        return report[report.shape[0] - self.size :]
 
     def pack(self, values: list[tf.Tensor]) -> tf.Tensor:
         """One vector of the values of all variables."""

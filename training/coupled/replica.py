@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.training.input.plan import share
 
 T = TypeVar("T")
@@ -90,6 +91,8 @@ class ReplicaContext:
 
     def _in_order(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums after the collective before this one in the same graph."""
+        if tf.executing_eagerly():  # in the order of the program
+            return self.backend.all_reduce(tensors)
         graph = tf.compat.v1.get_default_graph()
         before = [op for op in self._before if op.graph is graph]
         with tf.control_dependencies(before):
@@ -162,10 +165,19 @@ def _at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
 
     A replica without rows takes part in the collectives of the others. Many layers
     cannot run without a row.
+
+    Raises:
+        UsageError: Rows are ragged or sparse.
     """
     missing = tf.cast(count == 0, tf.int32)
 
     def padded(tensor: tf.Tensor) -> tf.Tensor:
+        if not isinstance(tensor, tf.Tensor):
+            raise UsageError(
+                f"a replica may have no rows of a short batch, and rows of a "
+                f"{type(tensor).__name__} cannot be made up for it",
+                hint="a batch size that leaves each replica a row of every batch",
+            )
         shape = tf.concat([[missing], tf.shape(tensor)[1:]], axis=0)
         more = tf.concat([tensor, tf.zeros(shape, tensor.dtype)], axis=0)
         more.set_shape([None, *tensor.shape[1:]])
