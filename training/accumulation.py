@@ -12,12 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.training.input.leaves import slice_leaf
+
 MicroBatch = Callable[[tf.Tensor, Any, list[tf.Tensor]], tuple[Any, list[tf.Tensor]]]
 
 
 def slice_rows(batch: Any, start: Any, stop: Any) -> Any:
     """Rows ``start`` to ``stop`` of every tensor in a tree."""
-    return tf.nest.map_structure(lambda t: t[start:stop], batch)
+    return tf.nest.map_structure(lambda t: slice_leaf(t, start, stop), batch)
 
 
 def accumulate(

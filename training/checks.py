@@ -8,24 +8,35 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.input.batches import Batches
+from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
 
 
-def check_batch(backend: Backend, global_batch_size: int, accumulate: int) -> None:
+def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> int:
     """Refuses a global batch that cannot give each replica a row.
+
+    Returns:
+        The rows of a global batch; a guess where the data are batches of any size.
 
     Raises:
         UsageError: It is too small, or ``accumulate`` is below 1.
     """
     replicas = backend.most_replicas
-    if global_batch_size < replicas:
-        raise UsageError(
-            f"a global batch of {global_batch_size} rows cannot be shared by "
-            f"{replicas} replicas",
-            hint=f"--global-batch-size {replicas} or more, or fewer replicas",
-        )
     if accumulate < 1:
-        raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
+        raise UsageError(
+            "accumulate must be at least 1", hint="accumulate=1 (--accumulate 1)"
+        )
+    if isinstance(inputs, Batches):
+        return inputs.batch_size or max(32, replicas)
+    rows = inputs.global_batch_size
+    if rows < replicas:
+        raise UsageError(
+            f"a global batch of {rows} rows cannot be shared by {replicas} replicas",
+            hint=f"batch_size={replicas} (--global-batch-size {replicas}) or more, or "
+            "fewer replicas",
+        )
+    return rows
 
 
 def check_model(model: keras.Model, backend: Backend) -> None:
@@ -38,12 +49,12 @@ def check_model(model: keras.Model, backend: Backend) -> None:
     if not isinstance(model, keras.Model):
         raise UsageError(
             f"a keras.Model was expected, not {type(model).__name__}",
-            hint="collective.training.fit(model, data), the model compiled",
+            hint="collective.fit(model, x, y), the model compiled",
         )
     if not model.compiled or model.optimizer is None:
         raise UsageError(
             f"model {model.name!r} is not compiled",
-            hint="model.compile(optimizer=..., loss=...) before collective.training.fit",
+            hint="model.compile(optimizer=..., loss=...) before collective.fit",
         )
     if keras_compat.overrides(model, "train_step"):
         raise UsageError(
@@ -78,7 +89,7 @@ def check_model(model: keras.Model, backend: Backend) -> None:
         raise UsageError(
             f"model {model.name!r} was made outside the scope of backend "
             f"{backend.name!r}",
-            hint="make and compile it in 'with backend.scope():', or give collective.training.fit "
+            hint="make and compile it in 'with backend.scope():', or give collective.fit "
             "a function that makes it",
         )
 

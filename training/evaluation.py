@@ -6,6 +6,7 @@ and no average is averaged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,13 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.accumulation import accumulate
 from collective.training.forward import Forward, Sums
+from collective.training.hooks import BatchHooks, Hooks
+from collective.training.input.batches import Batches
+from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.source import Source
 from collective.training.prepared import PreparedModel
@@ -34,16 +39,28 @@ class Evaluation:
     Args:
         prepared: The model.
         backend: What sums over replicas.
-        source: The rows.
-        batch_size: Rows evaluated at a time, over all replicas.
+        source: The rows, or batches of them.
+        batch_size: Rows evaluated at a time, over all replicas; of no effect on
+            batches.
+        steps: How many batches, at most.
     """
 
     def __init__(
-        self, prepared: PreparedModel, backend: Backend, source: Source, batch_size: int
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        source: Source | Batches,
+        batch_size: int,
+        steps: int | None = None,
     ):
         self.model = prepared.model
         self.backend = backend
-        self.input = Input(source, batch_size, shuffle=False)
+        self.input = (
+            source
+            if isinstance(source, Batches)
+            else Input(source, batch_size, shuffle=False)
+        )
+        self.steps = steps
         self.forward = Forward(prepared, seed=0)
         self._cut_for = range(0), 0
         spec = without_none(self.input.spec)
@@ -63,25 +80,75 @@ class Evaluation:
             autograph=False,
         )
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self, hooks: Hooks | None = None, epoch: int = 0) -> dict[str, float]:
         """Evaluates. Every rank must call it; all get the same numbers.
+
+        Args:
+            hooks: Calls ``on_test_*`` of callbacks.
+            epoch: The epoch that is validated.
 
         Returns:
             ``loss``, the losses of single outputs, and the metrics.
         """
         self.backend.require_all_ranks()
+        batch_hooks = None
+        if hooks is not None:
+            self.model.stop_evaluating = False
+            hooks.call("on_test_begin", (epoch,), {})
+            batch_hooks = BatchHooks(hooks, "test")
+        with recorder.span(recorder.OTHER, "validation"):
+            vectors = self._vectors(batch_hooks, epoch)
+            total = np.sum([vector.numpy() for vector in vectors], axis=0)
+        logs = self._logs(total)
+        if hooks is not None:
+            hooks.call("on_test_end", (epoch,), dict(sorted(logs.items())))
+        return logs
+
+    @property
+    def batches(self) -> int | None:
+        """How many there are, as far as known."""
+        known = self.input.steps_per_epoch
+        return known if self.steps is None else min(self.steps, known or self.steps)
+
+    def _vectors(self, hooks: BatchHooks | None, epoch: int) -> list[Any]:
+        """The sums over each batch."""
+        vectors: list[Any] = []
+
+        def after() -> None:
+            logs: dict[str, Any] = {}
+            if hooks is not None and hooks.wants_logs:
+                logs = self._logs(np.sum([v.numpy() for v in vectors], axis=0))
+            if hooks is not None:
+                hooks.after(dict(sorted(logs.items())), epoch)
+
+        for number, batch in enumerate(self._batches()):
+            if hooks is not None:
+                hooks.before(number, epoch)
+            vectors.append(self.backend.call(self._run, (without_none(batch),)))
+            if hooks is not None:
+                if hooks.ends(number, number + 1 == self.batches):
+                    after()
+                if self.model.stop_evaluating:
+                    break
+        after()
+        if not vectors:
+            raise UsageError(
+                "there are no rows to evaluate",
+                hint="pass data that can be read more than once: a generator gives its "
+                "batches only once",
+            )
+        return vectors
+
+    def _batches(self) -> Iterator[Batch]:
+        if isinstance(self.input, Batches):
+            self.input.reset()
+            return self.input.epoch(self.steps or ENDLESS)
         place = self.backend.local_replicas, self.backend.replicas
         if place != self._cut_for:  # at first, and when ranks have died
-            steps = self.input.steps_per_epoch
-            self._dataset = self.input.dataset(0, steps, *place)
+            assert self.batches is not None
+            self._dataset = self.input.dataset(0, self.batches, *place)
             self._cut_for = place
-        with recorder.span(recorder.OTHER, "validation"):
-            vectors = [
-                self.backend.call(self._run, (without_none(batch),))
-                for batch in self._dataset
-            ]
-            total = np.sum([vector.numpy() for vector in vectors], axis=0)
-        return self._logs(total)
+        return iter(self._dataset)
 
     def _replica(self, batch: Batch) -> tf.Tensor:
         """Sums over one global batch as a vector; all but the metrics times rows."""

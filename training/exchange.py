@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -56,3 +58,18 @@ def gather_few(backend: Backend, mine: Sequence[float]) -> np.ndarray:
     """
     own = np.asarray(mine, np.float64)
     return np.stack([backend.broadcast_array(own, r) for r in range(backend.size)])
+
+
+def broadcast_object(backend: Backend, value: Any, root: int = 0) -> Any:
+    """The root's object, on every process; every process calls it.
+
+    Args:
+        backend: What the ranks talk through.
+        value: On the root, what ``pickle`` can write; anything elsewhere.
+        root: The rank.
+    """
+    data = pickle.dumps(value) if backend.rank == root else b""
+    size = int(backend.broadcast_array(np.array([len(data)]), root)[0])
+    text = np.zeros(size, np.uint8)
+    text[: len(data)] = np.frombuffer(data, np.uint8)
+    return pickle.loads(backend.broadcast_array(text, root).tobytes())

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import re
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
+from collective.training.exchange import broadcast_object
+
+# Errors of rank 0 that every rank raises: the last one, for ``ends_the_job``.
+_shared: list[BaseException] = []
 
 
 @contextlib.contextmanager
@@ -30,6 +36,10 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         yield
     except BaseException as error:
         alike = isinstance(error, CollectiveError) and error.everywhere
+        if any(error is shared for shared in _shared):
+            if backend.rank == 0:
+                recorder.incident(_description(backend.rank, error))
+            raise
         if isinstance(error, CollectiveError):
             error.rank = backend.rank
         if backend.size == 1 or alike or isinstance(error, SystemExit):
@@ -55,6 +65,51 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         sys.stderr.flush()
         backend.abort(1)
         raise
+
+
+def share(error: Exception | None, what: str, backend: Backend) -> Exception:
+    """Rank 0's error, for every rank to raise; every rank calls it.
+
+    Where nobody catches it, rank 0 alone prints it.
+
+    Args:
+        error: On rank 0, the error.
+        what: What raised it, for a message.
+        backend: What the ranks talk through.
+
+    Returns:
+        On rank 0 the error itself; elsewhere a copy, or a ``CollectiveError`` with its
+        text where it cannot be copied.
+    """
+    told: tuple[bytes, str] = b"", ""
+    if error is not None:
+        text = f"{what} raised {type(error).__name__}: {error}"
+        try:
+            pickle.loads(data := pickle.dumps(error))
+        except Exception:
+            data = b""
+        told = data, text
+    data, text = broadcast_object(backend, told)
+    if error is None:
+        try:
+            error = pickle.loads(data)
+        except Exception:
+            error = CollectiveError(f"rank 0: {text}", hint="see what rank 0 printed")
+        assert error is not None
+        _print_on_rank_zero(error)
+    _shared[:] = [error]
+    return error
+
+
+def _print_on_rank_zero(error: BaseException) -> None:
+    """Has the interpreter not print this error here, should nobody catch it."""
+    printing = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
+        if value is not error:
+            printing(kind, value, trace)
+
+    sys.excepthook = hook
 
 
 def _description(rank: int, error: BaseException) -> str:

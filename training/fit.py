@@ -1,9 +1,9 @@
-"""``collective.training.fit``, what ``model.fit`` is to Keras."""
+"""``collective.fit``, what ``model.fit`` is to Keras."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -11,6 +11,9 @@ import keras
 from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.arguments import FitData, fit_data
 from collective.training.callbacks import RankZeroCallbacks
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
@@ -19,12 +22,20 @@ from collective.training.elastic.membership import Membership
 from collective.training.evaluation import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.gradient_sizes import message
+from collective.training.hooks import Callbacks
+from collective.training.input.batches import Batches
+from collective.training.input.feed import (
+    ENDLESS,
+    PlannedFeed,
+    warn_of_short_epochs,
+)
 from collective.training.input.pipeline import Input
+from collective.training.input.source import Source
 from collective.training.ledger.observer import LedgerObserver
 from collective.training.loop import Loop
 from collective.training.observer import Observer
 from collective.training.position import Position
-from collective.training.prepared import prepare
+from collective.training.prepared import PreparedModel, prepare
 from collective.training.replica_check import DesyncAlarm
 from collective.training.reporting.heartbeat import Heartbeat
 from collective.training.reporting.progress import ProgressBar
@@ -36,54 +47,92 @@ from collective.training.step import Step
 
 def fit(
     model: keras.Model | Callable[[], keras.Model],
-    data: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: str | int = "auto",
+    callbacks: Callbacks = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool | str = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: Any = 1,
     *,
     backend: str | Backend = "auto",
-    global_batch_size: int = 64,
-    epochs: int = 1,
     steps: int | None = None,
     accumulate: int = 1,
     jit_compile: bool = False,
     recompute: bool = False,
     shard_optimizer: bool = False,
-    shuffle: bool = True,
     seed: int = 0,
     check_every: int = 100,
-    validation_data: Any = None,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-    verbose: str | int = "auto",
     timeline: str | None = None,
     checkpoint: Checkpoint | None = None,
     ledger: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    global_batch_size: int | None = None,
 ) -> Result:
     """Trains a model; the same model comes out of every backend.
+
+    The arguments up to ``validation_freq`` are those of ``keras.Model.fit``, in its
+    order and with its meaning; ``docs/how-to/from-model-fit.md`` has what differs.
 
     Args:
         model: A compiled model, or a function that makes one. Backends with several
             devices need the function, or a model made in ``backend.scope()``.
-        data: ``(x, y)`` or ``(x, y, sample_weight)`` arrays or trees of arrays, a
-            ``tf.data.Dataset`` of single rows, or a ``collective.training.input.source.Source``.
+        x: Inputs: an array, a list, tuple or dict of arrays, a DataFrame, a tensor
+            (ragged or sparse, too); or what has the labels, too: a ``tf.data.Dataset``
+            of batches, a ``keras.utils.PyDataset``, a generator of batches, a torch
+            DataLoader, a ``collective.training.input.source.Source``.
+        y: Labels, likewise; None where x has them, or the model needs none.
+        batch_size: Rows of one update, over all replicas together; 32 by default.
+            Without meaning where x gives batches.
+        epochs: The number of the epoch to stop before.
+        verbose: 0 silent, 1 a bar, 2 a line an epoch, ``auto``.
+        callbacks: A Keras callback or a list of them; they run on rank 0, all ranks
+            follow. What a callback raises, every rank raises.
+        validation_split: The share of the rows, the last ones, to validate with.
+        validation_data: ``(x, y)`` or ``(x, y, sample_weight)``, or a data set;
+            evaluated after each epoch, exactly.
+        shuffle: Whether each epoch has a new order, which depends on the seed alone.
+            Of arrays and the items of a ``PyDataset``.
+        class_weight: The weight of the rows of each class of y.
+        sample_weight: The weight of each row.
+        initial_epoch: The epoch to begin with.
+        steps_per_epoch: Updates of an epoch; the next one goes on in the data.
+        validation_steps: How many batches to validate with, at most.
+        validation_batch_size: Rows that are validated at a time; ``batch_size`` by
+            default.
+        validation_freq: After how many epochs each to validate, or after which.
         backend: A name (see ``train.py --list-backends``) or a backend.
-        global_batch_size: Rows of one update, over all replicas.
-        epochs: Passes over the data.
         steps: Updates in all; overrides ``epochs``.
         accumulate: Micro-batches an update is cut into, to save memory.
-        jit_compile: Whether XLA compiles the forward and backward pass.
+        jit_compile: Whether XLA compiles the forward and backward pass. That of
+            ``model.compile`` has no effect.
         recompute: Whether activations are computed again instead of kept, to save
             memory; see ``collective.training.memory.recompute``.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.memory.sharded_optimizer``.
-        shuffle: Whether each epoch has a new order, which depends on the seed alone.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
-        validation_data: As ``data``; evaluated after each epoch, exactly.
-        callbacks: Keras callbacks; they run on rank 0, all ranks follow.
-        verbose: 0 silent, 1 a bar, 2 a line an epoch, ``auto``.
         timeline: File for a Chrome trace of what every rank did when.
         checkpoint: Where the state of the training is kept, and resumed from.
         ledger: A file for the rows that each step has used; see
             ``collective.training.ledger.verify``.
+        data: Of earlier versions: ``(x, y)`` or ``(x, y, sample_weight)``, a
+            ``tf.data.Dataset`` of single rows, or a ``Source``.
+        global_batch_size: Of earlier versions: ``batch_size``, and with it a tuple in
+            place of x is ``(x, y)``, and a ``tf.data.Dataset`` has single rows.
+
+    Returns:
+        Keras' ``History``, also as ``model.history``, with more in it.
 
     Raises:
         UsageError: What was asked for cannot be done; nothing was trained.
@@ -97,42 +146,62 @@ def fit(
     if isinstance(backend, Serving):
         backend.serve()
     with ends_the_job(backend), explaining_memory():
-        inputs = Input(
-            data,
-            global_batch_size,
-            seed=seed,
+        given = fit_data(
+            x,
+            y,
+            batch_size=batch_size,
+            validation_split=validation_split,
+            validation_data=validation_data,
             shuffle=shuffle,
-            with_rows_read=ledger is not None,
+            class_weight=class_weight,
+            sample_weight=sample_weight,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            seed=seed,
+            data=data,
+            global_batch_size=global_batch_size,
         )
-        check_batch(backend, global_batch_size, accumulate)
-        check_same_data(backend, inputs.source)
+        inputs = _inputs(given, backend, steps_per_epoch, seed, shuffle, ledger)
+        rows = check_batch(backend, inputs, accumulate)
         prepared = prepare(
             model,
             backend,
             inputs.spec,
-            micro_batch_rows=-(-global_batch_size // (backend.replicas * accumulate)),
+            micro_batch_rows=-(-rows // (backend.replicas * accumulate)),
             recompute=recompute,
             shard_optimizer=shard_optimizer,
             jit_compile=jit_compile,
         )
         model = prepared.model
-        check_labels(model, inputs.source)
-        per_epoch = inputs.steps_per_epoch
-        last_step = epochs * per_epoch if steps is None else steps
-        position = Position(model, backend, gathers=checkpoint is not None)
-        result = Result(model, backend, position.history, position.losses)
+        if isinstance(inputs, Input):
+            check_labels(model, inputs.source)
+            feed: PlannedFeed | Batches = PlannedFeed(
+                inputs, steps_per_epoch, backend.elastic
+            )
+        else:
+            _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
+            feed = inputs
+        if steps is not None:
+            epochs = feed.epochs(steps) if isinstance(feed, PlannedFeed) else ENDLESS
+        position = Position(model, backend, checkpoint is not None, initial_epoch)
+        params = {
+            "verbose": verbose,
+            "epochs": epochs,
+            "steps": steps_per_epoch or inputs.steps_per_epoch,
+        }
+        result = Result(position, params)
+        hooks = RankZeroCallbacks(callbacks, position, params)
         observers, membership = _observers(
             position,
             result,
             inputs,
-            epochs=-(-last_step // per_epoch),
-            callbacks=callbacks,
-            verbose=verbose,
+            hooks,
+            bar=not isinstance(callbacks, keras.callbacks.CallbackList),
             timeline=timeline,
             checkpoint=checkpoint,
             ledger=ledger,
         )
-        smallest_batch = inputs.rows % global_batch_size or global_batch_size
         attachments = [a for observer in observers for a in observer.attachments]
         if DesyncAlarm.is_needed(backend, check_every):
             attachments.insert(0, DesyncAlarm(model, backend, check_every))
@@ -144,37 +213,106 @@ def fit(
             jit_compile=jit_compile,
             recompute=recompute,
             seed=seed,
-            maybe_empty=smallest_batch < backend.most_replicas,
+            maybe_empty=_maybe_empty(inputs, backend),
             attachments=attachments,
         )
-        evaluate = None
-        if validation_data is not None:
-            source = Input(validation_data, global_batch_size).source
-            rows = max(global_batch_size, 32 * backend.most_replicas)
-            evaluate = Evaluation(prepared, backend, source, rows)
+        evaluation = _evaluation(prepared, backend, given, validation_steps)
+        validate = None
+        if evaluation is not None:
+            validate = lambda: evaluation(hooks.hooks, position.epoch)  # noqa: E731
         loop = Loop(
             position,
             step,
-            inputs.movable() if backend.elastic else inputs.dataset,
-            per_epoch,
-            last_step,
+            feed,
+            epochs,
+            ENDLESS if steps is None else steps,
             observers,
-            evaluate,
+            validate,
+            lambda epoch: keras_compat.is_validated(model, epoch, validation_freq),
         )
         if membership is not None:
-            return membership.run(loop, result)
-        loop.run()
+            result = membership.run(loop, result)
+        else:
+            loop.run()
+        model.history = result
         return result
+
+
+def _inputs(
+    given: FitData,
+    backend: Backend,
+    steps_per_epoch: int | None,
+    seed: int,
+    shuffle: bool | str,
+    ledger: Any,
+) -> Input | Batches:
+    """Which rows make a global batch."""
+    if not isinstance(given.train, Source):
+        return Batches(given.train, backend, steps_per_epoch)
+    inputs = Input(
+        given.train,
+        given.batch_size,
+        seed=seed,
+        shuffle=bool(shuffle),
+        with_rows_read=ledger is not None,
+    )
+    check_same_data(backend, inputs.source)
+    warn_of_short_epochs(inputs, steps_per_epoch)
+    return inputs
+
+
+def _maybe_empty(inputs: Input | Batches, backend: Backend) -> bool:
+    """Whether a batch may have fewer rows than there are replicas."""
+    if isinstance(inputs, Batches):
+        return True
+    size = inputs.global_batch_size
+    return (inputs.rows % size or size) < backend.most_replicas
+
+
+def _check_counted(backend: Backend, **wanted: Any) -> None:
+    """Refuses what needs to know the rows of each step beforehand.
+
+    Raises:
+        UsageError: It is wanted, and the data are batches.
+    """
+    names = [f"{name}=" for name, value in wanted.items() if value is not None]
+    if backend.elastic:
+        names.append("an elastic job (--min-np)")
+    if names:
+        raise UsageError(
+            f"{names[0]} needs rows that can be counted, and the data are batches of "
+            "which nobody knows the rows beforehand",
+            hint="pass arrays; or dataset.unbatch() of known length, with "
+            "global_batch_size=. To continue after an end, "
+            "keras.callbacks.BackupAndRestore works with any data",
+        )
+
+
+def _evaluation(
+    prepared: PreparedModel,
+    backend: Backend,
+    given: FitData,
+    steps: int | None,
+) -> Evaluation | None:
+    """The validation, if there is any."""
+    if given.validation is None:
+        return None
+    source: Source | Batches = (
+        given.validation
+        if isinstance(given.validation, Source)
+        else Batches(given.validation, backend, steps)
+    )
+    rows = given.validation_batch_size or 1
+    return Evaluation(prepared, backend, source, rows, steps)
 
 
 def _observers(
     position: Position,
     result: Result,
-    inputs: Input,
+    inputs: Input | Batches,
+    hooks: RankZeroCallbacks,
     *,
-    epochs: int,
-    callbacks: Sequence[keras.callbacks.Callback],
-    verbose: str | int,
+    bar: bool,
     timeline: str | None,
     checkpoint: Checkpoint | None,
     ledger: str | os.PathLike[str] | None,
@@ -184,26 +322,25 @@ def _observers(
     A timeline or a ledger has the step before callbacks can fail in it; a checkpoint
     has what they changed, and so has the state with which a rank leaves.
     """
-    plan, backend = inputs.plan, position.backend
+    backend, params = position.backend, result.params
     observers: list[Observer] = [Heartbeat()]
     if timeline:
         observers.append(TimelineObserver(timeline, position))
     observers.append(TimingObserver(result.timing, position))
     before_write = None
-    if ledger is not None:
-        noting = LedgerObserver(ledger, position, plan)
+    if ledger is not None and isinstance(inputs, Input):
+        noting = LedgerObserver(ledger, position, inputs.plan)
         observers.append(noting)
         before_write = noting.sync
-    if str(verbose) != "0":
-        observers.append(ProgressBar(position, epochs, verbose))
-    observers.append(
-        RankZeroCallbacks(callbacks, position, epochs, inputs.steps_per_epoch)
-    )
+    observers.append(hooks)
+    if bar and str(params["verbose"]) != "0":
+        # Behind the callbacks: it shows what they add to the logs.
+        observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     saving = membership = None
-    if checkpoint is not None:
-        saving = CheckpointObserver(checkpoint, position, plan, before_write)
+    if checkpoint is not None and isinstance(inputs, Input):
+        saving = CheckpointObserver(checkpoint, position, inputs.plan, before_write)
         observers.append(saving)
-    if backend.elastic:
+    if backend.elastic and isinstance(inputs, Input):
         membership = Membership(position, inputs, saving)
         membership.find_start()
         observers.append(membership)

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from collective.training import keras_compat
+from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.losses import LossSums, loss_sums
 from collective.training.memory.recompute import recompute_blocks
 from collective.training.prepared import PreparedModel
@@ -155,7 +156,7 @@ class Forward:
                 return_losses=True,
                 **({"training": training} if takes_training else {}),
             )
-        count = tf.shape(tf.nest.flatten(x)[0])[0]
+        count = tf.cast(count_rows(first_leaf(x)), tf.int32)
         mapping = [
             *zip(model.trainable_variables, weights.trainable, strict=True),
             *zip(model.non_trainable_variables, new_state, strict=True),

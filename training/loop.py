@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training.input import source_errors
+from collective.training.input.feed import ENDLESS, Feed
 from collective.training.input.pipeline import Batch
 from collective.training.observer import FinishedStep, Observer, methods
 from collective.training.position import Position
@@ -27,32 +28,34 @@ class Loop:
     Args:
         position: Where the training is.
         step: The training step.
-        batches: This process' slices of the global batches: of first step, last step
-            (exclusive), local replicas, and the number of replicas.
-        steps_per_epoch: Steps of a whole epoch.
-        last_step: Steps of the whole training, over all epochs.
+        feed: This process' slices of the global batches.
+        epochs: Epochs of the whole training; ``ENDLESS`` where steps decide.
+        last_step: Steps of the whole training, over all epochs; ``ENDLESS`` where the
+            number of epochs decides.
         observers: Called at fixed points, innermost first.
-        evaluate: Validation after each epoch, a collective; None for none.
+        validate: Validation after an epoch, a collective; None for none.
+        validated: Of the number of an epoch, whether ``validate`` follows it.
     """
 
     def __init__(
         self,
         position: Position,
         step: Step,
-        batches: Callable[[int, int, range, int], Iterable[Batch]],
-        steps_per_epoch: int,
+        feed: Feed,
+        epochs: int,
         last_step: int,
         observers: Sequence[Observer] = (),
-        evaluate: Callable[[], dict[str, float]] | None = None,
+        validate: Callable[[], dict[str, float]] | None = None,
+        validated: Callable[[int], bool] = lambda epoch: True,
     ):
         self.position = position
         self.step = step
-        self.batches = batches
-        self.steps_per_epoch = steps_per_epoch
+        self.feed = feed
+        self.epochs = epochs
         self.last_step = last_step
-        self.epochs = -(-last_step // self.steps_per_epoch)
         self.observers = observers
-        self.evaluate = evaluate
+        self.validate = validate
+        self.validated = validated
         self._before_input = methods(observers, "before_input", outermost_first=True)
         self._before_step = methods(observers, "before_step", outermost_first=True)
         self._after_step = methods(observers, "after_step")
@@ -79,11 +82,14 @@ class Loop:
             raise UsageError(
                 f"the training is at step {position.step} already, and "
                 f"{self.last_step} steps were asked for",
-                hint="more --steps or --epochs, or another --checkpoint-dir",
+                hint="more epochs= or steps= (--epochs, --steps), or another folder for "
+                "the checkpoints (--checkpoint-dir)",
             )
         position.put()  # for observers to see,
         if root is None:
             self._call("begin")
+            if position.start is None:
+                position.begin(self.feed.begin(position.initial_epoch))
         else:
             self._call("reconfigured", root)
         position.put()  # and not to change
@@ -96,9 +102,9 @@ class Loop:
         position, backend = self.position, self.position.backend
         try:
             replicas = backend.local_replicas, backend.replicas
-            batches = iter(self.batches(position.step, self.last_step, *replicas))
-            while position.epoch < self.epochs and not position.stopped:
-                self._train_epoch(batches)
+            self.feed.start(position.step, self.last_step, *replicas)
+            while not self._ended:
+                self._train_epoch()
             position.final = position.final or position.take()
             self._call("end_epochs", outermost_first=True)
             self.step.finish()
@@ -110,35 +116,60 @@ class Loop:
     def close(self) -> None:
         """Closes all observers, outermost first, each one also if another fails."""
         with contextlib.ExitStack() as stack:
+            stack.callback(self.feed.close)
             for observer in self.observers:
                 stack.callback(observer.close)
 
-    def _train_epoch(self, batches: Iterator[Batch]) -> None:
-        position, per_epoch = self.position, self.steps_per_epoch
-        epoch = position.epoch
-        first, last = epoch * per_epoch, min((epoch + 1) * per_epoch, self.last_step)
+    @property
+    def _ended(self) -> bool:
+        position = self.position
+        if position.stopped or self.feed.ended:
+            return True
+        if self.epochs == ENDLESS:
+            return position.step >= self.last_step
+        return position.epoch >= self.epochs
+
+    def _train_epoch(self) -> None:
+        position, epoch = self.position, self.position.epoch
+        first, steps = (
+            self.feed.first_step(epoch, position.step),
+            self.feed.steps(epoch),
+        )
+        whole = ENDLESS if steps is None else first + steps
+        last = min(whole, self.last_step)
         self._call("begin_epoch", epoch, first, last, outermost_first=True)
         position.begin_epoch()
+        batches = self.feed.epoch(last - position.step)
         while position.step < last and not position.stopped:
-            self._train_step(batches)
-        if position.step == last < first + per_epoch and not position.stopped:
+            if not self._train_step(batches):
+                break  # the data have ended
+        else:
+            next(batches, None)  # the data learn that the epoch has ended
+        if self.feed.ended:
+            position.averages = None  # before the first step of the epoch
+            return
+        if position.step == last < whole and not position.stopped:
             position.final = position.take()
         assert position.averages is not None
         logs = position.averages.logs()
-        if self.evaluate is not None:
-            logs |= self._validate(self.evaluate)
+        if self.validate is not None and self.validated(epoch):
+            logs |= self._validate(self.validate)
+        logs = dict(sorted(logs.items()))  # as Keras has them
         self._call("end_epoch", epoch, logs)
         position.end_epoch(logs)
-        if position.epoch < self.epochs and not position.stopped:
+        if not self._ended:
             self._call("between_epochs")
 
-    def _train_step(self, batches: Iterator[Batch]) -> None:
+    def _train_step(self, batches: Iterator[Batch]) -> bool:
+        """Trains on the next batch; False if there is none."""
         position = self.position
         number = position.step
         for before_input in self._before_input:
             before_input(number)
         begin = time.perf_counter()
         batch = _next(batches)
+        if batch is None:
+            return False
         ready = time.perf_counter()
         for before_step in self._before_step:
             before_step(number)
@@ -150,10 +181,11 @@ class Loop:
         step = FinishedStep(number, begin, ready, done, ended, report)
         for after_step in self._after_step:
             after_step(step)
+        return True
 
-    def _validate(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def _validate(self, validate: Callable[[], dict[str, float]]) -> dict[str, float]:
         self._call("before_validation", outermost_first=True)
-        logs = {f"val_{name}": value for name, value in evaluate().items()}
+        logs = {f"val_{name}": value for name, value in validate().items()}
         self._call("after_validation", logs)
         return logs
 
@@ -162,9 +194,9 @@ class Loop:
             method(*args)
 
 
-def _next(batches: Iterator[Batch]) -> Batch:
+def _next(batches: Iterator[Batch]) -> Batch | None:
     try:
-        return next(batches)
+        return next(batches, None)
     except tf.errors.OpError as error:
         explained = source_errors.explain(error)
         if explained is None:

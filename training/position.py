@@ -28,6 +28,7 @@ class Position:
         backend: What the ranks talk through.
         gathers: Whether a state has the partitioned variables whole, for rank 0 to
             write; then ``take`` is a collective where the model has such variables.
+        initial_epoch: The epoch with which a new training begins.
 
     Attributes:
         epoch: The current epoch, from 0.
@@ -37,11 +38,19 @@ class Position:
         final: The state after the last step of an incomplete last epoch, from which a
             longer training continues.
         averages: Of the current epoch; None between epochs.
+        initial_epoch: The epoch with which a new training begins.
+        epochs: The numbers of the finished epochs.
         history: Logs of each finished epoch, by name.
         losses: Of every step of the finished epochs.
     """
 
-    def __init__(self, model: keras.Model, backend: Backend, gathers: bool = False):
+    def __init__(
+        self,
+        model: keras.Model,
+        backend: Backend,
+        gathers: bool = False,
+        initial_epoch: int = 0,
+    ):
         self.model = model
         self.backend = backend
         self.layout = Layout(model)
@@ -49,6 +58,8 @@ class Position:
         self.start: State | None = None
         self.final: State | None = None
         self.averages: Averages | None = None
+        self.initial_epoch = initial_epoch
+        self.epochs: list[int] = []
         self.history: dict[str, list[float]] = {}
         self.losses: list[float] = []
         self._gathers = gathers
@@ -128,6 +139,11 @@ class Position:
         self.losses[:] = start.losses.tolist()
         self.history.clear()
         self.history |= {name: list(values) for name, values in start.history.items()}
+        self.epochs[:] = range(self.initial_epoch, self.epoch)
+
+    def begin(self, first_step: int) -> None:
+        """A new training begins with ``initial_epoch``, whose first step this is."""
+        self.epoch, self.step = self.initial_epoch, first_step
 
     def put(self) -> None:
         """Gives the model the variables of ``start``, if there is one."""
@@ -150,6 +166,7 @@ class Position:
         self._losses = np.array(self.losses)
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
+        self.epochs.append(self.epoch)
         self.averages = None
         self.epoch += 1
 

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import keras
 
 from collective.backends.base import Backend
+from collective.training.position import Position
 from collective.training.reporting.timing import Timing
 
 T = TypeVar("T")
 
 
-@dataclass
-class Result:
-    """What ``collective.training.fit`` returns.
+class Result(keras.callbacks.History):
+    """What ``collective.fit`` returns: Keras' ``History``, and more. Equal on all ranks.
+
+    Args:
+        position: Of the training; ``history``, ``epoch`` and ``losses`` grow with it.
+        params: What callbacks get as ``params``.
 
     Attributes:
         model: The trained model, the same on every rank.
+        history: Logs of each epoch by name.
+        epoch: The numbers of the epochs in ``history``.
+        params: ``verbose``, ``epochs`` and ``steps``, as Keras has them.
         backend: The backend it ran on.
-        history: Logs of each epoch by name, as in ``keras.callbacks.History``.
         losses: The loss of every step, over its whole global batch; includes the steps
             before the checkpoint that this training resumed from.
         timing: Seconds of every step that this process made.
     """
 
-    model: keras.Model
-    backend: Backend
-    history: dict[str, list[float]] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
-    timing: Timing = field(default_factory=Timing)
+    def __init__(self, position: Position, params: dict[str, Any]):
+        super().__init__()
+        self.set_model(position.model)
+        self.set_params(params)
+        self.history: dict[str, list[Any]] = position.history
+        self.epoch: list[int] = position.epochs
+        self.backend: Backend = position.backend
+        self.losses: list[float] = position.losses
+        self.timing = Timing()
 
     def afterwards(self, action: Callable[[], T]) -> T:
         """Runs what all ranks do together after the training, as an evaluation.

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training.accumulation import slice_rows
+from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 
@@ -103,7 +104,7 @@ def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaR
     """
     rows = Rows(batch.x, batch.y, batch.sample_weight)
     if len(backend.local_replicas) == 1:
-        count = tf.shape(tf.nest.flatten(batch.x)[0], tf.int64)[0]
+        count = count_rows(first_leaf(batch.x))
         return ReplicaRows(rows, count, batch.rows_read)
     total = backend.replicas
     first, _ = share(batch.global_rows, backend.local_replicas[0], total)

@@ -257,7 +257,7 @@ def test_small_batches_are_refused(backend):
 
 @pytest.mark.parametrize("verbose", [0, 1, 2])
 def test_rank_zero_alone_draws_the_bar(backend, verbose, capfd):
-    fit(model(), rows(), backend=backend, verbose=verbose, epochs=2)
+    fit(model(), *rows(), backend=backend, verbose=verbose, epochs=2)
     first, *others = gather(backend, capfd.readouterr().out)
     assert others == [""] * (backend.size - 1)
     assert ("Epoch 2/2" in first and "accuracy" in first) == (verbose > 0)

@@ -13,7 +13,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -53,15 +52,21 @@ WAIT_SECONDS = 600.0
 POLL_SECONDS = 0.2
 
 
-@dataclass
 class ElasticResult(Result):
     """A result whose ``afterwards`` survives the death of ranks.
 
-    Attributes:
+    Args:
+        result: The result.
+        position: Of the training.
         repeat: Trains again from the newest state to the end, after a change.
     """
 
-    repeat: Callable[[Change], None] = field(kw_only=True, repr=False)
+    def __init__(
+        self, result: Result, position: Position, repeat: Callable[[Change], None]
+    ):
+        super().__init__(position, result.params)
+        self.timing = result.timing
+        self.repeat = repeat
 
     def afterwards(self, action: Callable[[], T]) -> T:
         """Runs an action; the remaining ranks repeat it when a rank dies meanwhile.
@@ -124,7 +129,7 @@ class Membership(Observer):
         change = join(self.backend) if self.backend.joins else None
         with self.messages.preemption, contextlib.closing(loop):
             repeat_on_change(self.backend, self._attempt, change)
-        return ElasticResult(**vars(result), repeat=self._repeat)
+        return ElasticResult(result, self.position, self._repeat)
 
     def _repeat(self, change: Change) -> None:
         with contextlib.closing(self.loop):

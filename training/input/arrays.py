@@ -24,17 +24,17 @@ class Arrays(Source):
 
     Args:
         x: Array ``[rows, ...]``, or a dict or tuple of such. Lists count as arrays.
-        y: Likewise.
+        y: Likewise, or None.
         sample_weight: Likewise, or None.
 
     Raises:
         UsageError: Lengths differ, or TensorFlow has no dtype for an array.
     """
 
-    def __init__(self, x: Any, y: Any, sample_weight: Any = None):
+    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None):
         self.tree: Row = (
             _arrays(x, "x"),
-            _arrays(y, "y"),
+            None if y is None else _arrays(y, "y"),
             None if sample_weight is None else _arrays(sample_weight, "sample_weight"),
         )
         self._leaves = [a for a in tf.nest.flatten(self.tree) if a is not None]

@@ -81,7 +81,7 @@ class Input:
         if global_batch_size < 1:
             raise UsageError(
                 f"a global batch of {global_batch_size} rows cannot be trained on",
-                hint="pass --global-batch-size 64, or any number from 1 up",
+                hint="pass batch_size=32 (--global-batch-size 32), or any number from 1 up",
             )
         if not self.rows:
             raise UsageError(
@@ -94,14 +94,7 @@ class Input:
     @property
     def spec(self) -> Batch:
         """Of what ``dataset`` yields: ``tf.TensorSpec`` with an open number of rows."""
-
-        def open_rows(leaf: tf.TensorSpec) -> tf.TensorSpec:
-            return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
-
-        x, y, sample_weight = (
-            None if part is None else tf.nest.map_structure(open_rows, part)
-            for part in self.source.spec
-        )
+        x, y, sample_weight = self.source.batch_spec
         rows_read = tf.TensorSpec([None, 2], tf.int64) if self.with_rows_read else None
         return Batch(x, y, sample_weight, tf.TensorSpec([], tf.int64), rows_read)
 

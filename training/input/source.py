@@ -43,6 +43,19 @@ class Source(abc.ABC):
         Shapes are fully known and have no batch dimension.
         """
 
+    @property
+    def batch_spec(self) -> Row:
+        """``(x, y, sample_weight)`` of any number of rows, as trees of type specs."""
+
+        def open_rows(leaf: tf.TensorSpec) -> tf.TensorSpec:
+            return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
+
+        x, y, sample_weight = (
+            None if part is None else tf.nest.map_structure(open_rows, part)
+            for part in self.spec
+        )
+        return x, y, sample_weight
+
     @abc.abstractmethod
     def read(self, rows: tf.Tensor) -> Row:
         """Reads rows by number; called while ``tf.data`` traces its map function.

@@ -16,6 +16,19 @@ from collective.training.keras_compat.building import (
     takes_training,
     tf_variable,
 )
+from collective.training.keras_compat.data import (
+    DataAdapter,
+    EpochIterator,
+    adapter,
+    as_dense_or_sparse,
+    class_weights,
+    initial_epoch,
+    is_array,
+    is_validated,
+    sparse_by_rows,
+    sparse_rows,
+    unpack,
+)
 from collective.training.keras_compat.layers import (
     InnerScope,
     Node,

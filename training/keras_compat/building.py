@@ -28,8 +28,19 @@ def build(
         ValueError: Model, loss or metrics do not fit the data.
     """
 
-    def symbolic(leaf: tf.TensorSpec) -> keras.KerasTensor:
-        return keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name)
+    def symbolic(leaf: Any) -> keras.KerasTensor:
+        shape, dtype = tuple(leaf.shape), leaf.dtype.name
+        if isinstance(leaf, tf.SparseTensorSpec):
+            return keras.KerasTensor(shape, dtype, sparse=True)
+        if isinstance(leaf, tf.RaggedTensorSpec):
+            return keras.KerasTensor(
+                shape,
+                dtype,
+                ragged=True,
+                ragged_rank=leaf.ragged_rank,
+                row_splits_dtype=leaf.row_splits_dtype,
+            )
+        return keras.KerasTensor(shape, dtype)
 
     x, y, sample_weight = (
         None if part is None else tf.nest.map_structure(symbolic, part) for part in spec

@@ -11,6 +11,7 @@ import time
 
 import keras
 
+from collective.training.input.feed import ENDLESS
 from collective.training.observer import FinishedStep, Observer
 from collective.training.position import Position
 
@@ -42,9 +43,12 @@ class ProgressBar(Observer):
         """Starts the bar of an epoch."""
         if not self.verbose or self.position.backend.rank:
             return
-        if self.epochs > 1:
+        if self.epochs == ENDLESS:
+            print(f"Epoch {epoch + 1}", flush=True)
+        elif self.epochs > 1:
             print(f"Epoch {epoch + 1}/{self.epochs}", flush=True)
-        self._bar = keras.utils.Progbar(last - first, verbose=self.verbose)
+        steps = None if last == ENDLESS else last - first
+        self._bar = keras.utils.Progbar(steps, verbose=self.verbose)
         self._first, self._drawn = first, time.monotonic()
 
     def after_step(self, step: FinishedStep) -> None:
@@ -53,7 +57,8 @@ class ProgressBar(Observer):
             return
         if time.monotonic() - self._drawn >= self.interval:
             assert self.position.averages is not None
-            self._draw(self._bar, self.position.averages.logs(), finalize=False)
+            logs = dict(sorted(self.position.averages.logs().items()))
+            self._draw(self._bar, logs, finalize=False)
             self._drawn = time.monotonic()
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:

@@ -1,0 +1,311 @@
+"""What ``fit``, ``evaluate`` and ``predict`` are given, made one of two kinds of data.
+
+Rows that can be read by number become a ``Source``: arrays, trees of them, tensors,
+pandas. What gives ready made batches becomes one of Keras' adapters: a batched
+``tf.data.Dataset``, a ``keras.utils.PyDataset``, a generator, a DataLoader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.input.arrays import Arrays
+from collective.training.input.batches import ShuffledItems
+from collective.training.input.source import Source, as_source
+from collective.training.input.tensors import Tensors
+from collective.training.input.views import CastFloats
+
+Data = Source | keras_compat.DataAdapter
+DEFAULT_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class FitData:
+    """The data of a training.
+
+    Attributes:
+        train: The data to train on.
+        batch_size: Rows of a global batch; without meaning where the data are batches.
+        validation: The data of the validation, or None.
+        validation_batch_size: Likewise.
+    """
+
+    train: Data
+    batch_size: int
+    validation: Data | None
+    validation_batch_size: int | None
+
+
+def fit_data(
+    x: Any,
+    y: Any,
+    *,
+    batch_size: int | None,
+    validation_split: float,
+    validation_data: Any,
+    shuffle: bool | str,
+    class_weight: Mapping[int, float] | None,
+    sample_weight: Any,
+    steps_per_epoch: int | None,
+    validation_steps: int | None,
+    validation_batch_size: int | None,
+    seed: int,
+    data: Any,
+    global_batch_size: int | None,
+) -> FitData:
+    """Takes the arguments of ``fit`` that are about data; see there.
+
+    Raises:
+        UsageError: They cannot go together, or are no data.
+    """
+    of_rows = data is not None or global_batch_size is not None
+    if of_rows:
+        if batch_size is not None:
+            raise UsageError(
+                "batch_size= and global_batch_size= are the same",
+                hint="pass batch_size=; it counts the rows of all replicas together",
+            )
+        if data is not None and x is not None:
+            raise UsageError("both x and data= are given", hint="pass x and y only")
+        x, y, sample_weight = _of_earlier_versions(x, y, sample_weight, data)
+        batch_size = global_batch_size
+    train: Data
+    if validation_split and validation_data is None:
+        parts = arrays_of(x, y, sample_weight)
+        train_part, rest = _split(parts, validation_split)
+        train = _source(*_weighted(*train_part, class_weight))
+        validation: Data | None = _source(*_weighted(*rest, None))
+    else:
+        train = as_data(x, y, sample_weight, class_weight, of_rows, seed, shuffle)
+        validation = _validation(validation_data, of_rows)
+    return FitData(
+        train,
+        batch_size
+        if batch_size is not None
+        else _default_batch_size(train, steps_per_epoch),
+        validation,
+        _validation_batch_size(
+            validation, validation_batch_size or batch_size, validation_steps
+        ),
+    )
+
+
+def as_data(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
+    of_rows: bool = False,
+    seed: int = 0,
+    shuffle: bool | str = False,
+) -> Data:
+    """The data of ``x``, ``y`` and ``sample_weight`` as Keras takes them.
+
+    Args:
+        x, y, sample_weight: As for ``keras.Model.fit``; x may be a ``Source``.
+        class_weight: The weight of each class of y.
+        of_rows: Whether a ``tf.data.Dataset`` has single rows.
+        seed, shuffle: The order of the items of a ``PyDataset``.
+
+    Raises:
+        UsageError: They are not data.
+    """
+    if x is None:
+        raise UsageError("no data are given: x is None", hint="fit(model, x, y)")
+    if isinstance(x, keras_compat.DataAdapter):
+        return x
+    rows = isinstance(x, tf.data.Dataset) and of_rows
+    if not (rows or isinstance(x, Source)) and _is_array_data(x):
+        return _source(*_weighted(*arrays_of(x, y, sample_weight), class_weight))
+    for name, value in (("y", y), ("sample_weight", sample_weight)):
+        if value is not None:
+            raise UsageError(
+                f"{name} is given beside a {type(x).__name__}",
+                hint=f"have x give (x, y) or (x, y, sample_weight), and leave {name}= "
+                "out",
+            )
+    if rows or isinstance(x, Source):
+        if class_weight is not None:
+            raise UsageError(
+                f"class_weight= cannot be used with a {type(x).__name__}",
+                hint="have it give (x, y, sample_weight)",
+            )
+        return as_source(x)
+    if isinstance(x, keras.utils.PyDataset) and shuffle and x.num_batches is not None:
+        x = ShuffledItems(x, seed)
+    try:
+        return keras_compat.adapter(x, dict(class_weight) if class_weight else None)
+    except ValueError as error:
+        first = str(error).strip().split("\n")[0]
+        raise UsageError(
+            f"{_kind(x)} cannot be trained on: {first}"[:300],
+            hint="pass arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, "
+            "a generator of batches or a torch DataLoader",
+        ) from error
+
+
+def arrays_of(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Trees of arrays, RaggedTensors and SparseTensors: lists become tuples."""
+    x, y = _tree(x, "x"), _tree(y, "y")
+    weight = _tree(sample_weight, "sample_weight")
+    outputs = isinstance(y, (tuple, dict))
+    if weight is not None and outputs and not isinstance(weight, (tuple, dict)):
+        # One weight for each row: it counts for every output.
+        weight = keras.tree.map_structure(lambda _: weight, y)
+    return x, y, weight
+
+
+def _is_array_data(x: Any) -> bool:
+    return keras_compat.is_array(x) or isinstance(x, (tuple, list, Mapping))
+
+
+def _tree(part: Any, name: str) -> Any:
+    """A tree of dicts and tuples with arrays as leaves."""
+    if isinstance(part, Mapping):
+        return {key: _tree(value, f"{name}[{key!r}]") for key, value in part.items()}
+    lists = isinstance(part, (tuple, list))
+    if (
+        lists
+        and (isinstance(part, tuple) or any(_is_array_data(item) for item in part))
+        and not _is_rows(part)
+    ):
+        return tuple(_tree(item, f"{name}[{i}]") for i, item in enumerate(part))
+    if part is None or not keras_compat.is_array(part):
+        return part  # Arrays says what is wrong with it
+    array = keras_compat.as_dense_or_sparse(part)
+    if isinstance(array, np.ndarray) and array.dtype == np.object_:
+        items = array.reshape(-1).tolist()
+        if all(isinstance(item, (str, bytes)) for item in items):
+            text = any(isinstance(item, str) for item in items)
+            return array.astype("U" if text else "S")
+    return array
+
+
+def _is_rows(part: Any) -> bool:
+    """Whether a list holds rows written out in numbers, and is one array."""
+    return all(not _has_array(item) for item in part) and not isinstance(part, tuple)
+
+
+def _has_array(item: Any) -> bool:
+    if isinstance(item, (list, tuple)):
+        return any(_has_array(one) for one in item)
+    return isinstance(item, Mapping) or keras_compat.is_array(item)
+
+
+def _source(x: Any, y: Any, sample_weight: Any) -> Source:
+    flat = tf.nest.flatten((x, y, sample_weight))
+    composite = any(isinstance(t, (tf.RaggedTensor, tf.SparseTensor)) for t in flat)
+    source: Source = (Tensors if composite else Arrays)(x, y, sample_weight)
+    floatx = keras.config.floatx()
+    return (
+        CastFloats(source, floatx) if CastFloats.is_needed(source, floatx) else source
+    )
+
+
+def _weighted(
+    x: Any, y: Any, weight: Any, class_weight: Mapping[int, float] | None
+) -> tuple[Any, Any, Any]:
+    """The arrays, with the weights of the classes as ``sample_weight``."""
+    if class_weight is None:
+        return x, y, weight
+    if weight is not None:
+        raise UsageError(
+            "both class_weight= and sample_weight= are given",
+            hint="multiply them, and pass sample_weight= only",
+        )
+    if y is None or isinstance(y, (tuple, dict)):
+        raise UsageError(
+            "class_weight= needs a y that is one array",
+            hint="pass sample_weight=, an array for each output",
+        )
+    return x, y, keras_compat.class_weights(y, dict(class_weight))
+
+
+def _split(parts: Any, share: float) -> tuple[Any, Any]:
+    """All rows but the last ``share`` of them, and those."""
+    leaves = [leaf for leaf in tf.nest.flatten(parts) if leaf is not None]
+    if not all(hasattr(leaf, "shape") for leaf in leaves):
+        raise UsageError(
+            "validation_split= needs arrays, and x is none",
+            hint="pass validation_data=",
+        )
+    rows = int(leaves[0].shape[0])
+    at = math.floor(rows * (1 - share))
+    if not 0 < at < rows:
+        raise UsageError(
+            f"validation_split={share} of {rows} rows leaves no rows on one side",
+            hint="pass a number between 0 and 1, and more rows",
+        )
+
+    def cut(start: int, stop: int) -> Any:
+        return tf.nest.map_structure(
+            lambda t: None if t is None else _slice(t, start, stop), parts
+        )
+
+    return cut(0, at), cut(at, rows)
+
+
+def _slice(leaf: Any, start: int, stop: int) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        rest = leaf.dense_shape[1:]
+        begin = tf.concat([[start], tf.zeros_like(rest)], 0)
+        return tf.sparse.slice(leaf, begin, tf.concat([[stop - start], rest], 0))
+    return leaf[start:stop]
+
+
+def _validation(data: Any, of_rows: bool) -> Data | None:
+    if data is None:
+        return None
+    if of_rows and isinstance(data, tuple):
+        return as_source(data)
+    if isinstance(data, (tuple, list)):
+        if len(data) not in (2, 3):
+            raise UsageError(
+                f"validation_data= has {len(data)} parts",
+                hint="pass (x, y) or (x, y, sample_weight)",
+            )
+        return as_data(*data)
+    return as_data(data, of_rows=of_rows)
+
+
+def _of_earlier_versions(
+    x: Any, y: Any, sample_weight: Any, data: Any
+) -> tuple[Any, Any, Any]:
+    """``data=``, or with ``global_batch_size=`` a tuple in place of x: (x, y[, w])."""
+    given = x if data is None else data
+    if y is not None or sample_weight is not None:
+        return given, y, sample_weight
+    if isinstance(given, tuple) and len(given) in (2, 3):
+        source: Any = as_source(given)
+        return source, None, None
+    if not isinstance(given, (Source, tf.data.Dataset)):
+        as_source(given)  # says what is expected
+    return given, None, None
+
+
+def _default_batch_size(data: Data, steps: int | None) -> int:
+    """As Keras: 32, or what makes so many steps of the rows."""
+    if isinstance(data, Source) and steps:
+        return max(1, math.ceil(len(data) / steps))
+    return DEFAULT_BATCH_SIZE
+
+
+def _validation_batch_size(
+    data: Data | None, given: int | None, steps: int | None
+) -> int | None:
+    if data is None or given is not None:
+        return given
+    return _default_batch_size(data, steps)
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"

@@ -1,0 +1,304 @@
+"""Global batches that come ready made: batched data sets, generators, ``PyDataset``.
+
+Keras' own adapters and epochs read them, so what is a batch, when an epoch ends and what
+``steps_per_epoch`` does is as in ``keras.Model.fit``. Every process reads every batch,
+and keeps its share of the rows. The number of rows is not known beforehand: the ranks
+agree before each step that all have a batch, and the same one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.exchange import gather_few
+from collective.training.input import leaves
+from collective.training.input.feed import Feed
+from collective.training.input.permutation import permute
+from collective.training.input.pipeline import Batch
+from collective.training.input.plan import share
+
+
+class Batches(Feed):
+    """The batches of a data set, for the replicas of this process.
+
+    Args:
+        data: Keras' adapter of the data.
+        backend: Who shares them.
+        steps_per_epoch: Batches of an epoch; None: one pass over the data.
+
+    Attributes:
+        spec: ``Batch`` of type specs, with an open number of rows.
+        batch_size: Rows of a batch where the data set says it, else None.
+
+    Raises:
+        UsageError: A batch is not ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, or
+            the number of axes of a tensor is not known.
+    """
+
+    def __init__(
+        self,
+        data: keras_compat.DataAdapter,
+        backend: Backend,
+        steps_per_epoch: int | None = None,
+    ):
+        self._backend = backend
+        self._adapter = _Shares(data, backend)
+        self._keras = keras_compat.EpochIterator(self._adapter, steps_per_epoch)
+        self.spec = self._adapter.spec
+        self.batch_size = self._adapter.rows
+        self._steps_per_epoch = steps_per_epoch
+        self._begun = False
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of an epoch, as far as known."""
+        return self._keras.steps
+
+    def start(
+        self, step: int, last_step: int, local_replicas: range, replicas: int
+    ) -> None:
+        """As ``Feed.start``; from the beginning of the data."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins from the start of the data."""
+        self._adapter.close()
+        self._keras.reset()
+
+    def first_step(self, epoch: int, step: int) -> int:
+        """As ``Feed.first_step``: epochs begin where the training is."""
+        return step
+
+    def steps(self, epoch: int) -> int | None:
+        """As ``Feed.steps``; known after the first epoch, where it can be known."""
+        return self._keras.steps
+
+    def epoch(self, steps: int) -> Iterator[Batch]:
+        """As ``Feed.epoch``.
+
+        Raises:
+            UsageError: On every rank: the ranks have different batches, or the data
+                have no rows at all.
+        """
+        batches = self._agreed(self._keras.epoch())
+        first = next(batches, None)
+        if first is None and self._begun:  # a pass has just ended: begin the next
+            batches = self._agreed(self._keras.epoch())
+            first = next(batches, None)
+        if first is None:
+            self._end()
+            return
+        self._begun = True
+        yield first
+        for _ in range(steps - 1):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+        if steps == self._keras.steps:
+            next(batches, None)  # there is none, and Keras ends the epoch
+        else:
+            self._adapter.close()
+
+    def close(self) -> None:
+        """As ``Feed.close``."""
+        self._adapter.close()
+
+    def _end(self) -> None:
+        self.ended = True
+        if not self._begun:
+            raise UsageError(
+                "the data set has no rows", hint="pass data with at least one row"
+            )
+        warnings.warn(
+            "the data have ended: training ends with the epochs that are done. A "
+            "generator gives its batches once; make it endless and give "
+            "steps_per_epoch=, or pass a keras.utils.PyDataset or a tf.data.Dataset",
+            stacklevel=2,
+        )
+
+    def _agreed(self, batches: Iterator[tuple[Batch, Any]]) -> Iterator[Batch]:
+        """The batches, each one checked to be the same on every rank."""
+        alone = self._backend.size == 1
+        while True:
+            found = next(batches, None)
+            if not alone:
+                self._agree(found)
+            if found is None:
+                return
+            if int(found[0].global_rows):
+                yield found[0]
+
+    def _agree(self, found: tuple[Batch, Any] | None) -> None:
+        mine = [-1, 0] if found is None else [int(found[0].global_rows), int(found[1])]
+        told = gather_few(self._backend, mine)
+        if (told == told[0]).all():
+            return
+        rank = int(np.argmax((told != told[0]).any(axis=1)))
+        rows, others = int(told[0, 0]), int(told[rank, 0])
+        if min(rows, others) < 0:
+            ended, goes_on = (0, rank) if rows < 0 else (rank, 0)
+            what = f"the data of rank {ended} have ended, those of rank {goes_on} go on"
+        elif rows != others:
+            what = f"rank {rank} has a batch of {others} rows where rank 0 has {rows}"
+        else:
+            what = f"rank {rank} has other rows in this batch than rank 0"
+        raise UsageError(
+            what,
+            hint="give every rank the same batches in the same order, each takes its "
+            "share of them: a shuffle needs a seed (dataset.shuffle(n, seed=1), "
+            "keras.utils.set_random_seed(1) first), and a generator must not depend on "
+            "the rank",
+        )
+
+
+class _Shares(keras_compat.DataAdapter):
+    """An adapter whose batches are ``(Batch of this process' rows, checksum)``.
+
+    The checksum is of the whole batch, and 0 where there is one process.
+    """
+
+    def __init__(self, data: keras_compat.DataAdapter, backend: Backend):
+        self._data = data
+        self._within_epoch = False
+        replicas, local = backend.replicas, backend.local_replicas
+        low, high = local[0], local[-1]
+        alone = backend.size == 1
+        self.rows: int | None = None
+
+        @tf.autograph.experimental.do_not_convert
+        def cut(*element: Any) -> tuple[Batch, tf.Tensor]:
+            whole = keras_compat.unpack(element if len(element) > 1 else element[0])
+            leaf = leaves.first_leaf(whole[0])
+            _check_axes(whole)
+            rows = leaves.count_rows(leaf)
+            self.rows = leaf.shape[0]
+            start, (_, stop) = (
+                share(rows, low, replicas)[0],
+                share(rows, high, replicas),
+            )
+            x, y, weight = tf.nest.map_structure(
+                lambda t: None if t is None else leaves.slice_leaf(t, start, stop),
+                whole,
+            )
+            # None is no leaf for tf.nest: Batch takes it as it is.
+            mark = tf.zeros([], tf.int64) if alone else leaves.checksum(_present(whole))
+            return Batch(x, y, weight, rows), mark
+
+        self._dataset = data.get_tf_dataset().map(cut).prefetch(2)
+        spec, _ = self._dataset.element_spec
+        self.spec: Batch = spec._replace(
+            **{
+                part: tf.nest.map_structure(
+                    lambda s: None if _absent(s) else leaves.open_rows(s),
+                    getattr(spec, part),
+                )
+                for part in ("x", "y", "sample_weight")
+            },
+            rows_read=None,
+        )
+
+    def get_tf_dataset(self) -> tf.data.Dataset:
+        return self._dataset
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._data.num_batches
+
+    @property
+    def batch_size(self) -> int | None:
+        return self._data.batch_size
+
+    @property
+    def has_partial_batch(self) -> bool | None:
+        return self._data.has_partial_batch
+
+    @property
+    def partial_batch_size(self) -> int | None:
+        return self._data.partial_batch_size
+
+    def on_epoch_begin(self) -> None:
+        """Has workers start, where the data have any."""
+        self._within_epoch = True
+        self._data.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Has workers stop."""
+        self._within_epoch = False
+        self._data.on_epoch_end()
+
+    def close(self) -> None:
+        """Has workers stop, if they run."""
+        if self._within_epoch:
+            self.on_epoch_end()
+
+
+def _absent(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, tf.NoneTensorSpec)
+
+
+def _present(tree: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(tree) if leaf is not None]
+
+
+def _check_axes(batch: Any) -> None:
+    for leaf in _present(batch):
+        if leaf.shape.rank is None:
+            raise UsageError(
+                f"the data set gives {leaf.name or leaf} of {leaf.dtype.name}, of which "
+                "not even the number of axes is known",
+                hint="fix it with tf.ensure_shape(tensor, [None, ...]), None for the "
+                "rows of a batch",
+            )
+        if leaf.shape.rank == 0:
+            raise UsageError(
+                "the data set gives a number without axes in place of a batch: its "
+                "elements are single rows",
+                hint="batch it: dataset.batch(32); or pass global_batch_size=32, which "
+                "takes a tf.data.Dataset of single rows",
+            )
+
+
+class ShuffledItems(keras.utils.PyDataset):
+    """The items of a ``PyDataset`` in an order that follows from seed and epoch alone.
+
+    Keras draws the order from a global generator, which differs between ranks.
+
+    Args:
+        items: The data set, of known length.
+        seed: With the number of the epoch it decides the order.
+    """
+
+    def __init__(self, items: keras.utils.PyDataset, seed: int):
+        super().__init__(items.workers, items.use_multiprocessing, items.max_queue_size)
+        self._items = items
+        self._seed = seed
+        self._epoch = 0
+
+    @property
+    def num_batches(self) -> int | None:
+        """As the data set's."""
+        return self._items.num_batches
+
+    def __getitem__(self, index: int) -> Any:
+        count = self._items.num_batches
+        place = permute(np.array([index]), count, (self._seed, self._epoch))
+        return self._items[int(place[0])]
+
+    def on_epoch_begin(self) -> None:
+        """Of the data set."""
+        self._items.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Of the data set; the next epoch has another order."""
+        self._epoch += 1
+        self._items.on_epoch_end()

@@ -1,0 +1,122 @@
+"""Keras' own ways to read data, and the batches and epochs that it makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.trainers.data_adapters import (
+    array_slicing,
+    data_adapter_utils,
+    get_data_adapter,
+)
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+__all__ = ["DataAdapter"]
+
+
+def is_array(value: Any) -> bool:
+    """Whether Keras takes the value for one array: NumPy, tensor, pandas, SciPy."""
+    return value is not None and bool(array_slicing.can_slice_array(value))
+
+
+def as_dense_or_sparse(value: Any) -> Any:
+    """An array that ``is_array`` as NumPy array, RaggedTensor or SparseTensor."""
+    if data_adapter_utils.is_scipy_sparse(value):
+        return data_adapter_utils.scipy_sparse_to_tf_sparse(value)
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor, np.ndarray)):
+        return value
+    array = np.asarray(
+        keras.ops.convert_to_numpy(value) if _on_device(value) else value
+    )
+    series = array.ndim == 1 and type(value).__module__.startswith("pandas.")
+    return array[:, None] if series else array
+
+
+def _on_device(value: Any) -> bool:
+    return isinstance(value, (tf.Tensor, tf.Variable, keras.Variable))
+
+
+def sparse_by_rows(tensor: tf.SparseTensor) -> Any:
+    """The tensor in a form whose rows can be read in any order."""
+    return array_slicing.to_tensorflow_sparse_wrapper(tf.sparse.reorder(tensor))
+
+
+def sparse_rows(by_rows: Any, rows: tf.Tensor) -> tf.SparseTensor:
+    """Rows of a tensor that ``sparse_by_rows`` was given."""
+    return array_slicing.slice_tensorflow_sparse_wrapper(by_rows, rows)
+
+
+def class_weights(y: Any, weights: dict[int, float]) -> np.ndarray:
+    """The weight of each row, by its class: float ``[rows]``."""
+    return data_adapter_utils.class_weight_to_sample_weights(y, weights)
+
+
+def adapter(data: Any, class_weight: dict[int, float] | None = None) -> DataAdapter:
+    """Keras' adapter of a ``tf.data.Dataset``, ``PyDataset``, generator or DataLoader.
+
+    Raises:
+        ValueError: Keras takes no such data, or not with a ``class_weight``.
+    """
+    return get_data_adapter(data, class_weight=class_weight)
+
+
+def unpack(element: Any) -> tuple[Any, Any, Any]:
+    """``(x, y, sample_weight)`` of a batch; None for what it does not have."""
+    x, y, weight = data_adapter_utils.unpack_x_y_sample_weight(element)
+    return _without_optionals(x), _without_optionals(y), _without_optionals(weight)
+
+
+def _without_optionals(part: Any) -> Any:
+    """None in place of what Keras writes for it inside of ``tf.data``."""
+
+    def one(leaf: Any) -> Any:
+        absent = isinstance(leaf, (tf.experimental.Optional, tf.OptionalSpec))
+        return None if absent else leaf
+
+    return keras.tree.map_structure(one, part)
+
+
+class EpochIterator:
+    """The batches of an adapter, epoch by epoch, as ``keras.Model.fit`` asks for them.
+
+    Args:
+        data: Keras' adapter.
+        steps: Batches of an epoch; None: one pass over the data.
+    """
+
+    def __init__(self, data: DataAdapter, steps: int | None):
+        self._keras = TFEpochIterator(
+            x=data,
+            steps_per_epoch=steps,
+            distribute_strategy=tf.distribute.get_strategy(),
+        )
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of an epoch, as far as known."""
+        return self._keras.num_batches
+
+    def reset(self) -> None:
+        """Begins from the start of the data."""
+        self._keras.reset()
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches of the next epoch, as long as the data have any."""
+        with self._keras.catch_stop_iteration():
+            for _, _, iterator in self._keras:
+                yield next(iterator)
+
+
+def initial_epoch(model: keras.Model) -> int | None:
+    """With which epoch ``BackupAndRestore`` wants training to begin."""
+    return getattr(model, "_initial_epoch", None)
+
+
+def is_validated(model: keras.Model, epoch: int, frequency: Any) -> bool:
+    """Whether ``validation_freq`` wants a validation after an epoch, from 0."""
+    return bool(model._should_eval(epoch, frequency))
