@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from collective.training.checkpoint.schedule import Checkpoint as Checkpoint
     from collective.training.fit import fit as fit
     from collective.training.sweep.runner import fit_many as fit_many
+    from collective.training.unedited.distribute import (
+        distribute_keras as distribute_keras,
+    )
 
 _HOMES = {
     "errors": ("CollectiveError", "UsageError"),
@@ -93,6 +96,7 @@ _HOMES = {
     "training.checkpoint.schedule": ("Checkpoint",),
     "training.fit": ("fit",),
     "training.sweep.runner": ("fit_many",),
+    "training.unedited.distribute": ("distribute_keras",),
 }
 _MODULES = ("backends", "training")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

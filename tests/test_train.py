@@ -117,7 +117,7 @@ WRONG = {
     ),
     "too-few-ranks": (
         "--backend native --min-np 9",
-        "--min-np 9, and the number of ranks is",
+        "min_np=9, and the number of ranks is",
     ),
     "bad-seed": ("--seed -1", "'-1' is not a whole number below 2**32"),
     "bad-verbose": ("--verbose loud", "invalid choice: 'loud'"),

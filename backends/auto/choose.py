@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,7 +153,7 @@ def _choosing(
         sizes, of = _sizes(gradients)
         for number, name in enumerate(missing, 1):
             print(f"auto: timing {name} on {environment.size} ranks, {number} of "
-                  f"{len(missing)}", flush=True)  # fmt: skip
+                  f"{len(missing)}", file=sys.stderr, flush=True)  # fmt: skip
             found[name] = time(name, environment, cores)
             kept = cache.write(found)
             yield None
@@ -162,12 +163,12 @@ def _choosing(
                 if kept
                 else f"cannot be kept in {cache.path.parent}"
             )
-            print(f"auto: {how} for next time", flush=True)
+            print(f"auto: {how} for next time", file=sys.stderr, flush=True)
         found = {name: found[name] for name in names}
         choice = fastest(found, sizes)
         if choice is None:
             choice = Choice(rule.name, f"{rule.because}; every probe failed")
-        print(table(choice, found, of), flush=True)
+        print(table(choice, found, of), file=sys.stderr, flush=True)
         yield choice
     except Exception as error:  # the other ranks wait for the choice
         first = str(error).split("\n")[0]

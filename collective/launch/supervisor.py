@@ -137,7 +137,7 @@ class Supervisor:
             cores=spec.cores,
             env={**os.environ, **spec.variables},
             stdin=None if wants_input else subprocess.DEVNULL,
-            stdout=pipe,
+            stdout=None if self.style.plain_stdout else pipe,
             stderr=pipe,
             close_fds=not self.inherit_files,
         )

@@ -6,11 +6,11 @@ only when the bar is drawn.
 
 from __future__ import annotations
 
-import sys
 import time
 
 import keras
 
+from collective.streams import is_terminal
 from collective.training.input.feed import ENDLESS
 from collective.training.observer import FinishedStep, Observer
 from collective.training.position import Position
@@ -22,8 +22,8 @@ class ProgressBar(Observer):
     Args:
         position: Of the training.
         epochs: Their number.
-        verbose: 0 nothing, 1 a bar, 2 a line an epoch; ``auto`` is a bar on a
-            terminal and a line elsewhere.
+        verbose: 0 nothing, 1 or ``auto`` a bar on a terminal and a line an epoch
+            elsewhere, 2 a line an epoch.
         interval: Seconds between two drawings.
     """
 
@@ -32,9 +32,9 @@ class ProgressBar(Observer):
     ):
         self.position = position
         self.epochs = epochs
-        self.verbose = (
-            (1 if sys.stdout.isatty() else 2) if verbose == "auto" else int(verbose)
-        )
+        self.verbose = 1 if verbose == "auto" else int(verbose)
+        if self.verbose == 1 and not is_terminal():
+            self.verbose = 2  # a bar is drawn with control characters
         self.interval = interval
         self._bar: keras.utils.Progbar | None = None  # on rank 0, in an epoch
         self._first, self._drawn = 0, 0.0

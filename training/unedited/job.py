@@ -17,6 +17,7 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
+from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
@@ -118,12 +119,9 @@ class Job:
 
     def _broadcast_failure(self, failure: Exception | None) -> Exception | None:
         """Rank 0's failure, on every rank."""
-        text = b"" if failure is None else _pickled(failure)
-        length = int(self.backend.broadcast_array(np.array([len(text)]))[0])
-        if not length:
-            return None
-        data = np.frombuffer(text.ljust(length, b"\0")[:length], np.uint8)
-        return pickle.loads(self.backend.broadcast_array(data).tobytes())
+        mine = None if failure is None else _pickled(failure)
+        first = broadcast_object(self.backend, mine)
+        return None if first is None else pickle.loads(first)
 
 
 def _pickled(failure: Exception) -> bytes:
