@@ -32,6 +32,9 @@ def _kinds() -> list[type[Any]]:
 
 def replace_strategies(job: Job, replaced: Replaced) -> None:
     """Takes the effect from strategies that are not the backend's own."""
+    if job.backend.size > 1 and hasattr(job.backend, "strategy"):
+        _refuse(job, replaced)
+        return
     for kind in _kinds():
         for name, ours in (
             ("scope", _scope),
@@ -40,6 +43,20 @@ def replace_strategies(job: Job, replaced: Replaced) -> None:
         ):
             stock = getattr(kind, name)
             replaced.set(kind, name, _unless_own(job, stock, ours))
+
+
+def _refuse(job: Job, replaced: Replaced) -> None:
+    """TensorFlow crashes where a second strategy is made beside one of many workers."""
+
+    def init(self: Any, *_: Any, **__: Any) -> None:
+        raise UsageError(
+            f"the script makes a {type(self).__name__}, and backend "
+            f"{job.backend.name!r} has a strategy of its own",
+            hint="backend native or mpi",
+        )
+
+    for kind in _kinds():
+        replaced.set(kind, "__init__", init)
 
 
 def use_by_default(strategy: Any) -> None:
