@@ -3,7 +3,7 @@
 >>> import collective
 >>> collective.init()
 >>> mean = collective.allreduce(np.arange(4.0) * collective.rank())
->>> history = collective.fit(model, (x, y), epochs=3)
+>>> history = collective.fit(model, x, y, epochs=3)
 
 Importing this package is cheap: each name below is imported when it is first used.
 ``init()`` loads the native library; only ``fit`` and what trains imports TensorFlow.
@@ -58,7 +58,9 @@ if TYPE_CHECKING:
     from collective.session import shutdown as shutdown
     from collective.session import size as size
     from collective.training.checkpoint.schedule import Checkpoint as Checkpoint
+    from collective.training.evaluate import evaluate as evaluate
     from collective.training.fit import fit as fit
+    from collective.training.predict import predict as predict
     from collective.training.sweep.runner import fit_many as fit_many
     from collective.training.unedited.distribute import (
         distribute_keras as distribute_keras,
@@ -94,7 +96,9 @@ _HOMES = {
         "size",
     ),
     "training.checkpoint.schedule": ("Checkpoint",),
+    "training.evaluate": ("evaluate",),
     "training.fit": ("fit",),
+    "training.predict": ("predict",),
     "training.sweep.runner": ("fit_many",),
     "training.unedited.distribute": ("distribute_keras",),
 }

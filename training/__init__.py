@@ -5,8 +5,10 @@ and ``step``, one update. ``observer`` says how everything else is attached to t
 """
 
 from collective.training.checkpoint.schedule import Checkpoint
+from collective.training.evaluate import evaluate
 from collective.training.fit import fit
+from collective.training.predict import predict
 from collective.training.result import Result
 from collective.training.sweep.runner import Trained, fit_many
 
-__all__ = ["Checkpoint", "Result", "Trained", "fit", "fit_many"]
+__all__ = ["Checkpoint", "Result", "Trained", "evaluate", "fit", "fit_many", "predict"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -20,11 +20,11 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.arrays import Arrays
 from collective.training.input.batches import ShuffledItems
-from collective.training.input.source import Source, as_source
+from collective.training.input.source import Row, Source, as_source
 from collective.training.input.tensors import Tensors
 from collective.training.input.views import CastFloats
 
-Data = Source | keras_compat.DataAdapter
+Data: TypeAlias = "Source | keras_compat.DataAdapter"
 DEFAULT_BATCH_SIZE = 32
 
 
@@ -91,7 +91,7 @@ def fit_data(
         train,
         batch_size
         if batch_size is not None
-        else _default_batch_size(train, steps_per_epoch),
+        else default_batch_size(train, steps_per_epoch),
         validation,
         _validation_batch_size(
             validation, validation_batch_size or batch_size, validation_steps
@@ -230,7 +230,7 @@ def _weighted(
     return x, y, keras_compat.class_weights(y, dict(class_weight))
 
 
-def _split(parts: Any, share: float) -> tuple[Any, Any]:
+def _split(parts: Row, share: float) -> tuple[Row, Row]:
     """All rows but the last ``share`` of them, and those."""
     leaves = [leaf for leaf in tf.nest.flatten(parts) if leaf is not None]
     if not all(hasattr(leaf, "shape") for leaf in leaves):
@@ -246,7 +246,7 @@ def _split(parts: Any, share: float) -> tuple[Any, Any]:
             hint="pass a number between 0 and 1, and more rows",
         )
 
-    def cut(start: int, stop: int) -> Any:
+    def cut(start: int, stop: int) -> Row:
         return tf.nest.map_structure(
             lambda t: None if t is None else _slice(t, start, stop), parts
         )
@@ -292,7 +292,7 @@ def _of_earlier_versions(
     return given, None, None
 
 
-def _default_batch_size(data: Data, steps: int | None) -> int:
+def default_batch_size(data: Data, steps: int | None) -> int:
     """As Keras: 32, or what makes so many steps of the rows."""
     if isinstance(data, Source) and steps:
         return max(1, math.ceil(len(data) / steps))
@@ -304,7 +304,7 @@ def _validation_batch_size(
 ) -> int | None:
     if data is None or given is not None:
         return given
-    return _default_batch_size(data, steps)
+    return default_batch_size(data, steps)
 
 
 def _kind(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.hooks import BatchHooks, Callbacks, Hooks
 from collective.training.observer import FinishedStep, Observer
@@ -38,6 +39,8 @@ class RankZeroCallbacks(Observer):
         self._batches = BatchHooks(self.hooks, "train")
         self._epoch = self._first = self._stop = 0
         self._logs: dict[str, Any] = {}  # of the last epoch
+        # Which layers the step trains; until the first step.
+        self._trained: list[bool] | None = keras_compat.trainable_flags(self.model)
         self.model.stop_training = False
 
     def begin(self) -> None:
@@ -62,7 +65,19 @@ class RankZeroCallbacks(Observer):
         self.hooks.call("on_epoch_begin", (epoch,), epoch, {})
 
     def before_input(self, number: int) -> None:
-        """Calls ``on_train_batch_begin``."""
+        """Calls ``on_train_batch_begin``.
+
+        Raises:
+            UsageError: A callback has changed which layers are trained before the first
+                step, which is made for the others.
+        """
+        if self._trained is not None:
+            if self._trained != keras_compat.trainable_flags(self.model):
+                raise UsageError(
+                    "a callback has changed layer.trainable before the first step",
+                    hint="set it before collective.fit, and compile the model",
+                )
+            self._trained = None
         self._batches.before(number - self._first, self._epoch)
 
     def after_step(self, step: FinishedStep) -> None:

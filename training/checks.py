@@ -24,17 +24,14 @@ def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> i
     """
     replicas = backend.most_replicas
     if accumulate < 1:
-        raise UsageError(
-            "accumulate must be at least 1", hint="accumulate=1 (--accumulate 1)"
-        )
+        raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
     if isinstance(inputs, Batches):
         return inputs.batch_size or max(32, replicas)
     rows = inputs.global_batch_size
     if rows < replicas:
         raise UsageError(
             f"a global batch of {rows} rows cannot be shared by {replicas} replicas",
-            hint=f"batch_size={replicas} (--global-batch-size {replicas}) or more, or "
-            "fewer replicas",
+            hint=f"--global-batch-size {replicas} or more, or fewer replicas",
         )
     return rows
 
@@ -65,7 +62,7 @@ def check_model(model: keras.Model, backend: Backend) -> None:
     if keras_compat.core_optimizer(model.optimizer).gradient_accumulation_steps:
         raise UsageError(
             "the optimizer accumulates gradients itself, after they have been summed",
-            hint="drop gradient_accumulation_steps and use accumulate=K (--accumulate K)",
+            hint="drop gradient_accumulation_steps and use --accumulate K",
         )
     if not backend.synchronous and keras_compat.expects_overflow(model.optimizer):
         raise UsageError(
@@ -144,4 +141,24 @@ def check_same_data(backend: Backend, source: Source) -> None:
             hint="give its shuffle a seed: dataset.shuffle(n, seed=1, "
             "reshuffle_each_iteration=False)",
             everywhere=False,
+        )
+
+
+def check_states_of_rows(model: keras.Model, backend: Backend, accumulate: int) -> None:
+    """Refuses stateful layers where a batch is cut: they keep a state of each row.
+
+    Raises:
+        UsageError: Row i of a batch would go on with the state of another row.
+    """
+    stateful = [
+        layer.name
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.RNN) and layer.stateful
+    ]
+    if stateful and (backend.most_replicas > 1 or accumulate > 1):
+        pieces = backend.most_replicas * accumulate
+        raise UsageError(
+            f"layer {stateful[0]!r} is stateful: it keeps a state for each row of a "
+            f"batch, and batches are cut into {pieces} pieces",
+            hint="stateful=False, or one replica and accumulate=1",
         )

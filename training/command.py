@@ -15,6 +15,7 @@ from collective.backends.capabilities import Serving
 from collective.backends.quiet import quiet
 from collective.errors import UsageError
 from collective.training import models
+from collective.training.argument_names import options_named
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.evaluation import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
@@ -97,7 +98,7 @@ def run(
         backend.serve()
     with quiet():
         tf.zeros([])  # the first operation starts the devices, and prints about them
-    with ends_the_job(backend), explaining_memory():
+    with options_named(), ends_the_job(backend), explaining_memory():
         _set_precision(job.precision)
         keras.utils.set_random_seed(job.seed)
         data = datasets.load(job.data, seed=job.seed)

@@ -8,21 +8,27 @@ from typing import Any
 
 import keras
 
-from collective import backends
 from collective.backends.base import Backend
-from collective.backends.capabilities import Serving
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.argument_names import arguments_named
 from collective.training.arguments import FitData, fit_data
 from collective.training.callbacks import RankZeroCallbacks
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
-from collective.training.checks import check_batch, check_labels, check_same_data
+from collective.training.checks import (
+    check_batch,
+    check_labels,
+    check_same_data,
+    check_states_of_rows,
+)
+from collective.training.eager import runs_eagerly
 from collective.training.elastic.membership import Membership
 from collective.training.evaluation import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.gradient_sizes import message
 from collective.training.hooks import Callbacks
+from collective.training.inference import open_backend
 from collective.training.input.batches import Batches
 from collective.training.input.feed import (
     ENDLESS,
@@ -140,12 +146,9 @@ def fit(
         ProcessExit: The job needs nothing more of this process, as that it leaves an
             elastic job.
     """
-    if isinstance(backend, str):
-        sizes = message(model) if isinstance(model, keras.Model) else None
-        backend = backends.get(backend, gradients=sizes)
-    if isinstance(backend, Serving):
-        backend.serve()
-    with ends_the_job(backend), explaining_memory():
+    named = isinstance(backend, str) and isinstance(model, keras.Model)
+    backend = open_backend(backend, message(model) if named else None)
+    with ends_the_job(backend), arguments_named(), explaining_memory():
         given = fit_data(
             x,
             y,
@@ -174,6 +177,7 @@ def fit(
             jit_compile=jit_compile,
         )
         model = prepared.model
+        check_states_of_rows(model, backend, accumulate)
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
@@ -183,7 +187,7 @@ def fit(
             _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
             feed = inputs
         if steps is not None:
-            epochs = feed.epochs(steps) if isinstance(feed, PlannedFeed) else ENDLESS
+            epochs = feed.epochs(steps, initial_epoch)
         position = Position(model, backend, checkpoint is not None, initial_epoch)
         params = {
             "verbose": verbose,
@@ -216,6 +220,7 @@ def fit(
             maybe_empty=_maybe_empty(inputs, backend),
             attachments=attachments,
         )
+        hooks.hooks.outside = step.outside_variables()
         evaluation = _evaluation(prepared, backend, given, validation_steps)
         validate = None
         if evaluation is not None:
@@ -230,10 +235,11 @@ def fit(
             validate,
             lambda epoch: keras_compat.is_validated(model, epoch, validation_freq),
         )
-        if membership is not None:
-            result = membership.run(loop, result)
-        else:
-            loop.run()
+        with runs_eagerly(model):
+            if membership is not None:
+                result = membership.run(loop, result)
+            else:
+                loop.run()
         model.history = result
         return result
 

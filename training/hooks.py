@@ -9,19 +9,20 @@ caller of ``collective.fit`` gets it on every rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
-from collective.training import failure
+from collective.training import failure, keras_compat
 from collective.training.exchange import broadcast_object
 from collective.training.prepared import get_partition
-from collective.training.variables import broadcast_model
+from collective.training.variables import replicated_variables
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 HOOKS = tuple(
@@ -60,6 +61,8 @@ class Hooks:
 
     Attributes:
         used: The hooks that a callback of rank 0 overrides; after ``agree``.
+        outside: Variables that the step reads and that are none of the model's; a
+            callback may change them, too.
     """
 
     def __init__(
@@ -74,6 +77,10 @@ class Hooks:
         self.backend = backend
         self.params = dict(params)
         self.used: set[str] = set()
+        self.outside: Sequence[tf.Variable] = ()
+        # In the order of now: it depends on which layers are trainable.
+        self._variables = [] if model.optimizer is None else replicated_variables(model)
+        self._trainable = keras_compat.trainable_flags(model)
         self._ready = False
         self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
 
@@ -120,13 +127,18 @@ class Hooks:
                 raise error
             return
         stops = [float(getattr(self.model, name, False)) for name in _STOPS]
-        flags = np.array([*stops, float(error is not None)])
-        *agreed, failed = self.backend.broadcast_array(flags)
+        trainable = keras_compat.trainable_flags(self.model)
+        changed = trainable != self._trainable
+        flags = np.array([*stops, float(changed), float(error is not None)])
+        *agreed, changed, failed = self.backend.broadcast_array(flags)
         if failed:
             raise failure.share(error, f"a callback's {hook}", self.backend)
         for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
             if mine != value:
                 setattr(self.model, name, bool(value))
+        if changed:
+            self._trainable = list(self.backend.broadcast_array(np.array(trainable)))
+            keras_compat.set_trainable_flags(self.model, self._trainable)
         self._follow(hook)
 
     def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
@@ -156,10 +168,14 @@ class Hooks:
         """Gives every rank what the hook may have changed on rank 0."""
         if hook.startswith(("on_test_batch", "on_predict")):
             return
+        self.backend.broadcast(self.outside)
         if "batch" in hook:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
-        elif self.model.optimizer is not None:
-            broadcast_model(self.model, self.backend)
+            return
+        self.backend.broadcast(self._variables)
+        parts = get_partition(self.model)
+        if parts is not None:
+            parts.broadcast_shards()
 
     def agreed_logs(self, hook: str, logs: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's logs, on every rank: a callback may have added to them."""
@@ -184,6 +200,7 @@ class BatchHooks:
         self._begin = f"on_{what}_batch_begin"
         self._end = f"on_{what}_batch_end"
         self._open: int | None = None  # the first batch of those that run
+        self._ran = False  # whether any of them has run
 
     @property
     def wants_logs(self) -> bool:
@@ -193,16 +210,17 @@ class BatchHooks:
     def before(self, batch: int, *place: int) -> None:
         """Before a batch, counted from 0."""
         if batch % self._together == 0:
-            self._open = batch
+            self._open, self._ran = batch, False
             self.hooks.call(self._begin, (*place, batch), batch, {})
 
     def ends(self, batch: int, last: bool) -> bool:
-        """Whether hooks follow this batch."""
+        """After a batch: whether hooks follow it."""
+        self._ran = True
         return last or (batch + 1) % self._together == 0
 
     def after(self, logs: dict[str, Any], *place: int) -> None:
         """After the last of the batches that Keras runs at a time."""
-        if self._open is None:
+        if self._open is None or not self._ran:
             return
         number, self._open = self._open + self._together - 1, None
         self.hooks.call(self._end, (*place, number), number, logs)

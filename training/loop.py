@@ -82,16 +82,16 @@ class Loop:
             raise UsageError(
                 f"the training is at step {position.step} already, and "
                 f"{self.last_step} steps were asked for",
-                hint="more epochs= or steps= (--epochs, --steps), or another folder for "
-                "the checkpoints (--checkpoint-dir)",
+                hint="more --steps or --epochs, or another --checkpoint-dir",
             )
         position.put()  # for observers to see,
         if root is None:
             self._call("begin")
-            if position.start is None:
-                position.begin(self.feed.begin(position.initial_epoch))
         else:
             self._call("reconfigured", root)
+        first_step = self.feed.begin(position.initial_epoch)
+        if position.start is None:
+            position.begin(first_step)
         position.put()  # and not to change
 
     def train(self) -> None:
@@ -137,13 +137,19 @@ class Loop:
         )
         whole = ENDLESS if steps is None else first + steps
         last = min(whole, self.last_step)
+        if not first <= position.step <= whole:
+            raise UsageError(
+                f"the checkpoint is at step {position.step}, which is none of epoch "
+                f"{epoch}: steps {first} to {whole}",
+                hint="resume with the steps_per_epoch= and initial_epoch= of before",
+            )
         self._call("begin_epoch", epoch, first, last, outermost_first=True)
         position.begin_epoch()
         batches = self.feed.epoch(last - position.step)
         while position.step < last and not position.stopped:
             if not self._train_step(batches):
                 break  # the data have ended
-        else:
+        if position.step == last:
             next(batches, None)  # the data learn that the epoch has ended
         if self.feed.ended:
             position.averages = None  # before the first step of the epoch

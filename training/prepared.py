@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import keras_compat
+from collective.training import eager, keras_compat
 from collective.training.checks import check_model
 from collective.training.input.pipeline import Batch
 from collective.training.memory import sharded_optimizer
@@ -119,6 +119,25 @@ def prepare(
     return partition_or_place(model, backend, shard_optimizer, micro_batch_rows)
 
 
+def build_to_evaluate(
+    model: keras.Model, backend: Backend, spec: Batch
+) -> PreparedModel:
+    """Makes the variables of a model that may never have been trained.
+
+    Those of its optimizer are left alone.
+
+    Args:
+        model: Compiled.
+        backend: The backend.
+        spec: Type specs of a batch.
+
+    Raises:
+        UsageError: The model does not fit the data.
+    """
+    _build(model, backend, spec, optimizer=False)
+    return get_prepared(model)
+
+
 def partition_or_place(
     model: keras.Model, backend: Backend, shard_optimizer: bool, micro_batch_rows: int
 ) -> PreparedModel:
@@ -147,12 +166,21 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
     with backend.scope():
         try:
             keras_compat.build(model, spec[:3], optimizer=optimizer)
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        except Exception as error:
+            if model.run_eagerly:
+                raise eager.refusal(model, error) from error
+            if not isinstance(error, (ValueError, TypeError, KeyError, RuntimeError)):
+                raise
             shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
             first = str(error).strip().split("\n")[0]
+            hint = (
+                "give the model the input shape and the number of outputs of the data"
+            )
+            if spec.y is None:
+                hint += "; labels are y=, or come with x from a data set: a tuple in "
+                hint += "place of x is several inputs, as in Keras"
             raise UsageError(
                 f"model {model.name!r} does not fit the data (a row of x has shape "
                 f"{shape}): {first}",
-                hint="give the model the input shape and the number of outputs of the "
-                "data, or choose another --data",
+                hint=hint + ", or choose another --data",
             ) from error

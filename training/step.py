@@ -33,6 +33,7 @@ from collective.training.step_inputs import (
     weight_specs,
     without_none,
 )
+from collective.training.variables import all_variables
 
 
 class Step:
@@ -150,6 +151,12 @@ class Step:
             attachment.receive(Total(report, start, start + size), number)
             start += size
         return report
+
+    def outside_variables(self) -> list[tf.Variable]:
+        """Variables that the forward pass reads and that are none of the model's."""
+        known = {id(keras_compat.tf_variable(v)) for v in all_variables(self.model)}
+        read = self._micro_batch.get_concrete_function().graph.variables
+        return [v for v in read if id(v) not in known]
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""

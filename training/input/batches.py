@@ -19,7 +19,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.exchange import gather_few
+from collective.training.exchange import total
 from collective.training.input import leaves
 from collective.training.input.feed import Feed
 from collective.training.input.permutation import permute
@@ -57,6 +57,7 @@ class Batches(Feed):
         self.batch_size = self._adapter.rows
         self._steps_per_epoch = steps_per_epoch
         self._begun = False
+        self._sum = total(backend)
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -140,7 +141,9 @@ class Batches(Feed):
 
     def _agree(self, found: tuple[Batch, Any] | None) -> None:
         mine = [-1, 0] if found is None else [int(found[0].global_rows), int(found[1])]
-        told = gather_few(self._backend, mine)
+        told = np.zeros((self._backend.size, len(mine)))
+        told[self._backend.rank] = mine
+        told = self._sum(told)
         if (told == told[0]).all():
             return
         rank = int(np.argmax((told != told[0]).any(axis=1)))

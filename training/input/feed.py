@@ -36,6 +36,14 @@ class Feed(abc.ABC):
         """
         return 0
 
+    def epochs(self, steps: int, first: int) -> int:
+        """In which epoch so many steps end, the training beginning with ``first``.
+
+        Returns:
+            The number of the epoch to stop before; ``ENDLESS`` where nobody knows.
+        """
+        return ENDLESS
+
     @abc.abstractmethod
     def start(
         self, step: int, last_step: int, local_replicas: range, replicas: int
@@ -116,11 +124,10 @@ class PlannedFeed(Feed):
         first, last = self._bounds(epoch)
         return last - first
 
-    def epochs(self, steps: int) -> int:
-        """In which epoch so many steps end, counted from 1."""
-        epoch = self._origin
-        if self._of_epoch is None:
-            return -(-steps // self._of_pass)
+    def epochs(self, steps: int, first: int) -> int:
+        """As ``Feed.epochs``."""
+        self.begin(first)
+        epoch = first
         while self._bounds(epoch)[0] < steps:
             epoch += 1
         return epoch

@@ -81,7 +81,7 @@ class Input:
         if global_batch_size < 1:
             raise UsageError(
                 f"a global batch of {global_batch_size} rows cannot be trained on",
-                hint="pass batch_size=32 (--global-batch-size 32), or any number from 1 up",
+                hint="pass --global-batch-size 32, or any number from 1 up",
             )
         if not self.rows:
             raise UsageError(

@@ -124,7 +124,15 @@ def row_spec(element: Any, where: str) -> Row:
             "(x, y, sample_weight)",
             hint="return a tuple (x, y); several inputs go into x as a dict or tuple",
         )
-    for leaf in tf.nest.flatten(element):
+    leaves = tf.nest.flatten(element)
+    if all(isinstance(s, tf.TensorSpec) and _is_open(s) for s in leaves):
+        raise UsageError(
+            f"{where} gives {leaves[0]} for a row, a shape that is not fully known: "
+            "its elements are batches",
+            hint="leave global_batch_size= out, and its batches are used; or unbatch() "
+            "it (and assert_cardinality) to have single rows",
+        )
+    for leaf in leaves:
         if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
             raise UsageError(
                 f"{where} gives {leaf} for a row: a shape that is not fully known",
@@ -132,6 +140,11 @@ def row_spec(element: Any, where: str) -> Row:
                 "rows that differ",
             )
     return (*element, None) if len(element) == 2 else element  # type: ignore[return-value]
+
+
+def _is_open(spec: tf.TensorSpec) -> bool:
+    """Whether nothing is known of the first axis, as of the rows of a batch."""
+    return bool(spec.shape.rank) and spec.shape[0] is None
 
 
 def _described(element: Any) -> str:

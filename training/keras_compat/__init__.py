@@ -22,11 +22,14 @@ from collective.training.keras_compat.data import (
     adapter,
     as_dense_or_sparse,
     class_weights,
+    in_metric_order,
     initial_epoch,
     is_array,
     is_validated,
+    set_trainable_flags,
     sparse_by_rows,
     sparse_rows,
+    trainable_flags,
     unpack,
 )
 from collective.training.keras_compat.layers import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +21,9 @@ __all__ = ["DataAdapter"]
 
 def is_array(value: Any) -> bool:
     """Whether Keras takes the value for one array: NumPy, tensor, pandas, SciPy."""
-    return value is not None and bool(array_slicing.can_slice_array(value))
+    if value is None or getattr(value, "shape", None) == ():
+        return False
+    return bool(array_slicing.can_slice_array(value))
 
 
 def as_dense_or_sparse(value: Any) -> Any:
@@ -120,3 +122,20 @@ def initial_epoch(model: keras.Model) -> int | None:
 def is_validated(model: keras.Model, epoch: int, frequency: Any) -> bool:
     """Whether ``validation_freq`` wants a validation after an epoch, from 0."""
     return bool(model._should_eval(epoch, frequency))
+
+
+def trainable_flags(model: keras.Model) -> list[bool]:
+    """Whether each layer is trainable, in an order that does not depend on it."""
+    return [bool(layer.trainable) for layer in model._flatten_layers()]
+
+
+def set_trainable_flags(model: keras.Model, flags: Sequence[bool]) -> None:
+    """Makes layers trainable, or not, as ``trainable_flags`` has said."""
+    for layer, flag in zip(model._flatten_layers(), flags, strict=True):
+        if layer.trainable != bool(flag):
+            layer.trainable = bool(flag)
+
+
+def in_metric_order(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """What ``keras.Model.evaluate`` returns for these results."""
+    return model._flatten_metrics_in_order(logs)

@@ -1,0 +1,354 @@
+"""The words of ``keras.Model.fit``: each trains, reports and calls hooks as Keras does.
+
+The reference is stock Keras, one process, on the same data without a shuffle. Plain, in
+one process; ``test_on_ranks`` starts this file and those of data and prediction on
+several ranks.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import collective
+from collective.errors import UsageError
+from collective.training.argument_names import in_arguments
+from tests import launch
+from tests.training.small import NAMES, gather, model, rows
+
+pytestmark = [
+    pytest.mark.usefixtures("clean_keras"),
+    pytest.mark.filterwarnings("ignore"),
+]
+X, Y = rows()
+X2, Y2 = rows(17, seed=2)
+
+
+@pytest.fixture(params=NAMES[:1])
+def backend(request, backends_by_name):
+    return backends_by_name(request.param)
+
+
+def both(backend, data, make=None, **words):
+    """The history and weights of Keras and of ours are the same; returns ours."""
+    make = make or model()
+    words = {"verbose": 0, "shuffle": False} | words
+    again = data if callable(data) else lambda: data
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone, made = make(), make()
+        wanted = alone.fit(*again(), **words)
+        got = collective.fit(made, *again(), backend=backend, **words)
+    assert list(got.history) == list(wanted.history)
+    assert (got.epoch, got.params) == (wanted.epoch, wanted.params)
+    for name, values in wanted.history.items():
+        np.testing.assert_allclose(
+            got.history[name], values, rtol=1e-5, atol=2e-6, err_msg=name
+        )
+    for value, other in zip(made.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-4, atol=5e-6)
+    assert isinstance(got, keras.callbacks.History)
+    assert made.history is got and got.model is made
+    told = gather(backend, got.history)
+    assert all(other == told[0] for other in told)
+    return got
+
+
+WORDS = {
+    "defaults": {"epochs": 3},
+    "batch_size": {"batch_size": 10, "epochs": 2},
+    "validation_split": {"batch_size": 10, "epochs": 2, "validation_split": 0.25},
+    "validation_freq": {
+        "epochs": 4,
+        "validation_data": (X2, Y2),
+        "validation_freq": 2,
+    },
+    "validation_freq_list": {
+        "epochs": 4,
+        "validation_data": (X2, Y2, np.linspace(0, 1, 17)),
+        "validation_freq": [1, 4],
+    },
+    "validation_steps": {
+        "epochs": 2,
+        "validation_data": (X2, Y2),
+        "validation_steps": 2,
+        "validation_batch_size": 5,
+    },
+    "class_weight": {"epochs": 2, "class_weight": {0: 2.0, 1: 0.5}},
+    "sample_weight": {"epochs": 2, "sample_weight": np.linspace(0, 1, 53)},
+    "initial_epoch": {"epochs": 5, "initial_epoch": 2},
+    "nothing_left": {"epochs": 2, "initial_epoch": 2},
+    "steps_per_epoch": {"batch_size": 10, "epochs": 4, "steps_per_epoch": 2},
+    "steps_that_do_not_divide": {"batch_size": 10, "epochs": 5, "steps_per_epoch": 4},
+    "too_many_steps": {"batch_size": 10, "epochs": 2, "steps_per_epoch": 9},
+    "steps_without_a_size": {"epochs": 2, "steps_per_epoch": 5},
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_mean_what_they_mean_in_keras(backend, name):
+    both(backend, (X, Y), **WORDS[name])
+
+
+@pytest.mark.parametrize(
+    "words", [{"run_eagerly": True}, {"steps_per_execution": 4}, {"jit_compile": False}]
+)
+def test_words_of_compile(backend, words):
+    both(backend, (X, Y), model(**words), epochs=2, batch_size=10)
+
+
+def recorder():
+    """A callback that overrides every hook, and the list of calls."""
+    calls: list = []
+
+    class Recorder(keras.callbacks.Callback):
+        pass
+
+    def add(name):
+        def hook(self, *given, **named):
+            logs = named.get("logs", given[-1] if given else None)
+            logs = logs if isinstance(logs, dict) else {}
+            numbers = [n for n in given if isinstance(n, int)]
+            floats = {k: v for k, v in logs.items() if isinstance(v, float)}
+            calls.append((name, *numbers, list(logs), floats))
+
+        setattr(Recorder, name, hook)
+
+    of = ("train", "epoch", "train_batch", "test", "test_batch", "predict")
+    for what, when in itertools.product((*of, "predict_batch"), ("begin", "end")):
+        add(f"on_{what}_{when}")
+    return Recorder(), calls
+
+
+@pytest.mark.parametrize("together", [1, 4])
+@pytest.mark.parametrize("form", [lambda c: c, lambda c: [c], lambda c: [[c]]])
+def test_hooks_and_their_logs_are_those_of_keras(backend, together, form):
+    make = model(steps_per_execution=together)
+    words = {"shuffle": False, "verbose": 0, "batch_size": 10, "epochs": 2}
+    words |= {"validation_data": (X2, Y2), "validation_batch_size": 5}
+    (wanting, wanted), (getting, got) = recorder(), recorder()
+    alone, made = make(), make()
+    alone.fit(X, Y, callbacks=form(wanting), **words)
+    alone.evaluate(X, Y, batch_size=10, callbacks=form(wanting), verbose=0)
+    alone.predict(X, batch_size=10, callbacks=form(wanting), verbose=0)
+    ours = {"backend": backend, "callbacks": form(getting)}
+    collective.fit(made, X, Y, **words, **ours)
+    collective.evaluate(made, X, Y, batch_size=10, verbose=0, **ours)
+    collective.predict(made, X, batch_size=10, verbose=0, **ours)
+    if backend.rank:
+        assert got == []
+        return
+    assert [call[:-1] for call in got] == [call[:-1] for call in wanted]
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine[-1] == pytest.approx(theirs[-1], rel=1e-4, abs=1e-5), mine
+
+
+def test_callbacks_of_keras_do_what_they_do_there(backend, tmp_path):
+    named = keras.callbacks
+
+    def train(run, folder):
+        folder.mkdir()
+        made = model()()
+        history = run(
+            made,
+            *(X, Y),
+            epochs=8,
+            batch_size=10,
+            shuffle=False,
+            verbose=0,
+            validation_split=0.2,
+            callbacks=[
+                named.EarlyStopping("val_loss", patience=1, min_delta=0.02),
+                named.ModelCheckpoint(f"{folder}/{{epoch}}.keras"),
+                named.ReduceLROnPlateau("loss", patience=1, min_delta=0.3),
+                named.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+                named.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+                named.CSVLogger(f"{folder}/log.csv"),
+                named.BackupAndRestore(f"{folder}/kept", delete_checkpoint=False),
+            ],
+        )
+        assert list(history.history)[-1] == "learning_rate"
+        return history
+
+    wanted = train(lambda made, *a, **k: made.fit(*a, **k), tmp_path / "keras")
+    got = train(
+        lambda made, *a, **k: collective.fit(made, *a, backend=backend, **k),
+        tmp_path / "ours",
+    )
+    assert got.epoch == wanted.epoch and 1 < len(got.epoch) < 8
+    assert list(got.history) == list(wanted.history)
+    for name, values in wanted.history.items():
+        np.testing.assert_allclose(got.history[name], values, rtol=1e-4, err_msg=name)
+    written = [
+        {f.name for f in (tmp_path / which).iterdir()} for which in ("ours", "keras")
+    ]
+    assert written[0] == (written[1] if backend.rank == 0 else set())
+    if backend.rank == 0:
+        heads = [
+            next(csv.reader((tmp_path / which / "log.csv").open()))
+            for which in ("ours", "keras")
+        ]
+        assert heads[0] == heads[1]
+
+
+def test_a_variable_outside_the_model_that_a_callback_sets(backend):
+    """As the weight of a term that grows from epoch to epoch."""
+    scale = keras.Variable(1.0)
+
+    def loss(y, p):
+        logits = keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
+        return scale * logits
+
+    class Grows(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            scale.assign(0.5 + epoch)
+
+    make = model(lambda: keras.optimizers.SGD(0.1), loss=loss)
+    both(backend, (X, Y), make, epochs=3, callbacks=[Grows()])
+    assert gather(backend, float(scale)) == [2.5] * backend.size
+
+
+def test_a_layer_that_a_callback_freezes(backend):
+    """As in Keras, too late for the step that is compiled; the ranks stay the same."""
+
+    class Freezes(keras.callbacks.Callback):
+        def __init__(self, hook):
+            super().__init__()
+            setattr(self, hook, self.freeze)
+
+        def freeze(self, *_, **__):
+            self.model.layers[0].trainable = False
+
+    made = both(backend, (X, Y), epochs=3, callbacks=Freezes("on_epoch_end")).model
+    assert not made.layers[0].trainable
+    with pytest.raises(UsageError, match="a callback has changed layer"):
+        words = {"callbacks": Freezes("on_train_begin"), "verbose": 0}
+        collective.fit(model()(), X, Y, backend=backend, **words)
+
+
+def test_a_stateful_layer(backend):
+    def make():
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.GRU(4, stateful=True), keras.layers.Dense(3)]
+        made = keras.Sequential([keras.Input(batch_shape=(4, 5, 6)), *layers])
+        logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        made.compile(keras.optimizers.SGD(0.1), logits)
+        return made
+
+    x = np.random.default_rng(0).normal(size=(12, 5, 6)).astype("float32")
+    if backend.size == 1:
+        both(backend, (x, Y[:12]), make, epochs=2, batch_size=4)
+        return
+    with pytest.raises(UsageError, match="is stateful: it keeps a state for each row"):
+        collective.fit(make(), x, Y[:12], 4, backend=backend, verbose=0)
+
+
+def test_code_that_cannot_be_traced(backend):
+    class Reads(keras.layers.Layer):
+        def call(self, x):
+            return x * float(x.numpy().max() > 0)
+
+    make = model(None, Reads(), run_eagerly=True)
+    with pytest.raises(UsageError, match="it cannot be traced even once"):
+        collective.fit(make(), X, Y, backend=backend, verbose=0)
+
+
+def test_python_code_runs_in_each_step_of_a_model_that_runs_eagerly(backend):
+    seen = []
+
+    class Counts(keras.layers.Layer):
+        def call(self, x):
+            seen.append(tf.executing_eagerly())
+            return x
+
+    make = model(None, Counts(), run_eagerly=True)
+    collective.fit(make(), X, Y, 10, 2, backend=backend, verbose=0)
+    assert seen.count(True) == 12
+
+
+class Power(Exception):
+    """An exception of a user."""
+
+
+def test_what_a_callback_raises_every_rank_raises_and_backup_goes_on(backend, tmp_path):
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise Power("off")
+
+    def run(train, folder):
+        words = {"epochs": 4, "shuffle": False, "verbose": 0}
+        kept = keras.callbacks.BackupAndRestore(str(folder))
+        with pytest.raises(Power, match="off"):
+            train(model()(), X, Y, callbacks=[kept, Fails()], **words)
+        made = model()()
+        kept = keras.callbacks.BackupAndRestore(str(folder))
+        return train(made, X, Y, callbacks=kept, **words), made.get_weights()
+
+    def ours(made, *data, **words):
+        return collective.fit(made, *data, backend=backend, **words)
+
+    history, weights = run(ours, tmp_path / "ours")
+    wanted, theirs = run(lambda made, *a, **k: made.fit(*a, **k), tmp_path / "keras")
+    assert history.epoch == wanted.epoch == [2, 3]
+    for value, other in zip(weights, theirs, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_words_of_earlier_versions(backend):
+    """``data=`` and ``global_batch_size=``; a tuple in place of x is inputs, as in Keras."""
+    words = {"epochs": 2, "verbose": 0, "backend": backend, "shuffle": False}
+    new = collective.fit(model()(), X, Y, batch_size=10, **words)
+    for old in (
+        collective.fit(model()(), (X, Y), global_batch_size=10, **words),
+        collective.fit(model()(), data=(X, Y), global_batch_size=10, **words),
+    ):
+        assert old.losses == new.losses and old.history == new.history
+    with pytest.raises(UsageError, match="does not fit the data") as error:
+        collective.fit(model()(), (X, Y), **words)
+    assert "a tuple in place of x is several inputs" in str(error.value)
+    with pytest.raises(UsageError, match="are the same"):
+        collective.fit(model()(), X, Y, batch_size=3, global_batch_size=3, **words)
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "told"),
+    [
+        ((None,), {}, "no data are given"),
+        ((X, Y), {"class_weight": {0: 1.0}, "sample_weight": Y}, "both class_weight="),
+        ((X, Y), {"validation_split": 1.0}, "leaves no rows on one side"),
+        ((X, Y[1:]), {}, "x has 53 rows, y has 52"),
+        ((object(), Y), {}, "is given beside a object"),
+        ((X, Y), {"validation_data": (X,)}, "validation_data= has 1 parts"),
+    ],
+)
+def test_what_is_refused_names_words_of_the_api(backend, data, words, told):
+    with pytest.raises(UsageError, match=told) as error:
+        collective.fit(model()(), *data, backend=backend, verbose=0, **words)
+    assert "\nHINT: " in str(error.value) and "--" not in str(error.value)
+
+
+def test_options_in_messages_become_arguments():
+    told = "drop --shard-optimizer, or --checkpoint-every 100; --accumulate K, --steps"
+    assert in_arguments(told) == (
+        "drop shard_optimizer=True, or Checkpoint(folder, every=100); accumulate=K, steps="
+    )
+    assert in_arguments("--steps-more --data x") == "--steps-more --data x"
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_on_ranks(ranks, tmp_path):
+    pytest.importorskip("mpi4py")
+    paths = [f"tests/training/test_{name}.py" for name in ("words", "kinds", "predict")]
+    ended = launch.launch("native", ranks, paths, tmp_path, seconds=500)
+    assert ended.code == 0, ended.output
+    assert set(ended.outcomes[0].values()) <= {"passed", "skipped"}
+    assert list(ended.outcomes[0].values()).count("passed") >= 50
+    assert all(outcomes == ended.outcomes[0] for outcomes in ended.outcomes)
