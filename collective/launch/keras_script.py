@@ -46,11 +46,11 @@ def check(parsed: argparse.Namespace) -> None:
             "(docs/how-to/elastic.md)",
         )
     words = parsed.command
-    if _is_python(words[0]) and words[1:2] != ["-m"]:
-        if len(words) == 1 or words[1].startswith("-"):
-            raise UsageError(
-                f"--keras takes a script, not {' '.join(words[:2])!r}", hint=EXAMPLE
-            )
+    of_python = "".join(words[1:2])[:1] in ("", "-") and words[1:2] != ["-m"]
+    if _is_python(words[0]) and of_python:
+        raise UsageError(
+            f"--keras takes a script, not {' '.join(words[:2])!r}", hint=EXAMPLE
+        )
 
 
 def command(parsed: argparse.Namespace) -> list[str]:

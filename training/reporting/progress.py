@@ -16,6 +16,15 @@ from collective.training.observer import FinishedStep, Observer
 from collective.training.position import Position
 
 
+def verbosity(asked: str | int) -> int:
+    """0, 1 or 2, as for Keras; 2 in place of a bar where nobody sees one.
+
+    A bar is drawn with control characters, also where Keras would draw it into a file.
+    """
+    wanted = 1 if asked == "auto" else int(asked)
+    return 2 if wanted == 1 and not is_terminal() else wanted
+
+
 class ProgressBar(Observer):
     """One bar an epoch.
 
@@ -32,9 +41,7 @@ class ProgressBar(Observer):
     ):
         self.position = position
         self.epochs = epochs
-        self.verbose = 1 if verbose == "auto" else int(verbose)
-        if self.verbose == 1 and not is_terminal():
-            self.verbose = 2  # a bar is drawn with control characters
+        self.verbose = verbosity(verbose)
         self.interval = interval
         self._bar: keras.utils.Progbar | None = None  # on rank 0, in an epoch
         self._first, self._drawn = 0, 0.0
@@ -73,4 +80,6 @@ class ProgressBar(Observer):
         # Averages already: Keras must show them as they are.
         bar.stateful_metrics = set(logs)
         done = self.position.step - self._first
+        if finalize and bar.target is None:
+            bar.target = done  # Keras prints no line of an epoch of unknown length
         bar.update(done, list(logs.items()), finalize=finalize)

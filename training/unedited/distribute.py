@@ -41,12 +41,12 @@ class Distribution:
     def __init__(self, backend: Backend, options: Mapping[str, Any]):
         self.job = Job(backend)
         self._replaced = Replaced()
+        seed_all_ranks(backend, self._replaced)  # may refuse; nothing is replaced then
         replace_calls(self.job, options, self._replaced)
         strategies.replace_strategies(self.job, self._replaced)
         if backend.size > 1:
             replace_savers(self.job, self._replaced)
             replace_mkdir(self._replaced)
-        seed_all_ranks(backend, self._replaced)
         strategy = getattr(backend, "strategy", None)
         if strategy is not None:
             strategies.use_by_default(strategy)
