@@ -17,6 +17,7 @@ _ARGUMENTS = {
     "--check-every": "check_every={}",
     "--checkpoint-dir": "checkpoint=Checkpoint(folder)",
     "--checkpoint-every": "Checkpoint(folder, every={})",
+    "--data": "data set",
     "--epochs": "epochs={}",
     "--global-batch-size": "batch_size={}",
     "--global-clipnorm": "global_clipnorm={} of the optimizer",

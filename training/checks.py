@@ -144,21 +144,19 @@ def check_same_data(backend: Backend, source: Source) -> None:
         )
 
 
-def check_states_of_rows(model: keras.Model, backend: Backend, accumulate: int) -> None:
-    """Refuses stateful layers where a batch is cut: they keep a state of each row.
+def check_states_of_rows(model: keras.Model) -> None:
+    """Refuses stateful layers: they keep a state for each row of a batch.
+
+    Keras has it in variables that are none of the model's: a step without side effects
+    does not write them, and a batch that is cut has other rows in each piece.
 
     Raises:
-        UsageError: Row i of a batch would go on with the state of another row.
+        UsageError: The model has such a layer.
     """
-    stateful = [
-        layer.name
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.RNN) and layer.stateful
-    ]
-    if stateful and (backend.most_replicas > 1 or accumulate > 1):
-        pieces = backend.most_replicas * accumulate
-        raise UsageError(
-            f"layer {stateful[0]!r} is stateful: it keeps a state for each row of a "
-            f"batch, and batches are cut into {pieces} pieces",
-            hint="stateful=False, or one replica and accumulate=1",
-        )
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UsageError(
+                f"layer {layer.name!r} is stateful: it keeps a state for each row of a "
+                "batch, which a step whose batches are cut cannot do",
+                hint="stateful=False; or train it by keras.Model.fit in one process",
+            )

@@ -177,7 +177,7 @@ def fit(
             jit_compile=jit_compile,
         )
         model = prepared.model
-        check_states_of_rows(model, backend, accumulate)
+        check_states_of_rows(model)
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
@@ -303,11 +303,12 @@ def _evaluation(
     """The validation, if there is any."""
     if given.validation is None:
         return None
-    source: Source | Batches = (
-        given.validation
-        if isinstance(given.validation, Source)
-        else Batches(given.validation, backend, steps)
-    )
+    source: Source | Batches
+    if isinstance(given.validation, Source):
+        source = given.validation
+    else:
+        _check_counted(backend)
+        source = Batches(given.validation, backend, steps)
     rows = given.validation_batch_size or 1
     return Evaluation(prepared, backend, source, rows, steps)
 

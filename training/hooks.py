@@ -79,7 +79,9 @@ class Hooks:
         self.used: set[str] = set()
         self.outside: Sequence[tf.Variable] = ()
         # In the order of now: it depends on which layers are trainable.
-        self._variables = [] if model.optimizer is None else replicated_variables(model)
+        self._variables = (
+            replicated_variables(model) if _optimizer(model) is not None else []
+        )
         self._trainable = keras_compat.trainable_flags(model)
         self._ready = False
         self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
@@ -209,12 +211,16 @@ class BatchHooks:
 
     def before(self, batch: int, *place: int) -> None:
         """Before a batch, counted from 0."""
+        if not self._called:
+            return
         if batch % self._together == 0:
             self._open, self._ran = batch, False
             self.hooks.call(self._begin, (*place, batch), batch, {})
 
     def ends(self, batch: int, last: bool) -> bool:
         """After a batch: whether hooks follow it."""
+        if not self._called:
+            return False
         self._ran = True
         return last or (batch + 1) % self._together == 0
 
@@ -226,8 +232,16 @@ class BatchHooks:
         self.hooks.call(self._end, (*place, number), number, logs)
 
     @property
+    def _called(self) -> bool:
+        return self._begin in self.hooks.used or self._end in self.hooks.used
+
+    @property
     def _together(self) -> int:
         return int(getattr(self.hooks.model, "steps_per_execution", 1) or 1)
+
+
+def _optimizer(model: keras.Model) -> keras.Optimizer | None:
+    return getattr(model, "optimizer", None)
 
 
 def _learning_rate(optimizer: keras.Optimizer) -> list[keras.Variable]:

@@ -134,12 +134,13 @@ class _Prediction:
             sizes.append(int(batch.global_rows))
             parts.append(self._outputs(batch))
             if batch_hooks.ends(number, number + 1 == self.steps):
+                together = None
                 if at_once:
                     together = self._exchange(parts[pending:], sizes[pending:])
                     parts[pending:] = [together]
                     sizes[pending:] = [sum(sizes[pending:])]
                     pending = len(parts)
-                    batch_hooks.after({"outputs": together})
+                batch_hooks.after({"outputs": together})
                 if model.stop_predicting:
                     break
         if not parts:
@@ -229,7 +230,8 @@ _functions: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
 
 def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     """The function from a ``Batch`` to the outputs for its rows."""
-    key = id(backend), repr(spec), id(model.optimizer)  # compile() makes another
+    optimizer = getattr(model, "optimizer", None)  # compile() makes another
+    key = id(backend), repr(spec), id(optimizer)
     of_model = _functions.setdefault(model, {})
     if key not in of_model:
         found = weakref.ref(model)  # else the entry would keep the model alive
@@ -245,7 +247,7 @@ def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
             )
 
         function = tf.function(on_replicas, input_signature=(spec,), autograph=False)
-        of_model[key] = function, model.optimizer  # kept, so that its id stays its own
+        of_model[key] = function, optimizer  # kept, so that its id stays its own
     return of_model[key][0]
 
 

@@ -58,6 +58,8 @@ class PreparedModel:
         return on_input_devices
 
 
+# What Keras raises where a model does not fit its data.
+_MISFITS = ValueError, TypeError, KeyError, RuntimeError, AttributeError
 # Values keep no reference to the model: an entry ends with its model.
 _records: WeakKeyDictionary[
     keras.Model, tuple[PartitionedVariables | None, Placement | None]
@@ -169,7 +171,7 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
         except Exception as error:
             if model.run_eagerly:
                 raise eager.refusal(model, error) from error
-            if not isinstance(error, (ValueError, TypeError, KeyError, RuntimeError)):
+            if not isinstance(error, _MISFITS):
                 raise
             shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
             first = str(error).strip().split("\n")[0]
