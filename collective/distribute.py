@@ -12,12 +12,13 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from collective import recorder
 from collective.backends.quiet import quiet
 from collective.environment import Environment, detect
-from collective.errors import CollectiveError, UsageError
+from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.launch.output import print_message
 from collective.streams import open_streams
 
@@ -146,18 +147,19 @@ def _run(script: Script, distribution: Distribution) -> int:
     try:
         script.run()
     except SystemExit as error:
-        if backend.size == 1 or error.code in (None, 0):
+        ends_alone = isinstance(error, ProcessExit) or error.code in (None, 0)
+        if backend.size == 1 or ends_alone:
             raise
-        if not isinstance(error.code, int) and backend.rank == 0:
-            print(error.code, file=sys.stderr, flush=True)
-        return error.code if isinstance(error.code, int) else 1
+        code = error.code if isinstance(error.code, int) else 1
+        return _end(code, distribution, lambda: _print_exit(error))
     except KeyboardInterrupt as error:
         if backend.rank == 0:
             print_failure(error)
         return 130
     except BaseException as error:
         return _failed(error, distribution)
-    if backend.size > 1 and backend.rank == 0 and not distribution.job.used:
+    distributed = distribution.job.used - {"a save of a model"}
+    if backend.size > 1 and backend.rank == 0 and not distributed:
         print_message(
             f"the script called no fit, evaluate or predict of a Keras model: each of "
             f"the {backend.size} processes has run all of it"
@@ -169,15 +171,32 @@ def _failed(error: BaseException, distribution: Distribution) -> int:
     """Prints an error of the script, once if all ranks have it, and ends the job."""
     from collective.training.unedited.script import print_failure
 
-    backend = distribution.job.backend
-    alike = isinstance(error, CollectiveError) and error.everywhere
     code = error.exit_code if isinstance(error, CollectiveError) else 1
+    if isinstance(error, CollectiveError) and error.everywhere:
+        rank = distribution.job.backend.rank
+        _wait_for_rank_zero(rank)
+        if rank == 0:
+            print_failure(error)
+        return code
+    return _end(code, distribution, lambda: print_failure(error))
+
+
+def _print_exit(error: SystemExit) -> None:
+    """What Python prints of ``sys.exit("text")``."""
+    if not isinstance(error.code, int):
+        print(error.code, file=sys.stderr, flush=True)
+
+
+def _end(code: int, distribution: Distribution, show: Callable[[], None]) -> int:
+    """Ends the job from this rank: others may be in the middle of the script.
+
+    Where they are not, they come here, too, and rank 0 ends the job meanwhile.
+    """
+    backend = distribution.job.backend
     recorder.close()  # the end of a script that failed is no riddle of the network
-    if backend.rank:
-        _wait_for_rank_zero(backend.rank)
-    if backend.rank == 0 or not alike:
-        print_failure(error)
-    if backend.size > 1 and not alike:
+    _wait_for_rank_zero(backend.rank)
+    show()
+    if backend.size > 1:
         backend.abort(code)
     return code
 

@@ -181,8 +181,8 @@ class Supervisor:
         if code < 0 and self.processes:
             consequence += (
                 "\nHINT: with --min-np N the job continues without ranks that die "
-                "(backends native and mpi); train.py --checkpoint-dir DIR --resume "
-                "continues from a checkpoint"
+                "(backends native and mpi); a checkpoint lets a training continue "
+                "where it was (docs/how-to/checkpoints.md)"
             )
         self._note_failure(rank, code, consequence)
         self._end(signal.SIGTERM)

@@ -170,18 +170,20 @@ if how == "raise":
     inner()
 if how == "exit":
     sys.exit(7)
+if how == "alone" and job.backend.rank == 1:
+    sys.exit("of rank 1")
 if how == "usage":
     model.fit([[1.0, 2.0]], [[1.0]])
-if how == "apart":
+if how in ("alone", "apart"):
     model.compile("sgd", "mse")
-    if job.backend.rank == 0:
+    if how == "apart" and job.backend.rank == 0:
         model.save(sys.argv[2])
     model.fit([[1.0, 2.0]], [[1.0]], verbose=0)
 """
 
 
 @needs_core
-@pytest.mark.parametrize("how", ["raise", "exit", "usage", "apart"])
+@pytest.mark.parametrize("how", ["raise", "exit", "alone", "usage", "apart", "none"])
 def test_a_script_that_fails_ends_the_job(how, tmp_path):
     code, printed = run(FAILS, tmp_path, KERAS, how, str(tmp_path / "m.keras"))
     errors = "".join(
@@ -190,6 +192,12 @@ def test_a_script_that_fails_ends_the_job(how, tmp_path):
         if line.startswith(("[0]", "[1]"))
     )
     own = str(tmp_path / "script.py")
+    if how == "none":
+        assert code == 0 and "called no fit, evaluate or predict" in errors, printed
+        return
+    if how == "alone":  # rank 0 waits in fit
+        assert code == 1 and "[1] of rank 1" in printed, printed
+        return
     if how == "exit":
         assert code == 7 and "Traceback" not in printed, printed
         return

@@ -47,14 +47,13 @@ class Distribution:
         if backend.size > 1:
             replace_savers(self.job, self._replaced)
             replace_mkdir(self._replaced)
-        strategy = getattr(backend, "strategy", None)
-        if strategy is not None:
-            strategies.use_by_default(strategy)
+        strategies.use_by_default(getattr(backend, "strategy", None))
 
     def undo(self) -> None:
         """Makes Keras what it was before."""
         global _distribution
         self._replaced.undo()
+        strategies.use_by_default(None)
         if _distribution is self:
             _distribution = None
 

@@ -33,7 +33,7 @@ class Script:
         self.spec: ModuleSpec | None = None
         if module:
             # As with ``python -m``, modules are looked for in the working directory.
-            sys.path[0] = os.getcwd()
+            _first_on_path(os.getcwd())
             self.spec = _find(module)
             path = self.spec.origin or module
         elif not os.path.isfile(path):
@@ -41,7 +41,7 @@ class Script:
                 f"cannot read the script {path!r}", hint="the path of a Python file"
             )
         else:
-            sys.path[0] = os.path.dirname(os.path.realpath(path))
+            _first_on_path(os.path.dirname(os.path.realpath(path)))
         self.path = path
         sys.argv = [path, *arguments]
 
@@ -73,6 +73,12 @@ class Script:
         if code is None:
             raise UsageError(f"module {self.spec.name} has no code", hint="another one")
         return code
+
+
+def _first_on_path(folder: str) -> None:
+    """In the place of the working directory, which ``python -m`` has put there."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
 
 
 def _find(module: str) -> ModuleSpec:

@@ -60,8 +60,13 @@ def _refuse(job: Job, replaced: Replaced) -> None:
 
 
 def use_by_default(strategy: Any) -> None:
-    """Has the script make its variables in our strategy, without a scope."""
-    tf.distribute.experimental_set_strategy(strategy)
+    """Has the script make its variables in our strategy, without a scope.
+
+    Args:
+        strategy: None for none.
+    """
+    if strategy is not None or tf.distribute.has_strategy():
+        tf.distribute.experimental_set_strategy(strategy)
 
 
 def _unless_own(
