@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -151,7 +152,7 @@ def _run(script: Script, distribution: Distribution) -> int:
         if backend.size == 1 or ends_alone:
             raise
         code = error.code if isinstance(error.code, int) else 1
-        return _end(code, distribution, lambda: _print_exit(error))
+        return _end(code, distribution, functools.partial(_print_exit, error))
     except KeyboardInterrupt as error:
         if backend.rank == 0:
             print_failure(error)
@@ -178,7 +179,7 @@ def _failed(error: BaseException, distribution: Distribution) -> int:
         if rank == 0:
             print_failure(error)
         return code
-    return _end(code, distribution, lambda: print_failure(error))
+    return _end(code, distribution, functools.partial(print_failure, error))
 
 
 def _print_exit(error: SystemExit) -> None:
