@@ -18,6 +18,8 @@ from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
 from collective.training.unedited.replaced import Replaced
 
+# With this argument Keras' own fit validates, where a script kept a reference to it.
+_FROM_KERAS_FIT = "_use_cached_eval_dataset"
 _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
@@ -75,7 +77,7 @@ def _together(
 
     @functools.wraps(stock)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if job.inside:
+        if job.inside or _FROM_KERAS_FIT in kwargs:
             return stock(self, *args, **kwargs)
         signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         _check_keras()
