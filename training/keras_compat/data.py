@@ -35,7 +35,7 @@ def as_dense_or_sparse(value: Any) -> Any:
     array = np.asarray(
         keras.ops.convert_to_numpy(value) if _on_device(value) else value
     )
-    series = array.ndim == 1 and type(value).__module__.startswith("pandas.")
+    series = array.ndim == 1 and type(value).__module__.split(".")[0] == "pandas"
     return array[:, None] if series else array
 
 
