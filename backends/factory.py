@@ -44,7 +44,7 @@ def get(
         name = choice.name
     if name not in BACKENDS:
         raise UsageError(
-            f"unknown backend {name!r}", hint=f"--backend {' | '.join(BACKENDS)}"
+            f"unknown backend {name!r}", hint=f"one of: {', '.join(BACKENDS)}"
         )
     refuse_foreign_options(name, options)
     kind = BACKENDS[name]

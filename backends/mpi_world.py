@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from collective.backends.base import Availability
+from collective.backends.hints import python
 from collective.elastic import membership_file
 from collective.environment import Environment
 from collective.errors import UsageError
@@ -24,14 +25,14 @@ def availability(environment: Environment) -> Availability:
         return Availability(False, "mpi4py is not installed", HINT_INSTALL)
     if not environment.launched:
         return Availability(
-            False, "one process, started without mpirun", "mpirun -np 4 python train.py"
+            False, "one process, started without mpirun", f"mpirun -np 4 {python()}"
         )
     by_gloo = "HOROVOD_RANK" in os.environ  # horovodrun without mpirun
     if environment.launcher not in START_MPI or by_gloo:
         return Availability(
             False,
             f"{environment.launcher} starts no MPI",
-            f"mpirun -np {environment.size} python train.py",
+            f"mpirun -np {environment.size} {python()}",
         )
     return Availability(True, f"{environment.size} processes by {environment.launcher}")
 
@@ -44,7 +45,7 @@ def require_fault_tolerance() -> None:
     """
     if os.environ.get(FAULT_TOLERANT) not in ("1", "true"):
         raise UsageError(
-            "--min-np: this job's MPI ends all ranks when one dies",
+            "min_np: this job's MPI ends all ranks when one dies",
             hint="mpirun --with-ft ulfm of Open MPI 5, or collectiverun --min-np",
         )
 

@@ -35,6 +35,7 @@ from collective.backends.capabilities import (
     TensorParallel,
     TensorParallelOptions,
 )
+from collective.backends.hints import python
 from collective.environment import Environment, detect
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import algorithm_number, transport_number
@@ -95,8 +96,8 @@ class NativeBackend(
         if elastic and options.tensor_parallel > 1:
             raise UsageError(
                 "with a rank that dies, its part of the layers is lost",
-                hint="drop --min-np and continue from a --checkpoint-dir, or drop "
-                "--tensor-parallel",
+                hint="without min_np, continuing from a checkpoint; or without "
+                "tensor_parallel",
             )
 
     def _continue_without_missing(self, started: int) -> None:
@@ -105,9 +106,9 @@ class NativeBackend(
         least = self.options.min_np or 1
         if self.size < least:
             raise CollectiveError(
-                f"of {started} ranks {self.size} joined at the start, and --min-np is "
+                f"of {started} ranks {self.size} joined at the start, and min_np is "
                 f"{least}",
-                hint="see above why the others ended; or a smaller --min-np",
+                hint="see above why the others ended; or a smaller min_np",
             )
 
     @classmethod
@@ -274,7 +275,7 @@ def _between_hosts(environment: Environment) -> Availability:
     hint = "start it by mpirun, or put all processes on one host"
     if environment.launcher == "srun":
         hint = (
-            "within the allocation: python -m collective.launch python train.py, which "
+            f"within the allocation: python -m collective.launch {python()}, which "
             "has mpirun start them (deploy/slurm.sbatch); or srun --mpi=pmix (srun "
             "--mpi=list shows what there is); or one node: srun -N 1"
         )

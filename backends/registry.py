@@ -85,14 +85,14 @@ def refuse_foreign_options(name: str, options: CoreOptions) -> None:
         devices = getattr(options, "devices", None) or 1
         if devices > 1:
             raise UsageError(
-                f"--devices {devices}: backend {name!r} is on one device",
-                hint="--backend tf-mirrored",
+                f"devices={devices}: backend {name!r} is on one device",
+                hint="backend tf-mirrored",
             )
         taken |= {"devices"}
     for option in sorted(set_options(options) - taken):
         owners = [owner for owner in BACKENDS if option in options_of(owner)]
         raise UsageError(
-            f"--{option.replace('_', '-')} is an option of backend "
+            f"{option} is an option of backend "
             f"{' and '.join(map(repr, owners))}, and this is {name!r}",
-            hint=f"--backend {' | '.join(owners)}",
+            hint=f"backend {' | '.join(owners)}, or leave {option} out",
         )

@@ -13,6 +13,7 @@ from collective.backends.capabilities import (
     ModelParallelOptions,
     ShardCollectives,
 )
+from collective.backends.hints import python
 from collective.environment import Environment
 from collective.errors import UsageError
 
@@ -31,7 +32,7 @@ class SingleBackend(ModelParallel, ShardCollectives):
             raise UsageError(
                 f"backend 'single' is one process, but {self.size} were started: each "
                 "would train a model of its own",
-                hint="choose another --backend, or start one process: python train.py",
+                hint=f"another backend, or one process: {python()}",
             )
         self._configure_devices(Environment())
 
@@ -40,7 +41,7 @@ class SingleBackend(ModelParallel, ShardCollectives):
         """Usable unless a launcher started several processes."""
         if environment.size > 1:
             return Availability(
-                False, f"{environment.size} processes were started", "python train.py"
+                False, f"{environment.size} processes were started", python()
             )
         return Availability(True, "always")
 

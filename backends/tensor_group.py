@@ -60,14 +60,14 @@ class TensorGroup:
 
         if size % parts:
             raise UsageError(
-                f"{size} ranks cannot be cut into groups of {parts} (--tensor-parallel)",
+                f"{size} ranks cannot be cut into groups of {parts} (tensor_parallel)",
                 hint=f"a number of ranks that {parts} divides, as -np {-(-size // parts) * parts}",
             )
         if parts + size // parts > MOST_SETS:
             raise UsageError(
                 f"{size} ranks in groups of {parts} make more than {MOST_SETS} process "
                 "sets, and a job has no more",
-                hint="--tensor-parallel nearer to the square root of the ranks",
+                hint="tensor_parallel nearer to the square root of the ranks",
             )
         self._require_all_ranks = require_all_ranks
         self.part, self.parts = rank % parts, parts

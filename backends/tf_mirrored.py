@@ -63,11 +63,11 @@ class MirroredBackend(LocalStrategyBackend):
         if wanted == "nccl" and not on_gpu:
             raise UsageError(
                 "NCCL needs GPUs, and the devices here are CPUs",
-                hint="--cross-device-ops auto",
+                hint="cross_device_ops='auto'",
             )
         if wanted not in kinds:
             raise UsageError(
                 f"unknown cross-device ops {wanted!r}",
-                hint=f"--cross-device-ops {' | '.join(['auto', *kinds])}",
+                hint=f"cross_device_ops: {' | '.join(['auto', *kinds])}",
             )
         return kinds[wanted]()

@@ -58,11 +58,11 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
         if options.communication not in COMMUNICATIONS:
             raise UsageError(
                 f"unknown communication {options.communication!r}",
-                hint=f"--communication {' | '.join(COMMUNICATIONS)}",
+                hint=f"communication: {' | '.join(COMMUNICATIONS)}",
             )
         if options.communication == "nccl" and not gpus():  # TensorFlow takes the ring
             raise UsageError(
-                "NCCL needs GPUs, and there is none here", hint="--communication auto"
+                "NCCL needs GPUs, and there is none here", hint="communication='auto'"
             )
         self.world = addresses.world(environment)
         config = {

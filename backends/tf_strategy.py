@@ -9,6 +9,7 @@ from typing import Any
 
 from collective.backends.base import Availability, Backend, CoreOptions
 from collective.backends.devices import configure, gpus
+from collective.backends.hints import python
 from collective.environment import Environment
 from collective.errors import UsageError
 
@@ -68,7 +69,7 @@ class LocalStrategyBackend(StrategyBackend):
             raise UsageError(
                 f"backend {self.name!r} is one process, but {self.size} processes were "
                 "started",
-                hint=f"python train.py --backend {self.name}",
+                hint=f"another backend, or one process: {python()}",
             )
         configure(options, Environment())
         self.strategy = self._strategy()
@@ -86,7 +87,7 @@ class LocalStrategyBackend(StrategyBackend):
             return Availability(
                 False,
                 f"{environment.size} processes were started",
-                f"python train.py --backend {cls.name}",
+                python(),
             )
         return Availability(True, cls._found())
 

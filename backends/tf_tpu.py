@@ -44,8 +44,8 @@ class TPUBackend(LocalStrategyBackend):
         cores = strategy.num_replicas_in_sync
         if self.options.devices not in (None, cores):
             raise UsageError(
-                f"--devices {self.options.devices}: TPU {tpu!r} has {cores} cores",
-                hint="leave --devices out",
+                f"devices={self.options.devices}: TPU {tpu!r} has {cores} cores",
+                hint="leave devices out",
             )
         return strategy
 

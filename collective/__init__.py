@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from collective.training.fit import fit as fit
     from collective.training.predict import predict as predict
     from collective.training.sweep.runner import fit_many as fit_many
+    from collective.training.unedited.distribute import (
+        distribute_keras as distribute_keras,
+    )
 
 _HOMES = {
     "errors": ("CollectiveError", "UsageError"),
@@ -97,6 +100,7 @@ _HOMES = {
     "training.fit": ("fit",),
     "training.predict": ("predict",),
     "training.sweep.runner": ("fit_many",),
+    "training.unedited.distribute": ("distribute_keras",),
 }
 _MODULES = ("backends", "training")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,13 +1,17 @@
-"""Standard streams that end no run, even if they are closed or their disk is full."""
+"""Standard streams: they end no run, even if closed or full; and who sees them."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from collective.log import log
+
+_MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
 def open_streams() -> None:
@@ -56,3 +60,37 @@ class _Lasting(io.FileIO):
                 error.strerror,
             )
             return len(data)
+
+
+def is_terminal(stream: Any = None) -> bool:
+    """Whether a person sees what is written, so that bars and colours make sense.
+
+    Open MPI gives each rank a terminal of its own even where mpirun writes into a pipe or
+    a file; there, mpirun's own output counts.
+
+    Args:
+        stream: Standard output by default.
+    """
+    stream = sys.stdout if stream is None else stream
+    try:
+        if not stream.isatty():
+            return False
+    except (AttributeError, ValueError):  # replaced, or closed
+        return False
+    return "OMPI_COMM_WORLD_RANK" not in os.environ or _mpirun_has_terminal()
+
+
+def _mpirun_has_terminal() -> bool:
+    """Of the mpirun above this process; False where it is on another host."""
+    process = os.getppid()
+    while process > 1:
+        try:
+            folder = Path(f"/proc/{process}")
+            name = (folder / "comm").read_text().strip()
+            if name in _MPIRUNS:
+                return os.readlink(folder / "fd" / "1").startswith(_TERMINALS)
+            status = (folder / "stat").read_text()
+        except OSError:
+            return False
+        process = int(status.rpartition(")")[2].split()[1])
+    return False

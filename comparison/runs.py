@@ -7,12 +7,13 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from collective.backends import launch_command
+from collective.backends.auto import choose
 from collective.backends.launchers import STARTS
 from collective.backends.registry import BACKENDS, can_start
 from collective.backends.supervised_run import CompletedRun, run
@@ -251,8 +252,15 @@ class Comparison:
         report(f"{processes} replicas: the choice of auto")
         with_mpi = can_start("mpi", processes).usable
         launcher = "mpirun" if with_mpi else "collectiverun"
+        measure = {choose.SWITCH: os.environ.get(choose.SWITCH) or choose.MEASURE}
         ended, summary = self._train(
-            "auto", processes, folder, "--steps", "2", launcher=launcher
+            "auto",
+            processes,
+            folder,
+            "--steps",
+            "2",
+            launcher=launcher,
+            variables=launch_command.environment({**os.environ, **measure}),
         )
         self.results.auto[str(processes)] = (
             Auto(summary["backend"], summary["predicted_all_reduce"])
@@ -297,13 +305,14 @@ class Comparison:
         folder: Path,
         *more: str,
         launcher: str = "",
+        variables: Mapping[str, str] | None = None,
     ) -> tuple[CompletedRun, dict[str, Any] | None]:
         """Trains once; returns how it ended, and its summary if it succeeded."""
         path = folder / "summary.json"
         options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
         options += ["--verbose", "0", *more, "--json", str(path)]
         program = ["-m", "collective.train", *options]
-        ended = self._run(backend, processes, program, path, launcher)
+        ended = self._run(backend, processes, program, path, launcher, variables)
         succeeded = ended.code == 0 and not ended.failure
         return ended, json.loads(path.read_text()) if succeeded else None
 
@@ -314,11 +323,12 @@ class Comparison:
         program: Sequence[str],
         output: Path,
         launcher: str = "",
+        variables: Mapping[str, str] | None = None,
     ) -> CompletedRun:
         """Runs a program on a backend after removing the output of an earlier run."""
         output.unlink(missing_ok=True)
         command = launch_command.line(backend, processes, program, launcher)
-        return run(command, self.plan.seconds)
+        return run(command, self.plan.seconds, variables)
 
 
 def undividable(batch: int, most: int) -> int:

@@ -94,7 +94,7 @@ def environment(**more: str) -> dict[str, str]:
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-    env["COLLECTIVE_PROBE"] = "0"  # else each first use of auto times all backends
+    env["COLLECTIVE_PROBE"] = "0"  # no measurement of an earlier job decides
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
     if "COLLECTIVE_LIBRARY" in os.environ:  # another core than the installed one
         env["COLLECTIVE_LIBRARY"] = os.environ["COLLECTIVE_LIBRARY"]

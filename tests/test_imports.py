@@ -10,7 +10,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the lowest floor to the highest; a file may import its own floor and lower ones.
 FLOORS = ("collective", "backends", "training", "comparison")
 # The command lines, which import no TensorFlow, belong to the floors that they open.
-SCRIPTS = {"collective.train": "training", "collective.compare": "comparison"}
+SCRIPTS = {
+    "collective.train": "training",
+    "collective.distribute": "training",
+    "collective.compare": "comparison",
+}
 # Circles that are still to be taken apart: this list only shrinks.
 KNOWN_CIRCLES = [
     {"collective.recorder", "collective.recorder.watch"},

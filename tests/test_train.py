@@ -117,7 +117,7 @@ WRONG = {
     ),
     "too-few-ranks": (
         "--backend native --min-np 9",
-        "--min-np 9, and the number of ranks is",
+        "min_np=9, and the number of ranks is",
     ),
     "bad-seed": ("--seed -1", "'-1' is not a whole number below 2**32"),
     "bad-verbose": ("--verbose loud", "invalid choice: 'loud'"),
@@ -125,20 +125,20 @@ WRONG = {
 IN_ONE_PROCESS = {
     "option-of-native": (
         "--backend tf-mirrored --bucket-bytes 9",
-        "--bucket-bytes is an option of backend 'horovod' and 'native'",
+        "error: bucket_bytes is an option of backend 'horovod' and 'native'",
     ),
     "option-of-parameter-server": (
         "--parameter-servers 2",
-        "--parameter-servers is an option of backend 'tf-parameter-server'",
+        "error: parameter_servers is an option of backend 'tf-parameter-server'",
     ),
     "unusable-backend": ("--backend mpi", "cannot be used here: one process, started"),
     "option-of-multiworker": (
         "--communication ring",
-        "--communication is an option of backend 'tf-multiworker'",
+        "error: communication is an option of backend 'tf-multiworker'",
     ),
     "devices-of-native": (
         "--backend native --devices 2",
-        "--devices is an option of backend 'tf-mirrored' and 'tf-central-storage'",
+        "error: devices is an option of backend 'tf-mirrored' and 'tf-central-storage'",
     ),
     "small-batch": (
         "--backend tf-mirrored --devices 4 --global-batch-size 3",
@@ -340,13 +340,20 @@ def test_list_backends_and_help_import_no_tensorflow():
             "assert 'tensorflow' not in sys.modules\n"
         )
         code, printed = launch.run(
-            [sys.executable, "-c", program], launch.environment(COLUMNS="200"), 30
+            [sys.executable, "-c", program], launch.environment(COLUMNS="80"), 30
         )
         assert code == 0, printed
         if option == "--list-backends":
             for name in ("single", "tf-mirrored", "tf-multiworker", "mpi"):
                 assert name in printed
-            assert "started without mpirun" in printed and "HINT: mpirun" in printed
+            here, started, _ = printed.split("\n\n")
+            assert here.startswith("Can be used in this process:\n  single ")
+            assert "tf-mirrored" in here and "mpi " not in here
+            # Not "no": what to type, and why it is not so already.
+            assert started.startswith("Can be used here when started so:\n")
+            assert "  mpi  " in started and "mpirun -np 4 python script.py" in started
+            assert "started without mpirun" in started and "no:" not in printed
+            assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_help_shows_an_example_for_each_group():

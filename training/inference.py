@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.training.exchange import gather_few
 from collective.training.prepared import get_partition
+from collective.training.reporting.progress import verbosity
 
 
 def open_backend(
@@ -57,9 +57,8 @@ def show(
     logs: Mapping[str, Any], verbose: str | int, batches: int | None, backend: Backend
 ) -> None:
     """Prints Keras' bar or line of a finished pass, on rank 0."""
-    if verbose == "auto":
-        verbose = 1 if sys.stdout.isatty() else 2
-    if not int(verbose) or backend.rank:
+    verbose = verbosity(verbose)
+    if not verbose or backend.rank:
         return
-    bar = keras.utils.Progbar(batches, verbose=int(verbose), stateful_metrics=set(logs))
+    bar = keras.utils.Progbar(batches, verbose=verbose, stateful_metrics=set(logs))
     bar.update(batches or 1, list(logs.items()), finalize=True)

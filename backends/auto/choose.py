@@ -1,21 +1,22 @@
 """``--backend auto``: the backend that will sum this model's gradients fastest here.
 
-Several ranks on one host have several backends to choose from. Each is timed once, in
+A rule decides, at once: nobody waits for measurements who wants to train. Where several
+ranks on one host have all their backends measured already, rank 0 predicts from that the
+all-reduce time of this model's gradients on each backend (``prediction``), chooses, and
+sends its choice to every other rank.
+
+``compare.py`` measures, and so does a job with ``COLLECTIVE_PROBE=1``; with
+``COLLECTIVE_PROBE=again`` kept measurements are ignored. Each backend is then timed once, in
 a separate job on the same ranks (``probe``), so that a backend that crashes or hangs
 does not take this job with it. The measurements are kept (``probe_cache``); a failure is
-not, so the next job tries again. Rank 0 predicts from them the all-reduce time of this
-model's gradients on each backend (``prediction``), chooses, and sends its choice to every
-other rank.
-
-A rule decides instead for ranks on several hosts, ranks of horovodrun and a process
-alone; and everywhere with ``COLLECTIVE_PROBE=0``. With ``COLLECTIVE_PROBE=again`` kept
-measurements are ignored.
+not. With ``COLLECTIVE_PROBE=0`` kept measurements are ignored, too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,8 +40,9 @@ from collective.environment import Environment
 Gradients = Sequence[int] | Callable[[], Sequence[int]] | None
 UNKNOWN = (4 << 20,)
 SWITCH = "COLLECTIVE_PROBE"
+MEASURE, AGAIN, NEVER = "1", "again", "0"
 PROBE_SECONDS = 50  # below the 60 after which waiting ranks report a stall
-FORK_SECONDS = 30
+FORK_SECONDS = 3  # to make the model for its sizes, before training starts
 
 
 @dataclass(frozen=True)
@@ -136,18 +138,22 @@ def _choosing(
     """Rank 0: yields None after each probe, then the choice. Raises nothing."""
     try:
         names = candidates(environment, options)
-        if len(names) < 2 or os.environ.get(SWITCH) == "0":
+        switch = os.environ.get(SWITCH)
+        if len(names) < 2 or switch == NEVER:
             yield rule
             return
-        sizes, of = _sizes(gradients)
         cache = probe_cache.ProbeCache(probe_cache.job(environment))
         found: dict[str, probe_cache.Found] = {}
-        if os.environ.get(SWITCH) != "again":
+        if switch != AGAIN:
             found.update(cache.read())
         missing = [name for name in names if name not in found]
+        if missing and switch not in (MEASURE, AGAIN):
+            yield Choice(rule.name, f"{rule.because}; {SWITCH}={MEASURE} measures")
+            return
+        sizes, of = _sizes(gradients)
         for number, name in enumerate(missing, 1):
             print(f"auto: timing {name} on {environment.size} ranks, {number} of "
-                  f"{len(missing)}", flush=True)  # fmt: skip
+                  f"{len(missing)}", file=sys.stderr, flush=True)  # fmt: skip
             found[name] = time(name, environment, cores)
             kept = cache.write(found)
             yield None
@@ -157,12 +163,12 @@ def _choosing(
                 if kept
                 else f"cannot be kept in {cache.path.parent}"
             )
-            print(f"auto: {how} for next time", flush=True)
+            print(f"auto: {how} for next time", file=sys.stderr, flush=True)
         found = {name: found[name] for name in names}
         choice = fastest(found, sizes)
         if choice is None:
             choice = Choice(rule.name, f"{rule.because}; every probe failed")
-        print(table(choice, found, of), flush=True)
+        print(table(choice, found, of), file=sys.stderr, flush=True)
         yield choice
     except Exception as error:  # the other ranks wait for the choice
         first = str(error).split("\n")[0]
@@ -259,7 +265,7 @@ def table(choice: Choice, found: Mapping[str, probe_cache.Found], of: str) -> st
     for name, failure in found.items():
         if isinstance(failure, str):
             lines.append(
-                f"  {name:<15}{failure}; the next job tries it again "
-                f"(HINT: {SWITCH}=0 times none)"
+                f"  {name:<15}{failure}; {SWITCH}={MEASURE} tries it again "
+                f"(HINT: {SWITCH}=0 uses no measurement)"
             )
     return "\n".join(lines)

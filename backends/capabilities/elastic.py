@@ -68,9 +68,9 @@ class Elastic(Backend):
         assert isinstance(options, ElasticOptions)
         if (options.min_np or 1) > environment.size:
             raise UsageError(
-                f"--min-np {options.min_np}, and the number of ranks is "
+                f"min_np={options.min_np}, and the number of ranks is "
                 f"{environment.size}",
-                hint=f"--min-np {environment.size} or less",
+                hint=f"min_np={environment.size} or less",
             )
 
     @property

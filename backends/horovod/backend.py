@@ -26,6 +26,7 @@ from collective.backends.capabilities import (
     ShardCollectives,
 )
 from collective.backends.devices import configure
+from collective.backends.hints import python
 from collective.backends.horovod import installed
 from collective.buckets import by_dtype, in_buckets
 from collective.environment import Environment, detect
@@ -74,7 +75,7 @@ class HorovodBackend(Overlap, ShardCollectives):
             return Availability(True, started)
         if not environment.launched:
             started = "one process, started without horovodrun"
-        return Availability(False, started, "horovodrun -np 4 python train.py")
+        return Availability(False, started, f"horovodrun -np 4 {python()}")
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         if self.size == 1:
@@ -127,7 +128,7 @@ class HorovodBackend(Overlap, ShardCollectives):
         print(
             f"rank {self.rank}: error: another rank has left the job\n"
             "HINT: let every rank take the same steps; see what the others printed; "
-            "where one was killed: --checkpoint-dir DIR --resume",
+            "where one was killed: resume from a checkpoint",
             file=sys.stderr,
             flush=True,
         )

@@ -26,6 +26,7 @@ from collective.backends import addresses
 from collective.backends.base import Availability, Backend
 from collective.backends.capabilities import Serving, ServingOptions
 from collective.backends.devices import configure
+from collective.backends.hints import python
 from collective.backends.parameter_server.server import (
     ChiefListener,
     Task,
@@ -62,8 +63,8 @@ class ParameterServerBackend(StrategyBackend, Serving):
             raise UsageError(
                 f"{self.size} ranks are a chief, {servers} parameter "
                 f"server{'s' * (servers > 1)} and no worker",
-                hint=f"mpirun -np {servers + 2} python train.py --backend {self.name} "
-                f"--parameter-servers {servers}",
+                hint=f"mpirun -np {servers + 2} {python()}, with {servers} of "
+                "parameter_servers",
             )
         os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a dead server is an error at once
         world = addresses.world(environment)
@@ -115,11 +116,11 @@ class ParameterServerBackend(StrategyBackend, Serving):
             return Availability(
                 False,
                 f"{environment.size} ranks are no chief, worker and server",
-                f"mpirun -np 3 python train.py --backend {cls.name}",
+                f"mpirun -np 3 {python()}",
             )
         found = addresses.availability(environment)
         if not found.usable and not environment.launched:
-            hint = f"mpirun -np 5 python train.py --backend {cls.name}"
+            hint = f"mpirun -np 5 {python()}"
             return Availability(False, found.reason, hint)
         return found
 
@@ -217,6 +218,6 @@ def _explained(error: Exception, explain: Callable[[Exception], Exception]):
     time.sleep(SECONDS)
     return CollectiveError(
         f"a server of the cluster does not answer: {str(error).splitlines()[0]}",
-        hint="start the job again; with --checkpoint-dir DIR --resume it continues from "
-        "the last checkpoint",
+        hint="start the job again; with a checkpoint that it resumes from, it "
+        "continues there",
     )

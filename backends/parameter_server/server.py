@@ -113,8 +113,8 @@ def _report_death(task: Task, code: int, deaths: list[float]) -> None:
     if task.job == "ps":
         raise CollectiveError(
             f"parameter server {task.index} {how}, and its part of the model is lost",
-            hint="start the job again; with --checkpoint-dir DIR --resume it continues "
-            "from the last checkpoint",
+            hint="start the job again; with a checkpoint that it resumes from, it "
+            "continues there",
             everywhere=False,
         )
     number, seconds = GIVE_UP
@@ -122,7 +122,7 @@ def _report_death(task: Task, code: int, deaths: list[float]) -> None:
         raise CollectiveError(
             f"worker {task.index} {how}, the {number}rd time within {seconds:.0f} s",
             hint="TF_CPP_MIN_LOG_LEVEL=0 shows what it logs; if it is memory, "
-            "--accumulate 4",
+            "accumulate=4",
             everywhere=False,
         )
     log.warning(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from collective.errors import UsageError
-from collective.launch import horovod_settings, remote_shell
+from collective.launch import horovod_settings, keras_script, remote_shell
 from collective.launch.options import (
     COOLDOWN_SECONDS,
     ELASTIC_SECONDS,
@@ -42,8 +42,9 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
         horovod_settings.read_config(parsed.config_file, parsed)
     if not parsed.check_build:
         _check(parsed)
+    of_rank_zero = parsed.keras and parsed.output != "all"
     return LaunchOptions(
-        command=parsed.command,
+        command=_command(parsed),
         num_proc=parsed.num_proc,
         hosts=parsed.hosts or "",
         hostfile=parsed.hostfile or "",
@@ -62,6 +63,8 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
             prefix=not parsed.no_prefix,
             timestamp=parsed.prefix_output_with_timestamp,
             directory=Path(parsed.output_filename) if parsed.output_filename else None,
+            plain_stdout=of_rank_zero
+            and not (parsed.output_filename or parsed.prefix_output_with_timestamp),
         ),
         variables=horovod_settings.variables(parsed),
         start_timeout=parsed.start_timeout,
@@ -104,8 +107,13 @@ def _check(parsed: argparse.Namespace) -> None:
             raise UsageError(f"{name} {least}: at least 1", hint=f"{name} 1")
     if not parsed.command:
         raise UsageError("no command to start", hint=EXAMPLE)
+    keras_script.check(parsed)
     if parsed.use_gloo and parsed.use_mpi:
         raise UsageError("--gloo and --mpi exclude each other", hint="give one of them")
+
+
+def _command(parsed: argparse.Namespace) -> list[str]:
+    return keras_script.command(parsed) if parsed.keras else parsed.command
 
 
 def _elastic(parsed: argparse.Namespace) -> ElasticOptions:
@@ -183,6 +191,7 @@ def parser() -> argparse.ArgumentParser:
         help="seconds before a lost rank is replaced: at first, and at most (1 64)")  # fmt: skip
     add("--jsrun", nargs=0, action=_Refuse, help=argparse.SUPPRESS)
 
+    keras_script.add_options(p)
     add = p.add_argument_group("hosts").add_mutually_exclusive_group().add_argument
     add("-H", "--hosts", metavar="LIST", help="node1:2,node2:2 or node[01-04]:2")
     add("-hostfile", "--hostfile", metavar="FILE", help="in any dialect")

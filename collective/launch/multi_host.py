@@ -82,6 +82,8 @@ class MultiHost(OneGeneration):
         words = [sys.executable, "-m", "collective.launch.rank"]
         if not style.prefix:
             words.append("--no-prefix")
+        if style.plain_stdout:
+            words.append("--plain-stdout")
         if style.timestamp:
             words.append("--timestamp")
         if style.directory is not None:

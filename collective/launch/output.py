@@ -32,11 +32,14 @@ class OutputStyle:
         prefix: Whether each line begins with the number of its rank.
         timestamp: Whether it begins with the time, too.
         directory: Where ``rank.NN/stdout`` and ``stderr`` go instead of the screen.
+        plain_stdout: Whether ranks write to our own standard output, as it is: one rank
+            alone writes there, and draws bars if it is a terminal.
     """
 
     prefix: bool = True
     timestamp: bool = False
     directory: Path | None = None
+    plain_stdout: bool = False
 
     @property
     def captures(self) -> bool:

@@ -88,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_streams()
     parser = argparse.ArgumentParser("python -m collective.launch.rank")
     parser.add_argument("--no-prefix", action="store_true")
+    parser.add_argument("--plain-stdout", action="store_true")
     parser.add_argument("--timestamp", action="store_true")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--no-binding", action="store_true")
@@ -114,7 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job = RankSupervisor(
         [spec],
         environment.size,
-        OutputStyle(not options.no_prefix, options.timestamp, options.directory),
+        OutputStyle(
+            not options.no_prefix,
+            options.timestamp,
+            options.directory,
+            options.plain_stdout,
+        ),
         verbose=options.verbose,
         elastic=elastic,
         inherit_files=True,

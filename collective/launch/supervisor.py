@@ -137,7 +137,7 @@ class Supervisor:
             cores=spec.cores,
             env={**os.environ, **spec.variables},
             stdin=None if wants_input else subprocess.DEVNULL,
-            stdout=pipe,
+            stdout=None if self.style.plain_stdout else pipe,
             stderr=pipe,
             close_fds=not self.inherit_files,
         )
@@ -181,8 +181,8 @@ class Supervisor:
         if code < 0 and self.processes:
             consequence += (
                 "\nHINT: with --min-np N the job continues without ranks that die "
-                "(backends native and mpi); train.py --checkpoint-dir DIR --resume "
-                "continues from a checkpoint"
+                "(backends native and mpi); a checkpoint lets a training continue "
+                "where it was (docs/how-to/checkpoints.md)"
             )
         self._note_failure(rank, code, consequence)
         self._end(signal.SIGTERM)

@@ -174,7 +174,7 @@ def test_a_fork_answers_or_is_ended():
 
 
 CHOOSES = """
-import sys
+import os, sys
 from collective.backends import Options
 from collective.backends.auto import choose as auto
 from collective.backends.auto.prediction import Point
@@ -189,6 +189,13 @@ def time(name, environment, cores):
 auto.time = time
 auto.candidates = lambda *_: ["native", "tf-multiworker", "mpi"]
 place = detect()
+timed, auto.time = auto.time, lambda *_: 1 / 0
+for switch in ("", "0"):  # training starts at once: nothing is timed
+    os.environ["COLLECTIVE_PROBE"] = switch
+    choice = auto.choose(place, Options(), lambda: 1 / 0)
+    assert choice.name == "native" and not choice.predicted, choice
+    assert "ZeroDivisionError" not in choice.because, choice
+os.environ["COLLECTIVE_PROBE"], auto.time = "1", timed
 choice = auto.choose(place, Options(), [4000] if place.rank == 0 else None)
 assert choice.name == "mpi" and list(choice.predicted) == ["mpi", "native"], choice
 tried = []
@@ -196,6 +203,14 @@ auto.time = lambda name, *_: tried.append(name) or "ended with exit code 1"
 assert auto.choose(place, Options(), [4000]) == choice
 # A failure is not kept, so it is timed again; measurements are.
 assert tried == (["tf-multiworker"] if place.rank == 0 else []), tried
+# Without asking for it, nothing is timed while something is missing.
+os.environ["COLLECTIVE_PROBE"] = ""
+auto.candidates = lambda *_: ["native", "mpi"]
+assert auto.choose(place, Options(), [4000]) == choice
+auto.candidates = lambda *_: ["native", "tf-multiworker", "mpi"]
+tried.clear()
+assert auto.choose(place, Options(), [4000]).name == "native" and not tried
+os.environ["COLLECTIVE_PROBE"] = "1"
 auto.fastest = None
 choice = auto.choose(place, Options(), [4000])
 assert choice.name == "native" and "not measured: TypeError" in choice.because, choice
@@ -206,7 +221,7 @@ print("chosen")
 @pytest.mark.launches
 @pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
 def test_all_ranks_follow_rank_zero(tmp_path):
-    variables = {"XDG_CACHE_HOME": str(tmp_path), "COLLECTIVE_PROBE": ""}
+    variables = {"XDG_CACHE_HOME": str(tmp_path)}
     start = [sys.executable, "-m", "collective.launch", "-np", "3"]
     code, printed = launch.run(
         [*start, sys.executable, "-c", CHOOSES], launch.environment(**variables), 60
@@ -221,7 +236,7 @@ def test_all_ranks_follow_rank_zero(tmp_path):
 @pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
 def test_a_training_on_what_auto_has_measured(tmp_path):
     """On our launcher: two candidates, each in a job of its own."""
-    variables = {"XDG_CACHE_HOME": str(tmp_path), "COLLECTIVE_PROBE": ""}
+    variables = {"XDG_CACHE_HOME": str(tmp_path), "COLLECTIVE_PROBE": "1"}
     file = tmp_path / "run.json"
     command = [*launch.command("native", 2), sys.executable, "train.py", "--steps", "2"]
     code, printed = launch.run(

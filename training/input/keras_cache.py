@@ -35,7 +35,7 @@ def mnist() -> Path:
         UsageError: It is missing and cannot be downloaded.
     """
     path = folder() / "mnist.npz"
-    with _one_at_a_time("mnist"):
+    with one_at_a_time("mnist"):
         # Under the lock: another rank may be downloading it.
         if not path.exists():
             _fetch("mnist", path, "mnist.npz", keras.datasets.mnist.load_data)
@@ -49,7 +49,7 @@ def cifar10() -> Any:
         UsageError: It is missing and cannot be downloaded, or is damaged.
     """
     path = folder() / "cifar-10-batches-py-target"
-    with _one_at_a_time("cifar10"):
+    with one_at_a_time("cifar10"):
         return _fetch(
             "cifar10",
             path / "cifar-10-batches-py",
@@ -72,7 +72,7 @@ def _fetch(name: str, path: Path, file: str, load_data: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(name: str) -> Iterator[None]:
+def one_at_a_time(name: str) -> Iterator[None]:
     """Holds a lock file in the cache: ranks of a host must not download together."""
     lock = folder() / f".{name}.lock"
     try:

@@ -6,14 +6,23 @@ only when the bar is drawn.
 
 from __future__ import annotations
 
-import sys
 import time
 
 import keras
 
+from collective.streams import is_terminal
 from collective.training.input.feed import ENDLESS
 from collective.training.observer import FinishedStep, Observer
 from collective.training.position import Position
+
+
+def verbosity(asked: str | int) -> int:
+    """0, 1 or 2, as for Keras; 2 in place of a bar where nobody sees one.
+
+    A bar is drawn with control characters, also where Keras would draw it into a file.
+    """
+    wanted = 1 if asked == "auto" else int(asked)
+    return 2 if wanted == 1 and not is_terminal() else wanted
 
 
 class ProgressBar(Observer):
@@ -22,8 +31,8 @@ class ProgressBar(Observer):
     Args:
         position: Of the training.
         epochs: Their number.
-        verbose: 0 nothing, 1 a bar, 2 a line an epoch; ``auto`` is a bar on a
-            terminal and a line elsewhere.
+        verbose: 0 nothing, 1 or ``auto`` a bar on a terminal and a line an epoch
+            elsewhere, 2 a line an epoch.
         interval: Seconds between two drawings.
     """
 
@@ -32,9 +41,7 @@ class ProgressBar(Observer):
     ):
         self.position = position
         self.epochs = epochs
-        self.verbose = (
-            (1 if sys.stdout.isatty() else 2) if verbose == "auto" else int(verbose)
-        )
+        self.verbose = verbosity(verbose)
         self.interval = interval
         self._bar: keras.utils.Progbar | None = None  # on rank 0, in an epoch
         self._first, self._drawn = 0, 0.0
@@ -73,4 +80,6 @@ class ProgressBar(Observer):
         # Averages already: Keras must show them as they are.
         bar.stateful_metrics = set(logs)
         done = self.position.step - self._first
+        if finalize and bar.target is None:
+            bar.target = done  # Keras prints no line of an epoch of unknown length
         bar.update(done, list(logs.items()), finalize=finalize)

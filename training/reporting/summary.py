@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collective.errors import CollectiveError, UsageError
+from collective.streams import is_terminal
 from collective.training.result import Result
 
 SCHEMA = 1
@@ -139,7 +140,12 @@ class Summary:
         for name, seconds in self.seconds_per_step.items():
             part = f"{1e3 * seconds:.2f} ms, {seconds / (total or 1.0):.0%}"
             table.add_row(f"  {name.replace('_', '-')}", part)
-        console = console or Console(highlight=False, markup=False, emoji=False)
+        console = console or Console(
+            highlight=False,
+            markup=False,
+            emoji=False,
+            force_terminal=None if is_terminal() else False,
+        )
         console.print()
         console.print(table)
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collective.errors import UsageError
+from collective.streams import is_terminal
 from collective.training.sweep.runner import Trained, fit_many
 
 KEYS = {
@@ -93,7 +94,9 @@ def run(path: str) -> int:
     """
     arguments = read(path)
     trained = fit_many(**arguments)
-    Console(highlight=False).print(table(trained))
+    Console(highlight=False, force_terminal=None if is_terminal() else False).print(
+        table(trained)
+    )
     for t in trained:
         if t.failure:
             print(f"{t.name} failed: {t.failure}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from collective.errors import UsageError
@@ -239,3 +241,60 @@ def test_check_build_needs_no_command(capsys):
 def test_the_command_keeps_options_that_begin_as_ours_do():
     typed = ["-np", "2", "python", "train.py", "--timeline", "t.json", "--verb", "0"]
     assert parse(typed).command == typed[2:]
+
+
+PROGRAM = [sys.executable, "-m", "collective.distribute"]
+
+
+@pytest.mark.parametrize(
+    "typed, wanted",
+    [
+        ("-np 2 --keras my.py --epochs 3", [*PROGRAM, "my.py", "--epochs", "3"]),
+        (
+            "-np 2 --keras --backend mpi my.py",
+            [*PROGRAM, "--backend", "mpi", "my.py"],
+        ),
+        ("--keras --output all my.py", [*PROGRAM, "--output", "all", "my.py"]),
+        (
+            "--keras --output-filename d my.py",
+            [*PROGRAM, "--output", "all", "my.py"],
+        ),
+        ("--keras python my.py a", ["python", *PROGRAM[1:], "my.py", "a"]),
+        (
+            "--keras /opt/bin/python3.12 -m my.module -x",
+            ["/opt/bin/python3.12", *PROGRAM[1:], "-m", "my.module", "-x"],
+        ),
+        ("-np 2 python my.py --keras", ["python", "my.py", "--keras"]),
+    ],
+)
+def test_a_keras_script_is_run_by_distribute(typed, wanted):
+    options = parse(typed.split())
+    assert list(options.command) == wanted
+    # One rank alone prints: on our own standard output, a terminal or not.
+    alone = "--keras" in typed.split("my.py")[0] and "all" not in wanted
+    assert options.style.plain_stdout == alone
+
+
+@pytest.mark.parametrize(
+    "typed, told",
+    [
+        ("--keras --min-np 1 my.py", "--keras with --min-np"),
+        ("--keras --max-np 2 my.py", "--keras with --min-np"),
+        ("--backend mpi python my.py", "--backend goes with --keras"),
+        ("--output all python my.py", "--output goes with --keras"),
+        ("--keras python", "--keras takes a script, not 'python'"),
+        ("--keras python -c pass", "--keras takes a script, not 'python -c'"),
+    ],
+)
+def test_what_keras_does_not_go_with(typed, told):
+    with pytest.raises(UsageError, match=told) as caught:
+        parse(typed.split())
+    assert caught.value.exit_code == 2 and caught.value.hint
+
+
+def test_help_says_what_keras_is_in_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    shown = capsys.readouterr().out
+    assert "--keras               the command is script.py: its fit, evaluate" in shown

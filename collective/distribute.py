@@ -1,0 +1,213 @@
+"""Runs a Keras script, not edited, on every rank of a job.
+
+collectiverun -np 4 --keras script.py
+mpirun -np 4 python -m collective.distribute script.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from collective import recorder
+from collective.backends.quiet import quiet
+from collective.environment import Environment, detect
+from collective.errors import CollectiveError, ProcessExit, UsageError
+from collective.launch.output import print_message
+from collective.streams import open_streams
+
+if TYPE_CHECKING:
+    from collective.training.unedited.distribute import Distribution
+    from collective.training.unedited.script import Script
+
+PROGRAM = "python -m collective.distribute"
+EXAMPLE = f"{PROGRAM} script.py"
+_HASH_SEED = "PYTHONHASHSEED"
+_OWN_ERROR_SECONDS = 5.0  # after which another rank than 0 prints its error, too
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; what follows the script is the script's."""
+    p = _Parser(
+        PROGRAM,
+        usage="%(prog)s [options] script.py [argument ...]",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = p.add_argument
+    add("--backend", default="auto", metavar="NAME",
+        help="who sums the gradients (default: auto)")  # fmt: skip
+    add("--devices", type=int, metavar="N", help="local devices (tf-mirrored)")
+    add("--threads", type=int, metavar="N", help="threads of each process")
+    add("--output", choices=("rank0", "all"), default="rank0",
+        help="whose standard output is shown (default: rank0)")  # fmt: skip
+    add("--set", action="append", default=[], metavar="NAME=VALUE",
+        help="an option of collective.fit: accumulate=4")  # fmt: skip
+    add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
+        help="a module in place of the script")  # fmt: skip
+    add("command", nargs=argparse.REMAINDER, help="the script and its arguments")
+    return p
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\nHINT: {PROGRAM} --help\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    It is the script's: what it gave to ``sys.exit``, 1 after an exception; 2 for wrong
+    use; 130 where it was interrupted.
+    """
+    open_streams()
+    try:
+        place = detect()
+        _same_hashes(place)
+        args = parser().parse_args(argv)
+        with quiet():
+            from collective.training.unedited.script import Script
+
+            script = Script(*_what(args))
+            distribution = _distribute(args)
+    except CollectiveError as error:
+        if error.everywhere:
+            _wait_for_rank_zero(_rank())
+        if not (error.everywhere and _rank()):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return _run(script, distribution)
+
+
+def _rank() -> int:
+    """This process' rank, 0 where the launcher's variables are wrong."""
+    with contextlib.suppress(CollectiveError):
+        return detect().rank
+    return 0
+
+
+def _same_hashes(place: Environment) -> None:
+    """Starts this process again where sets of strings had another order on each rank."""
+    if place.size > 1 and _HASH_SEED not in os.environ:
+        os.environ[_HASH_SEED] = "0"
+        os.execv(sys.executable, sys.orig_argv)
+
+
+def _what(args: argparse.Namespace) -> tuple[str, str, list[str]]:
+    """Path, module, and arguments of the script."""
+    if args.module:
+        return "", args.module[0], args.module[1:]
+    if not args.command or args.module is not None:
+        raise UsageError("which script?", hint=EXAMPLE)
+    return args.command[0], "", args.command[1:]
+
+
+def _distribute(args: argparse.Namespace) -> Distribution:
+    from collective import backends
+    from collective.training.unedited.distribute import distribute_keras
+
+    return distribute_keras(
+        args.backend,
+        options=backends.Options(devices=args.devices, threads=args.threads),
+        output=args.output,
+        **_fit_options(args.set),
+    )
+
+
+def _fit_options(given: list[str]) -> dict[str, Any]:
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise UsageError(
+                f"--set {text}: {value!r} is not a value of Python",
+                hint="--set accumulate=4",
+            ) from None
+    return found
+
+
+def _run(script: Script, distribution: Distribution) -> int:
+    """Runs the script; a rank that fails ends the job."""
+    from collective.training.unedited.script import print_failure
+
+    backend = distribution.job.backend
+    if backend.size > 1 and backend.rank == 0:
+        print_message(
+            f"{script.path} on {backend.size} processes, backend {backend.name}"
+        )
+    try:
+        script.run()
+    except SystemExit as error:
+        ends_alone = isinstance(error, ProcessExit) or error.code in (None, 0)
+        if backend.size == 1 or ends_alone:
+            raise
+        code = error.code if isinstance(error.code, int) else 1
+        return _end(code, distribution, functools.partial(_print_exit, error))
+    except KeyboardInterrupt as error:
+        if backend.rank == 0:
+            print_failure(error)
+        return 130
+    except BaseException as error:
+        return _failed(error, distribution)
+    distributed = distribution.job.used - {"a save of a model"}
+    if backend.size > 1 and backend.rank == 0 and not distributed:
+        print_message(
+            f"the script called no fit, evaluate or predict of a Keras model: each of "
+            f"the {backend.size} processes has run all of it"
+        )
+    return 0
+
+
+def _failed(error: BaseException, distribution: Distribution) -> int:
+    """Prints an error of the script, once if all ranks have it, and ends the job."""
+    from collective.training.unedited.script import print_failure
+
+    code = error.exit_code if isinstance(error, CollectiveError) else 1
+    if isinstance(error, CollectiveError) and error.everywhere:
+        rank = distribution.job.backend.rank
+        _wait_for_rank_zero(rank)
+        if rank == 0:
+            print_failure(error)
+        return code
+    return _end(code, distribution, functools.partial(print_failure, error))
+
+
+def _print_exit(error: SystemExit) -> None:
+    """What Python prints of ``sys.exit("text")``."""
+    if not isinstance(error.code, int):
+        print(error.code, file=sys.stderr, flush=True)
+
+
+def _end(code: int, distribution: Distribution, show: Callable[[], None]) -> int:
+    """Ends the job from this rank: others may be in the middle of the script.
+
+    Where they are not, they come here, too, and rank 0 ends the job meanwhile.
+    """
+    backend = distribution.job.backend
+    recorder.close()  # the end of a script that failed is no riddle of the network
+    _wait_for_rank_zero(backend.rank)
+    show()
+    if backend.size > 1:
+        backend.abort(code)
+    return code
+
+
+def _wait_for_rank_zero(rank: int) -> None:
+    """Gives rank 0 time to print the error: the job ends then, and this rank with it."""
+    if rank:
+        sys.stderr.flush()
+        time.sleep(_OWN_ERROR_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

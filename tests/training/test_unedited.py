@@ -1,0 +1,395 @@
+"""Keras' own functions replaced by ours: what they take, what they leave behind."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import collective
+from collective.errors import UsageError
+from collective.training.unedited import distribute, files
+from collective.training.unedited.calls import fit_seed
+from collective.training.unedited.distribute import distribute_keras
+from collective.training.unedited.job import FIT, SAVE, Job
+from collective.training.unedited.replaced import Replaced
+from collective.training.unedited.script import Script, print_failure
+
+STOCK = {
+    name: inspect.getattr_static(keras.Model, name)
+    for name in ("fit", "evaluate", "predict", "save", "save_weights", "export")
+}
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(50, 4)).astype("float32")
+Y = X[:, :1] * 2 - 1
+
+
+def make(optimizer: str = "adam") -> keras.Model:
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((4,)), keras.layers.Dense(3, "relu"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+@pytest.fixture
+def distributed():
+    found = distribute_keras("single")
+    yield found
+    found.undo()
+
+
+class Ranks:
+    """A backend of two ranks of which this is one: broadcasts come from ``sent``."""
+
+    name, size, replicas = "two", 2, 2
+
+    def __init__(self, rank: int, sent: list):
+        self.rank, self.sent = rank, sent
+
+    def broadcast_array(self, array, root=0):
+        if self.rank == root:
+            self.sent.append(np.array(array))
+            return np.array(array)
+        return self.sent.pop(0)
+
+    def abort(self, exit_code):
+        raise SystemExit(exit_code)
+
+    def ended_by_another(self, error):
+        return None
+
+
+def test_signatures_are_keras_own_and_undo_restores_them():
+    found = distribute_keras("single")
+    assert distribute_keras("auto") is found
+    for name in ("fit", "evaluate", "predict"):
+        ours, stock = getattr(keras.Model, name), STOCK[name]
+        assert ours is not stock and ours.__doc__ == stock.__doc__
+        assert inspect.signature(ours) == inspect.signature(stock)
+        assert getattr(tf.keras.Model, name) is getattr(keras.Sequential, name) is ours
+    found.undo()
+    for name, stock in STOCK.items():
+        assert inspect.getattr_static(keras.Model, name) is stock, name
+    assert "fit" not in vars(keras.Model) and distribute._distribution is None
+
+
+def test_fit_evaluate_and_predict_are_those_of_keras(distributed, tmp_path):
+    model, stock = make(), make()
+    given = dict(epochs=2, shuffle=False, verbose=0, validation_split=0.3)
+    history = model.fit(X, Y, 16, **given)
+    wanted = STOCK["fit"](stock, X, Y, 16, **given)
+    assert isinstance(history, keras.callbacks.History)
+    for name, values in wanted.history.items():
+        assert history.history[name] == pytest.approx(values, rel=1e-6)
+    ours, theirs = (
+        [m.evaluate(X, Y, verbose=0), m.predict(X[:9], verbose=0)]
+        for m in (model, stock)
+    )
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-6)
+    assert distributed.job.used >= {"Model.fit", "Model.evaluate", "Model.predict"}
+    # Nothing of ours stays on the model, or in the file.
+    assert type(model) is keras.Sequential
+    assert set(vars(model)) <= set(vars(stock))
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
+
+
+def test_wrong_arguments_are_the_errors_of_keras(distributed):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+        make().fit(X, Y, epoch=3)
+    with pytest.raises(TypeError, match="multiple values for argument 'x'"):
+        make().fit(X, x=Y)
+    with pytest.raises(TypeError, match="backend"):
+        make().predict(X, backend="mpi")
+
+
+def test_calls_from_a_callback_are_keras_own(distributed, monkeypatch):
+    calls = []
+
+    def counted(name):
+        function = getattr(collective, name)
+        return lambda *a, **k: calls.append(name) or function(*a, **k)
+
+    for name in ("fit", "evaluate", "predict"):
+        monkeypatch.setattr(collective, name, counted(name))
+
+    class Nested(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.predict(X[:2], verbose=0)
+            make().fit(X, Y, verbose=0)
+
+    make().fit(X, Y, verbose=0, callbacks=[Nested()])
+    assert calls == ["fit"]
+
+
+def test_a_subclass_that_extends_fit_gets_ours(distributed, monkeypatch):
+    seen = []
+    fit = collective.fit
+    monkeypatch.setattr(
+        collective, "fit", lambda m, *a, **k: seen.append(m) or fit(m, *a, **k)
+    )
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def fit(self, *args, **kwargs):
+            return super().fit(*args, verbose=0, **kwargs)
+
+    model = Own()
+    model.compile("sgd", "mse")
+    model.fit(X, Y)
+    assert seen == [model]
+
+
+def test_each_fit_has_an_order_of_its_own():
+    model, stale = make(), make()
+    first = fit_seed(model)
+    assert first == fit_seed(stale) and 0 <= first < 2**32
+    model.optimizer.iterations.assign(7)
+    assert fit_seed(model) not in (first, 0)
+    keras.utils.set_random_seed(2)
+    assert fit_seed(stale) != first
+    assert isinstance(fit_seed(keras.Sequential()), int)  # not compiled
+
+
+def test_options_of_fit_reach_it(monkeypatch):
+    found = distribute_keras("single", accumulate=3)
+    try:
+        given = {}
+        monkeypatch.setattr(collective, "fit", lambda model, **k: given.update(k))
+        make().fit(X, Y, 10)
+        assert given["accumulate"] == 3 and given["batch_size"] == 10
+        assert given["backend"].name == "single" and given["x"] is X
+    finally:
+        found.undo()
+    with pytest.raises(UsageError, match="no option 'epochs'") as caught:
+        distribute_keras("single", epochs=3)
+    assert "accumulate" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "variables, match",
+    [
+        ({"TF_USE_LEGACY_KERAS": "1"}, "only Keras 3"),
+        ({"COLLECTIVE_MIN_NP": "2"}, "an elastic job"),
+        ({"COLLECTIVE_SEED": "x"}, "COLLECTIVE_SEED='x'"),
+    ],
+    ids=["legacy", "elastic", "seed"],
+)
+def test_what_cannot_work_is_refused(variables, match, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=match):
+        distribute_keras("single")
+    assert "fit" not in vars(keras.Model) and distribute._distribution is None
+
+
+def test_an_asynchronous_backend_and_another_keras_are_refused(
+    distributed, monkeypatch
+):
+    distributed.undo()
+    with pytest.raises(UsageError, match="'tf-parameter-server' cannot run"):
+        distribute_keras("tf-parameter-server")
+    with pytest.raises(UsageError, match="unknown output 'none'"):
+        distribute_keras("single", output="none")
+    again = distribute_keras("single")
+    monkeypatch.setenv("KERAS_BACKEND", "jax")  # set by the script: too late
+    with pytest.raises(UsageError, match="asks for Keras' backend 'jax'"):
+        make().fit(X, Y)
+    again.undo()
+
+
+# --- several ranks, one at a time ----------------------------------------------------
+
+
+def test_only_rank_zero_saves_and_others_wait_for_it(tmp_path):
+    sent: list = []
+    for rank in (0, 1):
+        replaced = Replaced()
+        files.replace_savers(Job(Ranks(rank, sent)), replaced)
+        try:
+            path = tmp_path / f"of{rank}"
+            path.mkdir()
+            model = make()
+            os.chdir(path)
+            model.save("a.keras")
+            keras.saving.save_model(model, "b.keras")
+            tf.keras.models.save_model(model, filepath="c.keras")
+        finally:
+            os.chdir(tmp_path)
+            replaced.undo()
+        # The paths differ here, as the folders do: each rank writes its own.
+        assert sorted(os.listdir(path)) == ["a.keras", "b.keras", "c.keras"]
+    assert not sent
+    for rank in (0, 1):
+        replaced = Replaced()
+        files.replace_savers(Job(Ranks(rank, sent)), replaced)
+        model.save(tmp_path / "same.keras")
+        assert (tmp_path / "same.keras").exists() == (rank == 0)
+        (tmp_path / "same.keras").unlink(missing_ok=True)
+        replaced.undo()
+    assert not sent
+
+
+def test_a_save_that_fails_fails_on_every_rank(tmp_path):
+    sent: list = []
+    for rank in (0, 1):
+        job = Job(Ranks(rank, sent))
+
+        def write():
+            raise PermissionError(13, "no", "file")
+
+        with pytest.raises(PermissionError) as caught:
+            job.write("file", write if rank == 0 else pytest.fail)
+        assert caught.value.errno == 13 and not job.inside
+
+    class Unpicklable(Exception):
+        def __init__(self, a, b):
+            super().__init__("text")
+
+    def write_other():
+        raise Unpicklable(1, 2)
+
+    with pytest.raises(Unpicklable):
+        Job(Ranks(0, sent)).write("f", write_other)
+    with pytest.raises(RuntimeError, match="Unpicklable: text"):
+        Job(Ranks(1, sent)).write("f", pytest.fail)
+
+
+def test_ranks_at_different_places_are_named(capsys):
+    sent: list = []
+    with Job(Ranks(0, sent)).calling(SAVE, "p"):
+        pass
+    with pytest.raises(SystemExit) as end, Job(Ranks(1, sent)).calling(FIT):
+        pass
+    assert end.value.code == 1
+    assert "rank 1 is in Model.fit, and rank 0 in a save" in capsys.readouterr().err
+
+
+def test_a_folder_of_another_rank_is_taken_once(tmp_path):
+    old = tmp_path / "old"
+    old.mkdir()
+    os.utime(old)
+    replaced = Replaced()
+    files.replace_mkdir(replaced)
+    try:
+        other = str(tmp_path / "runs")
+        os.rmdir(old)
+        _stock_mkdir = replaced._before[0][2]
+        _stock_mkdir(other)  # as another rank does
+        os.makedirs(other)
+        with pytest.raises(FileExistsError):
+            os.makedirs(other)
+        os.makedirs(os.path.join(other, "a", "b"))
+        with pytest.raises(FileExistsError):
+            os.mkdir(os.path.join(other, "a"))
+        with pytest.raises(FileExistsError):
+            os.mkdir(os.path.dirname(os.__file__))
+    finally:
+        replaced.undo()
+
+
+# --- strategies of a script -----------------------------------------------------------
+
+
+def test_a_scope_of_the_script_has_no_effect(distributed, caplog):
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with strategy.scope() as entered:
+        assert entered is strategy and not tf.distribute.has_strategy()
+        model = make()
+    assert type(model.weights[0].value).__name__ == "ResourceVariable"
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
+    assert strategy.experimental_distribute_dataset(data) is data
+    model.fit(data, verbose=0)
+    assert int(strategy.run(lambda: tf.constant(3))) == 3
+    distributed.undo()
+    with strategy.scope():
+        assert tf.distribute.has_strategy()
+
+
+# --- running a script -----------------------------------------------------------------
+
+
+@pytest.fixture
+def main(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["before"])
+    monkeypatch.setattr(sys, "path", ["first", *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
+PROGRAM = """
+import pickle, sys
+import beside
+class Mine: pass
+assert __name__ == "__main__" and __spec__ is None and __package__ is None
+copy = pickle.loads(pickle.dumps(Mine()))
+result = [sys.argv, __file__, sys.path[0], type(copy) is Mine, beside.NUMBER]
+"""
+
+
+def test_a_script_runs_as_by_python(main, tmp_path):
+    (tmp_path / "beside.py").write_text("NUMBER = 4")
+    path = tmp_path / "my.py"
+    path.write_text(PROGRAM)
+    Script(str(path), "", ["-x", "--", "y"]).run()
+    found = sys.modules["__main__"].result
+    sys.modules.pop("beside")
+    argv = [str(path), "-x", "--", "y"]
+    assert found == [argv, str(path), str(tmp_path), True, 4]
+
+
+def test_a_module_and_a_package_run(main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "of_a_user"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "part.py").write_text("NUMBER = 5")
+    (folder / "__main__.py").write_text("from .part import NUMBER\nimport sys")
+    Script("", "of_a_user", ["a"]).run()
+    ran = sys.modules["__main__"]
+    assert ran.NUMBER == 5 and ran.sys.argv[1:] == ["a"]
+    assert ran.__package__ == "of_a_user"
+    for name in [n for n in sys.modules if n.split(".")[0] == "of_a_user"]:
+        del sys.modules[name]
+
+
+def test_no_script_and_no_module_are_wrong_use(main, tmp_path):
+    for given in (
+        (str(tmp_path / "none.py"), ""),
+        (str(tmp_path), ""),
+        ("", "no.such"),
+    ):
+        with pytest.raises(UsageError, match=r"cannot read the script|no module named"):
+            Script(*given, [])
+
+
+def test_a_failure_shows_the_lines_of_the_script_only(main, tmp_path, capsys):
+    path = tmp_path / "my.py"
+    for body, last in (
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import collective.backends as b\nb.get('x')", "UsageError: unknown backend"),
+        ("a b", "SyntaxError: invalid syntax"),
+    ):
+        path.write_text(body)
+        with pytest.raises((ZeroDivisionError, UsageError, SyntaxError)) as caught:
+            Script(str(path), "", []).run()
+        error = caught.value
+        # pytest's own frame is the first one here.
+        error.__traceback__ = error.__traceback__.tb_next
+        print_failure(error)
+        text = capsys.readouterr().err
+        assert text.count('  File "') == 1 and f'"{path}"' in text, text
+        assert last in text

@@ -1,0 +1,55 @@
+"""Where Keras' functions are referred to, so that others can be put in their place.
+
+Keras' own files import many functions by name, so a function is replaced in every module
+that refers to it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+from keras.src.utils import file_utils
+
+# Keras' functions and methods that write, each with its parameter for the path.
+_SAVERS = (
+    (keras.saving, "save_model", "filepath"),
+    (keras.saving, "save_weights", "filepath"),  # not in old versions
+    (keras.utils, "plot_model", "to_file"),
+    (keras.utils, "save_img", "path"),
+    (keras.Model, "save", "filepath"),
+    (keras.Model, "save_weights", "filepath"),
+    (keras.Model, "export", "filepath"),
+    (keras.export.ExportArchive, "write_out", "filepath"),
+)
+
+
+def savers() -> list[tuple[Any, str, str]]:
+    """What writes a model or a picture: its owner, its name, its parameter for the path."""
+    return [saver for saver in _SAVERS if hasattr(*saver[:2])]
+
+
+def get_file() -> Callable[..., Any]:
+    """Keras' function that downloads a file."""
+    return file_utils.get_file
+
+
+def places_of(function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
+    """Every module of Keras that refers to a function, and under which name."""
+    return [
+        (module, name)
+        for of, module in list(sys.modules.items())
+        if of.split(".")[0] in ("keras", "tensorflow")
+        and isinstance(module, ModuleType)
+        for name, value in list(vars(module).items())
+        if value is function
+    ]
+
+
+def global_seed() -> int | None:
+    """What ``keras.utils.set_random_seed`` was last called with; None: it was not."""
+    return global_state.get_global_attribute("global_random_seed")

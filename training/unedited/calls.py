@@ -1,0 +1,121 @@
+"""``keras.Model.fit``, ``evaluate`` and ``predict``, run by all ranks together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+import collective
+from collective.errors import UsageError
+from collective.log import log
+from collective.training.keras_compat import entry_points
+from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
+from collective.training.unedited.replaced import Replaced
+
+# With this argument Keras' own fit validates, where a script kept a reference to it.
+_FROM_KERAS_FIT = "_use_cached_eval_dataset"
+_WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
+
+
+def replace_calls(job: Job, options: Mapping[str, Any], replaced: Replaced) -> None:
+    """Replaces the three methods, for every model there is and will be.
+
+    Args:
+        job: Of this rank.
+        options: Further arguments of ``collective.fit``.
+        replaced: Records it.
+    """
+    # As ``Model`` has them from a class above it, they are set on ``Model`` itself.
+    model, backend = keras.Model, job.backend
+
+    def fit(self: keras.Model, **given: Any) -> Any:
+        seed = fit_seed(self)
+        return collective.fit(
+            self, **given, **{"seed": seed, **options}, backend=backend
+        )
+
+    def evaluate(self: keras.Model, **given: Any) -> Any:
+        return collective.evaluate(self, **given, backend=backend)
+
+    def predict(self: keras.Model, **given: Any) -> Any:
+        return collective.predict(self, **given, backend=backend)
+
+    replaced.set(model, "fit", _together(job, FIT, model.fit, fit))
+    replaced.set(model, "evaluate", _together(job, EVALUATE, model.evaluate, evaluate))
+    replaced.set(model, "predict", _together(job, PREDICT, model.predict, predict))
+    if backend.size > 1:
+        for name in _WHOLE:
+            replaced.set(model, name, _noted(job, getattr(model, name)))
+
+
+def fit_seed(model: keras.Model) -> int:
+    """The seed of a call of ``fit``: of order and random layers.
+
+    It follows from the seed of the script, and from the steps that the model was trained
+    before: epochs that a script runs by a call of ``fit`` each have different orders, as
+    in Keras.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    done = int(np.asarray(getattr(optimizer, "iterations", 0)))
+    seed = entry_points.global_seed() or 0
+    words = np.random.SeedSequence([seed % 2**32, done]).generate_state(1)
+    return int(words[0])
+
+
+def _together(
+    job: Job, call: str, stock: Callable[..., Any], ours: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A method with the signature and documentation of Keras' own."""
+    signature = inspect.signature(stock)
+    names = list(signature.parameters)[1:]
+
+    @functools.wraps(stock)
+    def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        if job.inside or _FROM_KERAS_FIT in kwargs:
+            return stock(self, *args, **kwargs)
+        signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
+        _check_keras()
+        with job.calling(call):
+            return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
+
+    return method
+
+
+def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras' own method, which says once that it is not distributed."""
+    name = stock.__name__
+
+    @functools.wraps(stock)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if not job.inside and job.backend.rank == 0 and name not in job.noted:
+            job.noted.add(name)
+            log.warning(
+                "%s is not distributed: each of the %d processes runs it whole "
+                "(fit, evaluate and predict are distributed)",
+                name,
+                job.backend.size,
+            )
+        return stock(*args, **kwargs)
+
+    return method
+
+
+def _check_keras() -> None:
+    """Refuses a Keras backend that the script asked for when it was too late.
+
+    Raises:
+        UsageError: Names it.
+    """
+    wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if wanted != keras.backend.backend() or wanted != "tensorflow":
+        raise UsageError(
+            f"the script asks for Keras' backend {wanted!r}, and only 'tensorflow' can "
+            "be distributed",
+            hint="unset KERAS_BACKEND, or run the script by python itself",
+        )

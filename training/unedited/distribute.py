@@ -1,0 +1,137 @@
+"""``collective.distribute_keras``: one line, and the Keras of a script is distributed."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from collective import backends
+from collective.backends.base import Backend
+from collective.backends.registry import BACKENDS
+from collective.environment import detect
+from collective.environment.base import MIN_NP
+from collective.errors import UsageError
+from collective.training.fit import fit
+from collective.training.unedited import output as output_of_ranks
+from collective.training.unedited import strategies
+from collective.training.unedited.calls import replace_calls
+from collective.training.unedited.files import replace_mkdir, replace_savers
+from collective.training.unedited.job import Job
+from collective.training.unedited.replaced import Replaced
+from collective.training.unedited.start import seed_all_ranks
+
+_distribution: Distribution | None = None
+
+
+class Distribution:
+    """Keras as it is while a script is distributed.
+
+    Args:
+        backend: Who sums the gradients.
+        options: Further arguments of ``collective.fit``.
+
+    Attributes:
+        job: What this rank has in common with the others.
+    """
+
+    def __init__(self, backend: Backend, options: Mapping[str, Any]):
+        self.job = Job(backend)
+        self._replaced = Replaced()
+        seed_all_ranks(backend, self._replaced)  # may refuse; nothing is replaced then
+        replace_calls(self.job, options, self._replaced)
+        strategies.replace_strategies(self.job, self._replaced)
+        if backend.size > 1:
+            replace_savers(self.job, self._replaced)
+            replace_mkdir(self._replaced)
+        strategies.use_by_default(getattr(backend, "strategy", None))
+
+    def undo(self) -> None:
+        """Makes Keras what it was before."""
+        global _distribution
+        self._replaced.undo()
+        strategies.use_by_default(None)
+        if _distribution is self:
+            _distribution = None
+
+
+def distribute_keras(
+    backend: str | Backend = "auto",
+    *,
+    options: backends.Options | None = None,
+    output: str = output_of_ranks.RANK_ZERO,
+    **fit_options: Any,
+) -> Distribution:
+    """From now on ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
+
+    Every rank calls it, before it makes a model. ``collectiverun --keras script.py`` does
+    so for a script that does not. A second call changes nothing.
+
+    Args:
+        backend: A name (``python -m collective.backends`` lists them) or a backend.
+        options: Devices, threads and more of the backend.
+        output: ``rank0``: other ranks print nothing to stdout; ``all``.
+        **fit_options: Arguments of ``collective.fit`` that Keras has not, for each fit:
+            ``accumulate``, ``verify``, ...
+
+    Returns:
+        What undoes it.
+
+    Raises:
+        UsageError: The backend cannot be used here, or cannot run such a script.
+    """
+    global _distribution
+    if _distribution is not None:
+        return _distribution
+    _check(backend, output, fit_options)
+    if isinstance(backend, str):
+        backend = backends.get(backend, options)
+    if backend.rank and output == output_of_ranks.RANK_ZERO:
+        output_of_ranks.silence()
+    _distribution = Distribution(backend, fit_options)
+    return _distribution
+
+
+def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) -> None:
+    """Refuses what cannot work, before anything starts."""
+    if output not in output_of_ranks.OUTPUTS:
+        raise UsageError(
+            f"unknown output {output!r}", hint=" | ".join(output_of_ranks.OUTPUTS)
+        )
+    own = inspect.signature(fit).parameters.values()
+    known = {p.name for p in own if p.kind is p.KEYWORD_ONLY} - {"backend", "data"}
+    for name in fit_options:
+        if name not in known:
+            raise UsageError(
+                f"collective.fit has no option {name!r} beside Keras' own",
+                hint=" | ".join(sorted(known)),
+            )
+    if keras.backend.backend() != "tensorflow":
+        raise UsageError(
+            f"Keras' backend is {keras.backend.backend()!r}, and only 'tensorflow' can "
+            "be distributed",
+            hint="KERAS_BACKEND=tensorflow",
+        )
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        raise UsageError(
+            "TF_USE_LEGACY_KERAS asks for Keras 2, and only Keras 3 can be distributed",
+            hint="unset TF_USE_LEGACY_KERAS",
+        )
+    if MIN_NP in os.environ or detect().joining:
+        raise UsageError(
+            "an elastic job cannot run an unedited script: a rank that joins or "
+            "continues would be at another place of it",
+            hint="leave out --min-np and --max-np, or call collective.fit in the script "
+            "(docs/how-to/elastic.md)",
+        )
+    kind = BACKENDS.get(backend) if isinstance(backend, str) else type(backend)
+    if kind is not None and not kind.synchronous:
+        raise UsageError(
+            f"backend {kind.name!r} cannot run an unedited script: its workers train "
+            "on batches of their own, and not all of its ranks run the script",
+            hint="another backend, or collective.fit with a function that makes the "
+            "model (docs/how-to/parameter-servers.md)",
+        )

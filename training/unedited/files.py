@@ -1,0 +1,92 @@
+"""Files of an unedited script: rank 0 writes models, and one rank downloads at a time."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from collective.training.input.keras_cache import one_at_a_time
+from collective.training.keras_compat import entry_points
+from collective.training.unedited.job import Job
+from collective.training.unedited.replaced import Replaced
+
+_CLOCK_SECONDS = 1.0  # by which a file system's clock may be behind
+
+
+def replace_savers(job: Job, replaced: Replaced) -> None:
+    """Has rank 0 alone write what Keras' functions write, and downloads wait.
+
+    A rank with another path than rank 0's writes it: ``model.save(f"{pid}.keras")``, or
+    into a temporary folder. So does one that writes into an open file.
+    """
+    for owner, name, parameter in entry_points.savers():
+        stock = getattr(owner, name)
+        saver = _saver(job, stock, parameter)
+        if inspect.isclass(owner):
+            replaced.set(owner, name, saver)
+        else:
+            for place in entry_points.places_of(stock):
+                replaced.set(*place, saver)
+    get_file = entry_points.get_file()
+    for place in entry_points.places_of(get_file):
+        replaced.set(*place, _one_at_a_time(get_file))
+
+
+def _saver(job: Job, stock: Callable[..., Any], parameter: str) -> Callable[..., Any]:
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        path = bound.arguments[parameter]
+        if job.inside or not isinstance(path, (str, os.PathLike)):
+            return stock(*args, **kwargs)
+        whole = os.path.abspath(os.fspath(path))
+        return job.write(whole, lambda: stock(*args, **kwargs))
+
+    return save
+
+
+def _one_at_a_time(get_file: Callable[..., Any]) -> Callable[..., Any]:
+    """The first rank downloads; those that waited find the file in the cache."""
+
+    @functools.wraps(get_file)
+    def get(*args: Any, **kwargs: Any) -> Any:
+        name = hashlib.sha256(repr((args, sorted(kwargs))).encode()).hexdigest()[:16]
+        with one_at_a_time(name):
+            return get_file(*args, **kwargs)
+
+    return get
+
+
+def replace_mkdir(replaced: Replaced) -> None:
+    """Has ``os.mkdir`` take a folder that another rank of this job has just made.
+
+    Every rank runs ``if not os.path.exists(folder): os.makedirs(folder)``, and all but
+    one would fail. A rank takes each folder once: a second ``mkdir`` fails as ever.
+    """
+    stock, taken = os.mkdir, set[str]()
+    since = time.time() - _CLOCK_SECONDS
+
+    @functools.wraps(stock)
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        whole = os.path.abspath(os.fsdecode(path))
+        try:
+            stock(path, *args, **kwargs)
+        except FileExistsError:
+            by_other_rank = whole not in taken and _made_since(whole, since)
+            if kwargs.get("dir_fd") is not None or not by_other_rank:
+                raise
+        taken.add(whole)
+
+    replaced.set(os, "mkdir", mkdir)
+
+
+def _made_since(path: str, since: float) -> bool:
+    return os.path.isdir(path) and os.stat(path).st_ctime >= since

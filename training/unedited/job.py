@@ -1,0 +1,134 @@
+"""The ranks that run one script together, and where they meet.
+
+Each rank runs the whole script. Where it calls Keras' ``fit``, all ranks must call it;
+so each such call begins with a message of a few bytes from rank 0. A rank that is
+somewhere else than rank 0 says so by name, instead of waiting for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from collective.backends.base import Backend
+from collective.errors import CollectiveError
+from collective.training.exchange import broadcast_object
+from collective.training.failure import ends_the_job
+
+# The calls that all ranks make together. The message from rank 0 has an index into this.
+CALLS = ("Model.fit", "Model.evaluate", "Model.predict", "a save of a model")
+FIT, EVALUATE, PREDICT, SAVE = CALLS
+
+
+class Job:
+    """What the replaced functions of Keras share.
+
+    Args:
+        backend: Who sums the gradients.
+
+    Attributes:
+        used: The calls that the script has made so far.
+        noted: What the user was warned of already, each once.
+    """
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+        self.used: set[str] = set()
+        self.noted: set[str] = set()
+        self._depth = 0
+
+    @property
+    def inside(self) -> bool:
+        """Whether one of our functions runs: what it calls of Keras is Keras' own.
+
+        So are calls from callbacks, which run on rank 0 only.
+        """
+        return self._depth > 0
+
+    @contextlib.contextmanager
+    def calling(self, call: str, detail: str = "") -> Iterator[bool]:
+        """A call that every rank makes.
+
+        Args:
+            call: One of ``CALLS``.
+            detail: What may differ between ranks, as a path.
+
+        Yields:
+            Whether the detail is rank 0's.
+
+        Raises:
+            CollectiveError: Rank 0 makes another call. The job ends.
+        """
+        self.used.add(call)
+        same = True
+        if self.backend.size > 1:
+            with ends_the_job(self.backend):
+                same = self._meet(call, detail)
+        self._depth += 1
+        try:
+            yield same
+        finally:
+            self._depth -= 1
+
+    def _meet(self, call: str, detail: str) -> bool:
+        digest = hashlib.sha256(detail.encode(errors="surrogateescape")).digest()
+        mine = np.array([CALLS.index(call), int.from_bytes(digest[:7], "big")])
+        first = self.backend.broadcast_array(mine)
+        if first[0] != mine[0]:
+            raise CollectiveError(
+                f"rank {self.backend.rank} is in {call}, and rank 0 in "
+                f"{CALLS[int(first[0])]}: every rank must make the same calls of Keras",
+                hint="leave out `if rank == 0:` around them; a model is written by "
+                "rank 0 only anyway",
+                everywhere=False,
+            )
+        return bool(first[1] == mine[1])
+
+    def write(self, path: str, write: Callable[[], Any]) -> Any:
+        """Writes a file on rank 0, and on ranks whose path is another one.
+
+        Returns when it is written, so every rank can read it then.
+
+        Args:
+            path: Where to.
+            write: Writes it.
+
+        Returns:
+            What ``write`` returned; None on ranks that wrote nothing.
+
+        Raises:
+            Exception: As ``write`` raised it; on every rank if rank 0's did.
+        """
+        result, failure = None, None
+        with self.calling(SAVE, path) as same:
+            if self.backend.rank == 0 or not same:
+                try:
+                    result = write()
+                except Exception as error:
+                    failure = error
+            of_rank_zero = self._broadcast_failure(failure)
+        failure = failure or (of_rank_zero if same else None)
+        if failure is not None:
+            raise failure
+        return result
+
+    def _broadcast_failure(self, failure: Exception | None) -> Exception | None:
+        """Rank 0's failure, on every rank."""
+        mine = None if failure is None else _pickled(failure)
+        first = broadcast_object(self.backend, mine)
+        return None if first is None else pickle.loads(first)
+
+
+def _pickled(failure: Exception) -> bytes:
+    """An exception; where it cannot travel, its text in a RuntimeError."""
+    try:
+        text = pickle.dumps(failure)
+        pickle.loads(text)
+        return text
+    except Exception:
+        return pickle.dumps(RuntimeError(f"{type(failure).__name__}: {failure}"))
