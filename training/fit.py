@@ -11,10 +11,15 @@ import keras
 from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
+from collective.training import keras_compat
 from collective.training.callbacks import RankZeroCallbacks
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checks import check_batch, check_labels, check_same_data
+from collective.training.custom_step.epochs import MetricEpochs
+from collective.training.custom_step.evaluation import CustomEvaluation
+from collective.training.custom_step.refusals import has_own_step
+from collective.training.custom_step.step import CustomStep
 from collective.training.elastic.membership import Membership
 from collective.training.evaluation import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
@@ -136,7 +141,8 @@ def fit(
         attachments = [a for observer in observers for a in observer.attachments]
         if DesyncAlarm.is_needed(backend, check_every):
             attachments.insert(0, DesyncAlarm(model, backend, check_every))
-        step = Step(
+        own_step = has_own_step(model)
+        step = (CustomStep if own_step else Step)(
             prepared,
             backend,
             inputs.spec,
@@ -147,11 +153,19 @@ def fit(
             maybe_empty=smallest_batch < backend.most_replicas,
             attachments=attachments,
         )
+        if own_step:
+            position.layout = step.layout
+            observers.insert(0, MetricEpochs(position))
         evaluate = None
         if validation_data is not None:
             source = Input(validation_data, global_batch_size).source
             rows = max(global_batch_size, 32 * backend.most_replicas)
-            evaluate = Evaluation(prepared, backend, source, rows)
+            if own_step or keras_compat.overrides(model, "test_step"):
+                evaluate = CustomEvaluation(
+                    prepared, backend, source, global_batch_size
+                )
+            else:
+                evaluate = Evaluation(prepared, backend, source, rows)
         loop = Loop(
             position,
             step,

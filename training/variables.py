@@ -5,15 +5,22 @@ from __future__ import annotations
 import keras
 
 from collective.backends.base import Backend
+from collective.training import keras_compat
 from collective.training.prepared import get_partition
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
-    """Weights, layer state and optimizer state."""
+    """Weights, layer state and optimizer state.
+
+    Of a model with its own ``train_step``, the state of all optimizers that it holds.
+    """
+    optimizers = [model.optimizer]
+    if keras_compat.overrides(model, "train_step"):
+        optimizers += keras_compat.other_optimizers(model)
     return [
         *model.trainable_variables,
         *model.non_trainable_variables,
-        *model.optimizer.variables,
+        *(v for optimizer in optimizers for v in optimizer.variables),
     ]
 
 

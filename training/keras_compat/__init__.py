@@ -12,10 +12,12 @@ a few lines against Keras' source, and each has a test in
 from collective.training.keras_compat.building import (
     build,
     move_variable,
+    other_optimizers,
     overrides,
     takes_training,
     tf_variable,
 )
+from collective.training.keras_compat.interception import Hooks, intercept
 from collective.training.keras_compat.layers import (
     InnerScope,
     Node,
@@ -45,6 +47,7 @@ from collective.training.keras_compat.optimizers import (
     switch_off_gradient_sum,
     update_on_variable_devices,
 )
+from collective.training.keras_compat.results import all_results, result_of
 from collective.training.keras_compat.seeds import (
     SEED_STATE,
     global_seed_state,
