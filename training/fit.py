@@ -16,6 +16,7 @@ from collective.training.callbacks import RankZeroCallbacks
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checks import check_batch, check_labels, check_same_data
+from collective.training.custom_step.check import check_step
 from collective.training.custom_step.epochs import MetricEpochs
 from collective.training.custom_step.evaluation import CustomEvaluation
 from collective.training.custom_step.refusals import has_own_step
@@ -60,6 +61,7 @@ def fit(
     timeline: str | None = None,
     checkpoint: Checkpoint | None = None,
     ledger: str | os.PathLike[str] | None = None,
+    verify: bool = True,
 ) -> Result:
     """Trains a model; the same model comes out of every backend.
 
@@ -89,6 +91,8 @@ def fit(
         checkpoint: Where the state of the training is kept, and resumed from.
         ledger: A file for the rows that each step has used; see
             ``collective.training.ledger.verify``.
+        verify: Whether a model's own ``train_step`` is compared with Keras' way on a
+            few rows first; see ``collective.training.custom_step.check``.
 
     Raises:
         UsageError: What was asked for cannot be done; nothing was trained.
@@ -142,7 +146,7 @@ def fit(
         if DesyncAlarm.is_needed(backend, check_every):
             attachments.insert(0, DesyncAlarm(model, backend, check_every))
         own_step = has_own_step(model)
-        step = (CustomStep if own_step else Step)(
+        step: Any = (CustomStep if own_step else Step)(
             prepared,
             backend,
             inputs.spec,
@@ -155,6 +159,10 @@ def fit(
         )
         if own_step:
             position.layout = step.layout
+            if verify:
+                for line in check_step(step, inputs):
+                    if backend.rank == 0 and str(verbose) != "0":
+                        print(f"collective: {line}", flush=True)
             observers.insert(0, MetricEpochs(position))
         evaluate = None
         if validation_data is not None:

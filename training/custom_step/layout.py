@@ -53,12 +53,15 @@ class CustomLayout(Layout):
             return results
         if not reports:  # resumed behind the last step
             return {}
+        last = self.returned(reports[-1])
+        return {name: float(v) if v.ndim == 0 else v for name, v in last.items()}
+
+    def returned(self, report: np.ndarray) -> dict[str, np.ndarray]:
+        """What the step of a report returned."""
         sizes = [int(np.prod(shape)) for shape in self.shapes]
-        values = self._cut(reports[-1][self.size - sum(sizes) :], self.shapes)
-        return {
-            name: float(v) if v.ndim == 0 else v
-            for name, v in zip(self.names, values, strict=True)
-        }
+        start = self.size - sum(sizes)
+        values = self._cut(report[start : self.size], self.shapes)
+        return dict(zip(self.names, values, strict=True))
 
     @staticmethod
     def _cut(

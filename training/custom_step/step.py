@@ -101,6 +101,24 @@ class CustomStep:
             start += size
         return report
 
+    def try_on(self, batch: Batch) -> dict[str, Any]:
+        """Makes a step eagerly, without attachments; for ``check_step``.
+
+        Args:
+            batch: This replica's rows.
+
+        Returns:
+            What the step returned, over all rows.
+        """
+        attachments, self.attachments = self.attachments, []
+        sizes = self._attached_sizes
+        try:
+            args = (batch, tf.constant(0, tf.int64))
+            report = self.backend.run(self._replica_step, args)
+        finally:
+            self.attachments, self._attached_sizes = attachments, sizes
+        return self.layout.returned(report.numpy())
+
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
         keras_compat.finish(self.model.optimizer, self.model.trainable_variables)

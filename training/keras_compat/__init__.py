@@ -17,7 +17,12 @@ from collective.training.keras_compat.building import (
     takes_training,
     tf_variable,
 )
-from collective.training.keras_compat.interception import Hooks, intercept
+from collective.training.keras_compat.fixed_noise import FixedNoise, fixed_noise
+from collective.training.keras_compat.interception import (
+    Hooks,
+    intercept,
+    record_applied,
+)
 from collective.training.keras_compat.layers import (
     InnerScope,
     Node,

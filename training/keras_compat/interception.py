@@ -132,6 +132,27 @@ def intercept(
         yield results
 
 
+@contextlib.contextmanager
+def record_applied(
+    applied: list[tuple[str, keras.Optimizer, list[Any], list[Any]]],
+) -> Iterator[None]:
+    """Inside, notes what reaches optimizers: name, optimizer, gradients, variables.
+
+    Used around ``intercept``, it sees what the hooks have made of the gradients.
+    """
+    original = BaseOptimizer.apply
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        variables = trainable_variables
+        if variables is None:
+            variables = self._trainable_variables
+        applied.append((self.name, self, list(grads), list(variables)))
+        return original(self, grads, trainable_variables)
+
+    with mock.patch.object(BaseOptimizer, "apply", apply):
+        yield
+
+
 def records_gradients() -> bool:
     """Whether some ``tf.GradientTape`` records what is computed now."""
     return bool(record.could_possibly_record())
