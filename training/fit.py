@@ -164,7 +164,7 @@ def fit(
                     if backend.rank == 0 and str(verbose) != "0":
                         print(f"collective: {line}", flush=True)
             observers.insert(0, MetricEpochs(position))
-        evaluate = None
+        evaluate: Callable[[], dict[str, Any]] | None = None
         if validation_data is not None:
             source = Input(validation_data, global_batch_size).source
             rows = max(global_batch_size, 32 * backend.most_replicas)

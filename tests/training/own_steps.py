@@ -169,9 +169,7 @@ def distillation() -> Program:
             return {"distilled": loss, **self.compute_metrics(x, y, predictions)}
 
     model = Distiller()
-    model.compile(
-        keras.optimizers.RMSprop(0.01), loss="mae", metrics=["mse"]
-    )
+    model.compile(keras.optimizers.RMSprop(0.01), loss="mae", metrics=["mse"])
     x, _, y = rows()
     return model, (x, y)
 
@@ -218,9 +216,7 @@ class WGANGP(keras.Model):
 @program
 def wgan_gp() -> Program:
     model = WGANGP()
-    model.compile(
-        keras.optimizers.Adam(0.005, beta_1=0.5), keras.optimizers.Adam(0.01)
-    )
+    model.compile(keras.optimizers.Adam(0.005, beta_1=0.5), keras.optimizers.Adam(0.01))
     x, noise, y = rows()
     return model, ((x, noise), y)
 
@@ -504,7 +500,9 @@ def gradients_of_rows() -> Program:
             norms = ops.sqrt(sum(ops.sum(g**2, axis=1) for g in flat) + 1e-12)
             scale = ops.minimum(1.0, 0.3 / norms)
             grads = [
-                ops.mean(g * ops.reshape(scale, (-1, *[1] * (len(g.shape) - 1))), axis=0)
+                ops.mean(
+                    g * ops.reshape(scale, (-1, *[1] * (len(g.shape) - 1))), axis=0
+                )
                 for g in of_rows
             ]
             self.optimizer.apply(grads, weights)
@@ -680,8 +678,8 @@ def noise_and_dropout() -> Program:
     """Random: the check compares it all the same. Its training is not comparable."""
 
     class Noisy(Regression):
-        def __init__(self):
-            super().__init__()
+        def __init__(self, net):
+            super().__init__(net)
             self.generator = keras.random.SeedGenerator(4)
 
         def loss_of(self, y, y_pred):
@@ -698,8 +696,7 @@ def noise_and_dropout() -> Program:
             layers.Dense(1),
         ]
     )
-    model = Noisy()
-    model.net = net
+    model = Noisy(net)
     model.compile(keras.optimizers.Adam(0.01))
     x, _, y = rows()
     return model, (x, y)

@@ -8,9 +8,10 @@ alone meanwhile, so that models with noise are compared, too.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -18,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.training import keras_compat
 from collective.training.custom_step.data import packed
 from collective.training.custom_step.refusals import DROP_IN
@@ -59,14 +60,15 @@ def check_step(step: CustomStep, inputs: Input) -> list[str]:
     state = step.local.state
     noise = keras_compat.FixedNoise(start, stop, cut[-1])
     mine = tf.nest.map_structure(lambda t: t[start:stop], whole)
-    with undone(model, state) as variables, keras_compat.fixed_noise(noise):
-        ours = run(model, state, lambda: step.try_on(_batch(mine, cut[-1])))
+    with undone(model, state) as variables:
+        with keras_compat.fixed_noise(noise), _explained(model):
+            ours = run(model, state, lambda: step.try_on(_batch(mine, cut[-1])))
         differing = _differing(backend, variables)
     problem = ""
     if differing:
         problem = (
-            f"it leaves other values in {differing!r} on each rank: it writes what "
-            "it computed from a part of the rows"
+            f"it leaves other values in {differing!r} on each rank; it writes what it "
+            "has computed from its part of the rows"
         )
     elif backend.rank == 0:
         problem = _compare_with_keras(model, state, whole, cut[-1], ours)
@@ -90,6 +92,22 @@ def check_step(step: CustomStep, inputs: Input) -> list[str]:
             "on the number of replicas"
         )
     return lines
+
+
+@contextlib.contextmanager
+def _explained(model: keras.Model) -> Iterator[None]:
+    """Says that it is the check that failed, which runs the step eagerly."""
+    try:
+        yield
+    except CollectiveError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the train_step of model {model.name!r} could not be run eagerly, to "
+            f"compare it before it trains: {type(error).__name__}: {error}",
+            hint="verify=False trains without the comparison",
+            everywhere=False,
+        ) from error
 
 
 def _first_rows(inputs: Input) -> Rows:
@@ -133,7 +151,7 @@ def _compare_with_keras(
             return dict(model.train_step(packed(rows)))
 
     noise = keras_compat.FixedNoise(0, total, total)
-    with undone(model, state), keras_compat.fixed_noise(noise):
+    with undone(model, state), keras_compat.fixed_noise(noise), _explained(model):
         return differences(ours, run(model, state, step))
 
 
@@ -141,26 +159,27 @@ def differences(ours: Trial, keras_trial: Trial) -> str:
     """The first thing in which two trials differ beyond rounding, in words."""
     kinds: list[tuple[str, Values, Values, Callable[[str], str]]] = [
         (
-            "the gradient of {}, {:.2g} of its size: its loss couples rows of the batch "
-            "or sums over them, or its gradients are not taken by a GradientTape",
+            "the gradient of {} differs by {:.2g} of its size; a loss couples rows of "
+            "the batch, or sums over them",
             ours.gradients,
             keras_trial.gradients,
             lambda key: "{0!r} for {1!r}".format(*key.split("|")),
         ),
         (
-            "the metric variable {}, by {:.2g}: it is no sum over rows",
+            "the metric variable {} differs by {:.2g} of its size; it is no sum over rows",
             ours.metrics,
             keras_trial.metrics,
             repr,
         ),
         (
-            "the state {}, by {:.2g}: it is no mean over rows",
+            "the state {} differs by {:.2g} of its size; it is no mean over rows",
             ours.state,
             keras_trial.state,
             lambda key: repr(key.split("|")[0]),
         ),
         (
-            "the returned {}, by {:.2g}: it is no mean over rows and no metric's result",
+            "the returned {} differs by {:.2g} of its size; it is no mean over rows and "
+            "no metric's result",
             ours.logs,
             keras_trial.logs,
             repr,

@@ -41,7 +41,6 @@ class CustomEvaluation:
         self.model.reset_metrics()
         with recorder.span(recorder.OTHER, "validation"):
             reports = [
-                self.step(batch, number).numpy()
-                for number, batch in enumerate(batches)
+                self.step(batch, number).numpy() for number, batch in enumerate(batches)
             ]
         return self.step.layout.logs(np.sum(reports, axis=0), reports)

@@ -64,9 +64,7 @@ class CustomLayout(Layout):
         return dict(zip(self.names, values, strict=True))
 
     @staticmethod
-    def _cut(
-        flat: np.ndarray, shapes: Sequence[tuple[int, ...]]
-    ) -> list[np.ndarray]:
+    def _cut(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
         pieces = []
         for shape in shapes:
             size = int(np.prod(shape))

@@ -201,7 +201,9 @@ class ReplicaHooks(Hooks):
         means = reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
         if not (averages or (mask is not None and means)):
             return loss
-        own = self.share.if_any(_denominator(loss.dtype, values, weight, mask, averages))
+        own = self.share.if_any(
+            _denominator(loss.dtype, values, weight, mask, averages)
+        )
         (total,) = self.sums([tf.stop_gradient(own)])
         return self.share.undone(loss * tf.math.divide_no_nan(own, total))
 

@@ -1,14 +1,14 @@
 """One step of a model with its own ``train_step``, on any process backend.
 
-    user's train_step on this replica's rows      gradients and denominators are summed
-                                                  where they are used (``replica.py``)
-    -> all-reduce of all else that it has written
-    -> the same state, metrics and logs on every replica
+user's train_step on this replica's rows      gradients and denominators are summed
+                                              where they are used (``replica.py``)
+-> all-reduce of all else that it has written
+-> the same state, metrics and logs on every replica
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -76,9 +76,10 @@ class CustomStep:
         self._metric_variables = list(self.model.metrics_variables)
         self._metrics = [keras_compat.tf_variable(v) for v in self._metric_variables]
         self.layout = CustomLayout(self.model, self._metric_variables, {})
-        eager: Callable[..., Any] = lambda batch, number: backend.run(
-            self._replica_step, (batch, number)
-        )
+
+        def eager(batch: Batch, number: tf.Tensor) -> Any:
+            return backend.run(self._replica_step, (batch, number))
+
         traced = tf.function(
             eager,
             input_signature=(without_none(spec), tf.TensorSpec([], tf.int64)),
@@ -145,7 +146,11 @@ class CustomStep:
         local = [
             [share.of(change) for change in states],
             [share.if_any(change) for change in metrics],
-            {n: share.of(v, tf.float64) for n, v in logs.items() if not self._metric(n)},
+            {
+                n: share.of(v, tf.float64)
+                for n, v in logs.items()
+                if not self._metric(n)
+            },
             [[tf.cast(t, tf.float64) for t in tensors] for tensors in attached],
         ]
         flat = tf.nest.flatten(local)
@@ -164,7 +169,10 @@ class CustomStep:
     ) -> None:
         self.backend.assign(
             variables,
-            [_changed(old, change) for old, change in zip(before, changes, strict=True)],
+            [
+                _changed(old, change)
+                for old, change in zip(before, changes, strict=True)
+            ],
         )
 
     def _metric(self, name: str) -> bool:
@@ -204,9 +212,7 @@ class CustomStep:
         source = self.local.sources[name]
         if source is None:
             return values[name]
-        of_step = keras_compat.result_of(
-            source.metric, self._metric_variables, metrics
-        )
+        of_step = keras_compat.result_of(source.metric, self._metric_variables, metrics)
         of_step = of_step if source.key is None else of_step[source.key]
         return tf.cast(of_step, tf.float64)
 

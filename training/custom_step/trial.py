@@ -84,9 +84,9 @@ def undone(model: keras.Model, state: list[Any]) -> Iterator[list[Any]]:
     finally:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        for name, value in attributes.items():
-            if getattr(model, name) is not value:
-                setattr(model, name, value)
+        for name, attribute in attributes.items():
+            if getattr(model, name) is not attribute:
+                setattr(model, name, attribute)
 
 
 def _inner(variable: Any) -> Any:

@@ -84,7 +84,7 @@ def fixed_noise(noise: FixedNoise) -> Iterator[None]:
             tf.cast(v, inputs.dtype) for v in (layer.moving_mean, layer.moving_variance)
         )
 
-    replaced = {
+    replaced: dict[Any, dict[str, Callable[..., Any]]] = {
         tf.random: {
             "normal": normal,
             "truncated_normal": normal,

@@ -178,7 +178,9 @@ class _Nested:
 
 
 def _gradient(original: Any, hooks: Hooks, nested: _Nested) -> Any:
-    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(
+        tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         alone = not nested.inside
         result = nested.entering(original)(tape, target, sources, *args, **kwargs)
         if not alone or records_gradients():
