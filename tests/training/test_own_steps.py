@@ -19,7 +19,9 @@ from collective.training import Checkpoint, fit
 from collective.training.input.plan import share
 from tests import launch
 from tests.training import own_steps
-from tests.training.own_steps import FEATURES, PROGRAMS, RANDOM, REFUSED, ROWS
+from tests.training.own_steps import FEATURES, PROGRAMS, ROWS
+from tests.training.plain_steps import RANDOM, Regression, regression
+from tests.training.refused_steps import REFUSED
 from tests.training.small import assert_ranks_agree
 from tests.training.test_equivalence import together
 
@@ -269,12 +271,12 @@ def test_a_step_that_does_not_fit_the_data_is_refused(backend):
 
 @PLAIN
 def test_a_step_that_returns_no_dict_is_refused(backend):
-    class Bare(own_steps.Regression):
+    class Bare(Regression):
         def returned(self, loss, y):
             return loss
 
-    with pytest.raises(UsageError, match="returned .*, not a dict"):
-        train(backend, lambda: own_steps.regression(Bare))
+    with pytest.raises(UsageError, match=r"returned .*, not a dict"):
+        train(backend, lambda: regression(Bare))
 
 
 @PLAIN

@@ -9,6 +9,7 @@ alone meanwhile, so that models with noise are compared, too.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -81,7 +82,7 @@ def check_step(step: CustomStep, inputs: Input) -> list[str]:
             "or verify=False, where that is what you mean",
         )
     seconds = time.perf_counter() - begin
-    sizes = [b - a for a, b in zip(cut, cut[1:], strict=False)]
+    sizes = [b - a for a, b in itertools.pairwise(cut)]
     lines = [
         f"train_step of {model.name!r}: the same on {cut[-1]} rows in pieces of "
         f"{', '.join(map(str, sizes))} as in one piece ({seconds:.1f} s)"
@@ -163,7 +164,7 @@ def differences(ours: Trial, keras_trial: Trial) -> str:
             "the batch, or sums over them",
             ours.gradients,
             keras_trial.gradients,
-            lambda key: "{0!r} for {1!r}".format(*key.split("|")),
+            lambda key: " for ".join(map(repr, key.split("|")[:2])),
         ),
         (
             "the metric variable {} differs by {:.2g} of its size; it is no sum over rows",

@@ -100,7 +100,8 @@ def fixed_noise(noise: FixedNoise) -> Iterator[None]:
     }
     with contextlib.ExitStack() as stack:
         for owner, functions in replaced.items():
-            stack.enter_context(mock.patch.multiple(owner, **functions))
+            for name, function in functions.items():
+                stack.enter_context(mock.patch.object(owner, name, function))
         yield
 
 
