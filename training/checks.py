@@ -40,8 +40,8 @@ def check_model(model: keras.Model, backend: Backend) -> None:
     """Refuses a model that the shared step cannot train as the user means it.
 
     Raises:
-        UsageError: Not compiled; made outside the backend's scope; with a
-            ``train_step`` of its own; or with Keras' accumulation switched on.
+        UsageError: Not compiled; made outside the backend's scope; or with Keras'
+            accumulation switched on.
     """
     if not isinstance(model, keras.Model):
         raise UsageError(
@@ -52,12 +52,6 @@ def check_model(model: keras.Model, backend: Backend) -> None:
         raise UsageError(
             f"model {model.name!r} is not compiled",
             hint="model.compile(optimizer=..., loss=...) before collective.fit",
-        )
-    if keras_compat.overrides(model, "train_step"):
-        raise UsageError(
-            f"model {model.name!r} has a train_step of its own, which the shared step "
-            "would not run",
-            hint="override compute_loss instead, or use add_loss",
         )
     if keras_compat.core_optimizer(model.optimizer).gradient_accumulation_steps:
         raise UsageError(

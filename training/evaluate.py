@@ -11,8 +11,8 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.argument_names import arguments_named
 from collective.training.arguments import as_data, default_batch_size
+from collective.training.custom_step.evaluation import make_evaluation
 from collective.training.eager import runs_eagerly
-from collective.training.evaluation import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.hooks import Callbacks, Hooks
 from collective.training.inference import open_backend, show, use_weights_of_rank_zero
@@ -75,7 +75,7 @@ def evaluate(
             )
         prepared = build_to_evaluate(model, backend, spec)
         use_weights_of_rank_zero(model, backend)
-        evaluation = Evaluation(prepared, backend, source, rows, steps)
+        evaluation = make_evaluation(prepared, backend, source, rows, steps)
         batches = evaluation.batches
         params = {"verbose": verbose, "epochs": 1, "steps": batches}
         hooks = Hooks(callbacks, model, backend, params)

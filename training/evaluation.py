@@ -6,26 +6,22 @@ and no average is averaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from collective import recorder
 from collective.backends.base import Backend
-from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.accumulation import accumulate
+from collective.training.batchwise_evaluation import BatchwiseEvaluation
 from collective.training.coupled import checks as coupled_checks
 from collective.training.coupled.metrics import MetricState
 from collective.training.coupled.replica import for_replica
 from collective.training.forward import Forward, Sums
-from collective.training.hooks import BatchHooks, Hooks
 from collective.training.input.batches import Batches
-from collective.training.input.feed import ENDLESS
-from collective.training.input.pipeline import Batch, Input
+from collective.training.input.pipeline import Batch
 from collective.training.input.source import Source
 from collective.training.prepared import PreparedModel
 from collective.training.step_inputs import (
@@ -40,16 +36,11 @@ from collective.training.step_inputs import (
 from collective.training.step_plan import StepPlan
 
 
-class Evaluation:
-    """Evaluates a model on a source, sharded over the replicas.
+class Evaluation(BatchwiseEvaluation):
+    """Loss and metrics of a compiled model.
 
     Args:
-        prepared: The model.
-        backend: What sums over replicas.
-        source: The rows, or batches of them.
-        batch_size: Rows evaluated at a time, over all replicas; of no effect on
-            batches.
-        steps: How many batches, at most.
+        prepared, backend, source, batch_size, steps: See ``BatchwiseEvaluation``.
         plan: Whether loss and metrics are those of whole batches; then the result
             depends on ``batch_size``, as in Keras.
 
@@ -71,18 +62,9 @@ class Evaluation:
         if coupled:
             coupling = coupled_checks.reasons(prepared.model, backend, plan, False)
             coupled_checks.check(prepared, backend, coupling)
-        self.prepared = prepared
-        self.model = prepared.model
-        self.backend = backend
-        self.input = (
-            source
-            if isinstance(source, Batches)
-            else Input(source, batch_size, shuffle=False)
-        )
-        self.steps = steps
+        super().__init__(prepared, backend, source, batch_size, steps)
         self.forward = Forward(prepared, seed=0, plan=plan)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
-        self._cut_for = range(0), 0
         spec = without_none(self.input.spec)
         self._shapes: Sums
         self._sums = self._coupled_sums if coupled else self._local_sums
@@ -104,71 +86,17 @@ class Evaluation:
             autograph=False,
         )
 
-    def __call__(self, hooks: Hooks | None = None, epoch: int = 0) -> dict[str, float]:
-        """Evaluates. Every rank must call it; all get the same numbers.
-
-        Args:
-            hooks: Calls ``on_test_*`` of callbacks.
-            epoch: The epoch that is validated.
-
-        Returns:
-            ``loss``, the losses of single outputs, and the metrics.
-        """
-        self.backend.require_all_ranks()
-        batch_hooks = None
-        if hooks is not None:
-            self.model.stop_evaluating = False
-            hooks.call("on_test_begin", (epoch,), {})
-            batch_hooks = BatchHooks(hooks, "test")
-        with recorder.span(recorder.OTHER, "validation"):
-            logs = self._logs(self._total(self._vectors(batch_hooks, epoch)))
-        if hooks is not None:
-            hooks.call("on_test_end", (epoch,), dict(sorted(logs.items())))
-        return logs
-
-    @property
-    def batches(self) -> int | None:
-        """How many there are, as far as known."""
-        known = self.input.steps_per_epoch
-        return known if self.steps is None else min(self.steps, known or self.steps)
-
-    def _vectors(self, hooks: BatchHooks | None, epoch: int) -> list[Any]:
-        """The sums over each batch."""
-        vectors: list[Any] = []
-
-        def after() -> None:
-            logs: dict[str, Any] = {}
-            if hooks is not None and hooks.wants_logs:
-                logs = self._logs(self._total(vectors))
-            if hooks is not None:
-                hooks.after(dict(sorted(logs.items())), epoch)
-
-        for number, batch in enumerate(self._batches()):
-            if hooks is not None:
-                hooks.before(number, epoch)
-            vectors.append(self._vector(batch, vectors[-1] if vectors else None))
-            if hooks is not None:
-                if hooks.ends(number, number + 1 == self.batches):
-                    after()
-                if self.model.stop_evaluating:
-                    break
-        after()
-        if not vectors:
-            raise UsageError(
-                "there are no rows to evaluate",
-                hint="pass data that can be read more than once: a generator gives its "
-                "batches only once",
-            )
-        return vectors
-
-    def _vector(self, batch: Batch, before: Any) -> Any:
-        """Sums over one global batch; ``before`` are those of the batch before it."""
+    def _vector(self, batch: Batch, number: int, before: Any) -> Any:
+        """Sums over one global batch."""
         state = self._metric_state
         if state is None:
             metrics = tf.zeros([0], tf.float64)
         else:
             metrics = state.reset() if before is None else state.end_of(before)
         return self.backend.call(self._run, (without_none(batch), metrics))
+
+    def _result(self, vectors: list[Any]) -> dict[str, float]:
+        return self._logs(self._total(vectors))
 
     def _total(self, vectors: list[Any]) -> np.ndarray:
         """The sum of the vectors; metrics of whole batches are those of the last one."""
@@ -178,17 +106,6 @@ class Evaluation:
                 vectors[-1].numpy()
             )
         return total
-
-    def _batches(self) -> Iterator[Batch]:
-        if isinstance(self.input, Batches):
-            self.input.reset()
-            return self.input.epoch(self.steps or ENDLESS)
-        place = self.backend.local_replicas, self.backend.replicas
-        if place != self._cut_for:  # at first, and when ranks have died
-            assert self.batches is not None
-            self._dataset = self.input.dataset(0, self.batches, *place)
-            self._cut_for = place
-        return iter(self._dataset)
 
     def _replica(self, batch: Batch, metrics: tf.Tensor) -> tf.Tensor:
         """Sums over one global batch as a vector; all but the metrics times rows."""

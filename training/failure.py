@@ -38,7 +38,7 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         alike = isinstance(error, CollectiveError) and error.everywhere
         if any(error is shared for shared in _shared):
             if backend.rank == 0:
-                recorder.incident(_description(backend.rank, error))
+                recorder.request_dump(_description(backend.rank, error))
             raise
         if isinstance(error, CollectiveError):
             error.rank = backend.rank

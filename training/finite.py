@@ -29,12 +29,21 @@ def locate(sums: Sums, backend: Backend) -> tf.Tensor:
         connected ones; one more than there are variables where only the loss is not
         finite.
     """
-    bad = [
-        tf.logical_not(tf.math.is_finite(tf.add_n([tf.reduce_sum(g) for g in of_one])))
+    terms = [
+        tf.add_n([tf.reduce_sum(g) for g in of_one])
         for of_one in zip(*sums.gradients, strict=True)
     ]
-    bad.append(tf.logical_not(tf.math.is_finite(tf.add_n(sums.losses))))
-    flags = tf.stack(bad)
+    return locate_first([*terms, tf.add_n(sums.losses)], backend)
+
+
+def locate_first(tensors: Sequence[tf.Tensor], backend: Backend) -> tf.Tensor:
+    """The first of a replica's tensors that is not finite, counted from 1.
+
+    Returns:
+        As ``locate``.
+    """
+    sums = [tf.reduce_sum(t) for t in tensors]
+    flags = tf.stack([tf.logical_not(tf.math.is_finite(s)) for s in sums])
     first = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
     place = tf.one_hot(backend.replica(), backend.most_replicas)
     return place * tf.cast(first, tf.float32)

@@ -10,6 +10,7 @@ import keras
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.log import log
 from collective.training import keras_compat
 from collective.training.argument_names import arguments_named
 from collective.training.arguments import FitData, fit_data
@@ -21,9 +22,13 @@ from collective.training.checks import (
     check_labels,
     check_states_of_rows,
 )
+from collective.training.custom_step.check import check_step
+from collective.training.custom_step.epochs import MetricEpochs
+from collective.training.custom_step.evaluation import make_evaluation
+from collective.training.custom_step.refusals import has_own_step
+from collective.training.custom_step.step import CustomStep
 from collective.training.eager import runs_eagerly
 from collective.training.elastic.membership import Membership
-from collective.training.evaluation import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.gradient_sizes import message
 from collective.training.hooks import Callbacks
@@ -40,7 +45,7 @@ from collective.training.ledger.observer import LedgerObserver
 from collective.training.loop import Loop
 from collective.training.observer import Observer
 from collective.training.position import Position
-from collective.training.prepared import PreparedModel, prepare
+from collective.training.prepared import prepare
 from collective.training.replica_check import DesyncAlarm, FinalCheck
 from collective.training.reporting.heartbeat import Heartbeat
 from collective.training.reporting.progress import ProgressBar
@@ -178,7 +183,7 @@ def fit(
         )
         inputs = _inputs(given, backend, steps_per_epoch, seed, shuffle, ledger)
         validation = _validation_inputs(given, backend, validation_steps)
-        settings = {"epochs": epochs, "steps": steps, "accumulate": accumulate}
+        settings: dict[str, Any] = {"epochs": epochs, "steps": steps, "accumulate": accumulate}
         settings["steps_per_epoch"] = steps_per_epoch
         settings["class_weight"] = class_weight
         compare_data(backend, inputs, validation, settings)
@@ -195,6 +200,7 @@ def fit(
         model = prepared.model
         compare_models(backend, model)
         check_states_of_rows(model)
+        own_step = has_own_step(model)
         plan = verify_step(
             prepared,
             backend,
@@ -202,7 +208,7 @@ def fit(
             validation,
             accumulate=accumulate,
             seed=seed,
-            enabled=verify,
+            enabled=verify and not own_step,  # that one has a check of its own
             verbose=verbose,
         )
         if isinstance(inputs, Input):
@@ -239,22 +245,34 @@ def fit(
             attachments.insert(0, alarm)
             if backend.synchronous:
                 observers.append(FinalCheck(alarm, position))
-        step = Step(
-            prepared,
-            backend,
-            inputs.spec,
+        common: dict[str, Any] = dict(
             accumulate=accumulate,
             jit_compile=jit_compile,
             recompute=recompute,
             seed=seed,
             maybe_empty=_maybe_empty(inputs, backend),
             attachments=attachments,
-            plan=plan,
-            sync_batch_norm=sync_batch_norm,
         )
+        if own_step:
+            step: Any = CustomStep(prepared, backend, inputs.spec, **common)
+            position.layout = step.layout
+            if verify:
+                for line in check_step(step, inputs):
+                    if backend.rank == 0 and str(verbose) != "0":
+                        log.info(line)
+            observers.insert(0, MetricEpochs(position))
+        else:
+            step = Step(
+                prepared,
+                backend,
+                inputs.spec,
+                **common,
+                plan=plan,
+                sync_batch_norm=sync_batch_norm,
+            )
         validate = None
         if validation is not None:
-            evaluation = Evaluation(
+            evaluation = make_evaluation(
                 prepared,
                 backend,
                 validation.source if isinstance(validation, Input) else validation,

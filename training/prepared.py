@@ -21,6 +21,8 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import eager, keras_compat
 from collective.training.checks import check_model
+from collective.training.custom_step import building
+from collective.training.custom_step.refusals import check_options, has_own_step
 from collective.training.input.pipeline import Batch
 from collective.training.memory import sharded_optimizer
 from collective.training.memory.partitioned import PartitionedVariables
@@ -135,6 +137,16 @@ def prepare(
     if backend.tensor is not None:
         partition.check(backend, model, jit_compile, before.partition is not None)
     sharded = shard_optimizer or backend.tensor is not None
+    if has_own_step(model):
+        check_options(
+            model,
+            backend,
+            jit_compile=jit_compile,
+            recompute=recompute,
+            shard_optimizer=shard_optimizer,
+        )
+        building.build(model, backend, spec)
+        return partition_or_place(model, backend, False, micro_batch_rows)
     _build(model, backend, spec, optimizer=not sharded and not backend.stages)
     return partition_or_place(model, backend, shard_optimizer, micro_batch_rows)
 

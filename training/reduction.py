@@ -73,7 +73,7 @@ def all_reduce(
     if not backend.overlaps:
         with tf.control_dependencies([start]):
             tensors = [tf.identity(t) for t in tensors]
-    reduced = _all_reduce(backend, tensors, rounded)
+    reduced = sum_tensors(backend, tensors, rounded)
     with tf.control_dependencies([start, *reduced]):
         stop = tf.timestamp()
     total = tf.nest.pack_sequence_as(local, reduced)
@@ -92,14 +92,14 @@ def all_reduce(
     return total, Span(start, stop)
 
 
-def _all_reduce(
+def sum_tensors(
     backend: Backend, tensors: list[tf.Tensor], rounded: list[int]
 ) -> list[tf.Tensor]:
-    """One call; scalars and small vectors travel in one tensor.
+    """Sums in one call; scalars and small vectors travel in one tensor.
 
     Args:
         backend: Sums.
-        tensors: The local sums.
+        tensors: The local sums, of one dtype and of static shapes.
         rounded: Places of the gradients, which may travel in 16 bits.
     """
     small = [i for i, t in enumerate(tensors) if t.shape.num_elements() <= SMALL]

@@ -5,14 +5,24 @@ from __future__ import annotations
 import keras
 
 from collective.backends.base import Backend
-from collective.training import outside_variables
+from collective.training import keras_compat, outside_variables
 from collective.training.prepared import get_partition, get_prepared
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
-    """Weights, layer state and optimizer state."""
+    """Weights, layer state and optimizer state.
+
+    Of a model with its own ``train_step``, the state of all optimizers that it holds.
+    """
     prepared = get_prepared(model)
-    return [*prepared.trainable, *prepared.state, *model.optimizer.variables]
+    optimizers = [model.optimizer]
+    if keras_compat.overrides(model, "train_step"):
+        optimizers += keras_compat.other_optimizers(model)
+    return [
+        *prepared.trainable,
+        *prepared.state,
+        *(v for optimizer in optimizers for v in optimizer.variables),
+    ]
 
 
 def replicated_variables(model: keras.Model) -> list[keras.Variable]:

@@ -195,7 +195,7 @@ def test_a_model_that_is_not_compiled_is_refused(backend):
     refused(backend, "is not compiled", bare)
 
 
-def test_a_train_step_of_its_own_is_refused(backend):
+def test_a_train_step_of_its_own_in_pieces_is_refused(backend):
     class Own(keras.Sequential):
         def train_step(self, data):
             return {}
@@ -205,7 +205,8 @@ def test_a_train_step_of_its_own_is_refused(backend):
             Own([keras.Input((6,)), keras.layers.Dense(3)]), cases.sgd()
         )
 
-    refused(backend, "has a train_step of its own", make)
+    said = "has a train_step of its own, which cannot be combined with"
+    refused(backend, said, make, accumulate=2)
 
 
 def test_accumulation_inside_the_optimizer_is_refused(backend):

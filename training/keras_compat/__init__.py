@@ -19,6 +19,7 @@ from collective.training.keras_compat.building import (
     build,
     call,
     move_variable,
+    other_optimizers,
     overrides,
     takes_training,
     tf_variable,
@@ -43,6 +44,12 @@ from collective.training.keras_compat.data import (
 from collective.training.keras_compat.fixed_layers import (
     fixed_randomness,
     moving_statistics,
+)
+from collective.training.keras_compat.fixed_noise import FixedNoise, fixed_noise
+from collective.training.keras_compat.interception import (
+    Hooks,
+    intercept,
+    record_applied,
 )
 from collective.training.keras_compat.layers import (
     InnerScope,
@@ -80,6 +87,7 @@ from collective.training.keras_compat.optimizers import (
     switch_off_gradient_sum,
     update_on_variable_devices,
 )
+from collective.training.keras_compat.results import all_results, result_of
 from collective.training.keras_compat.seeds import (
     SEED_STATE,
     global_seed_state,

@@ -92,6 +92,18 @@ def overrides(model: keras.Model, method: str) -> bool:
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
+def other_optimizers(model: keras.Model) -> list[keras.Optimizer]:
+    """Optimizers that are attributes of the model or its layers, but the compiled one."""
+    found: dict[int, keras.Optimizer] = {}
+    for layer in model._flatten_layers():
+        for held in list(vars(layer).values()):
+            values = held.values() if isinstance(held, dict) else held
+            for value in values if isinstance(held, list | tuple | dict) else [held]:
+                if isinstance(value, keras.Optimizer) and value is not model.optimizer:
+                    found[id(value)] = value
+    return list(found.values())
+
+
 def move_variable(variable: keras.Variable, device: str) -> None:
     """Puts a variable on another device; references to the Keras variable stay valid."""
     with tf.init_scope(), tf.device(device):

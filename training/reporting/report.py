@@ -59,6 +59,24 @@ class Layout:
         flat = [tf.reshape(tf.cast(m, tf.float64), [-1]) for m in rest]
         return tf.concat([vector, *flat], axis=0)
 
+    def logs(self, sums: np.ndarray, reports: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Averages over some steps, under Keras' names.
+
+        Args:
+            sums: ``Averages.sums()``.
+            reports: The reports behind them, as far as they are known.
+        """
+        rows = sums[self.ROWS]
+        names = {self.LOSS: "loss"}
+        names |= {self.FIXED + i: name for i, name in enumerate(self.outputs)}
+        logs = {name: float(sums[place] / rows) for place, name in names.items()}
+        state, place = [], self.FIXED + len(self.outputs)
+        for shape in self.metric_shapes:
+            size = int(np.prod(shape))
+            state.append(sums[place : place + size].reshape(shape))
+            place += size
+        return logs | keras_compat.metric_results(self.model, state)
+
 
 class Averages:
     """Averages over the rows of an epoch so far.
@@ -108,14 +126,4 @@ class Averages:
         Returns:
             ``loss``, the losses of several outputs, and the metrics.
         """
-        layout, total = self.layout, self.sums()
-        rows = total[layout.ROWS]
-        names = {layout.LOSS: "loss"}
-        names |= {layout.FIXED + i: name for i, name in enumerate(layout.outputs)}
-        logs = {name: float(total[place] / rows) for place, name in names.items()}
-        state, place = [], layout.FIXED + len(layout.outputs)
-        for shape in layout.metric_shapes:
-            size = int(np.prod(shape))
-            state.append(total[place : place + size].reshape(shape))
-            place += size
-        return logs | keras_compat.metric_results(layout.model, state)
+        return self.layout.logs(self.sums(), self._reports)

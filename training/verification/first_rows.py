@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from collective.training.input.pipeline import Batch
+from collective.training.input.batches import Batches
+from collective.training.input.pipeline import Batch, Input
 from collective.training.input.source import Source
 from collective.training.step_inputs import Rows
 
@@ -36,6 +37,18 @@ def read_rows(source: Source, numbers: np.ndarray) -> Rows | None:
     if not tf.nest.flatten(parts[0]):
         return None
     return Rows(*parts)
+
+
+def first_rows(inputs: Input | Batches, most: int) -> Rows | None:
+    """The first rows of the first batch; made up where they can be read once only.
+
+    Returns:
+        At most ``most`` rows; None where they are no plain tensors.
+    """
+    rows = None
+    if isinstance(inputs, Input):
+        rows = read_rows(inputs.source, inputs.plan.row_numbers(0, 1)[:most])
+    return made_up_rows(inputs.spec, most) if rows is None else rows
 
 
 def made_up_rows(spec: Batch, number: int) -> Rows | None:

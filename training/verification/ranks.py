@@ -17,6 +17,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import exchange
+from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.input.source import checksum
 from collective.training.verification.code_digest import describe, short
@@ -29,8 +30,8 @@ _WHOLE_BYTES, _SAMPLED_ROWS = 16 << 20, 64
 
 def compare_data(
     backend: Backend,
-    inputs: Input,
-    validation: Input | None,
+    inputs: Input | Batches,
+    validation: Input | Batches | None,
     settings: Mapping[str, Any],
 ) -> None:
     """Refuses ranks with other data or another plan; every rank calls it.

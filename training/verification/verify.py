@@ -20,13 +20,14 @@ from collective.errors import UsageError
 from collective.launch import versions
 from collective.log import log
 from collective.training import exchange
+from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
 from collective.training.step_inputs import Rows
 from collective.training.step_plan import StepPlan
 from collective.training.verification import plan_cache
 from collective.training.verification.check import Check, NotComparable
-from collective.training.verification.first_rows import count, made_up_rows, read_rows
+from collective.training.verification.first_rows import count, first_rows
 from collective.training.verification.model_description import describe_model
 from collective.training.verification.pieces import untraced
 
@@ -41,8 +42,8 @@ _MOST_BYTES = 2 << 30
 def verify_step(
     prepared: PreparedModel,
     backend: Backend,
-    inputs: Input,
-    validation: Input | None = None,
+    inputs: Input | Batches,
+    validation: Input | Batches | None = None,
     *,
     accumulate: int = 1,
     seed: int = 0,
@@ -97,8 +98,8 @@ def verify_step(
 def _found(
     prepared: PreparedModel,
     backend: Backend,
-    inputs: Input,
-    validation: Input | None,
+    inputs: Input | Batches,
+    validation: Input | Batches | None,
     sizes: Sequence[int],
     seed: int,
 ) -> dict[str, Any]:
@@ -118,17 +119,17 @@ def _found(
 def _plan(
     prepared: PreparedModel,
     backend: Backend,
-    inputs: Input,
-    validation: Input | None,
+    inputs: Input | Batches,
+    validation: Input | Batches | None,
     sizes: Sequence[int],
     seed: int,
 ) -> tuple[StepPlan, str]:
     """The plan, and how it was found."""
     _check_comparable(prepared, backend)
-    rows = _first_rows(inputs, sum(sizes))
+    rows = first_rows(inputs, sum(sizes))
     if rows is None:
         raise NotComparable("its data are no plain tensors, or can be read once only")
-    tested = None if validation is None else _first_rows(validation, sum(sizes))
+    tested = None if validation is None else first_rows(validation, sum(sizes))
     sizes = _fitted(sizes, count(rows))
     key = plan_cache.key_of(_description(prepared.model, rows, tested, sizes))
     known = plan_cache.read(key)
@@ -141,11 +142,10 @@ def _plan(
         plan = Check(step, rows, tested, sizes).run()
     except NotComparable:
         # A model may need a number of rows: that of a whole batch.
-        total = getattr(inputs, "global_batch_size", None)
-        if total is None:
+        if not isinstance(inputs, Input):
             raise
-        total = min(total, inputs.rows)
-        more = _first_rows(inputs, total)
+        total = min(inputs.global_batch_size, inputs.rows)
+        more = first_rows(inputs, total)
         if more is None or count(more) == count(rows):
             raise
         plan = Check(step, more, None, _fitted(sizes, count(more))).run()
@@ -165,14 +165,6 @@ def _check_comparable(prepared: PreparedModel, backend: Backend) -> None:
     )
     if size > _MOST_BYTES:
         raise NotComparable(f"its gradients have {size >> 30} GiB")
-
-
-def _first_rows(inputs: Any, most: int) -> Rows | None:
-    """The first rows of the first batch; made up where they can be read once only."""
-    rows = None
-    if isinstance(inputs, Input):
-        rows = read_rows(inputs.source, inputs.plan.row_numbers(0, 1)[:most])
-    return made_up_rows(inputs.spec, most) if rows is None else rows
 
 
 def _fitted(sizes: Sequence[int], rows: int) -> list[int]:

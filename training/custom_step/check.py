@@ -1,0 +1,226 @@
+"""A user's own step proves itself before it trains.
+
+All ranks run it on a few rows in pieces of unequal size; rank 0 runs it on the same rows
+in one piece, as Keras would. Gradients that reach an optimizer, metrics, returned values
+and state must agree. Everything is undone afterwards. Random numbers depend on the row
+alone meanwhile, so that models with noise are compared, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import CollectiveError, UsageError
+from collective.training import keras_compat
+from collective.training.custom_step.data import packed
+from collective.training.custom_step.refusals import DROP_IN
+from collective.training.custom_step.step import CustomStep
+from collective.training.custom_step.trial import Trial, Values, run, undone
+from collective.training.exchange import gather
+from collective.training.input.batches import Batches
+from collective.training.input.pipeline import Batch, Input
+from collective.training.input.plan import share
+from collective.training.step_inputs import Rows
+from collective.training.variables import broadcast_model
+from collective.training.verification.first_rows import first_rows
+
+# Rows of each replica: unlike each other, and unlike most widths of a network.
+PIECES = (11, 7, 13, 5)
+LONGEST = 2000  # bytes of a message
+
+
+def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
+    """Compares the step with Keras' own; every rank calls it.
+
+    Args:
+        step: Of a model all of whose variables exist.
+        inputs: The training's.
+
+    Returns:
+        Lines for the user; none with one replica, whose step is Keras' own.
+
+    Raises:
+        UsageError: On every rank, naming what differs.
+    """
+    backend, model = step.backend, step.model
+    if backend.most_replicas == 1:
+        return []
+    begin = time.perf_counter()
+    broadcast_model(model, backend)
+    whole = first_rows(inputs, sum(PIECES))
+    if whole is None:
+        return [
+            "its train_step is not compared with Keras': the data are no plain tensors"
+        ]
+    cut = _cut(len(tf.nest.flatten(whole.x)[0]), backend.replicas)
+    start, stop = cut[backend.rank], cut[backend.rank + 1]
+    state = step.local.state
+    noise = keras_compat.FixedNoise(start, stop, cut[-1])
+    mine = tf.nest.map_structure(lambda t: t[start:stop], whole)
+    with undone(model, state) as variables:
+        with keras_compat.fixed_noise(noise), _explained(model):
+            ours = run(model, state, lambda: step.try_on(_batch(mine, cut[-1])))
+        differing = _differing(backend, variables)
+    problem = ""
+    if differing:
+        problem = (
+            f"it leaves other values in {differing!r} on each rank; it writes what it "
+            "has computed from its part of the rows"
+        )
+    elif backend.rank == 0:
+        problem = _compare_with_keras(model, state, whole, cut[-1], ours)
+    problem = _of_rank_zero(backend, problem)
+    if problem:
+        raise UsageError(
+            f"model {model.name!r}: its train_step on {cut[-1]} rows cut into "
+            f"{backend.replicas} pieces is not that on the rows in one piece: {problem}",
+            hint=f"take means over rows, and couple no rows of a batch; or {DROP_IN}; "
+            "or verify=False, where that is what you mean",
+        )
+    seconds = time.perf_counter() - begin
+    sizes = [b - a for a, b in itertools.pairwise(cut)]
+    lines = [
+        f"train_step of {model.name!r}: the same on {cut[-1]} rows in pieces of "
+        f"{', '.join(map(str, sizes))} as in one piece ({seconds:.1f} s)"
+    ]
+    if noise.used:
+        lines.append(
+            "random numbers and batch statistics are each replica's own: they depend "
+            "on the number of replicas"
+        )
+    return lines
+
+
+@contextlib.contextmanager
+def _explained(model: keras.Model) -> Iterator[None]:
+    """Says that it is the check that failed, which runs the step eagerly."""
+    try:
+        yield
+    except CollectiveError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the train_step of model {model.name!r} could not be run eagerly, to "
+            f"compare it before it trains: {type(error).__name__}: {error}",
+            hint="verify=False trains without the comparison",
+            everywhere=False,
+        ) from error
+
+
+def _cut(rows: int, replicas: int) -> list[int]:
+    """Where the replicas' pieces begin, and the last one stops."""
+    if replicas <= len(PIECES) and sum(PIECES[:replicas]) <= rows:
+        return [sum(PIECES[:r]) for r in range(replicas + 1)]
+    total = min(rows, 2 * replicas + 1)
+    return [share(total, r, replicas)[0] for r in range(replicas)] + [total]
+
+
+def _batch(rows: Rows, total: int) -> Batch:
+    return Batch(*rows, tf.constant(total, tf.int64), ())
+
+
+def _differing(backend: Backend, variables: list[Any]) -> str:
+    """The first variable whose value is not the same on all ranks; or nothing."""
+    sums = [
+        zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(v)).tobytes())
+        for v in variables
+    ]
+    by_rank = gather(backend, np.array(sums, np.float64))
+    differ = np.flatnonzero(np.any(by_rank != by_rank[0], axis=0))
+    names = [str(getattr(v, "path", v.name)) for v in variables]
+    return names[differ[0]] if differ.size else ""
+
+
+def _compare_with_keras(
+    model: keras.Model, state: list[Any], whole: Rows, total: int, ours: Trial
+) -> str:
+    """On rank 0: what differs, in words; nothing where all agrees."""
+    rows = tf.nest.map_structure(lambda t: t[:total], whole)
+
+    def step() -> dict[str, Any]:
+        with keras_compat.intercept(keras_compat.Hooks()):
+            return dict(model.train_step(packed(rows)))
+
+    noise = keras_compat.FixedNoise(0, total, total)
+    with undone(model, state), keras_compat.fixed_noise(noise), _explained(model):
+        return differences(ours, run(model, state, step))
+
+
+def differences(ours: Trial, keras_trial: Trial) -> str:
+    """The first thing in which two trials differ beyond rounding, in words."""
+    kinds: list[tuple[str, Values, Values, Callable[[str], str]]] = [
+        (
+            "the gradient of {} differs by {:.2g} of its size; a loss couples rows of "
+            "the batch, or sums over them",
+            ours.gradients,
+            keras_trial.gradients,
+            lambda key: " for ".join(map(repr, key.split("|")[:2])),
+        ),
+        (
+            "the metric variable {} differs by {:.2g} of its size; it is no sum over rows",
+            ours.metrics,
+            keras_trial.metrics,
+            repr,
+        ),
+        (
+            "the state {} differs by {:.2g} of its size; it is no mean over rows",
+            ours.state,
+            keras_trial.state,
+            lambda key: repr(key.split("|")[0]),
+        ),
+        (
+            "the returned {} differs by {:.2g} of its size; it is no mean over rows and "
+            "no metric's result",
+            ours.logs,
+            keras_trial.logs,
+            repr,
+        ),
+    ]
+    for text, mine, theirs, name in kinds:
+        if set(mine) != set(theirs):
+            odd = sorted(set(mine) ^ set(theirs))[0]
+            return f"{name(odd)} is there in one case only"
+        worst, by = _worst(mine, theirs)
+        if by > 1:
+            return text.format(name(worst), by * _tolerance(theirs[worst]))
+    return ""
+
+
+def _worst(mine: Values, theirs: Values) -> tuple[str, float]:
+    """Where the values differ most, and how many tolerances."""
+    largest = max((np.abs(v).max(initial=0) for v in theirs.values()), default=0)
+    worst, most = "", 0.0
+    for key, value in theirs.items():
+        if keras_compat.SEED_STATE in key or not np.issubdtype(value.dtype, np.number):
+            continue
+        value = value.astype(np.float64)
+        # What is small beside all others is made of what cancels out.
+        scale = max(np.abs(value).max(initial=0), 1e-4 * largest, 1e-30)
+        by = np.abs(mine[key].astype(np.float64) - value).max(initial=0) / scale
+        by = by / _tolerance(theirs[key]) if np.isfinite(by) else 0.0
+        if by > most:
+            worst, most = key, by
+    return worst, most
+
+
+def _tolerance(value: np.ndarray) -> float:
+    """Relative rounding that a few operations may add up to."""
+    half = keras.config.dtype_policy().name.startswith("mixed_")
+    return 0.05 if half else 1e-7 if value.dtype == np.float64 else 2e-3
+
+
+def _of_rank_zero(backend: Backend, text: str) -> str:
+    """Rank 0's text, on every rank."""
+    data = text.encode()[:LONGEST].ljust(LONGEST, b"\0")
+    sent = backend.broadcast_array(np.frombuffer(data, np.uint8))
+    return bytes(sent).rstrip(b"\0").decode(errors="ignore")

@@ -1,0 +1,269 @@
+"""One replica inside a user's own step: what is summed over replicas, and where.
+
+Replica r has n_r of the N rows of the global batch; s_r = n_r / N is its share. The
+user's code computes means over its n_r rows. The mean over all N rows is
+
+    sum_r s_r mean_r,
+
+so gradients are multiplied by s_r and summed. This is a weighted mean of the replicas'
+gradients: applied to gradients that are equal on all replicas, it changes nothing. A
+gradient may therefore pass here twice, and never counts twice.
+
+They are summed where ``tape.gradient`` returns them, so that code that clips or logs
+gradients has those of the global batch, as in one process. What reaches an optimizer
+and is not such a sum (made without a tape, or changed since) is summed there.
+
+Losses keep their meaning as means over the replica's rows. Where the denominator is not
+the number of rows, the value is scaled so that the formula above holds:
+
+    masks, weighted means:  total_r / W   * 1 / s_r,   W = sum_r W_r, one all-reduce
+    sums over rows:         total_r       * 1 / s_r
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training import finite, keras_compat
+from collective.training.keras_compat.interception import Hooks
+from collective.training.reduction import sum_tensors
+
+
+class Share(NamedTuple):
+    """A replica's part of a global batch.
+
+    Attributes:
+        rows: int64 scalar, its rows; 0 where the batch has fewer rows than replicas.
+        global_rows: int64 scalar.
+        number: int64 scalar, of the step.
+        replica: int64 scalar.
+    """
+
+    rows: tf.Tensor
+    global_rows: tf.Tensor
+    number: tf.Tensor
+    replica: tf.Tensor
+
+    def of(self, tensor: Any, dtype: tf.DType | None = None) -> tf.Tensor:
+        """The tensor times the share; zero without rows, whatever the tensor is."""
+        dtype = dtype or tensor.dtype
+        share = tf.cast(self.rows, tf.float64) / tf.cast(self.global_rows, tf.float64)
+        return tf.math.multiply_no_nan(tf.cast(tensor, dtype), tf.cast(share, dtype))
+
+    def undone(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor divided by the share; zero without rows."""
+        inverse = tf.math.divide_no_nan(
+            tf.cast(self.global_rows, tf.float64), tf.cast(self.rows, tf.float64)
+        )
+        return tensor * tf.cast(inverse, tensor.dtype)
+
+    def if_any(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor; zero without rows."""
+        return tf.where(self.rows > 0, tensor, tf.zeros_like(tensor))
+
+
+class OrderedSums:
+    """All-reduces that run in the order of the program, on every rank.
+
+    TensorFlow orders operations that use the same variable, also within the branches of
+    a condition; two all-reduces otherwise have no order.
+
+    Args:
+        backend: Sums.
+    """
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+        with tf.device("CPU"):
+            self.order = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def __call__(
+        self, tensors: Sequence[tf.Tensor], gradients: int = 0
+    ) -> list[tf.Tensor]:
+        """Sums tensors of one dtype; the first ``gradients`` of them are gradients."""
+        with tf.control_dependencies(list(tensors)):
+            begin = self.order.assign_add(1, read_value=False)
+        with tf.control_dependencies([begin]):
+            tensors = [tf.identity(t) for t in tensors]
+        totals = sum_tensors(self.backend, tensors, list(range(gradients)))
+        with tf.control_dependencies(totals):
+            self.order.assign_add(1, read_value=False)
+        return totals
+
+
+class ReplicaHooks(Hooks):
+    """What one replica does at the intercepted calls of one step.
+
+    Args:
+        sums: Sums over replicas, in order.
+        share: This replica's.
+        seed: Of random numbers, with step and replica.
+
+    Attributes:
+        updated: ids of the TensorFlow variables that optimizers write: equal on all
+            replicas without another sum.
+        paths: Names of the variables of all gradients, in the order in which
+            ``finite.locate`` numbers them.
+    """
+
+    def __init__(self, sums: OrderedSums, share: Share, seed: int):
+        self.sums = sums
+        self.backend = sums.backend
+        self.alone = self.backend.most_replicas == 1
+        self.share = share
+        self.seed = seed
+        self.updated: set[int] = set()
+        self.paths: list[str] = []
+        self._global: dict[int, Any] = {}  # tensors that are sums already, by id
+        self._located: list[tf.Tensor] = []
+
+    def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Sums them over the replicas."""
+        dense = [_dense(g, v) for g, v in zip(gradients, variables, strict=True)]
+        if self.alone:
+            self._global |= {id(g): g for g in dense}
+            return dense
+        dtype = _widest([g.dtype for g in dense])
+        local = [self.share.of(g, dtype) for g in dense]
+        place = self._locate(local, variables)
+        *totals, located = self.sums([*local, tf.cast(place, dtype)], len(local))
+        self._located.append(located)
+        summed = [tf.cast(t, g.dtype) for t, g in zip(totals, dense, strict=True)]
+        self._global |= {id(total): total for total in summed}
+        return summed
+
+    def _locate(self, local: list[tf.Tensor], variables: list[Any]) -> tf.Tensor:
+        """As ``finite.locate``; variables are counted over all gradients of the step."""
+        first = len(self.paths)
+        self.paths += [_path(variable) for variable in variables]
+        place = finite.locate_first(local, self.backend)
+        return tf.where(place > 0, place + first, place)
+
+    def on_apply(
+        self, optimizer: keras.Optimizer, gradients: list[Any], variables: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Sums what is not a sum yet; looks for what is not finite."""
+        given = [i for i, g in enumerate(gradients) if g is not None]
+        if not all(id(gradients[i]) in self._global for i in given):
+            summed = self.on_gradients(
+                [gradients[i] for i in given], [variables[i] for i in given]
+            )
+            for i, total in zip(given, summed, strict=True):
+                gradients[i] = total
+        before: list[Any] = []
+        if not keras_compat.expects_overflow(optimizer):
+            before = self._check(
+                [gradients[i] for i in given], [variables[i] for i in given]
+            )
+        if not optimizer.built:
+            optimizer.build(variables)
+        self.updated |= {id(_tf_variable(v)) for v in variables}
+        self.updated |= {id(_tf_variable(v)) for v in optimizer.variables}
+        return gradients, before
+
+    def _check(self, gradients: list[tf.Tensor], variables: list[Any]) -> list[Any]:
+        """Fails on every replica where one has a gradient that is not finite."""
+        if not gradients:
+            return []
+        if self.alone:
+            located = self._locate(gradients, variables)
+            return finite.check(located, self.share.number, self.backend)
+        sums = [tf.cast(tf.reduce_sum(g), tf.float32) for g in gradients]
+        fine = tf.math.is_finite(tf.add_n(sums))
+        located = tf.one_hot(0, self.backend.most_replicas)  # where nobody knows
+        for seen in filter(_in_scope, self._located):
+            found = tf.reduce_any(seen > 0)
+            located = tf.where(found, tf.cast(seen, tf.float32), located)
+        located = tf.where(fine, tf.zeros_like(located), located)
+        return finite.check(located, self.share.number, self.backend)
+
+    def on_scalar(self, weight: Any) -> Any:
+        """Counts the number by the share of the rows that it was computed from."""
+        if self.alone:
+            return weight
+        share = self.share.of(tf.ones([], keras.config.floatx()))
+        return share if weight is None else share * weight
+
+    def on_loss(
+        self, loss: Any, values: Any, weight: Any, mask: Any, reduction: str
+    ) -> Any:
+        """Scales a loss that is no mean over the rows."""
+        if self.alone:
+            return loss
+        if reduction == "sum":
+            return self.share.undone(loss)
+        averages = reduction == "mean_with_sample_weight" and weight is not None
+        means = reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+        if not (averages or (mask is not None and means)):
+            return loss
+        own = self.share.if_any(
+            _denominator(loss.dtype, values, weight, mask, averages)
+        )
+        (total,) = self.sums([tf.stop_gradient(own)])
+        return self.share.undone(loss * tf.math.divide_no_nan(own, total))
+
+    def on_seed(self, seed: Any) -> Any:
+        """Another stream of numbers for each seed, step and replica.
+
+        One replica has the numbers of Keras' own training.
+        """
+        if self.alone:
+            return seed
+        fold = tf.random.experimental.stateless_fold_in
+        key = tf.constant([self.seed % 2**31, 0], tf.int32)
+        numbers = [self.share.number, self.share.replica, *tf.unstack(seed)]
+        for number in numbers:
+            key = fold(key, tf.cast(number, tf.int32))
+        return tf.cast(key, seed.dtype)
+
+
+def _denominator(
+    dtype: tf.DType, values: Any, weight: Any, mask: Any, averages: bool
+) -> tf.Tensor:
+    """By what Keras divides the sum of the values: a scalar of this dtype."""
+    if not averages:
+        return tf.reduce_sum(tf.cast(mask, dtype))
+    weight = tf.cast(weight, dtype)
+    if mask is not None:
+        mask, weight = keras_compat.same_rank(tf.cast(mask, dtype), weight)
+        weight = weight * mask
+    return tf.reduce_sum(keras_compat.same_rank(tf.cast(values, dtype), weight)[1])
+
+
+def _dense(gradient: Any, variable: Any) -> tf.Tensor:
+    """As a tensor: repeated rows of IndexedSlices are summed."""
+    dense = tf.convert_to_tensor(gradient)
+    if not tf.executing_eagerly():
+        dense.set_shape(variable.shape)
+    return dense
+
+
+def _widest(dtypes: Sequence[tf.DType]) -> tf.DType:
+    return tf.float64 if tf.float64 in dtypes else tf.float32
+
+
+def _path(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))
+
+
+def _tf_variable(variable: Any) -> tf.Variable:
+    return (
+        keras_compat.tf_variable(variable)
+        if isinstance(variable, keras.Variable)
+        else variable
+    )
+
+
+def _in_scope(tensor: Any) -> bool:
+    """Whether a tensor of an earlier place can be used here: not one of a branch."""
+    if tf.executing_eagerly():
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not tensor.graph:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None

@@ -1,0 +1,265 @@
+"""Calls that a user's own ``train_step`` makes, each with a hook.
+
+The hooks are in place while the step is traced, or while it runs eagerly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+from keras.src.metrics import reduction_metrics
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random.seed_generator import SeedGenerator
+from tensorflow.python.autograph.core import converter
+from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.eager import record
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+# Functions of these packages are not the user's: they are left as they are.
+_LIBRARIES = ("tensorflow", "keras", "collective")
+
+
+class Hooks:
+    """What happens at the intercepted calls; here, nothing is changed."""
+
+    def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """``tape.gradient`` of variables, with no outer tape that records.
+
+        Args:
+            gradients: Tensors or ``tf.IndexedSlices``; none is None.
+            variables: As long.
+        """
+        return gradients
+
+    def on_apply(
+        self, optimizer: keras.Optimizer, gradients: list[Any], variables: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """``optimizer.apply``; some gradients may be None.
+
+        Returns:
+            The gradients to apply, and operations that every write waits for.
+        """
+        return gradients, []
+
+    def on_scalar(self, weight: Any) -> Any:
+        """A ``Mean`` or ``Sum`` given one number for the whole batch.
+
+        Args:
+            weight: Its ``sample_weight``, or None.
+
+        Returns:
+            The weight to use.
+        """
+        return weight
+
+    def on_loss(
+        self, loss: Any, values: Any, weight: Any, mask: Any, reduction: str
+    ) -> Any:
+        """The reduced value of a Keras loss, and what it was made of."""
+        return loss
+
+    def on_seed(self, seed: Any) -> Any:
+        """A seed that a ``SeedGenerator`` gives; int, shape ``[2]``."""
+        return seed
+
+
+class MetricResults:
+    """Which tensors are results of metrics."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Any, keras.metrics.Metric, str | None]] = {}
+
+    def add(self, metric: keras.metrics.Metric, result: Any) -> None:
+        """Notes what ``metric.result()`` returned."""
+        parts = result.items() if isinstance(result, dict) else [(None, result)]
+        for key, tensor in parts:
+            self._found[id(tensor)] = tensor, metric, key  # kept, or ids would repeat
+
+    def source(self, tensor: Any) -> tuple[keras.metrics.Metric, str | None] | None:
+        """The metric whose result it is, and its key where the result is a dict."""
+        _, *source = self._found.get(id(tensor), (None,))
+        return (source[0], source[1]) if source else None
+
+
+@contextlib.contextmanager
+def intercept(
+    hooks: Hooks, metrics: Sequence[keras.metrics.Metric] = ()
+) -> Iterator[MetricResults]:
+    """Inside, the calls of a step go through hooks.
+
+    A ``tf.function`` of the user's that is called inside is inlined: a cached trace
+    would be without hooks, or with those of another step.
+
+    Args:
+        hooks: The hooks.
+        metrics: The model's, whose results are noted.
+
+    Yields:
+        Results of the metrics, as they are computed.
+    """
+    results = MetricResults()
+    with contextlib.ExitStack() as stack:
+
+        def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+            stack.enter_context(
+                mock.patch.object(owner, name, make(getattr(owner, name)))
+            )
+
+        nested = _Nested()
+        replace(tf.GradientTape, "gradient", lambda f: _gradient(f, hooks, nested))
+        for name in ("jacobian", "batch_jacobian"):
+            replace(tf.GradientTape, name, nested.entering)
+        applying = _Nested()
+        for optimizer in (BaseOptimizer, keras.optimizers.LossScaleOptimizer):
+            replace(optimizer, "apply", lambda f: _apply(f, hooks, applying))
+        for metric in (reduction_metrics.Mean, reduction_metrics.Sum):
+            replace(metric, "update_state", lambda f: _update_state(f, hooks))
+        for kind in {type(metric) for metric in metrics}:
+            replace(kind, "result", lambda f: _result(f, results))
+        replace(keras_loss, "reduce_weighted_values", lambda f: _reduce(f, hooks))
+        replace(
+            SeedGenerator,
+            "next",
+            lambda f: lambda self, ordered=True: hooks.on_seed(f(self, ordered)),
+        )
+        replace(polymorphic_function.Function, "__call__", _inlined)
+        yield results
+
+
+@contextlib.contextmanager
+def record_applied(
+    applied: list[tuple[str, keras.Optimizer, list[Any], list[Any]]],
+) -> Iterator[None]:
+    """Inside, notes what reaches optimizers: name, optimizer, gradients, variables.
+
+    Used around ``intercept``, it sees what the hooks have made of the gradients.
+    """
+    original = BaseOptimizer.apply
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        variables = trainable_variables
+        if variables is None:
+            variables = self._trainable_variables
+        applied.append((self.name, self, list(grads), list(variables)))
+        return original(self, grads, trainable_variables)
+
+    with mock.patch.object(BaseOptimizer, "apply", apply):
+        yield
+
+
+def records_gradients() -> bool:
+    """Whether some ``tf.GradientTape`` records what is computed now."""
+    return bool(record.could_possibly_record())
+
+
+class _Nested:
+    """Whether a call is made by an intercepted one."""
+
+    def __init__(self) -> None:
+        self.inside = False
+
+    def entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function; calls that it makes are nested."""
+
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            before, self.inside = self.inside, True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.inside = before
+
+        return entered
+
+
+def _gradient(original: Any, hooks: Hooks, nested: _Nested) -> Any:
+    def gradient(
+        tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        alone = not nested.inside
+        result = nested.entering(original)(tape, target, sources, *args, **kwargs)
+        if not alone or records_gradients():
+            return result  # an outer tape differentiates it: not summed yet
+        flat, variables = tf.nest.flatten(result), tf.nest.flatten(sources)
+        places = [
+            i
+            for i, (g, v) in enumerate(zip(flat, variables, strict=True))
+            if g is not None and isinstance(v, keras.Variable | tf.Variable)
+        ]
+        if places:
+            summed = hooks.on_gradients(
+                [flat[i] for i in places], [variables[i] for i in places]
+            )
+            for i, total in zip(places, summed, strict=True):
+                flat[i] = total
+        return tf.nest.pack_sequence_as(sources, flat)
+
+    return gradient
+
+
+def _apply(original: Any, hooks: Hooks, nested: _Nested) -> Any:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if nested.inside:  # of the optimizer inside this one
+            return original(self, grads, trainable_variables)
+        variables = trainable_variables
+        if variables is None:
+            variables = getattr(self, "inner_optimizer", self)._trainable_variables
+        variables = list(variables)
+        gradients, before = hooks.on_apply(self, list(grads), variables)
+        with tf.control_dependencies(before):
+            return nested.entering(original)(self, gradients, variables)
+
+    return apply
+
+
+def _update_state(original: Any, hooks: Hooks) -> Any:
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        if getattr(values, "shape", None) is None:
+            values = keras.ops.convert_to_tensor(values)
+        # A tensor is a number of rows, as in Keras' own step.
+        if len(values.shape) == 0 and not tf.is_tensor(sample_weight):
+            sample_weight = hooks.on_scalar(sample_weight)
+        return original(self, values, sample_weight)
+
+    return update_state
+
+
+def _result(original: Any, results: MetricResults) -> Any:
+    def result(self: Any) -> Any:
+        value = original(self)
+        results.add(self, value)
+        return value
+
+    return result
+
+
+def _reduce(original: Any, hooks: Hooks) -> Any:
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        loss = original(values, sample_weight, mask, reduction, dtype)
+        return hooks.on_loss(loss, values, sample_weight, mask, reduction)
+
+    return reduce_weighted_values
+
+
+def _inlined(original: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        body = self.python_function
+        if (getattr(body, "__module__", None) or "").split(".")[0] in _LIBRARIES:
+            return original(self, *args, **kwargs)
+        if not self._autograph:
+            return body(*args, **kwargs)
+        options = converter.ConversionOptions(recursive=True, user_requested=True)
+        return autograph.converted_call(body, args, kwargs, options=options)
+
+    return call
