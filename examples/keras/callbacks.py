@@ -37,7 +37,8 @@ def main():
         metrics=["accuracy"],
     )
 
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.gettempdir(), "keras-callbacks")
+    folder.mkdir(exist_ok=True)
     norms = Norms()
     history = model.fit(
         x,

@@ -14,6 +14,7 @@ import faulthandler
 import os
 import runpy
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from collective.environment import detect
 PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "keras"
 # A rank that waits for another for so long is stuck: the job ends with its traceback.
 SECONDS = 100
+ALONE_SECONDS = 10
 
 
 def arrays_of(model) -> dict[str, np.ndarray]:
@@ -56,15 +58,25 @@ def saved_as(name: str) -> str:
     return f"{name}.weights.h5" if name == "own_metrics" else f"{name}.keras"
 
 
+def end_if_alone(name: str, folder: Path, size: int) -> None:
+    """After an error that not all ranks have: ends the job, whose ranks are apart."""
+    deadline = time.monotonic() + ALONE_SECONDS
+    while len(list(folder.glob(f"{name}.*.error"))) < size:
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(0.1)
+
+
 def main() -> None:
-    folder, rank = Path(sys.argv[1]), detect().rank
+    folder, place = Path(sys.argv[1]), detect()
     for name in sys.argv[2:]:
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
-            run(name, folder, rank)
+            run(name, folder, place.rank)
         except Exception:
             error = traceback.format_exc()
-            (folder / f"{name}.{rank}.error").write_text(error)
+            (folder / f"{name}.{place.rank}.error").write_text(error)
+            end_if_alone(name, folder, place.size)
     faulthandler.cancel_dump_traceback_later()
 
 
