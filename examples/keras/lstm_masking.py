@@ -26,6 +26,7 @@ def make_dataset():
         tf.TensorSpec((None,), tf.int32),
     )
     data = tf.data.Dataset.from_generator(sequences, output_signature=signature)
+    data = data.apply(tf.data.experimental.assert_cardinality(ROWS))
     return data.padded_batch(16)
 
 
