@@ -28,7 +28,7 @@ def main():
     model.add(layers.GlobalAveragePooling2D())
     model.add(layers.Dense(4))
     model.compile(
-        keras.optimizers.SGD(0.1, momentum=0.9),
+        keras.optimizers.SGD(0.05, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

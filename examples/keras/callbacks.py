@@ -32,7 +32,7 @@ def main():
         [keras.Input((10,)), layers.Dense(64, "relu"), layers.Dense(2, "softmax")]
     )
     model.compile(
-        keras.optimizers.SGD(0.4, momentum=0.9),
+        keras.optimizers.SGD(0.2, momentum=0.9),
         "sparse_categorical_crossentropy",
         metrics=["accuracy"],
     )

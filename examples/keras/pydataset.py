@@ -40,7 +40,7 @@ def main():
         ]
     )
     model.compile(
-        keras.optimizers.SGD(0.2, momentum=0.9),
+        keras.optimizers.SGD(0.1, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         weighted_metrics=["accuracy"],
