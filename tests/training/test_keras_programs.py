@@ -186,16 +186,7 @@ def check(folder, stock, backend, ranks, precision, names):
     wanted = stock(precision, names)
     for name in names:
         assert differences(wanted, wanted, name, 0, precision) == "", "stock Keras"
-    runner = ["-m", "collective.distribute", "--backend", backend]
-    start = [*launch.command(backend, ranks), sys.executable, *runner]
-    printed, remaining = "", list(names)
-    while remaining:  # after a program in which the job ended, the others
-        job = [*start, DRIVER, str(folder), *remaining]
-        printed += run(job, folder, precision, len(remaining))
-        ended = [n for n in remaining if finished(folder, n, ranks)]
-        remaining = (
-            remaining[remaining.index(ended[-1]) + 2 :] if ended else remaining[1:]
-        )
+    printed = train(folder, backend, ranks, precision, names)
     wrong = {
         f"{name} on rank {rank}": text
         for name in names
@@ -206,6 +197,19 @@ def check(folder, stock, backend, ranks, precision, names):
     assert not wrong, f"{table}\n{printed}"
     saved = [n for n in names if not (folder / saved_as(n)).exists()]
     assert saved == [], "saved nothing"
+
+
+def train(folder, backend, ranks, precision, names):
+    """Trains programs on ranks, in as few jobs as can be; returns what they printed."""
+    runner = [sys.executable, "-m", "collective.distribute", "--backend", backend]
+    start = [*launch.command(backend, ranks), *runner, DRIVER, str(folder)]
+    printed, remaining = "", list(names)
+    while remaining:
+        printed += run([*start, *remaining], folder, precision, len(remaining))
+        # Where a job has ended before its last program, the next begins behind it.
+        ended = [i for i, n in enumerate(remaining) if finished(folder, n, ranks)]
+        remaining = remaining[max(ended, default=-1) + 2 :]
+    return printed
 
 
 def finished(folder: Path, name: str, ranks: int) -> bool:
