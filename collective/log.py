@@ -22,3 +22,4 @@ log = logging.getLogger("collective")
 if not log.handlers:
     log.addHandler(_ToStderr())
     log.propagate = False
+    log.setLevel(logging.INFO)

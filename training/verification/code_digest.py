@@ -87,6 +87,7 @@ class _Describer:
         kind = self.of(type(value), depth)
         config = config_of(value)
         if config is not None:
+            config = {k: v for k, v in config.items() if k not in ("name", "seed")}
             return f"{kind}{self.of(config, depth)}"
         attributes = getattr(value, "__dict__", {}) if _is_users(type(value)) else {}
         return kind + self._items(sorted(attributes.items()), depth)

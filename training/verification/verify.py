@@ -64,7 +64,8 @@ def verify_step(
         validation: What will be evaluated; None for nothing.
         accumulate: Micro-batches per update and replica.
         seed: Of random layers.
-        enabled: False: nothing is done. So it is with ``COLLECTIVE_VERIFY=0``.
+        enabled: False: nothing is done. So it is with ``COLLECTIVE_VERIFY=0``. That of
+            rank 0 counts.
         verbose: 0: nothing is printed.
         pieces: Sizes to cut the rows into; by default unevenly where several replicas or
             micro-batches share a batch, else not at all.
@@ -76,10 +77,10 @@ def verify_step(
         UsageError: On every rank: the step would train another model than Keras', and
             why it probably does.
     """
-    if not enabled or os.environ.get(VARIABLE) == "0":
-        return StepPlan()
-    found: dict[str, Any] = {}
-    if backend.rank == 0:
+    # Rank 0 decides, so that no rank waits where a variable is not set on all hosts.
+    found: dict[str, Any] = {"plan": asdict(StepPlan()), "line": None}
+    enabled = enabled and os.environ.get(VARIABLE) != "0"
+    if backend.rank == 0 and enabled:
         cut = accumulate > 1 or backend.most_replicas > 1
         sizes = pieces or (_PIECES if cut else (_ROWS,))
         with backend.only_rank_zero("the comparison with Keras' own step"):
@@ -91,7 +92,8 @@ def verify_step(
     plan = StepPlan(**(found["plan"] | {"notes": tuple(found["plan"]["notes"])}))
     if backend.rank == 0 and str(verbose) != "0":
         for line in (*plan.notes, found["line"]):
-            log.info(line)
+            if line is not None:
+                log.info(line)
     return plan
 
 
