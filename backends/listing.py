@@ -46,7 +46,7 @@ def _texts(name: str, found: Availability, group: str) -> Iterator[str]:
 
 def _entry(name: str, texts: list[str], width: int) -> list[str]:
     """A backend's lines; only the first has its name."""
-    lines = []
+    lines: list[str] = []
     for text in texts:
         first = f"  {'' if lines else name:<{_NAME}}"
         lines += textwrap.wrap(
