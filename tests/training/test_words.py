@@ -345,7 +345,7 @@ def test_options_in_messages_become_arguments():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_on_ranks(ranks, tmp_path):
     pytest.importorskip("mpi4py")
     paths = [f"tests/training/test_{name}.py" for name in ("words", "kinds", "predict")]
