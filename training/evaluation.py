@@ -24,14 +24,13 @@ from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch
 from collective.training.input.source import Source
 from collective.training.prepared import PreparedModel
+from collective.training.rows import Rows, without_none
 from collective.training.step_inputs import (
     ReplicaRows,
-    Rows,
     Weights,
     read_weights,
     replica_rows,
     weight_specs,
-    without_none,
 )
 from collective.training.step_plan import StepPlan
 

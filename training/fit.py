@@ -183,7 +183,11 @@ def fit(
         )
         inputs = _inputs(given, backend, steps_per_epoch, seed, shuffle, ledger)
         validation = _validation_inputs(given, backend, validation_steps)
-        settings: dict[str, Any] = {"epochs": epochs, "steps": steps, "accumulate": accumulate}
+        settings: dict[str, Any] = {
+            "epochs": epochs,
+            "steps": steps,
+            "accumulate": accumulate,
+        }
         settings["steps_per_epoch"] = steps_per_epoch
         settings["class_weight"] = class_weight
         compare_data(backend, inputs, validation, settings)

@@ -20,7 +20,8 @@ from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.losses import LossSums, loss_sums
 from collective.training.memory.recompute import recompute_blocks
 from collective.training.prepared import PreparedModel
-from collective.training.step_inputs import Rows, Weights
+from collective.training.rows import Rows
+from collective.training.step_inputs import Weights
 from collective.training.step_plan import StepPlan
 
 

@@ -32,7 +32,7 @@ from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
 from collective.training.input.source import Source
 from collective.training.prepared import get_prepared
-from collective.training.step_inputs import without_none
+from collective.training.rows import without_none
 
 
 def predict(

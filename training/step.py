@@ -36,14 +36,13 @@ from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.reduction import StepSums, all_reduce
 from collective.training.reporting.report import Layout
+from collective.training.rows import Rows, without_none
 from collective.training.step_inputs import (
-    Rows,
     StepInputs,
     Weights,
     read_weights,
     replica_rows,
     weight_specs,
-    without_none,
 )
 from collective.training.step_plan import StepPlan
 

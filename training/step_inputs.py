@@ -1,8 +1,4 @@
-"""What goes into one replica's step, as tensors: values of variables, and rows.
-
-Functions with a signature take no None, so ``()`` stands for what a batch does not have.
-"""
-
+"""What goes into one replica's step, as tensors: values of variables, and rows."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -15,6 +11,7 @@ from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.prepared import PreparedModel
+from collective.training.rows import Rows
 
 
 class Weights(NamedTuple):
@@ -27,14 +24,6 @@ class Weights(NamedTuple):
 
     trainable: list[Any]
     state: list[Any]
-
-
-class Rows(NamedTuple):
-    """Rows of a batch: trees of tensors ``[n, ...]``, ``()`` for what is absent."""
-
-    x: Any
-    y: Any
-    sample_weight: Any
 
 
 class StepInputs(NamedTuple):
@@ -87,11 +76,6 @@ def weight_specs(prepared: PreparedModel) -> Weights:
         [tf.TensorSpec(v.shape, v.dtype) for v in prepared.trainable],
         [tf.TensorSpec(v.shape, v.dtype) for v in prepared.state],
     )
-
-
-def without_none(batch: Batch) -> Batch:
-    """The batch with ``()`` for None."""
-    return Batch(*(() if part is None else part for part in batch))
 
 
 def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaRows:

@@ -84,7 +84,10 @@ def _results(
     for launcher, words in LAUNCHERS.items():
         for suite in SUITES:
             if parsed.only in suite:
-                yield f"{launcher} {suite}", *_suite(copy, parsed.checkout, words, suite)
+                yield (
+                    f"{launcher} {suite}",
+                    *_suite(copy, parsed.checkout, words, suite),
+                )
         for example in EXAMPLES:
             elastic = "elastic" in example
             if parsed.only in example and not (elastic and launcher == "mpirun"):

@@ -43,7 +43,9 @@ def main() -> None:
 
     named = [left[name] for name in MODELS if name in left]
     model = max(named or built, key=lambda m: len(m.weights))
-    digest = np.array([float(np.sum(np.abs(w), dtype=np.float64)) for w in model.weights])
+    digest = np.array(
+        [float(np.sum(np.abs(w), dtype=np.float64)) for w in model.weights]
+    )
     assert digest.size
     if not collective.is_initialized():
         raise SystemExit("the example has left the job")

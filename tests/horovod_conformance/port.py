@@ -37,7 +37,7 @@ _SHORTER = (
 )
 
 # Names that are no interface, but that Horovod's tests import.
-_CONFTEST = '''
+_CONFTEST = """
 import tensorflow as tf
 import collective.tensorflow as hvd
 import collective.tensorflow.util
@@ -45,7 +45,7 @@ import collective.tensorflow.util
 hvd._executing_eagerly = tf.executing_eagerly
 collective.tensorflow.util._executing_eagerly = tf.executing_eagerly
 hvd.util = collective.tensorflow.util
-'''
+"""
 
 
 def copy(checkout: Path, target: Path) -> None:

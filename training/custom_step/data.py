@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from collective.training.step_inputs import Rows
+from collective.training.rows import Rows
 
 
 def packed(rows: Rows) -> Any:

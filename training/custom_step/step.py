@@ -24,7 +24,8 @@ from collective.training.custom_step.refusals import check_options
 from collective.training.custom_step.replica import OrderedSums, Share
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
-from collective.training.step_inputs import replica_rows, without_none
+from collective.training.rows import without_none
+from collective.training.step_inputs import replica_rows
 
 
 class CustomStep:

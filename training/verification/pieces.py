@@ -20,8 +20,9 @@ from collective.training.input.pipeline import Batch
 from collective.training.keras_compat import StepOutcome
 from collective.training.prepared import PreparedModel
 from collective.training.reporting.report import Averages
+from collective.training.rows import Rows
 from collective.training.step import Step
-from collective.training.step_inputs import Rows, read_weights
+from collective.training.step_inputs import read_weights
 
 
 class UntracedStep(Step):

@@ -23,7 +23,7 @@ from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
-from collective.training.step_inputs import Rows
+from collective.training.rows import Rows
 from collective.training.step_plan import StepPlan
 from collective.training.verification import plan_cache
 from collective.training.verification.check import Check, NotComparable

@@ -1,0 +1,23 @@
+"""Rows of a batch as what goes into a ``tf.function``.
+
+Functions with a signature take no None, so ``()`` stands for what a batch does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from collective.training.input.pipeline import Batch
+
+
+class Rows(NamedTuple):
+    """Rows of a batch: trees of tensors ``[n, ...]``, ``()`` for what is absent."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+
+
+def without_none(batch: Batch) -> Batch:
+    """The batch with ``()`` for None."""
+    return Batch(*(() if part is None else part for part in batch))
