@@ -212,6 +212,7 @@ def fit(
             validation,
             accumulate=accumulate,
             seed=seed,
+            sync_batch_norm=sync_batch_norm,
             enabled=verify and not own_step,  # that one has a check of its own
             verbose=verbose,
         )

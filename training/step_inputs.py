@@ -1,4 +1,5 @@
 """What goes into one replica's step, as tensors: values of variables, and rows."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple

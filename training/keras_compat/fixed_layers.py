@@ -88,7 +88,7 @@ def moving_statistics(active: bool) -> Iterator[list[str]]:
     names: list[str] = []
 
     def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        if training and self.trainable and active:
+        if training and self.trainable and active and not self.synchronized:
             names.append(self.name)
         training = training and not active
         return plain(self, inputs, training=training, mask=mask)

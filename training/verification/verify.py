@@ -25,7 +25,7 @@ from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
 from collective.training.rows import Rows
 from collective.training.step_plan import StepPlan
-from collective.training.verification import plan_cache
+from collective.training.verification import explain, plan_cache
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.first_rows import count, first_rows
 from collective.training.verification.model_description import describe_model
@@ -47,6 +47,7 @@ def verify_step(
     *,
     accumulate: int = 1,
     seed: int = 0,
+    sync_batch_norm: bool = False,
     enabled: bool = True,
     verbose: str | int = "auto",
     pieces: Sequence[int] | None = None,
@@ -64,6 +65,7 @@ def verify_step(
         validation: What will be evaluated; None for nothing.
         accumulate: Micro-batches per update and replica.
         seed: Of random layers.
+        sync_batch_norm: Whether statistics are those of all replicas.
         enabled: False: nothing is done. So it is with ``COLLECTIVE_VERIFY=0``. That of
             rank 0 counts.
         verbose: 0: nothing is printed.
@@ -92,8 +94,11 @@ def verify_step(
     plan = StepPlan(**(found["plan"] | {"notes": tuple(found["plan"]["notes"])}))
     if backend.rank == 0 and str(verbose) != "0":
         for line in (*plan.notes, found["line"]):
-            if line is not None:
-                log.info(line)
+            if line is None or (
+                sync_batch_norm and line.startswith(explain.BATCH_NORM)
+            ):
+                continue
+            log.info(line)
     return plan
 
 
