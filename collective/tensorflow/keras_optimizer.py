@@ -204,9 +204,9 @@ def distribute(
         wrapped = kind(inner, **config)
     else:
         wrapped = _distributed(kind).from_config(config)
-        for name in _NOT_IN_CONFIG:
-            if hasattr(optimizer, name):
-                setattr(wrapped, name, getattr(optimizer, name))
+        for attribute in _NOT_IN_CONFIG:
+            if hasattr(optimizer, attribute):
+                setattr(wrapped, attribute, getattr(optimizer, attribute))
         wrapped._reduction = reduction
         wrapped._accumulation = Accumulation(passes, average) if passes > 1 else None
     if name is not None:

@@ -27,6 +27,8 @@ ALLOWED = {
     "tensorflow.keras_hooks._agree_on_overflow.everywhere": FIXED,
     "tensorflow.keras_hooks._leave_out_xla.without_xla": "who logs",
     "tensorflow.objects.broadcast_object": EAGER,
+    "tensorflow.data.compute_service.compute_worker_fn": EAGER,
+    "tensorflow.data.compute_worker.main": EAGER,
     "tensorflow.objects._rank": EAGER,
     "tensorflow.elastic.State.check_host_updates": EAGER,
     "tensorflow.elastic.State._renew": EAGER,

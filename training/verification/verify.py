@@ -184,7 +184,12 @@ def _description(
     model: keras.Model, rows: Rows, tested: Rows | None, sizes: Sequence[int]
 ) -> str:
     """All that the outcome depends on, as text."""
-    specs = tf.nest.map_structure(lambda t: f"{t.dtype}{t.shape}", (rows, tested))
+    specs = [
+        None
+        if part is None
+        else tf.nest.map_structure(lambda t: f"{t.dtype}{t.shape}", part)
+        for part in (rows, tested)
+    ]
     return json.dumps(
         {
             "model": describe_model(model),
