@@ -111,10 +111,10 @@ def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Excepti
     numbers = r"\]?\s*\[(\d+)\]\s*\[([\d ]+)\]"
     found = re.search(re.escape(OVERFLOW) + numbers, message)
     if found:
-        step, place = map(int, found.groups())
+        path = paths[int(found.group(2))]
         return CollectiveError(
-            f"step {step}: gradients travel in {backend.rounds_to}, and the sum of those "
-            f"of {paths[place]!r} is too large for it, though each rank's own is finite. "
+            f"step {found.group(1)}: gradients travel in {backend.rounds_to}, and the sum "
+            f"of those of {path!r} is too large for it, though each rank's own is finite. "
             "No rank applied the step.",
             hint="--transport-dtype bfloat16, which reaches as far as float32; or none",
         )

@@ -77,7 +77,9 @@ class Forward:
 
     Attributes:
         connected: Indices of the trainable variables that the loss depends on. This and
-            the next four are known once ``train`` has been traced.
+            the next five are known once ``train`` has been traced.
+        combined: Indices of those whose gradient has rows of look-ups, each of which may
+            come several times: they are added up.
         overwritten: Indices of the trainable variables whose gradient is their new
             value (scales of float8 layers); none of them is in ``connected``.
         changing: Indices of the non-trainable variables that the model assigns.
@@ -104,6 +106,7 @@ class Forward:
         self.recompute = recompute
         self.pieces = replicas, micro_batches
         self.connected: list[int] = []
+        self.combined: list[int] = []
         self.overwritten: list[int] = []
         self.changing: list[int] = []
         self.assigned: list[int] = []
@@ -227,7 +230,6 @@ class Forward:
     ) -> tuple[Predicted | WholeBatch, LossSums]:
         """What metrics see, and the loss, inside the scope."""
         model, (x, y, sample_weight) = self.model, rows
-        takes_training = keras_compat.takes_training(model)
         placed = (
             contextlib.nullcontext()
             if self.placement is None
@@ -235,7 +237,7 @@ class Forward:
         )
         with scope, keras_compat.scalar_means(_share(rows, global_rows)):
             with placed:
-                y_pred = model(x, **({"training": training} if takes_training else {}))
+                y_pred = keras_compat.call(model, x, training)
             own = Predicted(x, _or_none(y), y_pred, _or_none(sample_weight))
             added = model.losses
             if not self.plan.gather_loss:
@@ -339,6 +341,11 @@ class Forward:
             gradients = gradients[1:]
         self.connected = [
             i for i in range(len(trainable)) if any(g[i] is not None for g in gradients)
+        ]
+        self.combined = [
+            i
+            for i in self.connected
+            if any(isinstance(g[i], tf.IndexedSlices) for g in gradients)
         ]
         return [[_dense(g[i], trainable[i]) for i in self.connected] for g in gradients]
 

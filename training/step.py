@@ -17,7 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training import finite, keras_compat, layer_state, outside_variables
+from collective.errors import UsageError
+from collective.training import (
+    finite,
+    keras_compat,
+    layer_state,
+    look_ups,
+    outside_variables,
+)
 from collective.training.accumulation import accumulate
 from collective.training.attachments import Attachment, ReplicaStep, Total
 from collective.training.coupled import batch_norm
@@ -146,7 +153,12 @@ class Step:
             autograph=False,
         )
         traced = self._micro_batch.get_concrete_function()
+        self._check_partition(forward)
         outside_variables.register(self.prepared, self.backend, traced)
+        if self.backend.rank == 0:
+            look_ups.note(
+                [self.prepared.trainable[i] for i in forward.combined], self.optimizer
+            )
         self._run = tf.function(
             self._run_replicas,
             input_signature=(spec, scalar, tf.TensorSpec([None], tf.float64)),
@@ -163,6 +175,21 @@ class Step:
             autograph=False,
         )
         self._local_sums.get_concrete_function()
+
+    def _check_partition(self, forward: Forward) -> None:
+        """Refuses what a rank with shards of variables cannot do, once it was traced.
+
+        Raises:
+            UsageError: A layer assigns a weight, or one is overwritten by its gradient.
+        """
+        tensor = self.backend.tensor is not None
+        places = forward.overwritten + (forward.assigned if tensor else [])
+        if self.prepared.partition is not None and places:
+            raise UsageError(
+                f"a layer sets {self.prepared.trainable[places[0]].path!r} itself, which "
+                "this rank may hold a part of",
+                hint="drop --tensor-parallel or --shard-optimizer",
+            )
 
     def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch.

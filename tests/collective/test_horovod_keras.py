@@ -238,6 +238,21 @@ def test_a_saved_model_goes_on_over_all_ranks(hvdk, rank, size, tmp_path):
         hvdk.load_model(file, legacy_opts=True)
 
 
+def test_what_is_excluded_from_weight_decay_stays_so(hvdk):
+    kernel, bias, scale = (
+        keras.Variable([2.0], name=name) for name in ("kernel", "bias", "scale")
+    )
+    plain = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    plain.exclude_from_weight_decay(var_list=[scale], var_names=["bias"])
+    for optimizer in (
+        hvdk.DistributedOptimizer(plain),
+        hvdk.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(plain)),
+    ):
+        optimizer.apply([tf.zeros([1])] * 3, [kernel, bias, scale])
+    assert float(bias[0]) == float(scale[0]) == 2
+    assert float(kernel[0]) == pytest.approx(2 * 0.95**2)
+
+
 def test_best_model_checkpoint(hvdk, tmp_path):
     callback = hvdk.callbacks.BestModelCheckpoint(monitor="loss")
     assert callback.save_best_only

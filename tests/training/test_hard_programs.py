@@ -20,16 +20,15 @@ from collective.environment import Environment
 from collective.errors import CollectiveError, UsageError
 from collective.training import fit
 from tests import launch
-from tests.training.hard_programs import (
+from tests.training.against_keras import (
     CLASSES,
     FEATURES,
-    PROGRAMS,
-    dense,
     differences,
     numbers,
     trained_by_keras,
     trained_by_us,
 )
+from tests.training.hard_programs import PROGRAMS, dense
 
 HERE = "tests/training/test_hard_programs.py"
 # Pieces: a batch of 10 rows in 3 pieces, of 3 rows in as many.
@@ -217,6 +216,32 @@ def test_several_optimizers_train_what_keras_trains(name, backends_by_name):
         result.model.get_weights(), alone.get_weights(), strict=True
     ):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_weights_set_by_layers_are_refused_beside_a_sharded_optimizer(backend):
+    with pytest.raises(UsageError, match=r"sets '.*scale'"):
+        train(PROGRAMS["float8"].make, backend, shard_optimizer=True)
+
+
+@pytest.mark.parametrize("kind, noted", [("Adam", 1), ("SGD", 0)])
+def test_look_ups_of_the_same_row_are_named(kind, noted, capfd):
+    """Adam of Keras squares the gradient of each look-up; SGD cannot tell."""
+    program = PROGRAMS["flattened"]
+
+    def make():
+        keras.utils.set_random_seed(2)
+        model = program.make()
+        model.compile(getattr(keras.optimizers, kind)(0.01), program.make().loss)
+        return model
+
+    model, alone = make(), make()
+    rows = program.data(8, 1)
+    alone.fit(*rows, batch_size=4, verbose=0, shuffle=False)
+    single = SingleBackend(Options(), Environment())
+    fit(model, rows, backend=single, global_batch_size=4, verbose=0, shuffle=False)
+    assert capfd.readouterr().err.count("one gradient for each row") == noted
+    tables = [np.array(m.layers[0].embeddings) for m in (model, alone)]
+    assert np.allclose(*tables, rtol=1e-4, atol=1e-6) == (not noted)
 
 
 @pytest.mark.launches

@@ -43,7 +43,10 @@ def test_the_record_ends_with_its_model(kind, backends_by_name):
         backend = backends.get("single", backends.Options(model_parallel=2))
     spec = cases.spec_of(cases.labelled(np.random.default_rng(0), 4, 0))
     model = cases.built(cases.mlp(cases.sgd), backend, spec, shard=kind == "shards")
-    assert get_prepared(model) != type(get_prepared(model))(model)
+    record = get_prepared(model)
+    assert record.partition is not None or record.placement is not None
+    assert record.trainable == model.trainable_variables
+    del record
     gone = weakref.ref(model)
     del model
     gc.collect()

@@ -17,6 +17,7 @@ from collective.training.keras_compat.batch_norm import (
 )
 from collective.training.keras_compat.building import (
     build,
+    call,
     move_variable,
     overrides,
     takes_training,

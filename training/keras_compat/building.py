@@ -8,6 +8,7 @@ from unittest import mock
 import keras
 import tensorflow as tf
 
+from collective.errors import CollectiveError
 from collective.training.keras_compat.optimizers import (
     core_optimizer,
     flatten_partitioned,
@@ -46,6 +47,23 @@ def build(
             model._symbolic_build(data_batch=batch)
     finally:
         model.optimizer.built = built or optimizer
+
+
+def call(model: keras.Model, x: Any, training: bool) -> Any:
+    """The model's predictions, with ``training`` where its ``call`` takes it.
+
+    Raises:
+        CollectiveError: As it was raised in a layer, without Keras' words around it.
+    """
+    try:
+        return model(x, training=training) if takes_training(model) else model(x)
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, CollectiveError):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def takes_training(model: keras.Model) -> bool:

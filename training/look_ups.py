@@ -1,0 +1,42 @@
+"""Embedding rows that a batch looks up several times.
+
+Their gradients are added up before the optimizer sees them, on any number of replicas.
+Keras' own step hands the optimizer one gradient for each look-up: Adam, RMSprop and
+others then add up the *squares* of these, which no sum over replicas has. SGD gives the
+same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakSet
+
+import keras
+
+from collective.log import log
+from collective.training import keras_compat
+
+_noted: WeakSet[keras.Optimizer] = WeakSet()
+
+
+def note(variables: Sequence[keras.Variable], optimizer: keras.Optimizer) -> None:
+    """Says once in which trainings the result is not that of ``model.fit``.
+
+    Args:
+        variables: Whose gradients are added up by rows.
+        optimizer: The model's.
+    """
+    others = [
+        single.name
+        for single in keras_compat.single_optimizers(optimizer)
+        if not isinstance(single, keras.optimizers.SGD)
+    ]
+    if variables and others and optimizer not in _noted:
+        _noted.add(optimizer)
+        log.warning(
+            "%s sees one gradient for each row of %r, the sum over its look-ups; "
+            "model.fit squares that of each look-up by itself "
+            "(docs/reference/sharp-bits.md)",
+            others[0],
+            variables[0].path,
+        )
