@@ -152,12 +152,11 @@ class Step:
             autograph=False,
         )
         traced = self._micro_batch.get_concrete_function()
+        self._check_partition(forward)
         outside_variables.register(self.prepared, self.backend, traced)
-        self._check_partition()
         if self.backend.rank == 0:
             look_ups.note(
-                [self.prepared.trainable[i] for i in self.forward.combined],
-                self.optimizer,
+                [self.prepared.trainable[i] for i in forward.combined], self.optimizer
             )
         self._run = tf.function(
             self._run_replicas,
@@ -176,13 +175,13 @@ class Step:
         )
         self._local_sums.get_concrete_function()
 
-    def _check_partition(self) -> None:
-        """Refuses what a rank with shards of variables cannot do.
+    def _check_partition(self, forward: Forward) -> None:
+        """Refuses what a rank with shards of variables cannot do, once it was traced.
 
         Raises:
             UsageError: A layer assigns a weight, or one is overwritten by its gradient.
         """
-        forward, tensor = self.forward, self.backend.tensor is not None
+        tensor = self.backend.tensor is not None
         places = forward.overwritten + (forward.assigned if tensor else [])
         if self.prepared.partition is not None and places:
             raise UsageError(
