@@ -23,11 +23,11 @@ class Disagreement(CollectiveError):
 
 
 class PeerLost(CollectiveError):
-    """A rank died or left while others needed it; the job cannot go on."""
+    """A rank died or left while others needed it; the job cannot continue."""
 
 
 class Timeout(CollectiveError):
-    """A rank did not come in time (COLLECTIVE_TIMEOUT)."""
+    """A rank was too late (COLLECTIVE_TIMEOUT)."""
 
 
 class Tensor(ctypes.Structure):

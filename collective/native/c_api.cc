@@ -171,17 +171,11 @@ void Convert(const collective_request& from, Request* to) {
 }
 
 void SetCallerWaiting(bool waits) {
-  std::shared_ptr<Core> now;
-  {
+  const std::shared_ptr<Core> now = [] {
     std::lock_guard<std::mutex> lock(core_mutex);
-    now = core;
-  }
+    return core;
+  }();
   if (now) now->job().SetCallerWaiting(waits);
-}
-
-Request& Scratch() {
-  static thread_local Request request;  // keeps its memory between calls
-  return request;
 }
 
 }  // namespace collective
@@ -276,7 +270,7 @@ int32_t collective_rank_of(int32_t group, int32_t member, int32_t* rank) {
 int32_t collective_run(const collective_request* request) {
   return Guard([&] {
     const auto core = CurrentCore();
-    collective::Request& converted = collective::Scratch();
+    static thread_local collective::Request converted;  // keeps its memory
     collective::Convert(*request, &converted);
     collective::Queue& queue =
         core->queue(request->group, static_cast<Order>(request->order));
