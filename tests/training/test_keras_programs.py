@@ -35,7 +35,7 @@ class Tolerance(NamedTuple):
         weights: Of a variable of the model, relative to its largest entry, or to
             ``SMALL`` if that is larger.
         state: As ``weights``, of a variable of the optimizer, whatever its largest entry.
-        numbers: Of a number that the program prints, relative.
+        numbers: As ``weights``, of the numbers of a line that the program prints.
     """
 
     weights: float
@@ -73,6 +73,14 @@ LOOSER = {
         Tolerance(0.5, 50, 0.3),
         Tolerance(0.5, 50, 0.3),
     ),
+    "batchnorm": Looser(
+        "stock Keras without oneDNN is 1e-6 away: statistics of few rows amplify rounding",
+        Tolerance(1e-5, 1e-4, 1e-5),
+    ),
+    "pydataset": Looser(
+        "stock Keras without oneDNN is 1.7e-6 away after 52 steps with momentum",
+        Tolerance(5e-6, 2e-5, 1e-5),
+    ),
     "mixed_precision": Looser(
         "bfloat16 has eight bits: one rounding the other way is 0.4 % of a gradient",
         Tolerance(0.1, 2, 0.1),
@@ -83,6 +91,10 @@ LOOSER = {
         Tolerance(5e-3, np.inf, 1e-5),
     ),
 }
+
+# What a callback object remembers is on rank 0 only (docs/reference/sharp-bits.md), and
+# only rank 0 shows what it prints: other ranks may print other numbers of it.
+REMEMBERED = {"callbacks": {"epochs"}}
 
 pytestmark = pytest.mark.launches
 
@@ -150,7 +162,9 @@ def differences(got: Path, wanted: Path, name: str, rank: int, precision: str) -
     if [n for n, _ in printed] != [n for n, _ in expected]:
         return f"prints {[n for n, _ in printed]}, not {[n for n, _ in expected]}"
     for (label, ours), (_, theirs) in zip(printed, expected, strict=True):
-        error = distance(ours, theirs, 0)
+        if rank and label in REMEMBERED.get(name, ()):
+            continue
+        error = distance(ours, theirs, SMALL)
         if not error <= allowed.numbers:
             found.append((error / allowed.numbers, f"{label}: {error:.2g} relative"))
     found.sort(reverse=True)
