@@ -303,7 +303,7 @@ def test_on_ranks(ranks, tmp_path):
     ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=420)
     assert ended.code == 0, ended.output
     passed = [[*o.values()].count("passed") for o in ended.outcomes]
-    assert passed == [len(PROGRAMS) - len(RANDOM) + len(REFUSED) + 7] * ranks
+    assert passed == [len(PROGRAMS) - len(RANDOM) + len(REFUSED) + 8] * ranks
     assert all("failed" not in o.values() for o in ended.outcomes)
 
 
