@@ -145,6 +145,7 @@ def fit(
             validation,
             accumulate=accumulate,
             seed=seed,
+            sync_batch_norm=sync_batch_norm,
             enabled=verify,
             verbose=verbose,
         )
