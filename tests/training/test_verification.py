@@ -232,6 +232,9 @@ def test_batch_normalization_is_named_and_the_rest_is_checked():
     (note,) = verified(network(layer)).notes
     assert note.startswith("BatchNormalization ('norm') normalizes by the rows of one")
     assert not verified(network(keras.layers.BatchNormalization()), pieces=(7,)).notes
+    assert not verified(
+        network(keras.layers.BatchNormalization()), sync_batch_norm=True
+    ).notes
     layer = keras.layers.BatchNormalization()
     assert verified(network(layer, loss=scalar_sum)).gather_loss
 

@@ -80,15 +80,16 @@ def moving_statistics(active: bool) -> Iterator[list[str]]:
         active: Whether it does; otherwise nothing changes.
 
     Yields:
-        The names of the layers that would have used those of their rows, a list that
-        grows.
+        The names of the layers that would have used those of their replica's rows, a
+        list that grows.
     """
     layer = keras.layers.BatchNormalization
     plain = layer.call
     names: list[str] = []
 
     def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        if training and self.trainable and active and not self.synchronized:
+        synchronized = getattr(self, "synchronized", False)
+        if training and self.trainable and active and not synchronized:
             names.append(self.name)
         training = training and not active
         return plain(self, inputs, training=training, mask=mask)

@@ -50,16 +50,23 @@ class Check:
         rows: Rows of the first batch, ``()`` for what is absent.
         validation: Rows of the validation data; None for none.
         sizes: The pieces; one, where the step always sees its whole batch.
+        sync_batch_norm: Whether batch normalization has the statistics of all replicas.
     """
 
     def __init__(
-        self, step: Step, rows: Rows, validation: Rows | None, sizes: Sequence[int]
+        self,
+        step: Step,
+        rows: Rows,
+        validation: Rows | None,
+        sizes: Sequence[int],
+        sync_batch_norm: bool = False,
     ):
         self.step = step
         self.model = step.model
         self.rows = rows
         self.validation = validation
         self.sizes = list(sizes)
+        self.sync_batch_norm = sync_batch_norm
         self.tolerance = tolerance(self.model)
         overflows = keras_compat.expects_overflow(self.model.optimizer)
         self.loss_scale = _LOSS_SCALE if overflows else 1.0
@@ -86,6 +93,7 @@ class Check:
                 outcomes = self._outcomes(rows, training)
                 gather |= self._judge(outcomes, training)
         if len(self.sizes) > 1:
+            normalizing = [] if self.sync_batch_norm else normalizing
             self.notes += explain.by_nature(bool(seeds), normalizing)
         notes = tuple(dict.fromkeys(self.notes))
         return StepPlan("loss" in gather, "metric" in gather, notes)

@@ -19,10 +19,6 @@ from collective.training.verification.differences import (
 SKIP = "verify=False trains nevertheless"
 
 
-#: How the line about statistics of single replicas begins.
-BATCH_NORM = "BatchNormalization"
-
-
 def by_nature(random: bool, normalizing: Sequence[str]) -> list[str]:
     """A line for each part of a model that depends on the number of replicas."""
     notes = []
@@ -35,7 +31,7 @@ def by_nature(random: bool, normalizing: Sequence[str]) -> list[str]:
         names = list(dict.fromkeys(normalizing))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         notes.append(
-            f"{BATCH_NORM} ({names[0]!r}{more}) normalizes by the rows of one "
+            f"BatchNormalization ({names[0]!r}{more}) normalizes by the rows of one "
             "replica, and averages moving statistics over replicas"
         )
     return notes

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
 from collective.training.rows import Rows
 from collective.training.step_plan import StepPlan
-from collective.training.verification import explain, plan_cache
+from collective.training.verification import plan_cache
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.first_rows import count, first_rows
 from collective.training.verification.model_description import describe_model
@@ -65,7 +65,7 @@ def verify_step(
         validation: What will be evaluated; None for nothing.
         accumulate: Micro-batches per update and replica.
         seed: Of random layers.
-        sync_batch_norm: Whether statistics are those of all replicas.
+        sync_batch_norm: As for ``fit``.
         enabled: False: nothing is done. So it is with ``COLLECTIVE_VERIFY=0``. That of
             rank 0 counts.
         verbose: 0: nothing is printed.
@@ -86,7 +86,16 @@ def verify_step(
         cut = accumulate > 1 or backend.most_replicas > 1
         sizes = pieces or (_PIECES if cut else (_ROWS,))
         with backend.only_rank_zero("the comparison with Keras' own step"):
-            found = _found(prepared, backend, inputs, validation, sizes, seed)
+            checking = _Checking(
+                prepared,
+                backend,
+                inputs,
+                validation,
+                list(sizes),
+                seed,
+                sync_batch_norm,
+            )
+            found = _found(checking)
     if backend.size > 1:
         found = exchange.broadcast_object(backend, found)
     if "error" in found:
@@ -94,26 +103,29 @@ def verify_step(
     plan = StepPlan(**(found["plan"] | {"notes": tuple(found["plan"]["notes"])}))
     if backend.rank == 0 and str(verbose) != "0":
         for line in (*plan.notes, found["line"]):
-            if line is None or (
-                sync_batch_norm and line.startswith(explain.BATCH_NORM)
-            ):
-                continue
-            log.info(line)
+            if line is not None:
+                log.info(line)
     return plan
 
 
-def _found(
-    prepared: PreparedModel,
-    backend: Backend,
-    inputs: Input | Batches,
-    validation: Input | Batches | None,
-    sizes: Sequence[int],
-    seed: int,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Checking:
+    """What is checked: the arguments of ``verify_step``."""
+
+    prepared: PreparedModel
+    backend: Backend
+    inputs: Any
+    validation: Any
+    sizes: list[int]
+    seed: int
+    sync_batch_norm: bool
+
+
+def _found(checking: _Checking) -> dict[str, Any]:
     """The plan, or the error, and a line about the check itself. On rank 0."""
     start = time.perf_counter()
     try:
-        plan, how = _plan(prepared, backend, inputs, validation, sizes, seed)
+        plan, how = _plan(checking)
     except UsageError as error:
         return {"error": error.message, "hint": error.hint}
     except NotComparable as why:
@@ -123,39 +135,36 @@ def _found(
     return {"plan": asdict(plan), "line": f"the step {how} ({seconds:.1f} s)"}
 
 
-def _plan(
-    prepared: PreparedModel,
-    backend: Backend,
-    inputs: Input | Batches,
-    validation: Input | Batches | None,
-    sizes: Sequence[int],
-    seed: int,
-) -> tuple[StepPlan, str]:
+def _plan(checking: _Checking) -> tuple[StepPlan, str]:
     """The plan, and how it was found."""
-    _check_comparable(prepared, backend)
-    rows = first_rows(inputs, sum(sizes))
+    prepared, inputs = checking.prepared, checking.inputs
+    _check_comparable(prepared, checking.backend)
+    most, sync = sum(checking.sizes), checking.sync_batch_norm
+    rows = first_rows(inputs, most)
     if rows is None:
         raise NotComparable("its data are no plain tensors, or can be read once only")
-    tested = None if validation is None else first_rows(validation, sum(sizes))
-    sizes = _fitted(sizes, count(rows))
-    key = plan_cache.key_of(_description(prepared.model, rows, tested, sizes))
+    tested = None
+    if checking.validation is not None:
+        tested = first_rows(checking.validation, most)
+    sizes = _fitted(checking.sizes, count(rows))
+    description = _description(prepared.model, rows, tested, sizes)
+    key = plan_cache.key_of(f"{description} {sync}")
     known = plan_cache.read(key)
     if known is not None:
         return known, "equals Keras' own, as an earlier run has verified"
-    step = untraced(prepared, backend, inputs.spec, seed)
+    step = untraced(prepared, checking.backend, inputs.spec, checking.seed)
     if tested is not None and count(tested) != count(rows):
         tested = None
     try:
-        plan = Check(step, rows, tested, sizes).run()
+        plan = Check(step, rows, tested, sizes, sync).run()
     except NotComparable:
         # A model may need a number of rows: that of a whole batch.
         if not isinstance(inputs, Input):
             raise
-        total = min(inputs.global_batch_size, inputs.rows)
-        more = first_rows(inputs, total)
+        more = first_rows(inputs, min(inputs.global_batch_size, inputs.rows))
         if more is None or count(more) == count(rows):
             raise
-        plan = Check(step, more, None, _fitted(sizes, count(more))).run()
+        plan = Check(step, more, None, _fitted(sizes, count(more)), sync).run()
     plan_cache.write(key, plan)
     return plan, "equals Keras' own, verified"
 
@@ -185,10 +194,9 @@ def _description(
 ) -> str:
     """All that the outcome depends on, as text."""
     specs = [
-        None
-        if part is None
-        else tf.nest.map_structure(lambda t: f"{t.dtype}{t.shape}", part)
+        tf.nest.map_structure(lambda t: f"{t.dtype}{t.shape}", part)
         for part in (rows, tested)
+        if part is not None
     ]
     return json.dumps(
         {
