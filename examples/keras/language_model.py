@@ -51,7 +51,7 @@ def main():
         ]
     )
     model.compile(
-        keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=1.0),
+        keras.optimizers.SGD(0.2, momentum=0.9, global_clipnorm=1.0),
         token_loss,
         metrics=["accuracy", perplexity],
     )
