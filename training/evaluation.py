@@ -95,7 +95,13 @@ class Evaluation(BatchwiseEvaluation):
         return self.backend.call(self._run, (without_none(batch), metrics))
 
     def _result(self, vectors: list[Any]) -> dict[str, float]:
-        return self._logs(self._total(vectors))
+        logs = self._logs(self._total(vectors))
+        if keras_compat.loss_trackers(self.model) and vectors:
+            # Keras' means over batches, however many rows they have.
+            by_batch = [self._output_losses(vector.numpy()) for vector in vectors]
+            for name in by_batch[0]:
+                logs[name] = float(np.mean([losses[name] for losses in by_batch]))
+        return logs
 
     def _total(self, vectors: list[Any]) -> np.ndarray:
         """The sum of the vectors; metrics of whole batches are those of the last one."""
@@ -165,19 +171,27 @@ class Evaluation(BatchwiseEvaluation):
         return sums
 
     def _logs(self, total: np.ndarray) -> dict[str, float]:
-        rows, rest = total[0], total[1:]
-        pieces: list[Any] = []
-        for spec in tf.nest.flatten(self._shapes):
-            size = int(np.prod(spec.shape))
-            pieces.append(rest[:size].reshape(spec.shape))
-            rest = rest[size:]
-        sums: Sums = tf.nest.pack_sequence_as(self._shapes, pieces)
+        rows, sums = total[0], self._unpacked(total)
         planned, *weighed = sums.losses
         loss = planned / rows + sum(
             t / w if w else 0.0 for t, w in zip(weighed, sums.weights, strict=True)
         )
         logs = {"loss": float(loss)}
-        trackers = keras_compat.loss_trackers(self.model)
-        for tracker, (t, w) in zip(trackers, sums.outputs, strict=True):
-            logs[tracker.name] = float(t / w if w else t / rows)
         return logs | keras_compat.metric_results(self.model, sums.metrics)
+
+    def _output_losses(self, vector: np.ndarray) -> dict[str, float]:
+        """The losses of single outputs, over one batch."""
+        trackers = keras_compat.loss_trackers(self.model)
+        outputs = self._unpacked(vector).outputs
+        return {
+            tracker.name: float(t / w if w else t / vector[0])
+            for tracker, (t, w) in zip(trackers, outputs, strict=True)
+        }
+
+    def _unpacked(self, vector: np.ndarray) -> Sums:
+        rest, pieces = vector[1:], []
+        for spec in tf.nest.flatten(self._shapes):
+            size = int(np.prod(spec.shape))
+            pieces.append(rest[:size].reshape(spec.shape))
+            rest = rest[size:]
+        return tf.nest.pack_sequence_as(self._shapes, pieces)

@@ -27,6 +27,8 @@ class Layout:
 
     LOSS, ROWS, REDUCE_START, REDUCE_STOP = range(4)
     FIXED = 4
+    #: In the sums over steps: how many steps, in place of what a sum of times would be.
+    STEPS = REDUCE_START
 
     def __init__(self, model: keras.Model, gathered_metrics: bool = False):
         self.model = model
@@ -67,9 +69,10 @@ class Layout:
             reports: The reports behind them, as far as they are known.
         """
         rows = sums[self.ROWS]
-        names = {self.LOSS: "loss"}
-        names |= {self.FIXED + i: name for i, name in enumerate(self.outputs)}
-        logs = {name: float(sums[place] / rows) for place, name in names.items()}
+        logs = {"loss": float(sums[self.LOSS] / rows)}
+        for place, name in enumerate(self.outputs, self.FIXED):
+            # Keras' mean over batches, however many rows they have.
+            logs[name] = float(sums[place] / sums[self.STEPS])
         state, place = [], self.FIXED + len(self.outputs)
         for shape in self.metric_shapes:
             size = int(np.prod(shape))
@@ -79,7 +82,7 @@ class Layout:
 
 
 class Averages:
-    """Averages over the rows of an epoch so far.
+    """Averages over an epoch so far: the loss by rows, those of outputs by batches.
 
     Reports are converted only when they are read, so ``add`` never waits for a step.
 
@@ -113,7 +116,8 @@ class Averages:
             self._reports.append(values)
             weighted = values * np.float64(values[layout.ROWS])
             weighted[layout.ROWS] = values[layout.ROWS]
-            weighted[metrics:] = values[metrics:]
+            weighted[layout.STEPS] = 1
+            weighted[layout.FIXED :] = values[layout.FIXED :]
             if layout.gathered_metrics:
                 self._sum[metrics:] = 0
             self._sum += weighted

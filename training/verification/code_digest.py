@@ -26,7 +26,7 @@ _DEPTH = 12
 # Bytes of an array that is read whole.
 _LARGE = 1 << 20
 # Code of these packages is known by its version.
-_KNOWN = ("keras", "tensorflow", "numpy", "collective", "builtins", "tf_keras")
+_KNOWN = ("keras", "tensorflow", "numpy", "collective", "tf_keras")
 
 
 def short(text: str, length: int = 100) -> str:
@@ -88,7 +88,7 @@ class _Describer:
         config = config_of(value)
         if config is not None:
             config = {k: v for k, v in config.items() if k not in ("name", "seed")}
-            return f"{kind}{self.of(config, depth)}"
+            kind += self.of(config, depth)
         attributes = getattr(value, "__dict__", {}) if _is_users(type(value)) else {}
         return kind + self._items(sorted(attributes.items()), depth)
 
@@ -122,7 +122,7 @@ class _Describer:
 
     def _class(self, kind: type, depth: int) -> str:
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if not _is_users(kind):
+        if not _is_users(kind) or kind.__module__ == "builtins":
             return name
         parts = [self._class(base, depth) for base in kind.__bases__]
         for attribute, value in sorted(vars(kind).items()):
@@ -145,7 +145,7 @@ def _is_users(value: Any) -> bool:
 def _is_users_module(name: str) -> bool:
     if name.partition(".")[0] in _KNOWN:
         return False
-    if name in ("", "__main__", "__mp_main__"):
+    if name in ("", "__main__", "__mp_main__", "builtins"):  # the last one: by exec
         return True
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:  # made at run time, or part of the interpreter

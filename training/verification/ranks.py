@@ -111,7 +111,11 @@ def _error(
 def _shown(text: str | None) -> str:
     if text is None:
         return "none"
-    return f"code or values {text}" if text.startswith("#") else text
+    return (
+        f"code or values {short(text, 0)}"
+        if text.startswith("def(")
+        else (f"code or values {text}" if text.startswith("#") else text)
+    )
 
 
 def describe_data(name: str, inputs: Any) -> dict[str, str]:

@@ -193,11 +193,7 @@ def _description(
     model: keras.Model, rows: Rows, tested: Rows | None, sizes: Sequence[int]
 ) -> str:
     """All that the outcome depends on, as text."""
-    specs = [
-        tf.nest.map_structure(lambda t: f"{t.dtype}{t.shape}", part)
-        for part in (rows, tested)
-        if part is not None
-    ]
+    specs = tf.nest.map_structure(lambda t: f"{t.dtype}{t.shape}", (rows, tested or ()))
     return json.dumps(
         {
             "model": describe_model(model),
