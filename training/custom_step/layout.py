@@ -34,6 +34,7 @@ class CustomLayout(Layout):
         self.model = model
         self.variables = list(variables)
         self.outputs = []
+        self.gathered_metrics = False
         self.names = list(returned)
         self.shapes = list(returned.values())
         self.metric_shapes = [tuple(v.shape) for v in variables]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
@@ -120,6 +121,9 @@ class CustomStep:
         finally:
             self.attachments, self._attached_sizes = attachments, sizes
         return self.layout.returned(report.numpy())
+
+    def begin_epoch(self, sums: np.ndarray | None = None) -> None:
+        """Nothing: ``MetricEpochs`` resets the metrics' variables."""
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
