@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from collective.training.checks import (
     check_labels,
     check_states_of_rows,
 )
+from collective.training.coupled.look_ups import wants_look_ups
 from collective.training.custom_step.check import check_step
 from collective.training.custom_step.epochs import MetricEpochs
 from collective.training.custom_step.evaluation import make_evaluation
@@ -86,6 +88,7 @@ def fit(
     recompute: bool = False,
     shard_optimizer: bool = False,
     sync_batch_norm: bool = False,
+    embedding_gradients: str = "combined",
     verify: bool = True,
     seed: int = 0,
     check_every: int = 100,
@@ -141,6 +144,11 @@ def fit(
             ``collective.training.coupled.batch_norm``.
         verify: Whether the step is compared with Keras' own on a few rows before it
             trains; see ``collective.training.verification``.
+        embedding_gradients: What the optimizer sees of an embedding's row that a batch
+            looks up several times: ``combined``, the gradient of the row, on every
+            backend; or ``keras``, that of each look-up, as in ``model.fit``. Adam and
+            others train different models with the two; see
+            ``collective.training.coupled.look_ups``.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
@@ -216,6 +224,8 @@ def fit(
             enabled=verify and not own_step,  # that one has a check of its own
             verbose=verbose,
         )
+        if wants_look_ups(embedding_gradients, model):
+            plan = dataclasses.replace(plan, gather_look_ups=True)
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat, layer_state
+from collective.training.coupled import look_ups
 from collective.training.coupled import replica as coupled_replica
 from collective.training.coupled.whole import Predicted, WholeBatch, gather
 from collective.training.input.leaves import count_rows, first_leaf
@@ -80,6 +81,8 @@ class Forward:
     Attributes:
         connected: Indices of the trainable variables that the loss depends on. This and
             the next five are known once ``train`` has been traced.
+        look_ups: Gradients of single look-ups, by the index of the variable: tensors of
+            the graph that ``train`` was traced in.
         combined: Indices of those whose gradient has rows of look-ups, each of which may
             come several times: they are added up.
         overwritten: Indices of the trainable variables whose gradient is their new
@@ -109,6 +112,7 @@ class Forward:
         self.pieces = replicas, micro_batches
         self.connected: list[int] = []
         self.combined: list[int] = []
+        self.look_ups: dict[int, look_ups.LookUps] = {}
         self.overwritten: list[int] = []
         self.changing: list[int] = []
         self.assigned: list[int] = []
@@ -160,6 +164,8 @@ class Forward:
             )
             scaled = [total * tf.cast(loss_scale, total.dtype) for total in loss.totals]
         gradients = self._gradients(tape, scaled, trainable, scope.assigned)
+        if self.plan.gather_look_ups:
+            self.look_ups = look_ups.take(gradients, coupled_replica.required())
         del tape
         self._check_assigned(scope, trainable)
         new_state = scope.values(self.prepared.state)

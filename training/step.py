@@ -154,7 +154,7 @@ class Step:
         traced = self._micro_batch.get_concrete_function()
         self._check_partition(forward)
         outside_variables.register(self.prepared, self.backend, traced)
-        if self.backend.rank == 0:
+        if self.backend.rank == 0 and not self.forward.plan.gather_look_ups:
             look_ups.note(
                 [self.prepared.trainable[i] for i in forward.combined], self.optimizer
             )
@@ -268,7 +268,7 @@ class Step:
         this_step = ReplicaStep(number, replica, own.rows_read)
         local = StepSums(
             sums,
-            finite.locate(sums, backend),
+            finite.locate(self._with_look_ups(sums), backend),
             [attachment.contribution(this_step) for attachment in self.attachments],
         )
 
@@ -287,7 +287,7 @@ class Step:
             # what layers assign: the update then changes that
             self._assign_state(inputs.weights, total.sums.state)
             # un-scale, clip, weight decay, update, constraints, average
-            self._apply(gradients, total.sums.overwrites)
+            self._apply(gradients, total.sums)
         return self._report(batch, total, span)
 
     def _sum_micro_batches(self, inputs: StepInputs) -> Sums:
@@ -374,7 +374,27 @@ class Step:
             gradients.append(tf.cast(tf.add_n(quotients), variable.dtype))
         return gradients
 
-    def _apply(self, gradients: list[tf.Tensor], overwrites: list[tf.Tensor]) -> None:
+    def _with_look_ups(self, sums: Sums) -> Sums:
+        """The sums, with those of look-ups among the losses, to be checked with them."""
+        more = [
+            tf.cast(tf.reduce_sum(each.slices.values), sums.losses[0].dtype)
+            for each in self.forward.look_ups.values()
+        ]
+        return sums._replace(losses=[*sums.losses, *more])
+
+    def _look_ups(self, weights: list[tf.Tensor]) -> list[tf.IndexedSlices]:
+        """The gradients of look-ups, divided by the weight of their part of the loss."""
+        found = []
+        for i, (slices, total) in self.forward.look_ups.items():
+            values = slices.values
+            if total:
+                divisor = tf.cast(weights[total - 1], values.dtype)
+                values = tf.math.divide_no_nan(values, divisor)
+            values = tf.cast(values, self.prepared.trainable[i].dtype)
+            found.append(tf.IndexedSlices(values, slices.indices, slices.dense_shape))
+        return found
+
+    def _apply(self, gradients: list[tf.Tensor], sums: Sums) -> None:
         """Keras' optimizer."""
         forward, variables = self.forward, self.prepared.trainable
         if self.prepared.partition is not None:
@@ -382,12 +402,16 @@ class Step:
             return
         # A maximum over pieces of the batch: of one piece, and of all its rows.
         new = [
-            tf.cast(tf.reduce_max(pieces, axis=0), tf.float32) for pieces in overwrites
+            tf.cast(tf.reduce_max(pieces, axis=0), tf.float32)
+            for pieces in sums.overwrites
         ]
         keras_compat.apply(
             self.optimizer,
-            [*gradients, *new],
-            [variables[i] for i in (*forward.connected, *forward.overwritten)],
+            [*gradients, *self._look_ups(sums.weights), *new],
+            [
+                variables[i]
+                for i in (*forward.connected, *forward.look_ups, *forward.overwritten)
+            ],
             self.backend.assign,
             variables,
         )

@@ -14,8 +14,11 @@ class StepPlan:
             of all replicas.
         gather_metrics: As ``gather_loss``, for metrics that are not sums over rows.
         notes: A line each, for the user.
+        gather_look_ups: The optimizer sees the gradient of each look-up of a batch in an
+            embedding, as in Keras, not their sum over the look-ups of a row.
     """
 
     gather_loss: bool = False
     gather_metrics: bool = False
     notes: tuple[str, ...] = ()
+    gather_look_ups: bool = False

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from collective.training.evaluation import Evaluation
+from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
 from collective.training.loop import Loop
 from collective.training.position import Position
@@ -39,10 +40,8 @@ def planned(
     if validation is not None:
         source = Input(validation, BATCH).source
         evaluate = Evaluation(prepared, backend, source, BATCH, plan=plan)
-    per_epoch = inputs.steps_per_epoch
-    Loop(
-        position, step, inputs.dataset, per_epoch, EPOCHS * per_epoch, (), evaluate
-    ).run()
+    feed = PlannedFeed(inputs, None, False)
+    Loop(position, step, feed, EPOCHS, ENDLESS, (), evaluate).run()
     return prepared.model, position.history
 
 

@@ -20,6 +20,8 @@ def reasons(
         found.append("a loss of the whole batch")
     if plan.gather_metrics:
         found.append("metrics of the whole batch")
+    if plan.gather_look_ups:
+        found.append("gradients of single look-ups (embedding_gradients='keras')")
     if backend.replicas == 1 and not backend.elastic:
         return tuple(found)  # the statistics of its rows are those of the batch
     layers = keras_compat.batch_norm_layers(model)

@@ -20,6 +20,8 @@ from collective.training.unedited.replaced import Replaced
 
 # With this argument Keras' own fit validates, where a script kept a reference to it.
 _FROM_KERAS_FIT = "_use_cached_eval_dataset"
+# With these, embeddings cannot be trained by the gradient of each look-up.
+_NO_LOOK_UPS = {"accumulate", "jit_compile", "recompute", "shard_optimizer"}
 _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
@@ -35,10 +37,10 @@ def replace_calls(job: Job, options: Mapping[str, Any], replaced: Replaced) -> N
     model, backend = keras.Model, job.backend
 
     def fit(self: keras.Model, **given: Any) -> Any:
-        seed = fit_seed(self)
-        return collective.fit(
-            self, **given, **{"seed": seed, **options}, backend=backend
-        )
+        ours = {"seed": fit_seed(self), **options}
+        if len(backend.local_replicas) == 1 and not ours.keys() & _NO_LOOK_UPS:
+            ours.setdefault("embedding_gradients", "keras")
+        return collective.fit(self, **given, **ours, backend=backend)
 
     def evaluate(self: keras.Model, **given: Any) -> Any:
         return collective.evaluate(self, **given, backend=backend)
