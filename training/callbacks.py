@@ -74,7 +74,8 @@ class RankZeroCallbacks(Observer):
         if self._trained is not None:
             if self._trained != keras_compat.trainable_flags(self.model):
                 raise UsageError(
-                    "a callback has changed layer.trainable before the first step",
+                    "a callback's on_train_begin, or another hook before the first step, has "
+                    "changed layer.trainable",
                     hint="set it before collective.fit, and compile the model",
                 )
             self._trained = None

@@ -31,6 +31,6 @@ def check(model: keras.Model, hook: str) -> None:
         "trainable" if changed[0] in now.values() else "not trainable"
     )
     hint = "set layer.trainable, compile the model, and call fit again"
-    if model not in _warned:
+    if hook != "on_train_begin" and model not in _warned:
         _warned.add(model)
         log.warning("%s; as in Keras, that changes nothing in this fit: %s", what, hint)

@@ -149,7 +149,10 @@ def _digests(inputs: Input) -> dict[str, str]:
     numbers = np.arange(total)
     if size * total > _WHOLE_BYTES:
         numbers = np.unique(np.linspace(0, total - 1, _SAMPLED_ROWS).astype(np.int64))
-    rows = read_rows(inputs.source, numbers)
+    try:
+        rows = read_rows(inputs.source, numbers)
+    except UsageError:  # a bad file, which the training names on the rank that reads it
+        return {"readable": "no"}
     if rows is None:
         return {}
     return {

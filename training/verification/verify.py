@@ -175,6 +175,9 @@ def _check_comparable(prepared: PreparedModel, backend: Backend) -> None:
         raise NotComparable("several ranks hold one replica")
     if prepared.placement is not None:
         raise NotComparable("its layers are on several devices")
+    layers = prepared.model._flatten_layers()
+    if any(getattr(layer, "quantization_mode", None) == "float8" for layer in layers):
+        raise NotComparable("rounding to float8 depends on how rows are cut")
     size = sum(
         int(np.prod(v.shape)) * tf.as_dtype(v.dtype).size
         for v in prepared.model.trainable_variables
