@@ -321,7 +321,7 @@ def test_one_function_in_two_threads_at_a_time(rank, size, monkeypatch):
     collective.init()
     assert errors
     assert "rank 0 has begun all-reduce 'all_reduce 1 of step'" in errors[0]
-    assert "twice at a time" in errors[0] and "HINT: give" in errors[0]
+    assert "twice at the same time" in errors[0] and "HINT: give" in errors[0]
 
 
 def test_random_nests_are_summed_as_numpy_does(rank, size):

@@ -131,7 +131,15 @@ def stock_step(
             model._loss_tracker.update_state(loss, sample_weight=count)
             scaled = tf.cast(loss, tf.float64) * loss_scale
             logs = model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            logs = {name: np.asarray(value) for name, value in logs.items()}
+            # A metric may return several numbers by name.
+            several = [value for value in logs.values() if isinstance(value, dict)]
+            for values_by_name in several:
+                logs |= values_by_name
+            logs = {
+                name: np.asarray(value)
+                for name, value in logs.items()
+                if not isinstance(value, dict)
+            }
     outcome = StepOutcome(
         logs=logs,
         added=float(sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in added)),
