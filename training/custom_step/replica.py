@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
@@ -192,10 +193,18 @@ class ReplicaHooks(Hooks):
 
     def on_scalar(self, weight: Any) -> Any:
         """Counts the number by the share of the rows that it was computed from."""
-        if self.alone:
+        if self.alone or self._is_own_rows(weight):
             return weight
         share = self.share.of(tf.ones([], keras.config.floatx()))
         return share if weight is None else share * weight
+
+    def _is_own_rows(self, weight: Any) -> bool:
+        """Whether a weight is the number of rows: in a graph that is a tensor."""
+        return (
+            isinstance(weight, int | np.integer)
+            and tf.executing_eagerly()
+            and int(weight) == int(self.share.rows)
+        )
 
     def on_loss(
         self, loss: Any, values: Any, weight: Any, mask: Any, reduction: str
