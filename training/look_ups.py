@@ -35,8 +35,8 @@ def note(variables: Sequence[keras.Variable], optimizer: keras.Optimizer) -> Non
         _noted.add(optimizer)
         log.warning(
             "%s sees one gradient for each row of %r, the sum over its look-ups; "
-            "model.fit squares that of each look-up by itself "
-            "(docs/reference/sharp-bits.md)",
+            "model.fit squares that of each look-up by itself, and so does "
+            "embedding_gradients='keras' (docs/reference/sharp-bits.md)",
             others[0],
             variables[0].path,
         )

@@ -478,7 +478,7 @@ def test_a_waiting_rank_leaves_its_core_to_others(size):
     ("instead", "code", "told"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "rank 1 .* died"),
-        ("time.sleep(7)", 0, r"waited \d s for rank 1 in (join|all-gather 'who)"),
+        ("time.sleep(7)", 0, r"waited \d s for rank 1 in (join|all-gather 'which)"),
     ],
     ids=["dies", "does not come"],
 )

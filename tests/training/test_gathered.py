@@ -23,6 +23,7 @@ from tests.training.coupled import NAMES, assert_same, planned, stock
 
 HERE = "tests/training/test_gathered.py"
 FEATURES = 5
+MATRIX = pytest.mark.matrix
 TOLERANCE = {"float32": 2e-6, "float64": 1e-10}
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
@@ -302,6 +303,39 @@ def test_integers_travel_exactly(backend):
         np.testing.assert_array_equal(got[name], value)
 
 
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.05, clipnorm=1.0),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.02),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+}
+
+
+@pytest.mark.parametrize(
+    "optimizer, masked", [("adam", True), ("rmsprop", False), ("ftrl", False)]
+)
+def test_look_ups_are_those_of_keras(optimizer, masked, backend):
+    """Rows of an embedding that a batch, and a row of it, look up several times."""
+    keras.config.set_floatx("float64")
+
+    def make():
+        keras.utils.set_random_seed(4)
+        tokens = keras.Input((None,), dtype="int32")
+        table = keras.layers.Embedding(7, 3, mask_zero=masked)(tokens)
+        outputs = keras.layers.Dense(1)(keras.layers.LSTM(4)(table))
+        model = keras.Model(tokens, outputs)
+        model.compile(OPTIMIZERS[optimizer](), "mse")
+        return model
+
+    rng = np.random.default_rng(5)
+    data = rng.integers(0, 7, (31, 6)), rng.normal(size=(31, 1))
+    plan = StepPlan(gather_look_ups=True)
+    got = planned(make, data, None, backend, plan)
+    assert_same(got, stock(make, data, None), 1e-10)
+    combined = planned(make, data, None, backend, StepPlan())
+    with pytest.raises(AssertionError):
+        assert_same(combined, got, 1e-4)
+
+
 def test_strings_are_refused_by_name(backend):
     if backend.replicas == 1:
         pytest.skip("nothing is gathered")
@@ -322,10 +356,20 @@ def test_what_does_not_work_together_is_refused(option, backend):
 @pytest.mark.parametrize(
     "name, ranks, chosen",
     [
-        ("native", 2, "float64 or dice or not trains"),
         ("native", 3, "float64 or not trains"),
-        ("mpi", 2, "float64 and (weights or own-loss or masked) or exactly"),
-        ("tf-multiworker", 2, "float64 and (weights or own-loss or masked)"),
+        pytest.param("native", 2, "float64 or dice or not trains", marks=MATRIX),
+        pytest.param(
+            "mpi",
+            2,
+            "float64 and (weights or own-loss or masked) or exactly or look_ups",
+            marks=MATRIX,
+        ),
+        pytest.param(
+            "tf-multiworker",
+            2,
+            "float64 and (weights or own-loss or masked)",
+            marks=MATRIX,
+        ),
     ],
 )
 def test_on_ranks(name, ranks, chosen, tmp_path):

@@ -20,6 +20,7 @@ HERE = "tests/training/test_sync_batch_norm.py"
 SIZE = 6
 TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
 
+MATRIX = pytest.mark.matrix
 pytestmark = pytest.mark.usefixtures("clean_keras")
 
 
@@ -221,10 +222,16 @@ def test_a_gradient_of_a_gradient(backend):
 @pytest.mark.parametrize(
     "name, ranks, chosen",
     [
-        ("native", 2, "float64 or convolutional or not trains"),
         ("native", 3, "float64"),
-        ("mpi", 2, "float64 and not convolutional or gradient"),
-        ("tf-multiworker", 2, "float64 and (nested or coupling)"),
+        pytest.param(
+            "native", 2, "float64 or convolutional or not trains", marks=MATRIX
+        ),
+        pytest.param(
+            "mpi", 2, "float64 and not convolutional or gradient", marks=MATRIX
+        ),
+        pytest.param(
+            "tf-multiworker", 2, "float64 and (nested or coupling)", marks=MATRIX
+        ),
     ],
 )
 def test_on_ranks(name, ranks, chosen, tmp_path):
