@@ -112,9 +112,9 @@ REFUSED = {
     "has 2 layers, fewer than the 3": {},
     "calls its layers in Python": {"model": cases.subclassed},
     "built already": {"model": small.model(), "built": True},
-    "--recompute works on": {"recompute": True},
-    "--shard-optimizer works on": {"shard_optimizer": True},
-    "--jit-compile works on": {"jit_compile": True},
+    "recompute=True works on": {"recompute": True},
+    "shard_optimizer=True works on": {"shard_optimizer": True},
+    "jit_compile=True works on": {"jit_compile": True},
 }
 
 

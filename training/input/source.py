@@ -95,7 +95,7 @@ class Source(abc.ABC):
 def checksum(tree: Any) -> int:
     """CRC-32 of all tensors in a tree, with their dtypes and shapes."""
     crc = 0
-    for leaf in tf.nest.flatten(tree):
+    for leaf in tf.nest.flatten(tree, expand_composites=True):
         if leaf is None:
             continue
         array = np.asarray(leaf)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import masking
 
+from collective.training.keras_compat.losses import whole_losses
 from collective.training.keras_compat.seeds import is_seed_state
 from collective.training.keras_compat.stateless_metrics import metric_variables
 
@@ -109,7 +110,7 @@ def stock_step(
         Exception: Whatever the user's code raises.
     """
     x, y, sample_weight = batch
-    with tf.GradientTape() as tape:
+    with whole_losses(), tf.GradientTape() as tape:
         values = _Values(trainable, state, tape)
         with values:
             model.reset_metrics()

@@ -20,6 +20,11 @@ _IGNORED = ("seed", "build_config", "compile_config", "module", "registered_name
 # Attributes of every layer, which its config has or which are no setting.
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _BASE = set(vars(keras.layers.Layer(name="base")))
+# What fit, evaluate and predict set on a model, with callbacks on rank 0 only.
+_SET_BY_KERAS = (
+    *("stop_training", "stop_evaluating", "stop_predicting"),
+    *("train_function", "test_function", "predict_function", "history"),
+)
 
 
 def describe_model(model: keras.Model) -> dict[str, str]:
@@ -82,7 +87,7 @@ def _attributes(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
         return {}
     found, inner = {}, []
     for key, value in vars(layer).items():
-        if key.startswith("_") or key in _BASE or key in _IGNORED:
+        if key.startswith("_") or key in (*_BASE, *_IGNORED, *_SET_BY_KERAS):
             continue
         if isinstance(value, keras.layers.Layer):
             inner.append(f"{key}={type(value).__name__}")

@@ -142,7 +142,7 @@ def _digests(inputs: Input) -> dict[str, str]:
         return {"first": str(inputs.source.fingerprint())}
     total = inputs.rows
     size = sum(
-        int(np.prod(spec.shape)) * spec.dtype.size
+        int(np.prod([length or 1 for length in spec.shape])) * spec.dtype.size
         for spec in tf.nest.flatten(inputs.source.spec)
         if spec is not None
     )
