@@ -270,7 +270,7 @@ def test_python_code_runs_in_each_step_of_a_model_that_runs_eagerly(backend):
             return x
 
     make = model(None, Counts(), run_eagerly=True)
-    collective.fit(make(), X, Y, 10, 2, backend=backend, verbose=0)
+    collective.fit(make(), X, Y, 10, 2, backend=backend, verbose=0, verify=False)
     assert seen.count(True) == 12
 
 
