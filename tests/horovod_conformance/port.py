@@ -47,7 +47,7 @@ _SHORTER = (
      '__import__("example").checked, main),'),
     (r"\b500 // ", "12 // "),
     (r"\b10000 // ", "24 // "),
-    (r"epochs=24\b", "epochs=4"),
+    (r"epochs=24,", "epochs=4,"),
     (r"shuffle\(10000\)", "shuffle(2000)"),
 )  # fmt: skip
 
