@@ -54,7 +54,8 @@ def checked(run: Callable[[], Any]) -> None:
     if not hvd.is_initialized():
         return  # it has started a job, and is none of its ranks
     # Statistics of batch normalization are each rank's own, as in Horovod.
-    model = max(built, key=lambda m: sum(w.size for w in m.get_weights()))
+    # Of models of the same size, the last: one may be made from another's configuration.
+    model = max(reversed(built), key=lambda m: sum(w.size for w in m.get_weights()))
     weights = [w.numpy() for w in model.trainable_variables]
     if not weights or not all(np.isfinite(w).all() for w in weights):
         raise SystemExit("no weights, or not finite")

@@ -36,7 +36,8 @@ class Example:
         arguments: Its command line.
         how: ``ranks`` on two ranks; ``alone`` without a launcher, as it starts its own
             job; ``service`` beside a compute job; ``grows`` from one rank to two and
-            three, of which the last one, or with ``loses first`` rank 0, is killed.
+            three, of which the last one, or with ``loses first`` rank 0, is killed and
+            replaced; ``shrinks`` from two ranks to one.
         compute: For ``service``: the command line of the compute job.
     """
 
@@ -73,7 +74,8 @@ EXAMPLES = (
     Example(f"{_ELASTIC}tensorflow2_mnist_elastic.py", (), "grows"),
     Example(f"{_ELASTIC}tensorflow2_mnist_elastic.py", (), "grows, loses first"),
     Example(f"{_ELASTIC}tensorflow2_mnist_elastic.py", ("2", "1", "2", "localhost:2"), "alone"),
-    Example(f"{_ELASTIC}tensorflow2_synthetic_benchmark_elastic.py", _WARM, "grows"),
+    # It reduces gradients before it has state, which nobody meets in a newcomer.
+    Example(f"{_ELASTIC}tensorflow2_synthetic_benchmark_elastic.py", _WARM, "shrinks"),
 )  # fmt: skip
 
 
@@ -87,8 +89,11 @@ def result(copy: Path, job: Job, example: Example) -> tuple[str, str]:
     path = [str(copy / "tools")]
     if example.how == "service":
         end = _beside_compute_job(command, example.compute, folder, job, path)
-    elif "grows" in example.how:
-        end = _growing(command, 0 if "loses" in example.how else 2, folder, job, path)
+    elif example.how == "shrinks":
+        end = _elastic(command, 2, 2, 1, folder, job, path)
+    elif example.how.startswith("grows"):
+        victim = 0 if "loses" in example.how else 2
+        end = _elastic(command, 1, 3, victim, folder, job, path)
     else:
         words = job.words if example.how == "ranks" else ()
         end = run([*words, *command], folder, job, path)
@@ -109,10 +114,19 @@ def _beside_compute_job(
         return run([*job.words, *command, str(config)], folder, job, path)
 
 
-def _growing(
-    command: list[str], victim: int, folder: Path, job: Job, path: list[str]
+def _elastic(
+    command: list[str],
+    first: int,
+    most: int,
+    victim: int,
+    folder: Path,
+    job: Job,
+    path: list[str],
 ) -> Ended:
-    """From one rank to two and three; then rank ``victim`` is killed, and replaced."""
+    """From ``first`` to ``most`` ranks, one by one; then rank ``victim`` is killed.
+
+    It is replaced, unless there were never more ranks than at first.
+    """
     events = folder / f"events-{time.monotonic_ns()}"
     events.mkdir()
     slots = events / "slots.sh"
@@ -139,19 +153,22 @@ def _growing(
             time.sleep(0.2)
         raise TimeoutError(f"{number} ranks have not come together")
 
-    offer(1)
-    elastic = [*job.launcher, "-np", "1", "--min-np", "1", "--max-np", "3"]
-    elastic += ["--host-discovery-script", str(slots), *command]
-    with started(elastic, folder, job, path, {EVENTS: str(events)}) as process:
+    offer(first)
+    grows = most > first
+    elastic = [*job.launcher, "-np", str(first), "--min-np", "1"]
+    if grows:
+        elastic += ["--max-np", str(most), "--host-discovery-script", str(slots)]
+    with started(
+        [*elastic, *command], folder, job, path, {EVENTS: str(events)}
+    ) as process:
         problem = ""
         try:
-            ranks(1)
-            offer(2)
-            ranks(2)
-            offer(3)
-            killed = ranks(3)[victim]
-            os.kill(killed, signal.SIGKILL)
-            ranks(3, without=killed)
+            together = ranks(first)
+            for number in range(first + 1, most + 1):
+                offer(number)
+                together = ranks(number)
+            os.kill(together[victim], signal.SIGKILL)
+            ranks(most if grows else most - 1, without=together[victim])
         except TimeoutError as error:
             problem = f"{error}\n"
             if process.poll() is None:
