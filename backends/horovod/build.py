@@ -139,6 +139,8 @@ def _environment(tools: Path) -> dict[str, str]:
         "PATH": os.pathsep.join([path, str(tools / "bin")]),
         "PYTHONPATH": str(tools),
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+        # Gloo asks for a CMake so old that CMake 4 refuses to behave like it.
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
     }
     mpi = shutil.which("mpicxx", path=path)
     if mpi and Path(mpi).is_relative_to(sys.prefix):

@@ -191,6 +191,54 @@ def test_optimizer_applies_every_pass(hvd, rank, size, compiled):
     np.testing.assert_allclose(first.value, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("of, to", [("float32", "float64"), ("float64", "float32")])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_of_another_dtype(hvd, rank, size, of, to, passes):
+    """Than their variables: Keras casts what it applies."""
+    dense, sparse = (keras.Variable(np.ones([2, 1], to), dtype=to) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), backward_passes_per_step=passes, op=hvd.Sum
+    )
+    rows = tf.IndexedSlices(tf.fill([1, 1], tf.cast(rank + 1, of)), [1], [2, 1])
+
+    @tf.function
+    def step():
+        whole = tf.fill([2, 1], tf.cast(rank + 1, of))
+        optimizer.apply_gradients([(whole, dense), (rows, sparse)])
+
+    for _ in range(passes):
+        step()
+    total = passes * size * (size + 1) / 2
+    np.testing.assert_array_equal(dense.numpy(), [[1 - total], [1 - total]])
+    np.testing.assert_array_equal(sparse.numpy(), [[1], [1 - total]])
+
+
+@pytest.mark.parametrize(
+    "name", ["allreduce", "allgather", "reducescatter", "alltoall"]
+)
+def test_gradients_into_collectives_of_another_dtype(hvd, rank, size, name):
+    """A custom gradient may hand on what it likes; it leaves with the dtype it has."""
+
+    @tf.custom_gradient
+    def wider(x):
+        return x, lambda upstream: tf.cast(upstream, tf.float64)
+
+    @tf.function
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(wider(getattr(hvd, name)(x)))
+        return tape.gradient(loss, x)
+
+    x = tf.ones([size])
+    found = gradient(x)
+    assert found.dtype == tf.float64
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(getattr(hvd, name)(x))
+    np.testing.assert_array_equal(found, tape.gradient(loss, x))
+
+
 def test_optimizer_leaves_local_variables_alone(hvd, rank, size):
     layer = keras.layers.Dense(1, use_bias=False)
     layer.build((1, 3))

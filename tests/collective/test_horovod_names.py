@@ -46,6 +46,7 @@ NAMES = {
     "tensorflow.keras.elastic": """
     KerasState CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback run
     """,
+    "runner.common.util.env": "get_env_rank_and_size",
 }
 NAMES["keras.callbacks"] = NAMES["tensorflow.keras.callbacks"]
 NAMES["keras.elastic"] = NAMES["tensorflow.keras.elastic"]

@@ -9,8 +9,9 @@ import re
 import shutil
 from pathlib import Path
 
-# But the tests' own tools, which use parts of Horovod's launcher: those are left.
-_WORD = re.compile(r"\bhorovod\b(?!\.runner\.(common|util))")
+_WORD = re.compile(r"\bhorovod\b")
+# The tests' own tools use parts of Horovod's launcher: those are left.
+_WORD_IN_TESTS = re.compile(r"\bhorovod\b(?!\.runner\.(common|util))")
 
 # What Keras 3 forces: arguments that have gone or are new, and variables without ref().
 _KERAS_3 = (
@@ -23,18 +24,33 @@ _KERAS_3 = (
     (r"def update_step\(self, gradient, variable\)",
      "def update_step(self, gradient, variable, learning_rate)"),
     (r"\b(var|v)\.ref\(\)", r"\1.value.ref()"),
+    (r"\bevaluate\((\w+\.moving_\w+)\)", r"evaluate(\1.value)"),
     (r"keras\.losses\.mean_squared_error", "keras.losses.MeanSquaredError()"),
     (r"\bopt\.variables\(\)", "opt.variables"),
     (r"checkpoint-\{epoch\}\.h5", "checkpoint-{epoch}.keras"),
     (r"tf\.keras\.backend\.set_value\((.*?), (.*)\)", r"\1.assign(\2)"),
+    (r"\bopt\.lr\b", "opt.learning_rate"),
+    (r"\bfit_generator\(", "fit("),
+    (r"\bevaluate_generator\((\w+), ", r"evaluate(\1, steps="),
+    (r",\s*workers=4", ""),
+    (r"from keras\.preprocessing(.*) import (image\b|ImageDataGenerator)",
+     r"from tensorflow.keras.preprocessing\1 import \2"),
 )  # fmt: skip
-# Examples take minutes on the machines that they were written for.
+# What TensorFlow 2 forces: sessions have gone.
+_TENSORFLOW_2 = (
+    (r"config = tf\.ConfigProto\(\)\n(config\..*\n)*K\.set_session\(.*\n", ""),
+)
+# No downloads, and steps for seconds: the examples were written for GPUs.
 _SHORTER = (
+    (r"tf\.keras\.datasets\.mnist\.load_data", '__import__("example").load_data'),
+    (r"from keras\.datasets import mnist", "import example as mnist"),
+    (r"\.run\(main,", '.run(__import__("functools").partial('
+     '__import__("example").checked, main),'),
     (r"\b500 // ", "12 // "),
     (r"\b10000 // ", "24 // "),
-    (r"epochs=24\b", "epochs=4"),
+    (r"epochs=24,", "epochs=4,"),
     (r"shuffle\(10000\)", "shuffle(2000)"),
-)
+)  # fmt: skip
 
 # Names that are no interface, but that Horovod's tests import.
 _CONFTEST = """
@@ -48,18 +64,23 @@ hvd.util = collective.tensorflow.util
 """
 
 
-def copy(checkout: Path, target: Path) -> None:
-    """Copies ``test/`` and ``examples/``, each word ``horovod`` as ``collective``.
+def copy(checkout: Path, target: Path, word: str) -> None:
+    """Copies ``test/`` and ``examples/``, each word ``horovod`` as ``word``.
 
     Raises:
         FileNotFoundError: The checkout is none of Horovod.
     """
     for folder in ("test", "examples"):
         shutil.copytree(checkout / folder, target / folder)
-    for file in target.rglob("*.py"):
-        text = _WORD.sub("collective", file.read_text())
-        shorter = _SHORTER if "examples" in file.parts else ()
-        for old, new in (*_KERAS_3, *shorter):
-            text = re.sub(old, new, text)
-        file.write_text(text)
-    (target / "test/parallel/conftest.py").write_text(_CONFTEST)
+        tests = folder == "test"
+        found = _WORD_IN_TESTS if tests else _WORD
+        edits = _KERAS_3 if tests else _KERAS_3 + _TENSORFLOW_2 + _SHORTER
+        for file in (target / folder).rglob("*.py"):
+            text = found.sub(word, file.read_text())
+            for old, new in edits:
+                text = re.sub(old, new, text)
+            file.write_text(text)
+    (target / "tools").mkdir()
+    shutil.copy(Path(__file__).with_name("example.py"), target / "tools")
+    if word == "collective":
+        (target / "test/parallel/conftest.py").write_text(_CONFTEST)
