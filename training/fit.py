@@ -34,6 +34,7 @@ from collective.training.elastic.membership import Membership
 from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.gradient_sizes import message
 from collective.training.hooks import Callbacks
+from collective.training.input.agreement import Agreement
 from collective.training.inference import open_backend
 from collective.training.input.batches import Batches
 from collective.training.input.feed import (
@@ -229,7 +230,7 @@ def fit(
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
-                inputs, steps_per_epoch, backend.elastic
+                inputs, steps_per_epoch, backend.elastic, Agreement(backend)
             )
         else:
             _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
@@ -339,6 +340,7 @@ def _inputs(
 
 def _maybe_empty(inputs: Input | Batches, backend: Backend) -> bool:
     """Whether a batch may have fewer rows than there are replicas."""
+        with_checksums=backend.size > 1 and not backend.elastic,
     if isinstance(inputs, Batches):
         return True
     size = inputs.global_batch_size
