@@ -307,11 +307,13 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.05, clipnorm=1.0),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.02),
     "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "sgd": lambda: keras.optimizers.SGD(0.5, clipvalue=1e-3),
 }
 
 
 @pytest.mark.parametrize(
-    "optimizer, masked", [("adam", True), ("rmsprop", False), ("ftrl", False)]
+    "optimizer, masked",
+    [("adam", True), ("rmsprop", False), ("ftrl", False), ("sgd", False)],
 )
 def test_look_ups_are_those_of_keras(optimizer, masked, backend):
     """Rows of an embedding that a batch, and a row of it, look up several times."""
@@ -334,6 +336,8 @@ def test_look_ups_are_those_of_keras(optimizer, masked, backend):
     combined = planned(make, data, None, backend, StepPlan())
     with pytest.raises(AssertionError):
         assert_same(combined, got, 1e-4)
+    by_rows = planned(make, data, None, backend, StepPlan(as_rows=(0,)))
+    assert_same(by_rows, combined, 1e-10)
 
 
 def test_strings_are_refused_by_name(backend):
