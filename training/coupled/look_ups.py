@@ -31,6 +31,8 @@ from collective.training.step_plan import StepPlan
 
 CHOICES = ("combined", "keras")
 _INDEX_BYTES = 8
+# A step with a gather takes a second longer to trace: not for less than this a step.
+_LEAST_SAVED = 1 << 20
 
 
 class LookUps(NamedTuple):
@@ -117,7 +119,8 @@ def travelling_as_rows(
         variable = prepared.trainable[place]
         rows, width = int(variable.shape[0]), math.prod(variable.shape[1:])
         size = 8 if variable.dtype == "float64" else 4
-        if global_rows * of_row * (width * size + _INDEX_BYTES) < rows * width * size:
+        as_rows = global_rows * of_row * (width * size + _INDEX_BYTES)
+        if rows * width * size - as_rows >= _LEAST_SAVED:
             found.append(place)
     return tuple(found)
 
