@@ -69,6 +69,8 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
         sums = tf.numpy_function(
             self._sum_arrays, tensors, [t.dtype for t in tensors], name="mpi_allreduce"
         )
+        if tf.is_tensor(sums):  # eagerly, TensorFlow gives one without its list
+            sums = [sums]
         for tensor, total in zip(tensors, sums, strict=True):
             total.set_shape(tensor.shape)
         return list(sums)

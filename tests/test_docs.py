@@ -143,6 +143,22 @@ def hook():
     return module
 
 
+def test_the_page_for_users_of_keras_has_every_argument():
+    """The rows of its tables, and the arguments of fit, evaluate and predict."""
+    page = (ROOT / "docs/how-to/from-model-fit.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*) \|", page, re.M)
+    named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+    for function in ("fit", "evaluate", "predict"):
+        tree = ast.parse((ROOT / "training" / f"{function}.py").read_text())
+        (found,) = (
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and node.name == function
+        )
+        arguments = {a.arg for a in (*found.args.args, *found.args.kwonlyargs)}
+        assert arguments - named == set(), function
+
+
 def test_commands_use_options_that_exist():
     parser_of = hook().parser_of
     options = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keras
-import numpy as np
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
@@ -95,35 +94,6 @@ def check_labels(model: keras.Model, source: Source) -> None:
             f"labels go from {low} to {high}, but model {model.name!r} has {classes} "
             f"outputs, for labels from 0 to {classes - 1}",
             hint="number the labels from 0, or give the model more outputs",
-        )
-
-
-def check_same_data(backend: Backend, source: Source) -> None:
-    """Refuses data that are longer or shorter, or a stream that begins differently.
-
-    Raises:
-        UsageError: On the ranks that differ from rank 0.
-    """
-    if backend.size == 1:
-        return
-    begins = 0 if source.random_access else source.fingerprint()
-    mine = np.array([len(source), begins], np.int64)
-    rows, beginning = map(int, backend.broadcast_array(mine))
-    if len(source) != rows:
-        raise UsageError(
-            f"the data have {len(source)} rows here, and {rows} on rank 0; ranks would "
-            "train on rows of their own",
-            hint="give every rank all of the data: each takes its share of every batch",
-            everywhere=False,
-        )
-    if begins != beginning:
-        # The mark of a shuffle without a seed.
-        raise UsageError(
-            f"rank {backend.rank}: the data set begins with another row than on rank "
-            "0; ranks would train on rows of their own",
-            hint="give its shuffle a seed: dataset.shuffle(n, seed=1, "
-            "reshuffle_each_iteration=False)",
-            everywhere=False,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +22,7 @@ from collective.training.checks import (
     check_labels,
     check_states_of_rows,
 )
-from collective.training.coupled.look_ups import wants_look_ups
+from collective.training.coupled import look_ups
 from collective.training.custom_step.check import check_step
 from collective.training.custom_step.epochs import MetricEpochs
 from collective.training.custom_step.evaluation import make_evaluation
@@ -35,6 +34,7 @@ from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.gradient_sizes import message
 from collective.training.hooks import Callbacks
 from collective.training.inference import open_backend
+from collective.training.input.agreement import Agreement
 from collective.training.input.batches import Batches
 from collective.training.input.feed import (
     ENDLESS,
@@ -224,12 +224,20 @@ def fit(
             enabled=verify and not own_step,  # that one has a check of its own
             verbose=verbose,
         )
-        if wants_look_ups(embedding_gradients, model):
-            plan = dataclasses.replace(plan, gather_look_ups=True)
+        plan = look_ups.planned(
+            plan,
+            embedding_gradients,
+            prepared,
+            backend,
+            inputs.batch_size if isinstance(inputs, Batches) else rows,
+            accumulate=accumulate,
+            jit_compile=jit_compile,
+            recompute=recompute,
+        )
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
-                inputs, steps_per_epoch, backend.elastic
+                inputs, steps_per_epoch, backend.elastic, Agreement(backend)
             )
         else:
             _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
@@ -332,6 +340,7 @@ def _inputs(
         seed=seed,
         shuffle=bool(shuffle),
         with_rows_read=ledger is not None,
+        with_checksums=backend.size > 1 and not backend.elastic,
     )
     warn_of_short_epochs(inputs, steps_per_epoch)
     return inputs

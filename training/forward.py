@@ -85,6 +85,8 @@ class Forward:
             the graph that ``train`` was traced in.
         combined: Indices of those whose gradient has rows of look-ups, each of which may
             come several times: they are added up.
+        counted: Look-ups of a row of the batch, by the index of the variable; known
+            where ``train`` runs eagerly.
         overwritten: Indices of the trainable variables whose gradient is their new
             value (scales of float8 layers); none of them is in ``connected``.
         changing: Indices of the non-trainable variables that the model assigns.
@@ -113,6 +115,7 @@ class Forward:
         self.connected: list[int] = []
         self.combined: list[int] = []
         self.look_ups: dict[int, look_ups.LookUps] = {}
+        self.counted: dict[int, int] = {}
         self.overwritten: list[int] = []
         self.changing: list[int] = []
         self.assigned: list[int] = []
@@ -164,8 +167,10 @@ class Forward:
             )
             scaled = [total * tf.cast(loss_scale, total.dtype) for total in loss.totals]
         gradients = self._gradients(tape, scaled, trainable, scope.assigned)
-        if self.plan.gather_look_ups:
-            self.look_ups = look_ups.take(gradients, coupled_replica.required())
+        self._count_look_ups(gradients, rows)
+        if self.plan.gather_look_ups or self.plan.as_rows:
+            chosen = None if self.plan.gather_look_ups else self.plan.as_rows
+            self.look_ups = look_ups.take(gradients, coupled_replica.required(), chosen)
         del tape
         self._check_assigned(scope, trainable)
         new_state = scope.values(self.prepared.state)
@@ -291,6 +296,16 @@ class Forward:
                     )
             found.append(gradients)
         return found
+
+    def _count_look_ups(self, gradients: list[list[Any]], rows: Rows) -> None:
+        """Notes how many look-ups a row of the batch has, where that is a number."""
+        if not tf.executing_eagerly():
+            return
+        for place, of_one in enumerate(zip(*gradients, strict=True)):
+            for gradient in of_one:
+                if isinstance(gradient, tf.IndexedSlices):
+                    number = -(-int(gradient.indices.shape[0]) // int(_count(rows)))
+                    self.counted[place] = max(number, self.counted.get(place, 0))
 
     def _overwrites(
         self, gradients: list[list[Any]], position: tf.Tensor

@@ -3,7 +3,7 @@
 Their gradients are added up before the optimizer sees them, on any number of replicas.
 Keras' own step hands the optimizer one gradient for each look-up: Adam, RMSprop and
 others then add up the *squares* of these, which no sum over replicas has. SGD gives the
-same either way.
+same either way, unless it clips.
 """
 
 from __future__ import annotations
@@ -19,6 +19,16 @@ from collective.training import keras_compat
 _noted: WeakSet[keras.Optimizer] = WeakSet()
 
 
+def sees_each(optimizer: keras.Optimizer) -> bool:
+    """Whether an update by single look-ups is another than by their sum for each row.
+
+    Args:
+        optimizer: One that updates variables itself.
+    """
+    clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
+    return bool(clips) or not isinstance(optimizer, keras.optimizers.SGD)
+
+
 def note(variables: Sequence[keras.Variable], optimizer: keras.Optimizer) -> None:
     """Says once in which trainings the result is not that of ``model.fit``.
 
@@ -29,13 +39,13 @@ def note(variables: Sequence[keras.Variable], optimizer: keras.Optimizer) -> Non
     others = [
         single.name
         for single in keras_compat.single_optimizers(optimizer)
-        if not isinstance(single, keras.optimizers.SGD)
+        if sees_each(single)
     ]
     if variables and others and optimizer not in _noted:
         _noted.add(optimizer)
         log.warning(
             "%s sees one gradient for each row of %r, the sum over its look-ups; "
-            "model.fit squares that of each look-up by itself, and so does "
+            "model.fit squares or clips that of each look-up by itself, and so does "
             "embedding_gradients='keras' (docs/reference/sharp-bits.md)",
             others[0],
             variables[0].path,

@@ -382,8 +382,11 @@ class Step:
         ]
         return sums._replace(losses=[*sums.losses, *more])
 
-    def _look_ups(self, weights: list[tf.Tensor]) -> list[tf.IndexedSlices]:
-        """The gradients of look-ups, divided by the weight of their part of the loss."""
+    def _look_ups(self, weights: list[tf.Tensor]) -> list[Any]:
+        """The gradients of look-ups, divided by the weight of their part of the loss.
+
+        Those that travel as rows only to save bytes are added up.
+        """
         found = []
         for i, (slices, total) in self.forward.look_ups.items():
             values = slices.values
@@ -391,7 +394,9 @@ class Step:
                 divisor = tf.cast(weights[total - 1], values.dtype)
                 values = tf.math.divide_no_nan(values, divisor)
             values = tf.cast(values, self.prepared.trainable[i].dtype)
-            found.append(tf.IndexedSlices(values, slices.indices, slices.dense_shape))
+            slices = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+            as_table = not self.forward.plan.gather_look_ups
+            found.append(tf.convert_to_tensor(slices) if as_table else slices)
         return found
 
     def _apply(self, gradients: list[tf.Tensor], sums: Sums) -> None:

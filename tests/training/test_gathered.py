@@ -6,6 +6,8 @@ Plain, this file runs on one replica. Then it starts itself on ranks of ``native
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import tensorflow as tf
 from keras import ops
 
 from collective.errors import UsageError
+from collective.training.coupled.look_ups import travelling_as_rows
 from collective.training.input.pipeline import Input
 from collective.training.prepared import prepare
 from collective.training.reporting.report import Averages
@@ -307,11 +310,13 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.05, clipnorm=1.0),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.02),
     "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "sgd": lambda: keras.optimizers.SGD(0.5, clipvalue=1e-3),
 }
 
 
 @pytest.mark.parametrize(
-    "optimizer, masked", [("adam", True), ("rmsprop", False), ("ftrl", False)]
+    "optimizer, masked",
+    [("adam", True), ("rmsprop", False), ("ftrl", False), ("sgd", False)],
 )
 def test_look_ups_are_those_of_keras(optimizer, masked, backend):
     """Rows of an embedding that a batch, and a row of it, look up several times."""
@@ -334,6 +339,15 @@ def test_look_ups_are_those_of_keras(optimizer, masked, backend):
     combined = planned(make, data, None, backend, StepPlan())
     with pytest.raises(AssertionError):
         assert_same(combined, got, 1e-4)
+    by_rows = planned(make, data, None, backend, StepPlan(as_rows=(0,)))
+    assert_same(by_rows, combined, 1e-10)
+
+
+def test_a_large_table_travels_as_rows_where_these_are_fewer_bytes():
+    tables = [tf.zeros(shape) for shape in ([10**6, 8], [10**6, 8], [100, 8])]
+    prepared = SimpleNamespace(trainable=[keras.Variable(t) for t in tables])
+    plan = StepPlan(look_ups=((0, 20), (1, 10**5), (2, 1)))
+    assert travelling_as_rows(prepared, plan, 64) == (0,)
 
 
 def test_strings_are_refused_by_name(backend):

@@ -169,7 +169,9 @@ def assigning(variable, make=dense):
 
 def test_a_variable_of_no_layer_may_not_be_assigned(backend):
     outside = keras.Variable(0.0, name="forgotten")
-    with pytest.raises(UsageError, match="(assigns variable|writes) 'forgotten'") as caught:
+    # On several ranks, the check before the first step finds it.
+    words = "(assigns variable|writes) 'forgotten'"
+    with pytest.raises(UsageError, match=words) as caught:
         train(assigning(lambda: outside), backend)
     assert "add_weight" in caught.value.hint
 

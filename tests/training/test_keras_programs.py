@@ -25,7 +25,14 @@ from tests.training.keras_programs import PROGRAMS, SECONDS, saved_as
 DRIVER = "tests/training/keras_programs.py"
 NAMES = sorted(file.stem for file in PROGRAMS.glob("*.py"))
 # By make test: the widest ways to call fit, on two native ranks.
-SIX = ["callbacks", "convnet", "gan", "lstm_masking", "multi_input_output", "retrieval"]
+SIX = [
+    "callbacks",
+    "convnet",
+    "gan",
+    "multi_input_output",
+    "retrieval",
+    "text_classification",
+]
 
 
 class Tolerance(NamedTuple):
@@ -59,7 +66,7 @@ class Looser:
     Attributes:
         why: What makes it so.
         float32: Its tolerance.
-        float64: That in float64; None where rounding in float32 is the reason.
+        float64: That in float64; None where nothing differs but rounding in float32.
     """
 
     why: str
@@ -70,8 +77,8 @@ class Looser:
 LOOSER = {
     "augmentation": Looser(
         "masks and shifts are drawn for each replica: another training, as good",
-        Tolerance(0.5, 50, 0.3),
-        Tolerance(0.5, 50, 0.3),
+        Tolerance(1, 50, 0.3),
+        Tolerance(1, 50, 0.3),
     ),
     "batchnorm": Looser(
         "stock Keras without oneDNN is 1e-6 away: statistics of few rows amplify rounding",
@@ -89,6 +96,7 @@ LOOSER = {
     "transformer": Looser(
         "the gradient of a key's bias is zero but for rounding, and Adam divides by it",
         Tolerance(5e-3, np.inf, 1e-5),
+        Tolerance(1e-10, np.inf, 1e-8),
     ),
 }
 

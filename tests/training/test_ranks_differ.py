@@ -13,6 +13,8 @@ from keras import ops
 
 from collective.errors import CollectiveError, UsageError
 from collective.training import fit
+from collective.training.input.pipeline import Input
+from collective.training.verification.ranks import compare_newcomers, describe_training
 from tests import launch
 from tests.training.small import BATCH, FEATURES, NAMES, assert_ranks_agree, gather
 
@@ -200,6 +202,42 @@ def test_a_difference_is_refused_on_every_rank(case, backend):
     text = str(error.value)
     assert "rank 1" in text and "would train different models" in text
     assert gather(backend, text) == [text] * backend.size
+
+
+@on_ranks
+def test_a_stream_that_differs_after_its_first_rows(backend):
+    """The first 8 rows are alike, and every batch is compared before its step."""
+    changed = np.where(np.arange(ROWS)[:, None] == 17, x + backend.rank, x)
+    stream = tf.data.Dataset.from_tensor_slices((changed.astype("float32"), y))
+    words = "rank 1 has other rows in this batch than rank 0"
+    with pytest.raises(UsageError, match=words) as error:
+        train(backend, data=stream)
+    assert gather(backend, str(error.value)) == [str(error.value)] * backend.size
+    alike = tf.data.Dataset.from_tensor_slices((x, y))
+    assert_ranks_agree(backend, train(backend, data=alike))
+
+
+@on_ranks
+def test_newcomers_to_an_elastic_job_are_compared(backend):
+    """With rank 0, whose training has gone on: only they are refused."""
+    told = []
+    for other in (
+        {"shift": backend.rank},
+        {"activation": ["tanh", "relu"][backend.rank]},
+    ):
+        rows = x + np.float32(other.pop("shift", 0)), y
+        made = model(**other)()
+        made.build((None, FEATURES))
+        described = describe_training(Input(rows, BATCH), made)
+        try:
+            compare_newcomers(backend, described)
+        except UsageError as error:
+            assert not error.everywhere
+            told.append(str(error))
+    first, second = gather(backend, told)
+    assert first == [] and len(second) == 2
+    assert "training x rows are others on rank 1" in second[0]
+    assert "activation differs: 'relu' on rank 1" in second[1]
 
 
 @on_ranks

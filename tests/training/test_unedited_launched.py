@@ -104,6 +104,10 @@ from sklearn.model_selection import train_test_split
 from collective.training.unedited import distribute
 rank, folder = distribute._distribution.job.backend.rank, sys.argv[1]
 
+# The precision is the script's, although collective was imported before it.
+keras.config.set_floatx("float64")
+assert keras.layers.Dense(1).dtype == "float64"
+
 # No seed in the script: the ranks have the same numbers all the same.
 x = np.random.default_rng().normal(size=(64, 6))
 x, test = train_test_split(x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 from collective.backends.base import Backend
@@ -22,12 +24,23 @@ def reasons(
         found.append("metrics of the whole batch")
     if plan.gather_look_ups:
         found.append("gradients of single look-ups (embedding_gradients='keras')")
+    if plan.as_rows:
+        found.append("gradients of embeddings that travel as rows")
     if backend.replicas == 1 and not backend.elastic:
         return tuple(found)  # the statistics of its rows are those of the batch
     layers = keras_compat.batch_norm_layers(model)
     if any(sync_batch_norm or layer.synchronized for layer in layers):
         found.append("synchronized batch normalization")
     return tuple(found)
+
+
+def is_possible(prepared: PreparedModel, backend: Backend, **options: Any) -> bool:
+    """Whether a step may have collectives in its forward pass; see ``check``."""
+    try:
+        check(prepared, backend, ("",), **options)
+    except UsageError:
+        return False
+    return prepared.partition is None
 
 
 def check(

@@ -30,7 +30,6 @@ from collective.errors import (
 )
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.state import broadcast, newest
-from collective.training.checks import check_same_data
 from collective.training.elastic.control_messages import ControlMessages
 from collective.training.elastic.reconfigure import (
     Change,
@@ -45,6 +44,7 @@ from collective.training.loop import Loop
 from collective.training.observer import FinishedStep, Observer, methods
 from collective.training.position import Position
 from collective.training.result import Result
+from collective.training.verification.ranks import compare_newcomers, describe_training
 
 T = TypeVar("T")
 # A job with too few ranks waits so long for more, where it may grow; as Horovod.
@@ -105,6 +105,8 @@ class Membership(Observer):
         self.backend: Backend = position.backend
         self.inputs = inputs
         self.checkpoint = checkpoint
+        # Before the training changes anything of the model.
+        self.description = describe_training(inputs, position.model)
         self.handoff = StateHandoff(self.backend)
         self.messages = ControlMessages(self.backend)
         self.attachments = [self.messages]
@@ -158,7 +160,7 @@ class Membership(Observer):
         joined = change.former[backend.rank] < 0
         try:
             if change.joined:
-                check_same_data(backend, self.inputs.source)
+                compare_newcomers(backend, self.description)
             position.start, root = newest(position.latest(), backend)
             loop.begin(root)
         except UsageError as error:

@@ -19,8 +19,8 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.exchange import total
 from collective.training.input import leaves
+from collective.training.input.agreement import Agreement
 from collective.training.input.feed import Feed
 from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
@@ -57,7 +57,7 @@ class Batches(Feed):
         self.batch_size = self._adapter.rows
         self._steps_per_epoch = steps_per_epoch
         self._begun = False
-        self._sum = total(backend)
+        self._agreement = Agreement(backend)
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -129,39 +129,16 @@ class Batches(Feed):
 
     def _agreed(self, batches: Iterator[tuple[Batch, Any]]) -> Iterator[Batch]:
         """The batches, each one checked to be the same on every rank."""
-        alone = self._backend.size == 1
         while True:
             found = next(batches, None)
-            if not alone:
-                self._agree(found)
+            if found is None:
+                self._agreement.check(-1, 0)
+            else:
+                self._agreement.check(int(found[0].global_rows), int(found[1]))
             if found is None:
                 return
             if int(found[0].global_rows):
                 yield found[0]
-
-    def _agree(self, found: tuple[Batch, Any] | None) -> None:
-        mine = [-1, 0] if found is None else [int(found[0].global_rows), int(found[1])]
-        told = np.zeros((self._backend.size, len(mine)))
-        told[self._backend.rank] = mine
-        told = self._sum(told)
-        if (told == told[0]).all():
-            return
-        rank = int(np.argmax((told != told[0]).any(axis=1)))
-        rows, others = int(told[0, 0]), int(told[rank, 0])
-        if min(rows, others) < 0:
-            ended, goes_on = (0, rank) if rows < 0 else (rank, 0)
-            what = f"the data of rank {ended} have ended, those of rank {goes_on} go on"
-        elif rows != others:
-            what = f"rank {rank} has a batch of {others} rows where rank 0 has {rows}"
-        else:
-            what = f"rank {rank} has other rows in this batch than rank 0"
-        raise UsageError(
-            what,
-            hint="give every rank the same batches in the same order, each takes its "
-            "share of them: a shuffle needs a seed (dataset.shuffle(n, seed=1), "
-            "keras.utils.set_random_seed(1) first), and a generator must not depend on "
-            "the rank",
-        )
 
 
 class _Shares(keras_compat.DataAdapter):
@@ -194,7 +171,11 @@ class _Shares(keras_compat.DataAdapter):
                 whole,
             )
             # None is no leaf for tf.nest: Batch takes it as it is.
-            mark = tf.zeros([], tf.int64) if alone else leaves.checksum(_present(whole))
+            mark = (
+                tf.zeros([], tf.int64)
+                if alone
+                else leaves.checksum(leaves.present(whole))
+            )
             return Batch(x, y, weight, rows), mark
 
         self._dataset = data.get_tf_dataset().map(cut).prefetch(2)
@@ -249,12 +230,8 @@ def _absent(leaf: Any) -> bool:
     return leaf is None or isinstance(leaf, tf.NoneTensorSpec)
 
 
-def _present(tree: Any) -> list[Any]:
-    return [leaf for leaf in tf.nest.flatten(tree) if leaf is not None]
-
-
 def _check_axes(batch: Any) -> None:
-    for leaf in _present(batch):
+    for leaf in leaves.present(batch):
         if leaf.shape.rank is None:
             raise UsageError(
                 f"the data set gives {leaf.name or leaf} of {leaf.dtype.name}, of which "

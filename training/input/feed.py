@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
+from collective.training.input.agreement import Agreement
 from collective.training.input.pipeline import Batch, Input
 
 #: A step or an epoch that is never reached: the number is not known beforehand.
@@ -89,6 +90,7 @@ class PlannedFeed(Feed):
         inputs: The plan.
         steps_per_epoch: Steps of an epoch; None: one pass over the rows.
         movable: Whether replicas may change; see ``Input.movable``.
+        agreement: Compares batches that have checksums.
     """
 
     def __init__(
@@ -96,10 +98,12 @@ class PlannedFeed(Feed):
         inputs: Input,
         steps_per_epoch: int | None = None,
         movable: bool = False,
+        agreement: Agreement | None = None,
     ):
         self._of_pass = inputs.steps_per_epoch
         self._of_epoch = steps_per_epoch
         self._batches = inputs.movable() if movable else inputs.dataset
+        self._agreement = agreement
         self._origin = 0
         self._iterator: Iterator[Batch] = iter(())
 
@@ -134,7 +138,10 @@ class PlannedFeed(Feed):
 
     def epoch(self, steps: int) -> Iterator[Batch]:
         """As ``Feed.epoch``."""
-        return itertools.islice(self._iterator, steps)
+        for batch in itertools.islice(self._iterator, steps):
+            if self._agreement is not None and batch.checksum is not None:
+                self._agreement.check(int(batch.global_rows), int(batch.checksum))
+            yield batch._replace(checksum=None)
 
     def _bounds(self, epoch: int) -> tuple[int, int]:
         """First and last step of an epoch, half-open."""

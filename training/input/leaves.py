@@ -9,7 +9,12 @@ import tensorflow as tf
 
 def first_leaf(tree: Any) -> Any:
     """A tensor of the tree: what to ask for the number of rows."""
-    return next(leaf for leaf in tf.nest.flatten(tree) if leaf is not None)
+    return present(tree)[0]
+
+
+def present(tree: Any) -> list[Any]:
+    """The tensors of a tree that may have None in it."""
+    return [leaf for leaf in tf.nest.flatten(tree) if leaf is not None]
 
 
 def count_rows(leaf: Any) -> tf.Tensor:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.training.input import leaves
 from collective.training.input.plan import Plan, share
 from collective.training.input.source import Source, as_source
 
@@ -33,6 +34,8 @@ class Batch(NamedTuple):
         global_rows: int64 scalar: rows of the whole global batch, over all processes.
         rows_read: int64 ``[n, 2]``: place in the global batch, and row number, of each
             row that was read; None unless ``Input`` has ``with_rows_read``.
+        checksum: int64 scalar, of the whole global batch; None unless ``Input`` has
+            ``with_checksums``.
     """
 
     x: Any
@@ -40,6 +43,7 @@ class Batch(NamedTuple):
     sample_weight: Any
     global_rows: Any
     rows_read: Any = None
+    checksum: Any = None
 
 
 class Input:
@@ -55,6 +59,8 @@ class Input:
         shuffle: Whether each epoch has a new order; False keeps the source's order. A
             source without random access always keeps its own.
         with_rows_read: Whether batches have ``Batch.rows_read``.
+        with_checksums: Whether batches have ``Batch.checksum``, where this process sees
+            whole batches: of a source without random access.
 
     Attributes:
         plan: Which rows make which batch.
@@ -73,11 +79,13 @@ class Input:
         seed: int = 0,
         shuffle: bool = True,
         with_rows_read: bool = False,
+        with_checksums: bool = False,
     ):
         self.source: Source = as_source(source)
         self.global_batch_size = global_batch_size
         self.rows = len(self.source)
         self.with_rows_read = with_rows_read
+        self.with_checksums = with_checksums and not self.source.random_access
         if global_batch_size < 1:
             raise UsageError(
                 f"a global batch of {global_batch_size} rows cannot be trained on",
@@ -177,13 +185,16 @@ class Input:
         @tf.autograph.experimental.do_not_convert
         def cut(step: tf.Tensor, batch: Any) -> Batch:
             start, stop, rows = own(step)
+            mark = (
+                leaves.checksum(leaves.present(batch)) if self.with_checksums else None
+            )
             x, y, weight = tf.nest.map_structure(
                 lambda t: None if t is None else t[start:stop], batch
             )
             size = self.global_batch_size
             first = step % self.steps_per_epoch * size + start
             mine = first + tf.range(tf.shape(tf.nest.flatten(x)[0], tf.int64)[0])
-            return Batch(x, y, weight, rows, rows_read(start, mine))
+            return Batch(x, y, weight, rows, rows_read(start, mine), mark)
 
         if self.source.random_access:
             return self._planned(first_step, last_step).map(

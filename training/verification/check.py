@@ -96,7 +96,8 @@ class Check:
             normalizing = [] if self.sync_batch_norm else normalizing
             self.notes += explain.by_nature(bool(seeds), normalizing)
         notes = tuple(dict.fromkeys(self.notes))
-        return StepPlan("loss" in gather, "metric" in gather, notes)
+        look_ups = tuple(sorted(self.step.forward.counted.items()))
+        return StepPlan("loss" in gather, "metric" in gather, notes, look_ups)
 
     def _outcomes(self, rows: Rows, training: bool) -> Outcomes:
         """The step by Keras and by us; a third time where they differ."""

@@ -6,6 +6,7 @@ names that Keras counts up (``dense_1``), which depend on what else a process ha
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,14 +18,22 @@ from collective.training.verification.code_digest import config_of, describe, sh
 
 # What does not change the model: seeds decide first values only, which are rank 0's.
 _IGNORED = ("seed", "build_config", "compile_config", "module", "registered_name")
-# Attributes of every layer, which its config has or which are no setting.
 _PLAIN = (bool, int, float, str, bytes, type(None))
-_BASE = set(vars(keras.layers.Layer(name="base")))
 # What fit, evaluate and predict set on a model, with callbacks on rank 0 only.
 _SET_BY_KERAS = (
     *("stop_training", "stop_evaluating", "stop_predicting"),
     *("train_function", "test_function", "predict_function", "history"),
 )
+
+
+@functools.cache
+def _base() -> frozenset[str]:
+    """Attributes of every layer.
+
+    Not when this file is imported: the first layer that is made fixes Keras' dtype
+    policy, and ``keras.config.set_floatx`` of the user's script would come too late.
+    """
+    return frozenset(vars(keras.layers.Layer(name="base")))
 
 
 def describe_model(model: keras.Model) -> dict[str, str]:
@@ -87,7 +96,10 @@ def _attributes(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
         return {}
     found, inner = {}, []
     for key, value in vars(layer).items():
-        if key.startswith("_") or key in (*_BASE, *_IGNORED, *_SET_BY_KERAS):
+<<<<<<< HEAD
+        if key.startswith("_") or key in (*_base(), *_IGNORED, *_SET_BY_KERAS):
+=======
+        if key.startswith("_") or key in _base() or key in _IGNORED:
             continue
         if isinstance(value, keras.layers.Layer):
             inner.append(f"{key}={type(value).__name__}")

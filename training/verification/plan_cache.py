@@ -39,6 +39,7 @@ def read(key: str) -> StepPlan | None:
             bool(kept["gather_loss"]),
             bool(kept["gather_metrics"]),
             tuple(map(str, kept["notes"])),
+            tuple((int(place), int(number)) for place, number in kept["look_ups"]),
         )
     except (OSError, ValueError, KeyError, TypeError, CollectiveError):
         return None
@@ -52,6 +53,7 @@ def write(key: str, plan: StepPlan) -> None:
         "gather_loss": plan.gather_loss,
         "gather_metrics": plan.gather_metrics,
         "notes": plan.notes,
+        "look_ups": plan.look_ups,
     }
     path = _path(key)
     part = path.with_suffix(f".{os.getpid()}.part")

@@ -64,6 +64,34 @@ def compare_models(backend: Backend, model: keras.Model) -> None:
         _compare(backend, describe_model(model))
 
 
+def describe_training(inputs: Input, model: keras.Model) -> dict[str, str]:
+    """Data and model, for ``compare_newcomers``."""
+    return describe_data("training", inputs) | describe_model(model)
+
+
+def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:
+    """Refuses ranks that have joined with other data or another model than rank 0.
+
+    Args:
+        backend: Broadcasts; builds no graph, so after a change of the ranks, too.
+        mine: What this rank has described before it began to train.
+
+    Raises:
+        UsageError: On the ranks that differ only.
+    """
+    first = exchange.broadcast_object(backend, dict(mine))
+    name = _first_difference(mine, first)
+    if name is not None:
+        here = mine.get(name), first.get(name)
+        error = _error(backend.rank, [str(backend.rank)], name, *here)
+        error.everywhere = False
+        raise error
+
+
+def _first_difference(mine: Mapping[str, str], first: Mapping[str, str]) -> str | None:
+    return next((n for n in [*first, *mine] if first.get(n) != mine.get(n)), None)
+
+
 def _compare(backend: Backend, parts: Mapping[str, str]) -> None:
     error = difference(backend, parts)
     if error is not None:
@@ -73,7 +101,7 @@ def _compare(backend: Backend, parts: Mapping[str, str]) -> None:
 def difference(backend: Backend, mine: Mapping[str, str]) -> UsageError | None:
     """The same error on every rank, if a rank's parts differ from rank 0's."""
     first = exchange.broadcast_object(backend, dict(mine))
-    name = next((n for n in [*first, *mine] if first.get(n) != mine.get(n)), None)
+    name = _first_difference(mine, first)
     differing = exchange.gather_few(backend, [name is not None])[:, 0]
     if not differing.any():
         return None

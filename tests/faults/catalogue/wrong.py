@@ -93,7 +93,10 @@ FAULTS = [
         "refused before the first step; names the rank",
         code=2,
         seconds=30,
-        told=("rank 1: error: the data have 30 rows here, and 53 on rank 0", "HINT"),
+        told=(
+            "number of rows of the training data differs: 30 on rank 1, 53 on rank 0",
+            "HINT",
+        ),
     ),
     *(
         Fault(
