@@ -64,7 +64,7 @@ class MpirunSupervisor(Supervisor):
             elastic=min_np is not None,
         )
         self.words = words
-        self.relay = Relay(self._on_rank_failure, verbose)
+        self.relay = Relay(self._on_rank_failure, self._end_hanging, verbose)
         self.min_np = min_np
         self.ranks = ranks
         self.cut_off = cut_off
@@ -97,11 +97,19 @@ class MpirunSupervisor(Supervisor):
         To be called again until they have: a rank that has not joined the job yet takes
         no notice.
         """
-        if self.not_started or self.ending:
-            return
+        if not (self.not_started or self.ending):
+            self._to_ranks(signal.SIGUSR1)
+
+    def _end_hanging(self) -> None:
+        """A rank waits too long: ends those for which it may wait (``rank.py``)."""
+        if not self.ending:
+            self._to_ranks(signal.SIGUSR2)
+
+    def _to_ranks(self, number: signal.Signals) -> None:
+        """A signal that mpirun passes on to the supervisor of each rank."""
         for pid in list(self.processes):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, number)
 
     @property
     def finishing(self) -> bool:

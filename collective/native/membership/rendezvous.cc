@@ -366,6 +366,16 @@ bool Rendezvous::Dead(int local_rank) const {
   return poll(&one, 1, 0) > 0;
 }
 
+bool Rendezvous::Kill(int local_rank) const {
+#ifdef SYS_pidfd_send_signal
+  return pidfds[local_rank].valid() &&
+         syscall(SYS_pidfd_send_signal, pidfds[local_rank].get(), SIGKILL,
+                 nullptr, 0) == 0;
+#else
+  return false;
+#endif
+}
+
 Rendezvous Rendezvous::Copy() const {
   const auto duplicate = [](const Descriptor& file) {
     return Descriptor(file.valid() ? fcntl(file.get(), F_DUPFD_CLOEXEC, 0)
@@ -409,7 +419,8 @@ Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name,
 
 Rendezvous Reconfigure(const RankInfo& info, int generation,
                        int reconfigurations, size_t bytes, double seconds,
-                       const GoneFunction& gone, JoinListener* listener) {
+                       const GoneFunction& gone, const MeetingFunction& meeting,
+                       JoinListener* listener) {
   JoinReply reply = {};
   reply.generation = generation;
   reply.reconfigurations = reconfigurations;
@@ -418,9 +429,7 @@ Rendezvous Reconfigure(const RankInfo& info, int generation,
   for (Rendezvous found;;) {
     int coordinator = 0;
     while (coordinator < me && gone(coordinator)) ++coordinator;
-    const std::string name = std::to_string(generation) + "." +
-                             std::to_string(reconfigurations) + "." +
-                             std::to_string(coordinator);
+    const std::string name = meeting(coordinator);
     if (coordinator == me) {
       return Coordinator(info, name, deadline, gone)
           .Run(bytes, reply, listener);
