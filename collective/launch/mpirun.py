@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 
 from collective.elastic import generations
@@ -75,16 +73,15 @@ class MpirunSupervisor(Supervisor):
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
         """As of ``Supervisor``; 124 if not all ranks start in time."""
-        with contextlib.ExitStack() as stack:
-            words = list(self.words)
-            for place, word in enumerate(words):
-                if isinstance(word, HostfileText):
-                    folder = tempfile.TemporaryDirectory(prefix="collective-")
-                    file = Path(stack.enter_context(folder), "hosts")
-                    file.write_text(word)
-                    words[place] = str(file)
-            self.specs = [ProcessSpec(0, words, takes_input=True)]
-            return super().run(on_started)
+        words = list(self.words)
+        for place, word in enumerate(words):
+            if isinstance(word, HostfileText):
+                # In memory: nothing is left behind, whatever kills this process.
+                file = os.memfd_create("collective hosts", os.MFD_CLOEXEC)
+                os.write(file, word.encode())
+                words[place] = f"/proc/{os.getpid()}/fd/{file}"
+        self.specs = [ProcessSpec(0, words, takes_input=True)]
+        return super().run(on_started)
 
     def _wait(self) -> None:
         timer = _start_timer(self.start_seconds, self._end_if_not_all_started)
