@@ -85,10 +85,13 @@ std::string ToString(const RankInfo& info) {
 }
 
 void ThrowSystem(const RankInfo& info, const char* call) {
+  const int error = errno;
   throw Failure(Code::kInternal,
-                ToString(info) + ": " + call + ": " + std::strerror(errno),
-                "the system refused what shared memory needs; ulimit -n and "
-                "ulimit -v show common limits");
+                ToString(info) + ": " + call + ": " + std::strerror(error),
+                error == EFBIG
+                    ? "raise the hard limit on the size of files: ulimit -H -f"
+                    : "the system refused what shared memory needs; ulimit -n "
+                      "and ulimit -v show common limits");
 }
 
 ucred PeerCredentials(int socket) {

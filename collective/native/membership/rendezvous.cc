@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
@@ -228,9 +229,17 @@ class Coordinator {
     found_.memory = Descriptor(
         static_cast<int>(syscall(SYS_memfd_create, "collective", MFD_CLOEXEC)));
     if (!found_.memory.valid()) ThrowSystem(info_, "memfd_create");
-    if (ftruncate(found_.memory.get(), static_cast<off_t>(bytes)) != 0) {
-      ThrowSystem(info_, "ftruncate");
-    }
+    // The memory is a file with a large hole: what counts against the limit on
+    // the size of files is the hole. The soft limit is not meant for that.
+    rlimit limit = {};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    const rlimit raised = {limit.rlim_max, limit.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &raised);
+    const int failed =
+        ftruncate(found_.memory.get(), static_cast<off_t>(bytes)) ? errno : 0;
+    setrlimit(RLIMIT_FSIZE, &limit);
+    errno = failed;
+    if (failed) ThrowSystem(info_, "ftruncate");
   }
 
   void SendReplies(JoinReply* reply) {
