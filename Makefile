@@ -17,7 +17,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-mpis test-faults soak \
+.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-mpis test-faults chaos soak \
 	test-equivalence test-horovod test-compare docs test-versions test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
@@ -94,6 +94,10 @@ test-all: check test-wheel test-equivalence test-compare test-horovod test-mpis 
 # into its table, which needs a machine with nothing else to do: one worker.
 test-faults: core
 	$(PYTEST) tests/faults $(if $(TABLE),--table $(TABLE) -m "not soak",$(PARALLEL))
+
+# Random faults at random moments: SECONDS=300 SEED=1.
+chaos: core
+	$(BIN)/python -m tests.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 # A long training whose ranks join and leave: SOAK_STEPS=1000 SOAK_SEED=1.
 soak: core

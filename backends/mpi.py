@@ -29,7 +29,7 @@ from collective.backends.capabilities import (
     ShardCollectives,
 )
 from collective.buckets import aligned_empty, reduce_arrays_flat
-from collective.elastic import membership_file
+from collective.elastic import membership_file, wait_report
 from collective.environment import Environment, detect
 from collective.environment.base import place_on
 
@@ -145,17 +145,18 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
             return
         dead = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
         failure: Any = None
-        try:
-            yield
-        except MPI.Exception as error:
-            if error.Get_error_class() not in dead:
-                raise
-            failure = error
-            self.world.Revoke()  # otherwise some ranks wait for this one
-        try:
-            succeeded = self.world.Agree(int(failure is None))
-        except MPI.Exception as error:
-            succeeded, failure = 0, failure or error
+        with wait_report.waiting():
+            try:
+                yield
+            except MPI.Exception as error:
+                if error.Get_error_class() not in dead:
+                    raise
+                failure = error
+                self.world.Revoke()  # otherwise some ranks wait for this one
+            try:
+                succeeded = self.world.Agree(int(failure is None))
+            except MPI.Exception as error:
+                succeeded, failure = 0, failure or error
         if not succeeded:
             self._lost = True
             raise failure or MPI.Exception(MPI.ERR_REVOKED)
@@ -179,10 +180,12 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
         # Open MPI's Finalize never returns where all ranks of a host are dead.
         atexit.unregister(MPI.Finalize)
-        before, split = self.world, self._split(stays=True)
-        if split is None:
-            before.Revoke()  # so that every rank notices
-        self.world = split or before.Shrink()
+        before = self.world
+        with wait_report.waiting():
+            split = self._split(stays=True)
+            if split is None:
+                before.Revoke()  # so that every rank notices
+            self.world = split or before.Shrink()
         self.world.Set_errhandler(MPI.ERRORS_RETURN)
         self._lost = False
         group, wider = self.world.Get_group(), before.Get_group()

@@ -9,7 +9,7 @@ from typing import Any
 from collective.backends.base import Availability
 from collective.backends.hints import python
 from collective.elastic import membership_file
-from collective.environment import Environment
+from collective.environment import Environment, horovodrun
 from collective.errors import UsageError
 
 # Under every other launcher, each process is alone as far as MPI knows.
@@ -27,8 +27,7 @@ def availability(environment: Environment) -> Availability:
         return Availability(
             False, "one process, started without mpirun", f"mpirun -np 4 {python()}"
         )
-    by_gloo = "HOROVOD_RANK" in os.environ  # horovodrun without mpirun
-    if environment.launcher not in START_MPI or by_gloo:
+    if environment.launcher not in START_MPI or horovodrun.without_mpi(os.environ):
         return Availability(
             False,
             f"{environment.launcher} starts no MPI",

@@ -36,7 +36,7 @@ from collective.backends.capabilities import (
     TensorParallelOptions,
 )
 from collective.backends.hints import python
-from collective.environment import Environment, detect
+from collective.environment import Environment, detect, horovodrun
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import algorithm_number, transport_number
 
@@ -261,8 +261,8 @@ class NativeBackend(
 def _between_hosts(environment: Environment) -> Availability:
     plugin = library.plugin()
     spread = f"{environment.size} processes, {environment.local_size} on this host"
-    by_gloo = "HOROVOD_RANK" in os.environ  # horovodrun without mpirun
-    by_mpi = environment.launcher in ("mpirun", "horovodrun") and not by_gloo
+    by_mpi = environment.launcher in ("mpirun", "horovodrun")
+    by_mpi &= not horovodrun.without_mpi(os.environ)
     by_mpi |= "PMIX_NAMESPACE" in os.environ  # srun --mpi=pmix
     if by_mpi and plugin.exists():
         return Availability(True, f"{spread}, joined by MPI")

@@ -16,6 +16,7 @@ RANKS_PER_HOST = "COLLECTIVE_RANKS_PER_HOST"
 # collectiverun --min-np: the job continues while so many ranks are left. --max-np: it
 # never has more.
 MIN_NP, MAX_NP = "COLLECTIVE_MIN_NP", "COLLECTIVE_MAX_NP"
+RANK_TIMEOUT = "COLLECTIVE_RANK_TIMEOUT"
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,19 @@ With mpirun it sets no variable of its own; ``COLLECTIVE_HOROVODRUN`` is set whe
 project has horovodrun start the job.
 """
 
+from collections.abc import Mapping
+
 from collective.environment.base import Launcher
 from collective.environment.hydra import Hydra
 from collective.environment.openmpi import OpenMPI
 
 # Beside ``HOROVOD_RANK`` etc. where collectiverun has set them, for scripts to read.
 SET_BY_US = "COLLECTIVE_SETS_HOROVOD_RANK"
+
+
+def without_mpi(variables: Mapping[str, str]) -> bool:
+    """Whether horovodrun started this process without mpirun."""
+    return "HOROVOD_RANK" in variables and SET_BY_US not in variables
 
 
 class HorovodGloo(Launcher):

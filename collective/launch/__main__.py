@@ -76,7 +76,7 @@ def _launcher(
             f"--gloo starts ranks on this host only, not on {', '.join(others)}",
             hint="leave --gloo out: mpirun reaches other hosts",
         )
-    if options.elastic.max_np is not None:
+    if options.elastic.min_np is not None:
         from collective.launch.restarting import RestartingLauncher
 
         return RestartingLauncher(options, lambda: found)

@@ -17,6 +17,7 @@ from collective.launch import horovod_settings, keras_script, remote_shell
 from collective.launch.options import (
     COOLDOWN_SECONDS,
     ELASTIC_SECONDS,
+    HEARTBEAT_SECONDS,
     ElasticOptions,
     LaunchOptions,
     MpiOptions,
@@ -55,6 +56,7 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
             never=parsed.use_gloo,
             nics=parsed.nics,
             tcp=parsed.tcp_flag,
+            heartbeat=parsed.heartbeat,
             binding=_words("--binding-args", parsed.binding_args),
             arguments=_words("--mpi-args", parsed.mpi_args),
         ),
@@ -84,6 +86,10 @@ def _check(parsed: argparse.Namespace) -> None:
             f"--start-timeout {parsed.start_timeout}: at least 1 second",
             hint="--start-timeout 120",
         )
+    if parsed.heartbeat < 2:
+        raise UsageError(
+            f"--heartbeat {parsed.heartbeat}: at least 2 seconds", hint="--heartbeat 10"
+        )
     script = parsed.host_discovery_script
     if script and (parsed.max_np is None or parsed.hosts or parsed.hostfile):
         raise UsageError(
@@ -102,9 +108,15 @@ def _check(parsed: argparse.Namespace) -> None:
         ("--max-np", parsed.max_np),
         ("--elastic-timeout", parsed.elastic_timeout),
         ("--reset-limit", parsed.reset_limit),
+        ("--rank-timeout", parsed.rank_timeout),
     ):
-        if least is not None and least < 1:
+        if least is not None and not least >= 1:
             raise UsageError(f"{name} {least}: at least 1", hint=f"{name} 1")
+    if parsed.rank_timeout and parsed.min_np is None and parsed.max_np is None:
+        raise UsageError(
+            "--rank-timeout: without --min-np every rank waits for every other",
+            hint="--min-np N; or COLLECTIVE_TIMEOUT=seconds, which ends the job",
+        )
     if not parsed.command:
         raise UsageError("no command to start", hint=EXAMPLE)
     keras_script.check(parsed)
@@ -128,6 +140,7 @@ def _elastic(parsed: argparse.Namespace) -> ElasticOptions:
         parsed.slots_per_host,
         parsed.elastic_timeout,
         parsed.reset_limit,
+        parsed.rank_timeout,
         (least, most),
     )
 
@@ -187,6 +200,9 @@ def parser() -> argparse.ArgumentParser:
         help=f"for --min-np slots to be there ({ELASTIC_SECONDS})")  # fmt: skip
     add("--reset-limit", type=int, metavar="N",
         help="end an elastic job whose ranks have changed more than N times")  # fmt: skip
+    add("--rank-timeout", type=float, metavar="SECONDS",
+        help="with --min-np, a rank for which others wait so long counts as dead "
+        "(half of COLLECTIVE_TIMEOUT: 300)")  # fmt: skip
     add("--blacklist-cooldown-range", type=int, nargs=2, metavar=("MIN", "MAX"),
         help="seconds before a lost rank is replaced: at first, and at most (1 64)")  # fmt: skip
     add("--jsrun", nargs=0, action=_Refuse, help=argparse.SUPPRESS)
@@ -203,6 +219,8 @@ def parser() -> argparse.ArgumentParser:
     add = group.add_argument
     add("--network-interfaces", "--network-interface", dest="nics", action="append",
         default=[], metavar="LIST", help="eth0,eth1: carry the traffic")  # fmt: skip
+    add("--heartbeat", type=int, metavar="SECONDS", default=HEARTBEAT_SECONDS,
+        help=f"give up a host that is silent so long ({HEARTBEAT_SECONDS}; Open MPI)")  # fmt: skip
     add("--start-timeout", type=int, metavar="SECONDS",
         help="for ssh to connect (8), a host to answer (30), ranks to start (120)")  # fmt: skip
     add("--mpirun", metavar="PROGRAM", help="which mpirun, where there are several")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from collective.elastic import generations
-from collective.elastic.membership_file import JOINED, LEFT, MembershipFile
+from collective.elastic.membership_file import JOINED, JOINING, LEFT, MembershipFile
 from collective.launch import processes
-from collective.launch.options import COOLDOWN_SECONDS
+from collective.launch.options import COOLDOWN_SECONDS, INIT_SECONDS, TIMEOUT_SECONDS
 from collective.launch.output import OutputStyle, print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
 
@@ -45,7 +45,8 @@ class ElasticSupervisor(Supervisor):
         min_np: The job has succeeded when so many ranks of its last membership did.
         membership: Where ranks note that they have joined or left.
         growth: None: no rank joins later.
-        cooldown, reset_limit: See ``ElasticOptions``.
+        rank_timeout, cooldown, reset_limit: See ``ElasticOptions``.
+        start_timeout: Seconds that ranks wait for each other in ``collective.init``.
     """
 
     membership: MembershipFile
@@ -64,6 +65,8 @@ class ElasticSupervisor(Supervisor):
         min_np: int,
         membership: MembershipFile,
         growth: Growth | None,
+        rank_timeout: float = TIMEOUT_SECONDS,
+        start_timeout: float = INIT_SECONDS,
         cooldown: tuple[float, float] = COOLDOWN_SECONDS,
         reset_limit: int | None = None,
     ):
@@ -78,6 +81,9 @@ class ElasticSupervisor(Supervisor):
         self.slots = {spec.rank: spec.rank for spec in specs}  # by rank
         self.joining: set[int] = set()
         self.dismissed: set[int] = set()
+        # A little before the ranks that wait would give up.
+        self.absent = Lasting(min(rank_timeout, 0.9 * start_timeout))
+        self.in_vain = Lasting(rank_timeout)
         self.cooldown = cooldown
         self.not_before, self.pause = 0.0, cooldown[0]
         self.reset_limit, self.resets = reset_limit, 0
@@ -96,6 +102,7 @@ class ElasticSupervisor(Supervisor):
                 if found:
                     self._reap(pid, status)
             self._adjust()
+            self._end_hanging()
             time.sleep(POLL_SECONDS)
         if self.over_limit:
             self.exit_code = 1
@@ -175,6 +182,33 @@ class ElasticSupervisor(Supervisor):
             taken = self.slots.values()
             self._start_late(next(n for n in range(wanted) if n not in taken))
 
+    def _end_hanging(self) -> None:
+        """Ends ranks that hang where no other rank can tell.
+
+        In the job the ranks themselves do so (``native/membership/job.h``).
+        """
+        if self.ending:
+            return
+        present = set(self.slots) - self.joining
+        states = {rank: self.membership.read(rank) for rank in present}
+        absent = [rank for rank, state in states.items() if not state]
+        if self.absent.since(bool(absent) and JOINING in states.values()):
+            for rank in absent:
+                print_message(
+                    f"{self._name(rank)} has not called collective.init() within "
+                    f"{self.absent.seconds:g} s, and other ranks wait for it: killed it\n"
+                    "HINT: COLLECTIVE_START_TIMEOUT=seconds gives it more time"
+                )
+                self._signal_rank(rank, signal.SIGKILL)
+        too_few = len(present) + self.succeeded < self.min_np and self.growth is None
+        done = self.succeeded > 0 and all(map(processes.is_stopped, self.processes))
+        if self.in_vain.since(bool(present) and (too_few or done)):
+            print_message(
+                f"{_ranks(len(present))} did not end within {self.in_vain.seconds:g} s "
+                "after the others: killed"
+            )
+            self._signal_all(signal.SIGKILL)
+
     def _ask_to_restart(self) -> None:
         self.growth = None
         for rank in self.joining - self.dismissed:
@@ -197,9 +231,30 @@ class ElasticSupervisor(Supervisor):
         """Asks a rank to leave; one that has not joined yet is killed."""
         self.dismissed.add(rank)
         number = signal.SIGKILL if rank in self.joining else signal.SIGTERM
+        self._signal_rank(rank, number)
+
+    def _signal_rank(self, rank: int, number: signal.Signals) -> None:
         for pid, (other, _) in self.processes.items():
             if other == rank:
                 processes.signal_group(pid, number)
+
+
+class Lasting:
+    """Whether something has been so for some seconds, as far as it is looked at."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._began: float | None = None
+
+    def since(self, is_so: bool) -> bool:
+        """Takes note of whether it is so now."""
+        if not is_so:
+            self._began = None
+        elif self._began is None:
+            self._began = time.monotonic()
+        return self._began is not None and (
+            time.monotonic() - self._began > self.seconds
+        )
 
 
 def _ranks(count: int) -> str:

@@ -153,14 +153,18 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%%").replace("\n", "\\n")
 
 
-# TCP keepalive between mpirun and its daemons, for a host that is silent without having
-# closed its connections: by default Open MPI gives it up after half an hour. Here mpirun
-# probes after 3 s of silence, each second, and gives up after 5 probes.
-_KEEPALIVE = {
-    "oob_tcp_keepalive_time": "3",
-    "oob_tcp_keepalive_intvl": "1",
-    "oob_tcp_keepalive_probes": "5",
-}
+def _keepalive(heartbeat: int) -> dict[str, int]:
+    """TCP keepalive between mpirun and its daemons.
+
+    For a host that is silent without having closed its connections: by default Open MPI
+    gives it up after half an hour. The last half of the time mpirun probes each second.
+    """
+    probes = min(5, heartbeat // 2)
+    return {
+        "oob_tcp_keepalive_time": heartbeat - probes,
+        "oob_tcp_keepalive_intvl": 1,
+        "oob_tcp_keepalive_probes": probes,
+    }
 
 
 def _open_mpi(mpi: MPI, job: MpiJob) -> list[str]:
@@ -195,8 +199,8 @@ def _open_mpi(mpi: MPI, job: MpiJob) -> list[str]:
     if options.tcp:
         words += ["--mca", "btl", f"tcp,self,{'sm' if modern else 'vader'}"]
     if len(job.hosts) > 1 and "oob_tcp_keepalive_time" not in options.arguments:
-        for name, value in _KEEPALIVE.items():
-            words += [runtime, name, value]
+        for setting, seconds in _keepalive(options.heartbeat).items():
+            words += [runtime, setting, str(seconds)]
     for name in job.exported:
         words += ["-x", name]
     for name, value in job.variables.items():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 
 from collective.elastic import generations
@@ -64,7 +62,7 @@ class MpirunSupervisor(Supervisor):
             elastic=min_np is not None,
         )
         self.words = words
-        self.relay = Relay(self._on_rank_failure, verbose)
+        self.relay = Relay(self._on_rank_failure, self._end_hanging, verbose)
         self.min_np = min_np
         self.ranks = ranks
         self.cut_off = cut_off
@@ -75,16 +73,15 @@ class MpirunSupervisor(Supervisor):
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
         """As of ``Supervisor``; 124 if not all ranks start in time."""
-        with contextlib.ExitStack() as stack:
-            words = list(self.words)
-            for place, word in enumerate(words):
-                if isinstance(word, HostfileText):
-                    folder = tempfile.TemporaryDirectory(prefix="collective-")
-                    file = Path(stack.enter_context(folder), "hosts")
-                    file.write_text(word)
-                    words[place] = str(file)
-            self.specs = [ProcessSpec(0, words, takes_input=True)]
-            return super().run(on_started)
+        words = list(self.words)
+        for place, word in enumerate(words):
+            if isinstance(word, HostfileText):
+                # In memory: nothing is left behind, whatever kills this process.
+                file = os.memfd_create("collective hosts", os.MFD_CLOEXEC)
+                os.write(file, word.encode())
+                words[place] = f"/proc/{os.getpid()}/fd/{file}"
+        self.specs = [ProcessSpec(0, words, takes_input=True)]
+        return super().run(on_started)
 
     def _wait(self) -> None:
         timer = _start_timer(self.start_seconds, self._end_if_not_all_started)
@@ -97,11 +94,19 @@ class MpirunSupervisor(Supervisor):
         To be called again until they have: a rank that has not joined the job yet takes
         no notice.
         """
-        if self.not_started or self.ending:
-            return
+        if not (self.not_started or self.ending):
+            self._to_ranks(signal.SIGUSR1)
+
+    def _end_hanging(self) -> None:
+        """A rank waits too long: ends those for which it may wait (``rank.py``)."""
+        if not self.ending:
+            self._to_ranks(signal.SIGUSR2)
+
+    def _to_ranks(self, number: signal.Signals) -> None:
+        """A signal that mpirun passes on to the supervisor of each rank."""
         for pid in list(self.processes):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, number)
 
     @property
     def finishing(self) -> bool:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from collective.environment.base import MAX_NP, MIN_NP, RANKS_PER_HOST
+from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT, RANKS_PER_HOST
 from collective.hosts import Host, Rank, slurm
 from collective.launch import mpi, reachability
 from collective.launch.launcher import OneGeneration
@@ -63,6 +63,7 @@ class MultiHost(OneGeneration):
         }
         if options.elastic.min_np is not None:
             variables[MIN_NP] = str(options.elastic.min_np)
+            variables[RANK_TIMEOUT] = f"{options.rank_timeout:g}"
         if options.elastic.max_np is not None:
             variables[MAX_NP] = str(options.elastic.max_np)
         job = mpi.MpiJob(

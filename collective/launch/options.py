@@ -5,15 +5,21 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from collective.errors import UsageError
 from collective.launch.output import OutputStyle
 from collective.launch.remote_shell import RemoteShell
 
 ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
 ELASTIC_SECONDS = 600  # for enough slots to be there
 COOLDOWN_SECONDS = 1.0, 64.0  # before a lost rank is replaced
+TIMEOUT_SECONDS = 600  # that ranks wait for each other (COLLECTIVE_TIMEOUT)
+HEARTBEAT_SECONDS = 10
+INIT_SECONDS = 60  # the same in init (COLLECTIVE_START_TIMEOUT)
 START_SECONDS = 120  # for all ranks to start under mpirun
 
 
@@ -29,6 +35,8 @@ class ElasticOptions:
         slots_per_host: Of a host that the script names without slots.
         timeout: Seconds to wait for ``min_np`` slots, at the start and later.
         reset_limit: The job ends when its ranks have changed more often; None: never.
+        rank_timeout: Seconds after which a rank for which others wait, and that waits
+            for none, counts as dead; None: half of ``COLLECTIVE_TIMEOUT``.
         cooldown: Seconds that the place of a lost rank stays empty: at first, and at
             most, as the time doubles with each rank that fails to join.
     """
@@ -39,6 +47,7 @@ class ElasticOptions:
     slots_per_host: int | None = None
     timeout: int = ELASTIC_SECONDS
     reset_limit: int | None = None
+    rank_timeout: float | None = None
     cooldown: tuple[float, float] = COOLDOWN_SECONDS
 
 
@@ -52,6 +61,7 @@ class MpiOptions:
         never: Never use it (``--gloo``).
         nics: Network interfaces that carry the traffic; empty for MPI's own choice.
         tcp: Whether MPI uses TCP only.
+        heartbeat: Seconds after which a host that is silent is given up.
         binding: mpirun's options in place of "do not bind"; the launcher binds then not.
         arguments: Further options of mpirun.
     """
@@ -61,6 +71,7 @@ class MpiOptions:
     never: bool = False
     nics: Sequence[str] = ()
     tcp: bool = False
+    heartbeat: int = HEARTBEAT_SECONDS
     binding: Sequence[str] = ()
     arguments: Sequence[str] = ()
 
@@ -96,3 +107,38 @@ class LaunchOptions:
     verbose: bool = False
     dry_run: bool = False
     check_build: bool = False
+
+    def seconds(self, variable: str, otherwise: float) -> float:
+        """A time that an option or the environment sets.
+
+        Raises:
+            UsageError: If it is no time.
+        """
+        text = self.variables.get(variable) or os.environ.get(variable) or otherwise
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not seconds > 0:
+            raise UsageError(
+                f"{variable}={text} is no time",
+                hint=f"give seconds, as in {variable}=90",
+            )
+        return seconds
+
+    @property
+    def rank_timeout(self) -> float:
+        """Of an elastic job, in seconds.
+
+        Raises:
+            UsageError: If it is no time, or the whole job would end before.
+        """
+        most = self.seconds("COLLECTIVE_TIMEOUT", TIMEOUT_SECONDS)
+        given = self.elastic.rank_timeout
+        seconds = given or self.seconds("COLLECTIVE_RANK_TIMEOUT", most / 2)
+        if seconds >= most:
+            raise UsageError(
+                f"--rank-timeout {seconds:g}: after {most:g} s the whole job ends",
+                hint=f"COLLECTIVE_TIMEOUT={2 * seconds:g}, or a shorter --rank-timeout",
+            )
+        return seconds

@@ -6,11 +6,12 @@ import codecs
 import collections
 import contextlib
 import datetime
+import errno
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -71,9 +72,7 @@ class RankOutput:
         if style.directory is not None:
             width = len(str(max(size - 1, 0)))
             folder = style.directory / f"rank.{rank:0{width}}"
-            folder.mkdir(parents=True, exist_ok=True)
-            for name in ("stdout", "stderr"):
-                self._files.append((folder / name).open("w", encoding="utf-8"))
+            self._files = _files_in(folder, ("stdout", "stderr"))
 
     def attach(self, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
         """Takes the pipes of the rank's process; ``start`` begins to read them."""
@@ -119,6 +118,32 @@ class RankOutput:
             return ""
         now = datetime.datetime.now().astimezone()
         return now.isoformat(" ", "milliseconds") + " "
+
+
+def _files_in(folder: Path, names: Sequence[str]) -> list[IO[str]]:
+    """Opens files for writing, also where others can write beside the folder.
+
+    Raises:
+        OSError: Also if the folder or a file is a link, or the folder another user's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    inside = os.open(folder, os.O_DIRECTORY | flags)
+    try:
+        if os.fstat(inside).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it is another user's", str(folder))
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        files: list[IO[str]] = []
+        for name in names:
+            try:
+                opened = os.open(name, flags, 0o666, dir_fd=inside)
+            except OSError as error:
+                error.filename = str(folder / name)
+                raise
+            files.append(os.fdopen(opened, "w", encoding="utf-8"))
+        return files
+    finally:
+        os.close(inside)
 
 
 def lines(pipe: IO[bytes]) -> Iterator[str]:

@@ -11,20 +11,32 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
+# What in_child does, without Python code in a fork of a process that has threads.
+_BY_EXEC = f"""
+import ctypes, os, sys
+parent, number, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, int(number))
+if os.getppid() != int(parent):
+    os._exit(1)
+os.execvp(command[0], command)
+"""
 
 
 def start(
     command: Sequence[str],
     *,
     on_parent_death: signal.Signals | None = signal.SIGKILL,
+    has_threads: bool = False,
     cores: Sequence[int] = (),
     **popen: Any,
 ) -> subprocess.Popen[bytes]:
@@ -33,8 +45,9 @@ def start(
     Args:
         command: Program and arguments.
         on_parent_death: What the kernel sends to the program when the thread that
-            started it ends. It takes Python code between fork and exec, which is not
-            safe in a process that has threads; None in such a process.
+            started it ends; None for nothing.
+        has_threads: Whether this process has threads: then no Python code may run
+            between fork and exec, and a second interpreter runs it.
         cores: Logical cores that it runs on; empty for those of this process.
         **popen: Further arguments of ``subprocess.Popen``.
 
@@ -42,6 +55,11 @@ def start(
         OSError: If the program cannot be started.
     """
     parent = os.getpid()
+    by_fork = on_parent_death is not None and not has_threads
+    if on_parent_death is not None and has_threads:
+        number = str(int(on_parent_death))
+        before = [sys.executable, "-I", "-S", "-c", _BY_EXEC, str(parent), number]
+        command = [*before, *command]
 
     def in_child() -> None:
         assert on_parent_death is not None
@@ -54,10 +72,10 @@ def start(
     process = subprocess.Popen(
         list(command),
         start_new_session=True,
-        preexec_fn=None if on_parent_death is None else in_child,
+        preexec_fn=in_child if by_fork else None,
         **popen,
     )
-    if cores and on_parent_death is None:
+    if cores and not by_fork:
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(process.pid, cores)
     return process
@@ -77,6 +95,15 @@ def signal_group(leader: int, number: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by SIGSTOP."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except OSError:
+        return False
+    return fields.split()[0] in "Tt"
 
 
 def end_group(process: subprocess.Popen[Any], grace_seconds: float) -> None:

@@ -8,6 +8,7 @@ of the cores, nothing that it started outlives it, and its end is reported.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import socket
@@ -17,12 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from collective.elastic import generations, membership_file
+from collective.elastic import generations, membership_file, wait_report
 from collective.elastic.membership_file import LEFT, MembershipFile
+from collective.elastic.wait_report import WaitReport
 from collective.environment import Environment, detect
-from collective.environment.base import MIN_NP
+from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
-from collective.launch import cores, horovod_settings
+from collective.launch import cores, horovod_settings, processes
 from collective.launch.output import OutputStyle, last_error_lines, print_message
 from collective.launch.relay import EARLY
 from collective.launch.supervisor import ProcessSpec, Supervisor
@@ -35,7 +37,14 @@ class RankSupervisor(Supervisor):
     """One rank and its output; the launcher that reads it makes the report.
 
     ``membership`` is None but in an elastic job.
+
+    Attributes:
+        report: Where the rank tells since when it waits; None: it may wait for ever.
+        timeout: For how long it waits before the launcher is told.
     """
+
+    report: WaitReport | None = None
+    timeout = math.inf
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
         """As of ``Supervisor``."""
@@ -43,7 +52,7 @@ class RankSupervisor(Supervisor):
 
         def watch() -> None:
             print_message(f"{self._name(self.specs[0].rank)} started")
-            threading.Thread(target=self._end_with, args=(parent,), daemon=True).start()
+            threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
             if on_started is not None:
                 on_started()
 
@@ -56,15 +65,43 @@ class RankSupervisor(Supervisor):
         membership = self.membership
         return "" if membership is None or membership.has_joined(0) else EARLY
 
-    def _end_with(self, parent: int) -> None:
+    def _watch(self, parent: int) -> None:
         """Ends the rank when mpirun's daemon is killed: it then has another parent.
 
         The parent-death signal of the kernel is no use here: it means the death of the
         thread that started this process, and a daemon may end that thread any time.
+        Meanwhile it tells the launcher of a rank that waits too long for others.
         """
+        told = 0.0
         while os.getppid() == parent:
             time.sleep(_POLL_SECONDS)
+            waits = 0.0 if self.report is None else self.report.waits()
+            told = min(told, waits)
+            if waits - told > self.timeout and not self._is_stopped():
+                print_message(f"{self._name(self.specs[0].rank)} waits")
+                told = waits
         self._end(signal.SIGTERM)
+
+    def end_if_hanging(self) -> None:
+        """Kills the rank, for which others wait, if it does not wait for others itself.
+
+        One that has been at work for less than the time-out may just have been awaited,
+        and is not to blame.
+        """
+        assert self.report is not None
+        if self.ending or not (
+            self.report.works() > self.timeout or self._is_stopped()
+        ):
+            return
+        print_message(
+            f"{self._name(self.specs[0].rank)} makes no progress, and others have waited "
+            f"for it for {self.timeout:g} s: killed it\n"
+            "HINT: --rank-timeout SECONDS gives a rank that is only slow more time"
+        )
+        self._signal_all(signal.SIGKILL)
+
+    def _is_stopped(self) -> bool:
+        return any(map(processes.is_stopped, list(self.processes)))
 
     def _on_exit(self, rank: int, code: int) -> None:
         super()._on_exit(rank, code)
@@ -100,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CollectiveError as error:
         print_message(str(error))
         return error.exit_code
-    membership = MembershipFile(1)
+    membership, report = MembershipFile(1), WaitReport()
     elastic = MIN_NP in os.environ
     spec = ProcessSpec(
         environment.rank,
@@ -108,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {
             **horovod_settings.place(environment),
             membership_file.VARIABLE: membership.path,
+            wait_report.VARIABLE: report.path,
         },
         cores=() if options.no_binding else _cores(environment),
         takes_input=environment.rank == 0,
@@ -126,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         inherit_files=True,
         membership=membership if elastic else None,
     )
+    if elastic and RANK_TIMEOUT in os.environ:
+        job.report, job.timeout = report, float(os.environ[RANK_TIMEOUT])
+        signal.signal(signal.SIGUSR2, lambda *_: job.end_if_hanging())
     if generations.may_restart():
         signal.signal(signal.SIGUSR1, lambda *_: _ask_to_restart(membership))
     code = job.run()

@@ -22,7 +22,7 @@ from collective.launch.output import (
 EARLY = ", before it had joined the job"  # then MPI cannot continue without it
 _MESSAGE = re.compile(
     r"collective\.launch: rank (\d+) on (\S+) "
-    rf"(started|left|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
+    rf"(started|left|waits|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
 _RANK_LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own message about a host that does not answer any more.
@@ -61,11 +61,15 @@ class Relay(RankOutput):
     Args:
         on_failure: Called when the first rank has failed, and when one has before it had
             joined the job: with whether that is so.
+        on_wait: Called when a rank has waited too long for others.
         verbose: Whether to show the end of a rank that did not fail, too.
     """
 
     def __init__(
-        self, on_failure: Callable[[bool], None], verbose: bool = False
+        self,
+        on_failure: Callable[[bool], None],
+        on_wait: Callable[[], None] = lambda: None,
+        verbose: bool = False,
     ) -> None:
         super().__init__(0, 1, OutputStyle(prefix=False))
         self.errors_of_rank: dict[int, list[str]] = {}
@@ -74,6 +78,7 @@ class Relay(RankOutput):
         self.left: set[int] = set()  # asked to end; the job continues without them
         self.lost_hosts: list[str] = []
         self._on_failure = on_failure
+        self._on_wait = on_wait
         self._verbose = verbose
 
     @property
@@ -138,6 +143,9 @@ class Relay(RankOutput):
     def _note(self, rank: int, host: str, what: str, early: bool) -> bool:
         if what == "started":
             self.started[rank] = host
+            return False
+        if what == "waits":
+            self._on_wait()
             return False
         if what == "left":
             self.ends.pop(rank, None)

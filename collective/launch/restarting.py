@@ -1,5 +1,8 @@
 """A job whose hosts change: restarted on the present hosts, generation after generation.
 
+Without ``max_np`` it is restarted only where a host has fallen silent, without that host:
+mpirun has ended all ranks then.
+
 On one host ranks join and leave within a generation (``collective.launch.elastic``). Where
 they belong on other hosts than they are, the ranks of this generation are asked to end, and
 the next one is started (``collective.elastic.generations``).
@@ -37,16 +40,17 @@ class RestartingLauncher:
     """Runs the generations of a job.
 
     Args:
-        options: The command line, with ``min_np`` and ``max_np``.
+        options: The command line, with ``min_np``.
         present: Returns the hosts there are now, each with its slots.
     """
 
     def __init__(self, options: LaunchOptions, present: Callable[[], Sequence[Host]]):
-        assert options.elastic.min_np is not None and options.elastic.max_np is not None
+        assert options.elastic.min_np is not None
         self.present = present
         self.options = options
         self.min_np = options.elastic.min_np
-        self.max_np = options.elastic.max_np
+        self.grows = options.elastic.max_np is not None
+        self.max_np = options.elastic.max_np or options.num_proc or 0
         self.name = os.urandom(16).hex()
         self.only_local = _why_only_local(options)
         self.ranks: Sequence[Rank] = []
@@ -66,6 +70,7 @@ class RestartingLauncher:
         Raises:
             CollectiveError: If the first generation cannot be started.
         """
+        self.max_np = self.max_np or len(ranks)
         least = self.options.num_proc or self.min_np
         try:
             return self._generations(ranks or self._wait_for_hosts(least))
@@ -89,6 +94,8 @@ class RestartingLauncher:
                 )
                 self.ranks = ()  # every host is asked again
                 code = generations.EXIT_CODE
+            elif not self.grows:
+                return code
             if code != generations.EXIT_CODE:
                 return code
             limit = self.options.elastic.reset_limit
@@ -147,7 +154,7 @@ class RestartingLauncher:
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(ended,), daemon=True)
         try:
-            return job.run(on_started=watch.start)
+            return job.run(on_started=watch.start if self.grows else None)
         finally:
             ended.set()
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from collective.elastic.membership_file import VARIABLE as MEMBERSHIP_FILE
 from collective.elastic.membership_file import MembershipFile
 from collective.environment import Environment
-from collective.environment.base import MAX_NP, MIN_NP
+from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
 from collective.environment.collectiverun import JOINS
 from collective.hosts import Rank
 from collective.launch import cores, horovod_settings
 from collective.launch.elastic import ElasticSupervisor, Growth
 from collective.launch.launcher import OneGeneration
-from collective.launch.options import LaunchOptions
+from collective.launch.options import INIT_SECONDS, LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor
 
@@ -43,6 +43,7 @@ class SingleHost(OneGeneration):
         elastic = options.elastic
         if elastic.min_np is not None:
             self.variables[MIN_NP] = str(elastic.min_np)
+            self.variables[RANK_TIMEOUT] = f"{options.rank_timeout:g}"
         if elastic.max_np is not None:
             self.variables[MAX_NP] = str(elastic.max_np)
 
@@ -89,6 +90,8 @@ class SingleHost(OneGeneration):
             min_np=elastic.min_np,
             membership=membership,
             growth=growth,
+            rank_timeout=options.rank_timeout,
+            start_timeout=options.seconds("COLLECTIVE_START_TIMEOUT", INIT_SECONDS),
             cooldown=elastic.cooldown,
             reset_limit=elastic.reset_limit,
         )

@@ -133,7 +133,7 @@ class Supervisor:
         wants_input = spec.takes_input and not sys.stdin.isatty()
         process = processes.start(
             spec.command,
-            on_parent_death=None if has_threads else signal.SIGKILL,
+            has_threads=has_threads,
             cores=spec.cores,
             env={**os.environ, **spec.variables},
             stdin=None if wants_input else subprocess.DEVNULL,

@@ -142,3 +142,35 @@ def test_a_callback_may_shut_down_and_submit_while_another_does():
         timeout=100,
     )
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+LIMITED = """
+    import resource, collective
+    hard = {hard}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        collective.init()
+        print(collective.size(), resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+    except collective.CollectiveError as error:
+        print(str(error).splitlines()[-1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("hard", "printed"),
+    [
+        ("resource.RLIM_INFINITY", ["2 1048576"]),
+        (
+            "1 << 20",
+            ["HINT: raise the hard limit on the size of files: ulimit -H -f"],
+        ),
+    ],
+)
+def test_a_limit_on_the_size_of_files(hard, printed):
+    code = textwrap.dedent(LIMITED).format(hard=hard)
+    alone = [sys.executable, "-c", code]
+    command = [sys.executable, "-m", "collective.launch", "--no-prefix", "-np", "2"]
+    done = subprocess.run(
+        [*command, *alone], capture_output=True, text=True, timeout=60
+    )
+    assert set(printed) <= set(done.stdout.splitlines()), done.stdout + done.stderr

@@ -237,6 +237,30 @@ def test_a_wheel_is_not_taken_from_a_folder_that_others_write(tmp_path, monkeypa
         wheel.kept(target)
 
 
+@pytest.mark.parametrize("planted", ["rank.0", "rank.0/stdout"])
+def test_output_follows_no_link(planted, tmp_path):
+    style = output.OutputStyle(directory=tmp_path)
+    treasure = tmp_path / "mine" / "stdout"
+    treasure.parent.mkdir()
+    treasure.write_text("kept")
+    (tmp_path / planted).parent.mkdir(exist_ok=True)
+    (tmp_path / planted).symlink_to(
+        treasure if planted.endswith("stdout") else treasure.parent
+    )
+    with pytest.raises(OSError) as refused:
+        output.RankOutput(0, 1, style)
+    assert str(refused.value.filename).endswith(planted)
+    assert treasure.read_text() == "kept"
+
+
+@as_root
+def test_output_goes_to_no_folder_of_another_user(tmp_path):
+    (tmp_path / "rank.0").mkdir()
+    os.chown(tmp_path / "rank.0", NOBODY, NOBODY)
+    with pytest.raises(PermissionError, match="another user"):
+        output.RankOutput(0, 1, output.OutputStyle(directory=tmp_path))
+
+
 # ---- where ranks meet -----------------------------------------------------------
 
 MEET = """
@@ -265,14 +289,14 @@ SQUAT = r"""
 """
 
 
-def rank(number, job, **more):
+def rank(number, job, of=2, program=MEET, **more):
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(MEET)],
+        [sys.executable, "-c", textwrap.dedent(program)],
         env=launch.environment(
             COLLECTIVE_RANK=str(number),
-            COLLECTIVE_SIZE="2",
+            COLLECTIVE_SIZE=str(of),
             COLLECTIVE_LOCAL_RANK=str(number),
-            COLLECTIVE_LOCAL_SIZE="2",
+            COLLECTIVE_LOCAL_SIZE=str(of),
             COLLECTIVE_JOB=job,
             COLLECTIVE_START_TIMEOUT="10",
         ),
@@ -331,6 +355,56 @@ def test_a_name_that_another_user_holds_is_refused_at_once():
             assert f"a process of user {NOBODY} holds the name" in told, told
     finally:
         squatter.communicate()
+
+
+MEET_AGAIN = """
+    import collective, sys
+    from collective import session
+    collective.init()
+    collective.barrier()
+    if collective.rank() == 2:
+        print("lost", flush=True)
+        sys.stdin.read()
+    try:
+        while True:
+            collective.barrier()
+    except collective.PeerLost:
+        session.regroup()
+    print(collective.size())
+"""
+
+
+@as_root
+@needs_core
+@pytest.mark.launches
+def test_survivors_meet_though_another_user_has_seen_the_first_name():
+    """Another user takes what the second name was, when both followed from one hash."""
+    job = shared_secret.generate()
+    seen = name_of_job(job)
+    squatter = subprocess.Popen(
+        [sys.executable, "-I", "-c", textwrap.dedent(SQUAT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    ranks = []
+    try:
+        guess = "/".join([*seen.split("/")[:3], "0.1.0"])
+        squatter.stdin.write(f"{guess}\n")
+        squatter.stdin.flush()
+        assert squatter.stdout.readline() == "held\n"
+        ranks = [
+            rank(number, job, of=3, program=MEET_AGAIN, stdin=subprocess.PIPE)
+            for number in range(3)
+        ]
+        assert ranks[2].stdout.readline() == "lost\n"
+        ranks[2].kill()
+        for one in ranks[:2]:
+            assert one.communicate(timeout=60)[0].splitlines()[-1] == "2"
+    finally:
+        squatter.communicate()
+        for one in ranks:
+            one.kill()
 
 
 @needs_core

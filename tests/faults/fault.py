@@ -93,7 +93,7 @@ class Fault:
         if hosts is not None:
             return hosts.ours("collective.launch", *program)
         before: list[str] = []
-        if self.started_by == "collectiverun":
+        if self.started_by.startswith("collectiverun"):
             before = launch.command("native", self.ranks)
         elif self.started_by in launch.LAUNCHERS.values():
             before = launch.command(self.backend, self.ranks)

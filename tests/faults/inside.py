@@ -9,6 +9,7 @@ undisturbed. What was struck, when and which process it was is left in the folde
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
@@ -147,14 +148,22 @@ def _wait_for(file: Path) -> None:
         time.sleep(0.005)
 
 
-FAULT = Fault()
+# Called for, so that what differs between ranks is no value that the model's code holds:
+# ranks compare their models before they train.
+@functools.cache
+def fault() -> Fault:
+    """Of this process."""
+    return Fault()
+
+
+fault()  # before there are threads that might make one each
 
 
 def passing(place: str) -> tf.Operation:
     """An operation at which the fault is given its chance."""
 
     def call() -> None:
-        FAULT.at(place)
+        fault().at(place)
 
     return tf.numpy_function(call, [], [])
 
@@ -173,7 +182,7 @@ class Growing(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         def call() -> np.int64:
-            return np.int64(FAULT.at("forward") or 1)
+            return np.int64(fault().at("forward") or 1)
 
         size = tf.numpy_function(call, [], tf.int64)
         return x + tf.cast(tf.reduce_sum(tf.zeros([size], tf.float64)), x.dtype)
@@ -184,7 +193,7 @@ class Written(keras.layers.Dense):
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
-        FAULT.writing()
+        fault().writing()
 
 
 class Adam(keras.optimizers.Adam):
@@ -201,13 +210,13 @@ class Flips(Adam):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         super().apply(grads, trainable_variables)
-        if FAULT.rank == 0:
+        if fault().rank == 0:
             return
         weight = trainable_variables[0].value
 
         def flip(value: np.ndarray, update: np.int64) -> np.ndarray:
             if update == 5:
-                FAULT.note()
+                fault().note()
                 value.reshape(-1).view(np.uint32)[0] ^= 1
             return value
 
@@ -272,7 +281,7 @@ def not_a_number() -> tuple[np.ndarray, np.ndarray]:
 def fewer() -> tuple[np.ndarray, np.ndarray]:
     """Rank 1 has fewer rows than the others."""
     x, y = _arrays()
-    there = 30 if FAULT.rank else ROWS
+    there = 30 if fault().rank else ROWS
     return x[:there], y[:there]
 
 

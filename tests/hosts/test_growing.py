@@ -39,7 +39,7 @@ def start(hosts, folder: Path, first: str, *command: str) -> str:
 
 def test_a_host_falls_silent(hosts, undisturbed, tmp_path):
     """mpirun ends the ranks; the job is begun anew without it, from a checkpoint."""
-    words = ["-H", f"{ONE},{TWO}", "--min-np", "1", "--max-np", "2"]
+    words = ["-H", f"{ONE},{TWO}", "--min-np", "1", "--heartbeat", "4"]
     program = [sys.executable, SCRIPT, "native", str(tmp_path), "cut"]
     command = hosts.ours("collective.launch", *words, *program)
     with ThreadPoolExecutor() as pool, ExitStack() as stack:

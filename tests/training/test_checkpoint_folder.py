@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -115,6 +116,16 @@ def test_a_write_that_fails_is_told_and_leaves_nothing(alone, tmp_path, capsys):
         goes_on_without_the_disk(alone, tmp_path / "c", free, capsys)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def test_a_folder_that_was_removed_is_told(alone, tmp_path, capsys):
+    folder = tmp_path / "c"
+    removed = Frees(3, lambda: shutil.rmtree(folder))
+    checkpoint = Waiting(folder, every=1, keep=2)
+    train(alone, [removed], steps=3, checkpoint=checkpoint)
+    printed = capsys.readouterr().err
+    assert "none is there" in printed
+    assert "HINT: the folder was removed: make it again" in printed
 
 
 @pytest.mark.parametrize("renamed", [False, True])

@@ -27,7 +27,9 @@ def test_a_metric_may_tell_one_number_for_each_class(tmp_path):
     printed = io.StringIO()
     told.print(Console(file=printed, width=80))
     assert "test recall" in printed.getvalue() and "0.2500 nan" in printed.getvalue()
+    (tmp_path / "run.json.part").symlink_to(tmp_path / "planted")  # by somebody else
     told.write_json(str(tmp_path / "run.json"))
+    assert not (tmp_path / "planted").exists()
     written = json.loads((tmp_path / "run.json").read_text())
     assert written["test"] == {"loss": 1.5, "recall": [0.25, None]}
     assert written["history"] == {"recall": [[0.25, None]]}

@@ -9,6 +9,7 @@ if checkpoints would take more than a twentieth of the time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -32,6 +33,13 @@ PART_OF_TIME = 0.05
 LOCK = ".lock"
 # A former training may take so long to release the folder.
 PATIENCE_SECONDS = 5.0
+
+_HINTS = {
+    errno.EACCES: "let this user write to that folder",
+    errno.EROFS: "let this host write to that disk",
+    errno.EIO: "see whether that disk is in order: dmesg | tail",
+    errno.EMFILE: "raise the limit that `ulimit -n` shows",
+}
 
 Take = Callable[[Sequence[np.ndarray] | None], State]
 """Makes a state; puts the values of variables into these arrays, if there are any."""
@@ -170,10 +178,13 @@ class Checkpoint:
             path = self._write(state)
         except Exception as error:
             self.failed = str(error).strip().split("\n")[0]
+            self._known = [path for path in self._known if path.exists()]
             last = f"{self._known[-1].name} is the last" if self._known else "none is"
             hint = "see what model.save_weights says of this model"
             if isinstance(error, OSError):
-                hint = "free some space on that disk"
+                hint = _HINTS.get(error.errno or 0, "free some space on that disk")
+                if not self.folder.is_dir():
+                    hint = "the folder was removed: make it again"
             _warn(
                 f"the checkpoint of step {state.step} could not be written to "
                 f"{self.folder}: {self.failed}; {last} there; the training continues",

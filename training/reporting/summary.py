@@ -105,11 +105,14 @@ class Summary:
         content = _finite_or_none(dataclasses.asdict(self))
         text = json.dumps(content, indent=1, allow_nan=False)
         whole = not os.path.exists(path) or os.path.isfile(path)
-        part = (
-            f"{path}.part" if whole else path
-        )  # a device or a pipe is written directly
+        # A device or a pipe is written directly; a file beside it under a name that
+        # nobody else can have taken.
+        part = f"{path}.{os.urandom(8).hex()}.part" if whole else path
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        if whole:
+            flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
-            with open(part, "w", encoding="utf-8") as file:
+            with open(os.open(part, flags, 0o666), "w", encoding="utf-8") as file:
                 file.write(text)
             if whole:
                 os.replace(part, path)

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 
 #include <algorithm>
 #include <chrono>
@@ -68,6 +69,8 @@ Settings Settings::FromEnvironment() {
       SecondsFrom("COLLECTIVE_STALL_SECONDS", settings.stall_seconds);
   settings.timeout_seconds =
       SecondsFrom("COLLECTIVE_TIMEOUT", settings.timeout_seconds);
+  settings.rank_timeout_seconds =
+      SecondsFrom("COLLECTIVE_RANK_TIMEOUT", settings.rank_timeout_seconds);
   return settings;
 }
 
@@ -82,8 +85,11 @@ Job::Job(const RankInfo& info, const Settings& settings, int generation)
   if (one_host) info_.local_rank = info.rank;
   const auto exited = one_host ? ExitedRanks(info.size) : nullptr;
   if (exited) {
-    RendezvousSurvivors(RankInfo(info_), exited, settings.start_seconds,
-                        nullptr);
+    const auto meeting = [generation](int local_rank) {
+      return std::to_string(generation) + "." + std::to_string(local_rank);
+    };
+    RendezvousSurvivors(RankInfo(info_), exited, meeting,
+                        settings.start_seconds, nullptr);
     return;
   }
   local_ =
@@ -104,11 +110,11 @@ Job::Job(Job& former)
     ReconfigureAcrossHosts(former);
     return;
   }
-  const auto gone = [&](int local_rank) {
-    return former.HasLeft(local_rank) || former.Dead(local_rank);
+  const auto meeting = [&](int local_rank) {
+    return former.NextMeeting(local_rank);
   };
-  RendezvousSurvivors(former.info_, gone, settings_.timeout_seconds,
-                      former.join_listener_.get());
+  RendezvousSurvivors(former.info_, former.GoneOrStuck(), meeting,
+                      settings_.timeout_seconds, former.join_listener_.get());
   if (rank() == 0) join_listener_ = std::move(former.join_listener_);
 }
 
@@ -122,10 +128,11 @@ Job::Job(const Job& single, LateJoin)
 }
 
 void Job::RendezvousSurvivors(const RankInfo& before, const GoneFunction& gone,
-                              double seconds, JoinListener* listener) {
+                              const MeetingFunction& meeting, double seconds,
+                              JoinListener* listener) {
   do {
     local_ = Reconfigure(before, generation_, reconfigurations_, kMemoryBytes,
-                         seconds, gone, listener);
+                         seconds, gone, meeting, listener);
   } while (!OpenReconfigured());
 }
 
@@ -175,6 +182,10 @@ void Job::Open(const char* name) {
   header_ = static_cast<Header*>(memory);
   RankState& mine = my_state();
   sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
+  mine.last_waited = Now();
+  while (getrandom(mine.meeting, sizeof(mine.meeting), 0) !=
+         sizeof(mine.meeting)) {
+  }
   mine.state.Raise(RankState::kAttached);
   AwaitAttached(name);
   cpu_set_t cores;
@@ -263,6 +274,39 @@ bool Job::Dead(int local_rank) const {
 
 bool Job::HasLeft(int local_rank) const {
   return header_->ranks[local_rank].state.Reached(RankState::kLeft);
+}
+
+bool Job::EndIfStuck(int local_rank, double waited) const {
+  const double most = settings_.rank_timeout_seconds;
+  if (waited <= most || local_rank == info_.local_rank || Dead(local_rank)) {
+    return false;
+  }
+  const int64_t last = header_->ranks[local_rank].last_waited;
+  if (static_cast<double>(Now() - last) * 1e-9 <= most) return false;
+  const std::string who = "rank " + std::to_string(local_.ranks[local_rank]) +
+                          " (process " +
+                          std::to_string(local_.pids[local_rank]) + ")";
+  RequestDump(who + " makes no progress");
+  if (!local_.Kill(local_rank)) return false;
+  std::fprintf(stderr,
+               "collective: rank %d has waited %.0f s for %s, which waits for "
+               "nobody: killed it\nHINT: --rank-timeout SECONDS gives a rank "
+               "that is only slow more time\n",
+               rank(), waited, who.c_str());
+  return true;
+}
+
+std::string Job::NextMeeting(int local_rank) const {
+  const uint64_t* bits = header_->ranks[local_rank].meeting;
+  return std::to_string(bits[0]) + "." + std::to_string(bits[1]);
+}
+
+GoneFunction Job::GoneOrStuck() const {
+  return [this, since = Now()](int local_rank) {
+    if (HasLeft(local_rank) || Dead(local_rank)) return true;
+    EndIfStuck(local_rank, static_cast<double>(Now() - since) * 1e-9);
+    return false;
+  };
 }
 
 bool Job::lost() const {

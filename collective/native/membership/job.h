@@ -10,6 +10,7 @@
 #define COLLECTIVE_NATIVE_MEMBERSHIP_JOB_H_
 
 #include <atomic>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,7 @@
 #include "membership/futex_word.h"
 #include "membership/rank_info.h"
 #include "membership/rendezvous.h"
+#include "membership/reported_wait.h"
 #include "transport/messages.h"
 
 namespace collective {
@@ -32,6 +34,8 @@ struct Settings {
   double start_seconds = 60;     // COLLECTIVE_START_TIMEOUT
   double stall_seconds = 60;     // COLLECTIVE_STALL_SECONDS: report who waits
   double timeout_seconds = 600;  // COLLECTIVE_TIMEOUT: break the job
+  // COLLECTIVE_RANK_TIMEOUT: end a rank for which others wait so long.
+  double rank_timeout_seconds = std::numeric_limits<double>::infinity();
   // Throws kInvalidArgument for a variable that has no valid value.
   static Settings FromEnvironment();
 };
@@ -111,6 +115,7 @@ class Job {
     void Poll();
 
    private:
+    void EndStuckRank(double waited);
     void CheckDeadline(double waited);
     void CheckUnmatched();
     void ReportStall(double waited);
@@ -120,6 +125,7 @@ class Job {
     Job* job_;
     const int rank_;
     const Request& request_;
+    const ReportedWait reported_wait_;
     const int64_t start_;
     int64_t polled_;
     int64_t quiet_since_;
@@ -199,7 +205,11 @@ class Job {
   void Close();
   // On one host: repeats the rendezvous until no rank has died during it.
   void RendezvousSurvivors(const RankInfo& before, const GoneFunction& gone,
-                           double seconds, JoinListener* listener);
+                           const MeetingFunction& meeting, double seconds,
+                           JoinListener* listener);
+  // The name under which a rank of this host coordinates the survivors, which
+  // only ranks of this job know: another user could take a known name before.
+  std::string NextMeeting(int local_rank) const;
   // Opens what the rendezvous found. False if one of its ranks has died.
   bool OpenReconfigured();
   // On several hosts (job_multi_host.cc).
@@ -207,6 +217,12 @@ class Job {
   void AssignRanks(const Job& former);
   bool RendezvousOfThisHost(const Job& former, std::string* error);
 
+  // Kills a rank of this host if it has not been in a wait for the rank
+  // time-out: others wait for it, and it waits for nobody. True if it did.
+  bool EndIfStuck(int local_rank, double waited) const;
+  // Says of a rank whether it has died or left; one for which this rank has
+  // waited too long, from now on, is killed first.
+  GoneFunction GoneOrStuck() const;
   bool Dead(int local_rank) const;
   bool HasLeft(int local_rank) const;
   void CheckOtherHosts(int waited_for);

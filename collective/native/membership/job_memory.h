@@ -34,6 +34,9 @@ struct alignas(128) Job::RankState {
   static constexpr int kThreads = 4;  // that wait at once; more are not shown
   static constexpr uint32_t kAttached = 1, kLeft = 2;  // values of `state`
   FutexWord state;
+  // Random: the name under which this rank would coordinate the survivors.
+  // Not atomic: written before `state`.
+  uint64_t meeting[2];
   cpu_set_t cores;
   std::atomic<int> core;  // where it last posted; kept if ranks share cores
   std::atomic<bool> many_callers;  // more than one thread called a collective
@@ -43,6 +46,8 @@ struct alignas(128) Job::RankState {
   // Since when the one calling thread waits for what it has submitted (0: it
   // does not), and when it last found that it must wait on.
   std::atomic<int64_t> waiting_since, waiting_polled;
+  // When any of its threads was last in a long wait, or it formed the job.
+  std::atomic<int64_t> last_waited;
 
   bool Waits() const {
     for (const WaitRecord& one : waiting) {

@@ -75,14 +75,14 @@ bool Job::RendezvousOfThisHost(const Job& former, std::string* error) {
         std::find(ranks.begin(), ranks.end(), previous_ranks_[rank]) -
         ranks.begin()));
   }
+  const GoneFunction former_gone = former.GoneOrStuck();
   try {
     local_ = JoinSurvivors(
         info_,
-        std::to_string(generation_) + "." + std::to_string(reconfigurations_),
-        kMemoryBytes, settings_.timeout_seconds, [&](int local_rank) {
-          return former.HasLeft(previous[local_rank]) ||
-                 former.Dead(previous[local_rank]);
-        });
+        former.NextMeeting(previous[0]) + "." +
+            std::to_string(reconfigurations_),
+        kMemoryBytes, settings_.timeout_seconds,
+        [&](int local_rank) { return former_gone(previous[local_rank]); });
     if (local_.pids.size() < previous.size()) return false;
     Open("regroup");
     return true;

@@ -108,6 +108,7 @@ Job::LongWait::LongWait(Job* job, int rank, const Request& request)
       record_(job->PublishWait(rank, start_, request)) {}
 
 Job::LongWait::~LongWait() {
+  job_->my_state().last_waited = Now();
   if (record_) record_->rank = 0;
 }
 
@@ -118,12 +119,14 @@ void Job::LongWait::Poll() {
   // the other ranks may take its wait as seen.
   if (record_ && now - polled_ < kStopped) record_->polled = now;
   polled_ = now;
+  job_->my_state().last_waited = now;
   if (job_->blocked_) job_->SetWaitingSince(true);
   job_->Check(rank_);
   // A rank that has joined waits in one order while other ranks call in the
   // other: what it serves there counts as progress.
   const int64_t since = std::max(start_, job_->served_at_.load());
   const double waited = static_cast<double>(now - since) * 1e-9;
+  EndStuckRank(waited);
   CheckDeadline(waited);
   if (job_->InDeadlock()) job_->BreakForDeadlock(job_->DescribeWaits());
   if (const uint32_t submitted = job_->submitted_; submitted != submitted_) {
@@ -138,6 +141,13 @@ void Job::LongWait::Poll() {
     reported_ = true;
     ReportStall(waited);
   }
+}
+
+void Job::LongWait::EndStuckRank(double waited) {
+  const std::vector<int>& ranks = job_->local_.ranks;
+  const auto found = std::find(ranks.begin(), ranks.end(), rank_);
+  if (found == ranks.end()) return;  // on another host
+  job_->EndIfStuck(static_cast<int>(found - ranks.begin()), waited);
 }
 
 void Job::LongWait::CheckDeadline(double waited) {

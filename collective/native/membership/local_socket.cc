@@ -13,10 +13,39 @@
 namespace collective {
 namespace {
 
+// SipHash-2-4 [Aumasson, Bernstein, INDOCRYPT 2012] of a text. Who sees the
+// result learns nothing about the key, or about the result for another text.
+uint64_t KeyedHash(const uint64_t key[2], const std::string& text) {
+  uint64_t v0 = key[0] ^ 0x736f6d6570736575u, v1 = key[1] ^ 0x646f72616e646f6du;
+  uint64_t v2 = key[0] ^ 0x6c7967656e657261u, v3 = key[1] ^ 0x7465646279746573u;
+  const auto rotate = [](uint64_t& x, int by) { x = x << by | x >> (64 - by); };
+  const auto rounds = [&](int count) {
+    while (count--) {
+      v0 += v1, rotate(v1, 13), v1 ^= v0, rotate(v0, 32);
+      v2 += v3, rotate(v3, 16), v3 ^= v2;
+      v0 += v3, rotate(v3, 21), v3 ^= v0;
+      v2 += v1, rotate(v1, 17), v1 ^= v2, rotate(v2, 32);
+    }
+  };
+  for (size_t at = 0; at <= text.size(); at += 8) {
+    uint64_t word = 0;
+    for (size_t i = at; i < at + 8 && i < text.size(); ++i) {
+      word |= uint64_t{static_cast<unsigned char>(text[i])} << 8 * (i - at);
+    }
+    if (at + 8 > text.size()) word |= uint64_t{text.size()} << 56;
+    v3 ^= word;
+    rounds(2);
+    v0 ^= word;
+  }
+  v2 ^= 0xff;
+  rounds(4);
+  return v0 ^ v1 ^ v2 ^ v3;
+}
+
 socklen_t SocketAddress(const RankInfo& info, const std::string& name,
                         sockaddr_un* address) {
-  // A hash (FNV-1a, twice), because an address holds 107 bytes and the name of
-  // a job may be longer.
+  // The key is a hash of the job's name (FNV-1a, twice). All users can read the
+  // addresses that are in use: from one, none of the job's others follow.
   std::string whole = info.job + "/" + std::to_string(info.local_size);
   // Containers may share a network namespace, and with it abstract names; the
   // host name tells them apart, as in MPI.
@@ -25,18 +54,18 @@ socklen_t SocketAddress(const RankInfo& info, const std::string& name,
     gethostname(host, sizeof(host) - 1);
     whole += std::string("/") + host;
   }
-  uint64_t hash[2] = {0xcbf29ce484222325u, 0x84222325cbf29ce4u};
+  uint64_t key[2] = {0xcbf29ce484222325u, 0x84222325cbf29ce4u};
   for (unsigned char letter : whole) {
-    for (uint64_t& part : hash) part = (part ^ letter) * 0x100000001b3u;
-    hash[1] ^= hash[0] >> 29;
+    for (uint64_t& part : key) part = (part ^ letter) * 0x100000001b3u;
+    key[1] ^= key[0] >> 29;
   }
   *address = {};
   address->sun_family = AF_UNIX;
   const int length = std::snprintf(
       address->sun_path + 1, sizeof(address->sun_path) - 1,
-      "collective/%u/%016llx%016llx/%s", static_cast<unsigned>(getuid()),
-      static_cast<unsigned long long>(hash[0]),
-      static_cast<unsigned long long>(hash[1]), name.c_str());
+      "collective/%u/%016llx%016llx", static_cast<unsigned>(getuid()),
+      static_cast<unsigned long long>(KeyedHash(key, name + "/0")),
+      static_cast<unsigned long long>(KeyedHash(key, name + "/1")));
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
@@ -56,10 +85,13 @@ std::string ToString(const RankInfo& info) {
 }
 
 void ThrowSystem(const RankInfo& info, const char* call) {
+  const int error = errno;
   throw Failure(Code::kInternal,
-                ToString(info) + ": " + call + ": " + std::strerror(errno),
-                "the system refused what shared memory needs; ulimit -n and "
-                "ulimit -v show common limits");
+                ToString(info) + ": " + call + ": " + std::strerror(error),
+                error == EFBIG
+                    ? "raise the hard limit on the size of files: ulimit -H -f"
+                    : "the system refused what shared memory needs; ulimit -n "
+                      "and ulimit -v show common limits");
 }
 
 ucred PeerCredentials(int socket) {

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
@@ -228,9 +229,17 @@ class Coordinator {
     found_.memory = Descriptor(
         static_cast<int>(syscall(SYS_memfd_create, "collective", MFD_CLOEXEC)));
     if (!found_.memory.valid()) ThrowSystem(info_, "memfd_create");
-    if (ftruncate(found_.memory.get(), static_cast<off_t>(bytes)) != 0) {
-      ThrowSystem(info_, "ftruncate");
-    }
+    // The memory is a file with a large hole: what counts against the limit on
+    // the size of files is the hole. The soft limit is not meant for that.
+    rlimit limit = {};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    const rlimit raised = {limit.rlim_max, limit.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &raised);
+    const int failed =
+        ftruncate(found_.memory.get(), static_cast<off_t>(bytes)) ? errno : 0;
+    setrlimit(RLIMIT_FSIZE, &limit);
+    errno = failed;
+    if (failed) ThrowSystem(info_, "ftruncate");
   }
 
   void SendReplies(JoinReply* reply) {
@@ -366,6 +375,16 @@ bool Rendezvous::Dead(int local_rank) const {
   return poll(&one, 1, 0) > 0;
 }
 
+bool Rendezvous::Kill(int local_rank) const {
+#ifdef SYS_pidfd_send_signal
+  return pidfds[local_rank].valid() &&
+         syscall(SYS_pidfd_send_signal, pidfds[local_rank].get(), SIGKILL,
+                 nullptr, 0) == 0;
+#else
+  return false;
+#endif
+}
+
 Rendezvous Rendezvous::Copy() const {
   const auto duplicate = [](const Descriptor& file) {
     return Descriptor(file.valid() ? fcntl(file.get(), F_DUPFD_CLOEXEC, 0)
@@ -409,7 +428,8 @@ Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name,
 
 Rendezvous Reconfigure(const RankInfo& info, int generation,
                        int reconfigurations, size_t bytes, double seconds,
-                       const GoneFunction& gone, JoinListener* listener) {
+                       const GoneFunction& gone, const MeetingFunction& meeting,
+                       JoinListener* listener) {
   JoinReply reply = {};
   reply.generation = generation;
   reply.reconfigurations = reconfigurations;
@@ -418,9 +438,7 @@ Rendezvous Reconfigure(const RankInfo& info, int generation,
   for (Rendezvous found;;) {
     int coordinator = 0;
     while (coordinator < me && gone(coordinator)) ++coordinator;
-    const std::string name = std::to_string(generation) + "." +
-                             std::to_string(reconfigurations) + "." +
-                             std::to_string(coordinator);
+    const std::string name = meeting(coordinator);
     if (coordinator == me) {
       return Coordinator(info, name, deadline, gone)
           .Run(bytes, reply, listener);

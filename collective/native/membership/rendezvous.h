@@ -27,6 +27,8 @@ namespace collective {
 
 // Says of a local rank whether it has died or left.
 using GoneFunction = std::function<bool(int local_rank)>;
+// The name of the rendezvous that a local rank coordinates.
+using MeetingFunction = std::function<std::string(int local_rank)>;
 
 // The outcome: the ranks of this host. All lists are by local rank.
 struct Rendezvous {
@@ -40,6 +42,8 @@ struct Rendezvous {
   int generation = 0, reconfigurations = 0;
 
   bool Dead(int local_rank) const;
+  // By SIGKILL. False without a pidfd: the number may be another process' now.
+  bool Kill(int local_rank) const;
   // A copy with descriptors of its own.
   Rendezvous Copy() const;
 };
@@ -62,7 +66,8 @@ Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name,
 // its listener (which may be null) come last.
 Rendezvous Reconfigure(const RankInfo& info, int generation,
                        int reconfigurations, size_t bytes, double seconds,
-                       const GoneFunction& gone, JoinListener* listener);
+                       const GoneFunction& gone, const MeetingFunction& meeting,
+                       JoinListener* listener);
 
 // Sends a join request to a running job, and waits until it is taken in.
 Rendezvous RequestJoin(const std::string& job);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "failure.h"
+#include "membership/reported_wait.h"
 
 namespace collective {
 namespace {
@@ -118,6 +119,7 @@ Network::Network(const RankInfo& info, double seconds) {
 
 Network::Network(const Network& former, bool nobody_died, double seconds)
     : mpi_(former.mpi_), fault_tolerant_(true), previous_ranks_(former.size_) {
+  const ReportedWait wait;
   // MPI_Comm_split has no deadline: it is called only if all ranks are here.
   bool split = former.Agree(nobody_died, seconds);
   if (split) {

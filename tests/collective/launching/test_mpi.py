@@ -63,7 +63,7 @@ FULL = MpiJob(
             OPEN_4,
             MpiJob(TWO, ["true"]),
             "mpirun -np 3 -H a:2,b:1 --map-by slot --bind-to none "
-            "--mca oob_tcp_keepalive_time 3 --mca oob_tcp_keepalive_intvl 1 "
+            "--mca oob_tcp_keepalive_time 5 --mca oob_tcp_keepalive_intvl 1 "
             "--mca oob_tcp_keepalive_probes 5 true",
         ),
         (
@@ -71,7 +71,7 @@ FULL = MpiJob(
             MpiJob(JOE, ["true"], options=MpiOptions(binding=["--bind-to", "core"])),
             r"printf 'joe@a slots=2\n::1 slots=1\n' > hosts.collective && "
             "mpirun -np 3 --hostfile hosts.collective --bind-to core "
-            "--prtemca oob_tcp_keepalive_time 3 --prtemca oob_tcp_keepalive_intvl 1 "
+            "--prtemca oob_tcp_keepalive_time 5 --prtemca oob_tcp_keepalive_intvl 1 "
             "--prtemca oob_tcp_keepalive_probes 5 true",
         ),
         (
@@ -92,7 +92,7 @@ FULL = MpiJob(
             "--mca plm_rsh_agent /bin/rsh --mca plm_rsh_args '-p 22' "
             "--mca oob_tcp_if_include eth0,eth1 --mca btl_tcp_if_include eth0,eth1 "
             "--mca pml ob1 --mca btl tcp,self,vader "
-            "--mca oob_tcp_keepalive_time 3 --mca oob_tcp_keepalive_intvl 1 "
+            "--mca oob_tcp_keepalive_time 5 --mca oob_tcp_keepalive_intvl 1 "
             "--mca oob_tcp_keepalive_probes 5 -x PATH -x X=1 --verbose "
             "python 'a b.py'",
         ),
@@ -104,7 +104,7 @@ FULL = MpiJob(
             "--prtemca oob_tcp_if_include eth0,eth1 "
             "--mca btl_tcp_if_include eth0,eth1 "
             "--mca pml ob1 --mca btl tcp,self,sm "
-            "--prtemca oob_tcp_keepalive_time 3 --prtemca oob_tcp_keepalive_intvl 1 "
+            "--prtemca oob_tcp_keepalive_time 5 --prtemca oob_tcp_keepalive_intvl 1 "
             "--prtemca oob_tcp_keepalive_probes 5 -x PATH -x X=1 --verbose "
             "python 'a b.py'",
         ),
@@ -127,6 +127,9 @@ def test_how_long_a_host_may_be_silent_can_be_told():
     more = ["--prtemca", "oob_tcp_keepalive_time", "60"]
     words = compose(OPEN_5, MpiJob(TWO, ["true"], options=MpiOptions(arguments=more)))
     assert words.count("oob_tcp_keepalive_time") == 1
+    words = compose(OPEN_5, MpiJob(TWO, ["true"], options=MpiOptions(heartbeat=4)))
+    assert words[words.index("oob_tcp_keepalive_time") + 1] == "2"
+    assert words[words.index("oob_tcp_keepalive_probes") + 1] == "2"
     assert "oob_tcp_keepalive_time" not in compose(OPEN_5, MpiJob(TWO[:1], ["true"]))
 
 

@@ -246,6 +246,29 @@ def test_why_a_program_does_not_start(code, hint):
     assert hint in supervisor._why_not_started(error, "program").splitlines()[-1]
 
 
+LATE = """
+import sys, threading, time
+from collective.launch import processes
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+late = processes.start(["sleep", "60"], has_threads=True)
+print(late.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_is_started_late_dies_with_its_parent():
+    """Also where no watchdog is left."""
+    command = [sys.executable, "-c", LATE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        late = psutil.Process(int(parent.stdout.readline()))
+        deadline = time.monotonic() + 30
+        while late.name() != "sleep" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        parent.kill()
+    psutil.wait_procs([late], timeout=10)
+    assert not late.is_running() or late.status() == psutil.STATUS_ZOMBIE
+
+
 def test_what_a_command_started_is_killed_at_its_deadline(tmp_path):
     """As a remote shell that does not answer."""
     file = tmp_path / "pid"

@@ -1,6 +1,7 @@
 """Every fault, in the order of the table."""
 
 from tests.faults.catalogue import (
+    hanging,
     hosts,
     kept,
     killed,
@@ -18,6 +19,7 @@ FAULTS = [
     *survived.FAULTS,
     *members.FAULTS,
     *late.FAULTS,
+    *hanging.FAULTS,
     *lacking.FAULTS,
     *wrong.FAULTS,
     *kept.FAULTS,

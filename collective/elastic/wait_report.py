@@ -1,0 +1,70 @@
+"""What a rank under mpirun tells the process that supervises it: since when it waits.
+
+On one host the ranks of ``native`` end one that hangs themselves. Across hosts, and with
+``mpi``, none can; so each rank notes in memory of its supervisor
+(``collective.launch.rank``) when it begins and when it ceases to wait for others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+
+VARIABLE = "COLLECTIVE_WAITS"
+# Nanoseconds of the monotonic clock: since when it waits, or 0; when it last ceased to.
+_LAYOUT = struct.Struct("qq")
+
+
+class WaitReport:
+    """The supervisor's side.
+
+    Attributes:
+        path: Where the rank finds it: the value of ``VARIABLE``.
+    """
+
+    def __init__(self) -> None:
+        file = os.memfd_create("collective waits", os.MFD_CLOEXEC)
+        os.ftruncate(file, _LAYOUT.size)
+        self._memory = mmap.mmap(file, _LAYOUT.size)
+        self.path = f"/proc/{os.getpid()}/fd/{file}"
+        _LAYOUT.pack_into(self._memory, 0, 0, time.monotonic_ns())
+
+    def waits(self) -> float:
+        """For how many seconds the rank has waited; 0: it does not."""
+        since, _ = _LAYOUT.unpack_from(self._memory)
+        return (time.monotonic_ns() - since) / 1e9 if since else 0.0
+
+    def works(self) -> float:
+        """For how many seconds it has not waited; 0: it waits."""
+        since, last = _LAYOUT.unpack_from(self._memory)
+        return 0.0 if since else (time.monotonic_ns() - last) / 1e9
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """While this context is entered, this rank waits for others."""
+    memory = _memory(os.environ.get(VARIABLE, ""))
+    if memory is None:
+        yield
+        return
+    _LAYOUT.pack_into(memory, 0, time.monotonic_ns(), 0)
+    try:
+        yield
+    finally:
+        _LAYOUT.pack_into(memory, 0, 0, time.monotonic_ns())
+
+
+@functools.cache
+def _memory(path: str) -> mmap.mmap | None:
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(file, _LAYOUT.size)
+        finally:
+            os.close(file)
+    return None

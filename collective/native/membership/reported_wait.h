@@ -1,0 +1,21 @@
+// Tells the launcher's process beside this rank since when the rank waits.
+//
+// Across hosts no rank can end another that hangs. So ranks report long waits
+// to the process that supervises them, and the supervisors end the rank that
+// waits for nobody (collective/elastic/wait_report.py).
+#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_REPORTED_WAIT_H_
+#define COLLECTIVE_NATIVE_MEMBERSHIP_REPORTED_WAIT_H_
+
+namespace collective {
+
+// While one exists, this rank waits. Does nothing without our launcher.
+class ReportedWait {
+ public:
+  ReportedWait();
+  ~ReportedWait();
+  ReportedWait(const ReportedWait&) = delete;
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_REPORTED_WAIT_H_

@@ -1,0 +1,183 @@
+"""Random faults at random moments: ``python -m tests.chaos --seconds 300 --seed 1``.
+
+Each round starts a small training, with or without ``--min-np``, by ``native`` or ``mpi``,
+and strikes it once. Afterwards it has gone on or ended as docs/reference/reliability.md
+says, with the losses of one process, and nothing of it is left. A round that finds something
+else is shown with its seed: ``python -m tests.chaos --seed SEED --rounds 1`` repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import launch
+from tests.faults.catalogue.killed import KEPT
+from tests.faults.catalogue.survived import TOLD, undisturbed
+from tests.faults.fault import OPEN_MPIS, training
+from tests.faults.job import Job, running
+from tests.faults.undisturbed import goes_on_from_checkpoint
+
+RANKS, LEAST, RANK_TIMEOUT = 3, 2, 8
+LONGEST = 14.0  # until it strikes: about as long as a round takes
+PACE = "0.2"  # that a step takes longer, so that many strikes hit one
+
+
+def processes_of(job: Job, rank: int) -> list[int]:
+    """What a rank's program runs as; empty if it does not run (any more)."""
+    names = (b"COLLECTIVE_RANK=%d" % rank, b"OMPI_COMM_WORLD_RANK=%d" % rank)
+    found = []
+    for process in job.processes():
+        with contextlib.suppress(OSError):
+            files = Path(f"/proc/{process}")
+            words = (files / "cmdline").read_bytes().split(b"\0")
+            variables = (files / "environ").read_bytes().split(b"\0")
+            supervises = b"collective.launch.rank" in words
+            if not supervises and any(name in variables for name in names):
+                found.append(process)
+    return found
+
+
+def signals(*numbers: signal.Signals, pause: float = 0) -> Callable[[Job, int], None]:
+    """To every process of a rank, one after another."""
+
+    def strike(job: Job, rank: int) -> None:
+        for number in numbers:
+            for process in processes_of(job, rank):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
+            time.sleep(pause)
+
+    return strike
+
+
+def to_launcher(number: signal.Signals) -> Callable[[Job, int], None]:
+    def strike(job: Job, rank: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(job.launcher.pid, number)
+
+    return strike
+
+
+def stops(job: Job, rank: int) -> None:
+    """For ever, once it trains: before, the launcher's own time-outs apply."""
+    while not (job.folder / "ledger").exists() and job.launcher.poll() is None:
+        time.sleep(0.05)
+    signals(signal.SIGSTOP)(job, rank)
+
+
+def removes_checkpoints(job: Job, rank: int) -> None:
+    shutil.rmtree(job.folder / "runs", ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """What may happen.
+
+    Attributes:
+        strike: Done to the job, and a rank of it.
+        survives: Whether the job succeeds without ``--min-np``, and with it.
+    """
+
+    strike: Callable[[Job, int], None]
+    survives: tuple[bool, bool]
+
+
+CATALOGUE = {
+    "kill": Chaos(signals(signal.SIGKILL), (False, True)),
+    "crash": Chaos(signals(signal.SIGSEGV), (False, True)),
+    "terminate": Chaos(signals(signal.SIGTERM), (False, True)),
+    "pause": Chaos(signals(signal.SIGSTOP, signal.SIGCONT, pause=2), (True, True)),
+    "stop": Chaos(stops, (False, True)),
+    "launcher-kill": Chaos(to_launcher(signal.SIGKILL), (False, False)),
+    "launcher-term": Chaos(to_launcher(signal.SIGTERM), (False, False)),
+    "launcher-int": Chaos(to_launcher(signal.SIGINT), (False, False)),
+    "launcher-hup": Chaos(to_launcher(signal.SIGHUP), (False, False)),
+    "remove-checkpoints": Chaos(removes_checkpoints, (True, True)),
+}
+# What reliability.md and elastic.md except: mpirun cannot go on without a rank that it
+# loses before all have met.
+EXCEPTED = "before it had joined the job"
+
+
+def one_round(seed: int, folder: Path) -> str:
+    """Returns what was tried.
+
+    Raises:
+        AssertionError: If something was found.
+    """
+    rng = random.Random(seed)
+    name = rng.choice(sorted(CATALOGUE))
+    backend, elastic = rng.choice(["native", "native", "mpi"]), rng.random() < 0.6
+    rank, moment = rng.randrange(RANKS), rng.uniform(0, LONGEST)
+    if name == "stop" and not elastic:
+        elastic = True  # it would last as long as COLLECTIVE_TIMEOUT
+    tried = f"{name} rank {rank} after {moment:.1f} s, {backend}, elastic: {elastic}"
+    words = launch.command("native", RANKS)
+    if backend == "mpi":
+        words.append("--mpi")
+    if elastic:
+        words += ["--min-np", str(LEAST), "--rank-timeout", str(RANK_TIMEOUT)]
+    program = [*training(*KEPT, *TOLD, backend=backend)]
+    command = [*words, *(word.format(folder=folder) for word in program)]
+    chaos = CATALOGUE[name]
+    variables = {"FAULT_PACE": PACE, "TMPDIR": str(folder)}
+    with running(command, folder, variables) as job:
+        with contextlib.suppress(Exception):
+            job.launcher.wait(moment)
+        early = not (job.folder / "ledger").exists()
+        chaos.strike(job, rank)
+        code, _ = job.wait()
+        printed = job.text
+        try:
+            assert code is not None and not job.processes(), "it hangs"
+            left = [n for n in job.left() if not re.fullmatch(OPEN_MPIS, n)]
+            assert left == [], f"left in /dev/shm: {left}"
+            survives = chaos.survives[elastic] and not (early and EXCEPTED in printed)
+            assert code == 0 or not survives, f"exit code {code}"
+            if code == 0:
+                undisturbed(job)
+            else:
+                goes_on_from_checkpoint(job)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{printed[-6000:]}") from error
+    return f"{tried}: exit code {code}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 1 if something was found."""
+    parser = argparse.ArgumentParser("python -m tests.chaos")
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--rounds", type=int, default=1_000_000)
+    options = parser.parse_args(arguments)
+    deadline = time.monotonic() + options.seconds
+    found = rounds = 0
+    for seed in range(options.seed, options.seed + options.rounds):
+        if time.monotonic() > deadline:
+            break
+        rounds += 1
+        with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+            try:
+                print(f"seed {seed}: {one_round(seed, Path(folder))}", flush=True)
+            except AssertionError:
+                found += 1
+                print(f"seed {seed}: FOUND\n{traceback.format_exc()}", flush=True)
+    print(f"{rounds} rounds, {found} findings")
+    return min(found, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
