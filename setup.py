@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
@@ -36,9 +35,9 @@ class BuildWithCMake(build_ext):
             subprocess.run(["cmake", "--build", build, "--parallel"], check=True)
         except (OSError, subprocess.CalledProcessError):
             sys.exit(
-                "collective: the C++ core was not built. HINT: the wheel needs no "
-                "compiler: pip install --only-binary collective collective; to build "
-                "here: apt-get install g++; to do without: COLLECTIVE_BUILD_CORE=0"
+                "collective: the C++ core was not built. HINT: install the wheel, which "
+                "needs no compiler (collective-VERSION-cp310-abi3-manylinux*.whl); to "
+                "build here: apt-get install g++; without it: COLLECTIVE_BUILD_CORE=0"
             )
 
     def _target(self):
@@ -61,20 +60,9 @@ class BuildWithCMake(build_ext):
         return ["CMakeLists.txt", *(str(path.relative_to(ROOT)) for path in found)]
 
 
-class WheelOfAnyPython(bdist_wheel):
-    """Libraries that no part of Python is linked to: one wheel for every version."""
-
-    def get_tag(self):
-        """``py3-none`` and the platform."""
-        python, abi, platform = super().get_tag()
-        return (
-            (python, abi, platform)
-            if self.py_limited_api
-            else ("py3", "none", platform)
-        )
-
-
 setup(
     ext_modules=[Extension("collective.native.core", sources=[])] if CORE else [],
-    cmdclass={"build_ext": BuildWithCMake, "bdist_wheel": WheelOfAnyPython},
+    cmdclass={"build_ext": BuildWithCMake},
+    # What is built uses Python's stable interface, or none of Python: one wheel for all.
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

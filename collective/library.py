@@ -17,8 +17,9 @@ from collective.errors import CollectiveError, UsageError
 NATIVE = Path(__file__).parent / "native"
 # What helps where the core is missing or is another version's.
 HINT = (
-    "pip install --force-reinstall --no-deps --only-binary collective collective; "
-    "in a checkout, with a C++17 compiler (apt-get install g++): make core"
+    "install the wheel, which needs no compiler: pip install --force-reinstall --no-deps "
+    "collective-VERSION-cp310-abi3-manylinux*.whl; in a checkout: apt-get install g++, "
+    "then: make core"
 )
 
 

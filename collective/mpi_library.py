@@ -22,9 +22,8 @@ from collective.errors import CollectiveError
 
 LIBMPI = "COLLECTIVE_LIBMPI"
 OPEN_MPI, MPICH, STANDARD = "libmpi.so.40", "libmpi.so.12", "libmpi_abi.so.1"
-# Programs that start ranks, from the bin folder of an MPI; prted runs on other hosts.
-_STARTERS = {"mpirun", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy"}
-_STARTERS |= {"mpiexec", "mpiexec.hydra", "hydra_bstrap_proxy"}
+# How the programs begin that start ranks, from the bin folder of an MPI.
+_STARTERS = ("mpirun", "mpiexec", "orte", "prte", "hydra_")
 
 
 def load() -> str:
@@ -109,7 +108,7 @@ def _folders() -> Iterator[Path]:
             program = Path(process.exe())
         except (psutil.Error, OSError):
             continue
-        if program.name in _STARTERS:
+        if program.name.startswith(_STARTERS):
             # A system's own is found by the loader, and must not be hidden.
             prefix = program.parent.parent
             prefixes = [] if prefix == Path("/usr") else [prefix, *prefixes]
