@@ -1,8 +1,8 @@
 // Bytes between ranks of different hosts, by MPI's point-to-point messages.
 //
 // MPI itself is not linked: Python loads the library of the MPI that launched a
-// job where the job spans hosts (collective/mpi_library.py), and mpi.h finds its
-// functions. So one built core works with every MPI, and without any on one
+// job where the job spans hosts (collective/mpi_library.py), and mpi.h finds
+// its functions. So one built core works with every MPI, and without any on one
 // host.
 #ifndef COLLECTIVE_NATIVE_TRANSPORT_MESSAGES_H_
 #define COLLECTIVE_NATIVE_TRANSPORT_MESSAGES_H_

@@ -33,7 +33,8 @@ Symbol Require(const char* name) {
                 "COLLECTIVE_LIBMPI=/path/to/libmpi.so");
 }
 
-// The functions of MPI that are called here. Handles of all kinds have one type.
+// The functions of MPI that are called here. Handles of all kinds have one
+// type.
 template <typename Abi>
 struct Functions {
   using Handle = typename Abi::Handle;
@@ -42,8 +43,7 @@ struct Functions {
   int (*Allgather)(const void*, int, Handle, void*, int, Handle,
                    Handle) = Require("MPI_Allgather");
   int (*Comm_dup)(Handle, Handle*) = Require("MPI_Comm_dup");
-  int (*Comm_get_attr)(Handle, int, void*,
-                       int*) = Require("MPI_Comm_get_attr");
+  int (*Comm_get_attr)(Handle, int, void*, int*) = Require("MPI_Comm_get_attr");
   int (*Comm_group)(Handle, Handle*) = Require("MPI_Comm_group");
   int (*Comm_rank)(Handle, int*) = Require("MPI_Comm_rank");
   int (*Comm_set_errhandler)(Handle,
@@ -109,19 +109,18 @@ class MpiOf final : public Mpi {
   void* Send(MpiWorld* world, int rank, int tag, const void* data,
              size_t bytes) override {
     auto* transfer = new Transfer;
-    transfer->code = Finalized() ? Abi::kErrOther
-                                 : mpi_.Isend(data, static_cast<int>(bytes),
-                                              Abi::Byte(), rank, tag,
-                                              Comm(world), &transfer->request);
+    transfer->code =
+        Finalized() ? Abi::kErrOther
+                    : mpi_.Isend(data, static_cast<int>(bytes), Abi::Byte(),
+                                 rank, tag, Comm(world), &transfer->request);
     return transfer;
   }
 
   void* Receive(MpiWorld* world, int rank, int tag, void* data,
                 size_t bytes) override {
     auto* transfer = new Transfer;
-    transfer->code =
-        mpi_.Irecv(data, static_cast<int>(bytes), Abi::Byte(), rank, tag,
-                   Comm(world), &transfer->request);
+    transfer->code = mpi_.Irecv(data, static_cast<int>(bytes), Abi::Byte(),
+                                rank, tag, Comm(world), &transfer->request);
     return transfer;
   }
 
@@ -172,8 +171,7 @@ class MpiOf final : public Mpi {
   int FailedRanks(MpiWorld* world, int* ranks) override {
     Handle everyone, failed;
     int count = 0;
-    if (Finalized() ||
-        mpi_.Comm_get_failed(Comm(world), &failed) != kSuccess) {
+    if (Finalized() || mpi_.Comm_get_failed(Comm(world), &failed) != kSuccess) {
       return 0;
     }
     mpi_.Group_size(failed, &count);
@@ -277,8 +275,8 @@ class MpiOf final : public Mpi {
   // Starts MPI for a process that has not.
   bool Initialize() {
     int provided = 0;
-    if (mpi_.Init_thread(nullptr, nullptr, Abi::kThreadSerialized,
-                         &provided) != kSuccess) {
+    if (mpi_.Init_thread(nullptr, nullptr, Abi::kThreadSerialized, &provided) !=
+        kSuccess) {
       error_ = "MPI_Init_thread failed";
       return false;
     }
@@ -321,7 +319,8 @@ class MpiOf final : public Mpi {
 };
 
 // Asks the library, as its name does not always say: that of Open MPI 1.10 was
-// libmpi.so.12, too, and MPICH may be built to have the standard interface only.
+// libmpi.so.12, too, and MPICH may be built to have the standard interface
+// only.
 Mpi* Choose() {
   if (!Find("MPI_Get_library_version").address) return nullptr;
   int (*version)(int*, int*) = Find("MPI_Abi_get_version");

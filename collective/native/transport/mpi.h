@@ -18,8 +18,9 @@ struct MpiWorld;
 class Mpi {
  public:
   // The MPI that the process has loaded, where every symbol is visible
-  // (RTLD_GLOBAL). Null if there is none; throws kFailedPrecondition if it lacks
-  // a function. The same object each time: it lives until the process ends.
+  // (RTLD_GLOBAL). Null if there is none; throws kFailedPrecondition if it
+  // lacks a function. The same object each time: it lives until the process
+  // ends.
   static Mpi* Loaded();
 
   virtual ~Mpi() = default;

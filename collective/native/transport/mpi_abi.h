@@ -24,22 +24,38 @@ struct OpenMpi {
   static constexpr int kAnySource = -1, kUndefined = -32766, kErrOther = 16;
   static constexpr int kThreadSerialized = 2, kThreadMultiple = 3;
   static constexpr int kFaultTolerance = 12;  // the attribute MPIX_FT
-  static Handle CommWorld() { static void* const a = Find("ompi_mpi_comm_world");
-    return a; }
-  static Handle CommSelf() { static void* const a = Find("ompi_mpi_comm_self");
-    return a; }
-  static Handle CommNull() { static void* const a = Find("ompi_mpi_comm_null");
-    return a; }
-  static Handle GroupEmpty() { static void* const a = Find("ompi_mpi_group_empty");
-    return a; }
-  static Handle ErrorsReturn() { static void* const a = Find("ompi_mpi_errors_return");
-    return a; }
-  static Handle RequestNull() { static void* const a = Find("ompi_request_null");
-    return a; }
-  static Handle Byte() { static void* const a = Find("ompi_mpi_byte");
-    return a; }
-  static Handle Int() { static void* const a = Find("ompi_mpi_int");
-    return a; }
+  static Handle CommWorld() {
+    static void* const a = Find("ompi_mpi_comm_world");
+    return a;
+  }
+  static Handle CommSelf() {
+    static void* const a = Find("ompi_mpi_comm_self");
+    return a;
+  }
+  static Handle CommNull() {
+    static void* const a = Find("ompi_mpi_comm_null");
+    return a;
+  }
+  static Handle GroupEmpty() {
+    static void* const a = Find("ompi_mpi_group_empty");
+    return a;
+  }
+  static Handle ErrorsReturn() {
+    static void* const a = Find("ompi_mpi_errors_return");
+    return a;
+  }
+  static Handle RequestNull() {
+    static void* const a = Find("ompi_request_null");
+    return a;
+  }
+  static Handle Byte() {
+    static void* const a = Find("ompi_mpi_byte");
+    return a;
+  }
+  static Handle Int() {
+    static void* const a = Find("ompi_mpi_int");
+    return a;
+  }
   static Status* StatusIgnore() { return nullptr; }
 
  private:
