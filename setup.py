@@ -1,11 +1,14 @@
 """Builds the package; everything declarative is in pyproject.toml.
 
-The native core is built by CMake on the way. Where that fails, as without a C++
-compiler, installation continues: all but the ``native`` backend and ``collective``'s
-collectives work without it.
+CMake builds the native core on the way, and options for it are taken from the variable
+``CMAKE_ARGS``. Without a compiler the build fails, as pip would otherwise keep a wheel
+without the core and install it again where a compiler is. ``COLLECTIVE_BUILD_CORE=0``
+leaves the core out, as does a system other than Linux: ``native`` is missing then, and
+``collective``'s collectives.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,28 +17,27 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
-LIBRARIES = ("libcollective.so", "libcollective_tensorflow.so")
+CORE = (
+    sys.platform.startswith("linux") and os.environ.get("COLLECTIVE_BUILD_CORE") != "0"
+)
 
 
 class BuildWithCMake(build_ext):
     """Runs CMake in place of setuptools' own compiler."""
 
     def run(self):
-        """Builds the libraries into the package, or says why it cannot."""
-        if os.environ.get("COLLECTIVE_BUILD_CORE") == "0":
-            return  # make core does it
-        if not sys.platform.startswith("linux"):
-            self._report("it needs Linux", "on other systems: --backend tf-mirrored")
-            return
+        """Builds the libraries into the package, or says in one line why it cannot."""
         build = Path(self.build_temp).resolve()
         configure = ["-S", ROOT, "-B", build, f"-DCOLLECTIVE_OUTPUT={self._target()}"]
+        configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         try:
             subprocess.run(["cmake", *configure], check=True)
             subprocess.run(["cmake", "--build", build, "--parallel"], check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            self._report(
-                str(error),
-                "install a C++17 compiler (apt install g++) and repeat: pip install -e .",
+        except (OSError, subprocess.CalledProcessError):
+            sys.exit(
+                "collective: the C++ core was not built. HINT: install the wheel, which "
+                "needs no compiler (collective-VERSION-cp310-abi3-manylinux*.whl); to "
+                "build here: apt-get install g++; without it: COLLECTIVE_BUILD_CORE=0"
             )
 
     def _target(self):
@@ -44,16 +46,9 @@ class BuildWithCMake(build_ext):
             ROOT if inplace else Path(self.build_lib).resolve()
         ) / "collective/native"
 
-    def _report(self, why, hint):
-        print(
-            f"collective: the native core is not built: {why}\nHINT: {hint}",
-            file=sys.stderr,
-            flush=True,
-        )
-
     def get_outputs(self):
-        """What was built; nothing where it could not be."""
-        return [str(p) for p in (self._target() / n for n in LIBRARIES) if p.exists()]
+        """What was built."""
+        return [str(path) for path in self._target().glob("*.so")]
 
     def get_output_mapping(self):
         """Built files are never copied: in an editable install they are in place."""
@@ -66,6 +61,8 @@ class BuildWithCMake(build_ext):
 
 
 setup(
-    ext_modules=[Extension("collective.native.core", sources=[])],
+    ext_modules=[Extension("collective.native.core", sources=[])] if CORE else [],
     cmdclass={"build_ext": BuildWithCMake},
+    # What is built uses Python's stable interface, or none of Python: one wheel for all.
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

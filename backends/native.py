@@ -4,7 +4,7 @@ Sums: ``collective/native``, our C++ core, from inside TensorFlow's graph
 (``collective.tensorflow_ops``), so that a bucket is summed while the next gradients are
 computed.
 
-Sharp bits: between hosts the core needs its MPI plug-in, and a launcher that starts MPI.
+Sharp bits: between hosts the core needs an MPI library, and a launcher that starts MPI.
 ``transport_dtype`` rounds gradients to 16 bits, never counts or losses. Tensors on a GPU
 are copied to the host.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from collective import library, session, timeline
+from collective import library, mpi_library, session, timeline
 from collective.backends import mpi_world
 from collective.backends.base import Availability, CoreOptions
 from collective.backends.capabilities import (
@@ -113,12 +113,12 @@ class NativeBackend(
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Usable where the core was built; between hosts, where its MPI plug-in was."""
+        """Usable where the core was built; between hosts, where MPI starts the ranks."""
         if not library.path().exists():
             return Availability(
                 False,
                 "the native core was not built",
-                "install a C++17 compiler (g++ or clang++), then: pip install -e .",
+                library.HINT,
             )
         if not environment.launched:
             return Availability(True, "one process")
@@ -259,19 +259,16 @@ class NativeBackend(
 
 
 def _between_hosts(environment: Environment) -> Availability:
-    plugin = library.plugin()
     spread = f"{environment.size} processes, {environment.local_size} on this host"
     by_mpi = environment.launcher in ("mpirun", "horovodrun")
     by_mpi &= not horovodrun.without_mpi(os.environ)
     by_mpi |= "PMIX_NAMESPACE" in os.environ  # srun --mpi=pmix
-    if by_mpi and plugin.exists():
-        return Availability(True, f"{spread}, joined by MPI")
     if by_mpi:
-        return Availability(
-            False,
-            f"{spread}, and {plugin.name} was not built",
-            "put the mpicxx of this MPI on the PATH, then: pip install -e .",
-        )
+        try:
+            mpi_library.load()
+        except CollectiveError as error:
+            return Availability(False, f"{spread}, and {error.message}", error.hint)
+        return Availability(True, f"{spread}, joined by MPI")
     hint = "start it by mpirun, or put all processes on one host"
     if environment.launcher == "srun":
         hint = (

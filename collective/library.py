@@ -15,7 +15,12 @@ from pathlib import Path
 from collective.errors import CollectiveError, UsageError
 
 NATIVE = Path(__file__).parent / "native"
-_REBUILD = "make core; without a checkout: pip install --force-reinstall collective"
+# What helps where the core is missing or is another version's.
+HINT = (
+    "install the wheel, which needs no compiler: pip install --force-reinstall --no-deps "
+    "collective-VERSION-cp310-abi3-manylinux*.whl; in a checkout: apt-get install g++, "
+    "then: make core"
+)
 
 
 class Disagreement(CollectiveError):
@@ -80,15 +85,6 @@ def path() -> Path:
     return Path(os.environ.get("COLLECTIVE_LIBRARY") or NATIVE / "libcollective.so")
 
 
-def plugin() -> Path:
-    """Where the plug-in for the MPI that launched this process is, or would be.
-
-    Raises:
-        CollectiveError: If the library was not built or does not load.
-    """
-    return Path(os.fsdecode(load().collective_plugin()))
-
-
 @functools.cache
 def load() -> ctypes.CDLL:
     """Loads the native library, once.
@@ -104,14 +100,13 @@ def load() -> ctypes.CDLL:
             f"the native core does not load: {error}"
             if built
             else f"the native core was not built: there is no {path().name}",
-            hint="install a C++17 compiler (g++ or clang++), then: pip install -e .",
+            hint=HINT,
         ) from error
     _check_source(library)
     check_layout(library, Tensor, "collective_tensor")
     check_layout(library, Request, "collective_request")
     library.collective_error.restype = ctypes.c_char_p
     library.collective_kernels.restype = ctypes.c_char_p
-    library.collective_plugin.restype = ctypes.c_char_p
     library.collective_recorder_reason.restype = ctypes.c_char_p
     library.collective_recorder_begin.restype = ctypes.c_uint64
     library.collective_recorder_begin.argtypes = [
@@ -147,7 +142,7 @@ def check_layout(
         raise CollectiveError(
             f"{path()} does not fit this version of Python code: {name} is laid out as "
             f"'{theirs}' there, and as '{ours}' here",
-            hint=_REBUILD,
+            hint=HINT,
         )
 
 
@@ -181,11 +176,11 @@ def _check_source(library: ctypes.CDLL) -> None:
     if not hasattr(library, "collective_source"):
         raise CollectiveError(
             f"{path()} was built from older sources than this Python code",
-            hint=_REBUILD,
+            hint=HINT,
         )
     if stale(library):
         warnings.warn(
-            f"{path()} was not built from the sources beside it\nHINT: {_REBUILD}",
+            f"{path()} was not built from the sources beside it\nHINT: {HINT}",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from collective import library, recorder
+from collective import library, mpi_library, recorder
 from collective.elastic import membership_file
 from collective.environment import Environment, detect
 from collective.environment.base import MAX_NP, place_on
@@ -45,6 +45,8 @@ def init(environment: Environment | None = None) -> None:
     place, _launch_info = launched.current, launched if launched.joining else None
     if _launch_info is None:
         membership_file.write(membership_file.JOINING)
+    if place.size > place.local_size:
+        mpi_library.load()
     library.check(
         library.load().collective_init(
             place.rank,

@@ -110,9 +110,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(
-    arguments: list[str], env: dict[str, str], seconds: float
+    arguments: list[str], env: dict[str, str], seconds: float, folder: Path = ROOT
 ) -> tuple[int | None, str]:
-    """Runs a command; at the deadline ends it and all its descendants.
+    """Runs a command in a folder; at the deadline ends it and all its descendants.
 
     Returns:
         Exit status, None past the deadline; and the output, stderr included.
@@ -120,7 +120,7 @@ def run(
     with tempfile.TemporaryFile() as printed, _segments() as segments:
         process = subprocess.Popen(
             arguments,
-            cwd=ROOT,
+            cwd=folder,
             env=env | {"OMPI_MCA_btl_sm_backing_directory": segments},
             stdin=subprocess.DEVNULL,
             stdout=printed,

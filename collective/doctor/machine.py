@@ -92,11 +92,8 @@ def _horovod() -> dict[str, Any]:
 def _native() -> dict[str, Any]:
     path = library.path()
     found: dict[str, Any] = {"built": path.exists(), "loads": False, "error": ""}
-    found["mpi"] = [
-        family
-        for family in ("openmpi", "mpich")
-        if path.with_name(f"libcollective_{family}.so").exists()
-    ]
+    code, output = _ask(sys.executable, "-m", "collective.mpi_library")
+    found["mpi"] = "" if code else output.strip()
     if found["built"]:
         try:
             library.load()

@@ -12,7 +12,7 @@ def machine(found: dict[str, Any]) -> str:
     """One machine, as lines of name and value."""
     mpi, native = found["mpi"], found["native"]
     horovod = found["horovod"]
-    across = f"; MPI plug-ins: {', '.join(native['mpi']) or 'none'}"
+    across = f"; between hosts by {native['mpi'] or 'no MPI'}"
     memory, shm, cores = found["memory"], found["shm"], found["cores"]
     rows = {
         "host": found["host"],

@@ -20,11 +20,6 @@ def text() -> str:
     except importlib.metadata.PackageNotFoundError:
         version = "(not installed)"
     native = library.path()
-    across = [
-        family
-        for family in ("openmpi", "mpich")
-        if native.with_name(f"libcollective_{family}.so").exists()
-    ]
     mpi = shutil.which("mpirun") is not None
     parts = {
         "Frameworks": {
@@ -38,9 +33,7 @@ def text() -> str:
         },
         "Tensor Operations": {
             "the native core, one host": native.exists(),
-            f"the native core, several hosts ({', '.join(across) or 'no MPI'})": bool(
-                native.exists() and across
-            ),
+            "the native core, several hosts": native.exists() and mpi,
             "MPI (mpi4py)": installed("mpi4py"),
             "TensorFlow's own": installed("tensorflow"),
             "Horovod": installed("horovod"),

@@ -225,12 +225,6 @@ const char* collective_error(void) { return collective::error.c_str(); }
 
 const char* collective_kernels(void) { return collective::BestKernels().name; }
 
-const char* collective_plugin(void) {
-  static thread_local std::string path;
-  path = collective::Plugin();
-  return path.c_str();
-}
-
 int32_t collective_group(const int32_t* ranks, int32_t length, int32_t* group) {
   return Guard([&] {
     *group = CurrentCore()->AddGroup(std::vector<int>(ranks, ranks + length));

@@ -66,9 +66,6 @@ COLLECTIVE_EXPORT int32_t collective_init(int32_t rank, int32_t size,
 COLLECTIVE_EXPORT int32_t collective_shutdown(void);
 COLLECTIVE_EXPORT const char* collective_error(void);
 COLLECTIVE_EXPORT const char* collective_kernels(void);
-/* The path of the plug-in for the MPI that launched this process; it need not
- * exist. Valid until the next call in this thread. */
-COLLECTIVE_EXPORT const char* collective_plugin(void);
 
 /* Every rank of the job calls it, with the same ascending ranks. *group is
  * unique in this process, also after the next collective_init. */

@@ -216,8 +216,8 @@ def process_set_included_op(
 
 
 def mpi_built() -> bool:
-    """Whether the plug-in for the MPI of this launcher was built."""
-    return library.path().exists() and library.plugin().exists()
+    """Whether the native core was built: it needs no more for any MPI."""
+    return library.path().exists()
 
 
 def mpi_enabled() -> bool:
@@ -241,7 +241,7 @@ def mpi_threads_supported() -> bool:
     if not mpi_enabled():
         raise ValueError(
             "MPI is not enabled: this job was not started by mpirun or srun, or the "
-            "plug-in was not built\nHINT: ask hvd.mpi_enabled() first"
+            "native core was not built\nHINT: ask hvd.mpi_enabled() first"
         )
     return session.cross_size() == 1
 

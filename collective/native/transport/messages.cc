@@ -1,6 +1,5 @@
 #include "transport/messages.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -25,23 +24,6 @@ constexpr std::chrono::microseconds kPollInterval(200);
 // All jobs of a process share one MPI, which is asked for
 // MPI_THREAD_SERIALIZED: one call at a time.
 std::mutex mpi_mutex;
-
-// The directory of this library, with the slash.
-std::string Home() {
-  Dl_info info = {};
-  dladdr(reinterpret_cast<void*>(&Home), &info);
-  const std::string path = info.dli_fname ? info.dli_fname : "";
-  return path.substr(0, path.rfind('/') + 1);
-}
-
-// PMIx does not say which MPI started it. Then it is the one that a plug-in was
-// built for.
-const char* Family() {
-  if (std::getenv("OMPI_COMM_WORLD_RANK")) return "openmpi";
-  const std::string openmpi = Home() + "libcollective_openmpi.so";
-  const bool by_pmix = std::getenv("PMIX_NAMESPACE");
-  return by_pmix && access(openmpi.c_str(), R_OK) == 0 ? "openmpi" : "mpich";
-}
 
 // MPI_Init waits without a deadline for every rank, and only the end of the
 // process ends that wait.
@@ -80,30 +62,23 @@ class StartDeadline {
 
 }  // namespace
 
-std::string Plugin() { return Home() + "libcollective_" + Family() + ".so"; }
-
 Network::Network(const RankInfo& info, double seconds) {
   const std::string who = "rank " + std::to_string(info.rank) + " of " +
                           std::to_string(info.size) + " (" +
                           std::to_string(info.local_size) + " on this host): ";
-  const std::string path = Plugin();
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (!library) {
+  mpi_ = Mpi::Loaded();
+  if (!mpi_) {
     throw Failure(Code::kFailedPrecondition,
-                  who + "no MPI to reach the other hosts: " + dlerror(),
-                  std::string("install ") + Family() +
-                      " with its mpicxx, then: pip install -e . (or start "
-                      "every rank on one host)");
+                  who + "no MPI is loaded to reach the other hosts",
+                  "start the job by mpirun, or all ranks on one host");
   }
-  mpi_ = reinterpret_cast<collective_mpi_plugin_function>(
-      dlsym(library, "collective_mpi_plugin"))();
   {
     const StartDeadline deadline(who, seconds);
-    world_ = mpi_->start(&rank_, &size_);
+    world_ = mpi_->Start(&rank_, &size_);
   }
   if (!world_) {
     throw Failure(
-        Code::kFailedPrecondition, who + mpi_->error(),
+        Code::kFailedPrecondition, who + mpi_->Error(),
         "where the program itself starts MPI, do it before init() and "
         "by MPI_Init_thread with MPI_THREAD_MULTIPLE (mpi4py's "
         "default), and finalize it after shutdown()");
@@ -114,7 +89,7 @@ Network::Network(const RankInfo& info, double seconds) {
                       std::to_string(size_),
                   "start the job by the mpirun of the MPI it was built with");
   }
-  fault_tolerant_ = mpi_->fault_tolerant();
+  fault_tolerant_ = mpi_->FaultTolerant();
 }
 
 Network::Network(const Network& former, bool nobody_died, double seconds)
@@ -124,16 +99,16 @@ Network::Network(const Network& former, bool nobody_died, double seconds)
   bool split = former.Agree(nobody_died, seconds);
   if (split) {
     std::unique_lock<std::mutex> lock(mpi_mutex);
-    const int code = mpi_->split(former.world_, true, &world_, &rank_, &size_,
+    const int code = mpi_->Split(former.world_, true, &world_, &rank_, &size_,
                                  previous_ranks_.data());
     lock.unlock();
     split = former.Agree(code == 0, seconds);
   }
   std::lock_guard<std::mutex> lock(mpi_mutex);
   if (!split) {
-    mpi_->revoke(former.world_);
+    mpi_->Revoke(former.world_);
     world_ =
-        mpi_->shrink(former.world_, &rank_, &size_, previous_ranks_.data());
+        mpi_->Shrink(former.world_, &rank_, &size_, previous_ranks_.data());
   }
   if (!world_) {
     throw Failure(Code::kInternal, "MPIX_Comm_shrink failed",
@@ -145,7 +120,7 @@ Network::Network(const Network& former, bool nobody_died, double seconds)
 std::vector<int> Network::Gather(int mine) {
   std::vector<int> all(size_);
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  if (mpi_->gather(world_, mine, all.data()) != 0) {
+  if (mpi_->Gather(world_, mine, all.data()) != 0) {
     throw Failure(Code::kUnavailable, "MPI_Allgather failed",
                   "see what MPI said above");
   }
@@ -155,38 +130,38 @@ std::vector<int> Network::Gather(int mine) {
 void* Network::Send(int rank, int tag, const void* data, size_t bytes) {
   std::lock_guard<std::mutex> lock(mpi_mutex);
   ++pending_;
-  return mpi_->send(world_, rank, tag, data, bytes);
+  return mpi_->Send(world_, rank, tag, data, bytes);
 }
 
 void* Network::Receive(int rank, int tag, void* data, size_t bytes) {
   std::lock_guard<std::mutex> lock(mpi_mutex);
   ++pending_;
-  return mpi_->receive(world_, rank, tag, data, bytes);
+  return mpi_->Receive(world_, rank, tag, data, bytes);
 }
 
 int Network::Test(void* transfer) {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  const int done = mpi_->test(transfer);
+  const int done = mpi_->Test(transfer);
   if (done) --pending_;
   return done;
 }
 
 std::string Network::Error() {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  return mpi_->error();
+  return mpi_->Error();
 }
 
 void Network::Progress() {
   std::lock_guard<std::mutex> lock(mpi_mutex);
   ControlMessage control = {};
-  if (mpi_->poll(world_, kControlTag, &control, sizeof(control)))
+  if (mpi_->Poll(world_, kControlTag, &control, sizeof(control)))
     received_.push_back(control);
 }
 
 bool Network::ReceiveControl(ControlMessage* control) {
   std::lock_guard<std::mutex> lock(mpi_mutex);
   if (received_.empty())
-    return mpi_->poll(world_, kControlTag, control, sizeof(*control));
+    return mpi_->Poll(world_, kControlTag, control, sizeof(*control));
   *control = received_.front();
   received_.pop_front();
   return true;
@@ -214,9 +189,9 @@ void Network::SendControl(const std::vector<int>& ranks,
 void Network::Depart(double seconds) {
   if (Agree(true, seconds)) {
     std::unique_lock<std::mutex> lock(mpi_mutex);
-    collective_world* left = nullptr;
+    MpiWorld* left = nullptr;
     const int code =
-        mpi_->split(world_, false, &left, nullptr, nullptr, nullptr);
+        mpi_->Split(world_, false, &left, nullptr, nullptr, nullptr);
     lock.unlock();
     Agree(code == 0, seconds);
   }
@@ -225,33 +200,33 @@ void Network::Depart(double seconds) {
 
 void Network::SkipFinalize() {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  mpi_->skip_finalize();
+  mpi_->SkipFinalize();
 }
 
 std::vector<int> Network::FailedRanks() {
   std::vector<int> ranks(size_);
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  ranks.resize(mpi_->failed_ranks(world_, ranks.data()));
+  ranks.resize(mpi_->FailedRanks(world_, ranks.data()));
   return ranks;
 }
 
 bool Network::Revoked() {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  return mpi_->revoked(world_);
+  return mpi_->Revoked(world_);
 }
 
 void Network::Revoke() {
   std::lock_guard<std::mutex> lock(mpi_mutex);
-  mpi_->revoke(world_);
+  mpi_->Revoke(world_);
 }
 
 bool Network::Agree(bool yes, double seconds) const {
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   std::unique_lock<std::mutex> lock(mpi_mutex);
-  void* agreement = mpi_->agree(world_, yes);
+  void* agreement = mpi_->Agree(world_, yes);
   for (;;) {
-    const int done = mpi_->test(agreement);
+    const int done = mpi_->Test(agreement);
     if (done) return done > 0;
     if (std::chrono::steady_clock::now() > deadline) break;
     lock.unlock();

@@ -1,8 +1,9 @@
 // Bytes between ranks of different hosts, by MPI's point-to-point messages.
 //
-// MPI itself is not linked: a small plug-in for each family of it
-// (mpi_plugin.cc) is loaded when a job spans hosts, chosen by what launched the
-// job. So one built core works with every MPI, and without any on one host.
+// MPI itself is not linked: Python loads the library of the MPI that launched a
+// job where the job spans hosts (collective/mpi_library.py), and mpi.h finds
+// its functions. So one built core works with every MPI, and without any on one
+// host.
 #ifndef COLLECTIVE_NATIVE_TRANSPORT_MESSAGES_H_
 #define COLLECTIVE_NATIVE_TRANSPORT_MESSAGES_H_
 
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "membership/rank_info.h"
-#include "transport/mpi_plugin.h"
+#include "transport/mpi.h"
 
 namespace collective {
 
@@ -40,13 +41,9 @@ struct ControlMessage {
   char message[2048] = {};  // the reason, or the chain of waits
 };
 
-// The path of the plug-in for the MPI that launched this process, which need
-// not exist.
-std::string Plugin();
-
 class Network {
  public:
-  // Starts MPI. Throws kFailedPrecondition if there is no plug-in, if MPI sees
+  // Starts MPI. Throws kFailedPrecondition if none is loaded, if MPI sees
   // another job, or if a program has started MPI without the threads it takes.
   // Ends the process if a rank does not come within `seconds`.
   Network(const RankInfo& info, double seconds);
@@ -102,8 +99,8 @@ class Network {
   bool Agree(bool yes, double seconds) const;
 
  private:
-  const collective_mpi* mpi_;
-  collective_world* world_ = nullptr;
+  Mpi* mpi_;
+  MpiWorld* world_ = nullptr;
   int rank_ = -1, size_ = 0;
   bool fault_tolerant_ = false;
   std::vector<int> previous_ranks_;

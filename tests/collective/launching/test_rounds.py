@@ -13,7 +13,6 @@ from collective import library
 from collective.elastic import generations
 from tests import launch
 
-PLUGIN = library.path().with_name("libcollective_openmpi.so")
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
@@ -40,7 +39,8 @@ collective.barrier()
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(not PLUGIN.exists(), reason="built without Open MPI")
+@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
 def test_a_job_restarts(tmp_path):
     slots = tmp_path / "slots"
     slots.write_text("localhost:1\nelsewhere.invalid:8")

