@@ -14,7 +14,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
-LIBRARIES = ("libcollective.so", "libcollective_tensorflow.so")
+LIBRARIES = (
+    "libcollective.so",
+    "libcollective_tensorflow.so",
+    "collective_python.abi3.so",
+)
 
 
 class BuildWithCMake(build_ext):
@@ -29,6 +33,7 @@ class BuildWithCMake(build_ext):
             return
         build = Path(self.build_temp).resolve()
         configure = ["-S", ROOT, "-B", build, f"-DCOLLECTIVE_OUTPUT={self._target()}"]
+        configure += [f"-DPython3_EXECUTABLE={sys.executable}"]
         try:
             subprocess.run(["cmake", *configure], check=True)
             subprocess.run(["cmake", "--build", build, "--parallel"], check=True)

@@ -47,9 +47,6 @@ ALGORITHMS = {
     "hierarchical": 6,
 }
 
-# What float32 elements may be on their way.
-TRANSPORTS = ("float16", "bfloat16")
-
 DTYPES = {
     "float32": 0,
     "float64": 1,
@@ -61,6 +58,10 @@ DTYPES = {
     "int64": 7,
     "bool": 8,
 }
+
+# What float32 elements may be on their way.
+TRANSPORTS = ("float16", "bfloat16")
+TRANSPORT_NUMBERS = {None: -1, **{name: DTYPES[name] for name in TRANSPORTS}}
 
 
 def op_number(op: Op) -> int:
@@ -119,11 +120,10 @@ def transport_number(name: str | None) -> int:
     Raises:
         UsageError: If it is neither float16 nor bfloat16.
     """
-    if name is None:
-        return -1
-    if name not in TRANSPORTS:
+    try:
+        return TRANSPORT_NUMBERS[name]
+    except KeyError:
         raise UsageError(
             f"transport dtype {name!r}: only 16-bit floats are of use",
             hint="choose float16 or bfloat16, or leave it out",
-        )
-    return DTYPES[name]
+        ) from None
