@@ -122,31 +122,6 @@ def extension() -> Any:
     return module
 
 
-def check_layout(
-    library: ctypes.CDLL, mirror: type[ctypes.Structure], name: str
-) -> None:
-    """Compares a structure with the library's own: size and offset of each field.
-
-    Args:
-        library: The native library.
-        mirror: Python's form of the structure.
-        name: The structure, as ``collective_layout`` in ``native/layout.cc`` has it.
-
-    Raises:
-        CollectiveError: If they differ.
-    """
-    offsets = (str(getattr(mirror, field[0]).offset) for field in mirror._fields_)
-    ours = f"{ctypes.sizeof(mirror)}: {' '.join(offsets)}"
-    library.collective_layout.restype = ctypes.c_char_p
-    theirs = library.collective_layout(name.encode()).decode()
-    if theirs != ours:
-        raise CollectiveError(
-            f"{path()} does not fit this version of Python code: {name} is laid out as "
-            f"'{theirs}' there, and as '{ours}' here",
-            hint=_REBUILD,
-        )
-
-
 def source_digest(root: Path = NATIVE.parent.parent) -> str | None:
     """The digest of the native sources, as ``cmake/source_digest.cmake`` has it.
 
