@@ -58,6 +58,8 @@ class Call:
         name: Shown in errors, and compared between ranks.
         op, algorithm, transport, root: Numbers of the C interface.
         counts: Elements per rank, where the collective needs them.
+        order, plan: For ``start``: 1 for the order by names, as TensorFlow's ops have
+            it, and the number of the traced function.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Call:
         transport: int = -1,
         root: int = 0,
         counts: list[int] | None = None,
+        order: int = 0,
+        plan: int = 0,
     ):
         _, number, _ = members(process_set)
         if number < 0:
@@ -87,6 +91,7 @@ class Call:
             [target for _, target in arrays],
             *(op, name, process_set, algorithm, transport, root, counts),
         )
+        self.by_name = order, plan
 
     def run(self, result: Result) -> Result:
         """Runs it to the end and returns ``result``."""
@@ -95,7 +100,9 @@ class Call:
 
     def start(self, result: Result) -> Handle[Result]:
         """Starts it; the handle's ``wait()`` returns ``result``."""
-        running, _ = self._taken(library.extension().start(*self.arguments))
+        running, _ = self._taken(
+            library.extension().start(*self.arguments, *self.by_name)
+        )
         return Handle(running, result)
 
     def time(self, repetitions: int, inner: int) -> np.ndarray:

@@ -81,10 +81,16 @@ void ReleaseArrays(State& state) {
   }
 }
 
+// By names if two more arguments follow: order and plan.
 PyObject* Start(PyObject*, PyObject* const* arguments, Py_ssize_t length) {
-  if (!CheckLength(length, Call::kArguments)) return nullptr;
+  const bool named = length == Call::kArguments + 2;
+  if (!named && !CheckLength(length, Call::kArguments)) return nullptr;
   Call call;
-  if (!call.Parse(arguments)) return NotPlain();
+  if (!call.Parse(arguments) ||
+      (named && !call.ParseOrder(arguments[Call::kArguments],
+                                 arguments[Call::kArguments + 1]))) {
+    return NotPlain();
+  }
   const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(
       reinterpret_cast<PyTypeObject*>(running_type), Py_tp_alloc));
   Owned running(allocate(reinterpret_cast<PyTypeObject*>(running_type), 0));

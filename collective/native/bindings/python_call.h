@@ -66,6 +66,9 @@ struct Array {
 // Makes the next class ready. False, with an exception set, if it cannot.
 bool PrepareCalls(PyObject* new_array, PyObject* ndarray);
 
+// False if it is no number, or too large; sets no exception.
+bool ToInt(PyObject* object, int32_t* value);
+
 // Everything that a request points to.
 class Call {
  public:
@@ -77,6 +80,10 @@ class Call {
   // From the arguments of `run` (python.cc). False: not the plain case, or, if
   // an exception is set, a failure.
   bool Parse(PyObject* const* arguments);
+  // For `start`: collective_request::order and plan.
+  bool ParseOrder(PyObject* order, PyObject* plan) {
+    return ToInt(order, &request_.order) && ToInt(plan, &request_.plan);
+  }
   const collective_request& request() const { return request_; }
   // The outputs, as the caller gets them: a new reference.
   PyObject* Result() { return result_.release(); }
@@ -101,9 +108,6 @@ class Call {
   std::vector<int64_t> counts_;
   Owned result_;
 };
-
-// False if it is no number, or too large; sets no exception.
-bool ToInt(PyObject* object, int32_t* value);
 
 // What a rank of this host has written into its flight recorder, as a dict, and
 // its state.
