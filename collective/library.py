@@ -43,6 +43,7 @@ _ERRORS: dict[int, type[CollectiveError]] = {
     4: Timeout,
     5: CollectiveError,
 }
+_OTHER = 5
 
 
 def path() -> Path:
@@ -176,9 +177,9 @@ def message() -> str:
 
 
 def _raise(code: int, text: str) -> NoReturn:
-    from collective import session
-
-    session.place()  # raises if this process is in no job
+    # Not a disagreement, although the core has one code for both.
+    if text.startswith("collective is not initialized"):
+        code = _OTHER
     raise error_from(code, text)
 
 

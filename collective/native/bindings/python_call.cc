@@ -166,13 +166,11 @@ bool Call::AddPair(PyObject* input, PyObject* output, Owned* result) {
 bool Call::Overlap() const {
   struct Extent {
     const char *begin, *end;
-    size_t index;
   };
   std::vector<Extent> ends;
   ends.reserve(outputs_.size());
-  for (size_t i = 0; i < outputs_.size(); ++i) {
-    if (outputs_[i].bytes == 0) continue;
-    ends.push_back({outputs_[i].begin(), outputs_[i].end(), i});
+  for (const Array& output : outputs_) {
+    if (output.bytes > 0) ends.push_back({output.begin(), output.end()});
   }
   const auto before = [](const Extent& a, const Extent& b) {
     return a.begin < b.begin;
