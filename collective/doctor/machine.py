@@ -99,7 +99,7 @@ def _native() -> dict[str, Any]:
     ]
     if found["built"]:
         try:
-            library.load()
+            library.extension()
             found["loads"] = True
         except CollectiveError as error:
             found["error"] = error.message
