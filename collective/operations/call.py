@@ -164,7 +164,7 @@ def _viewed(array: Any) -> np.ndarray:
         )
     try:
         return np.from_dlpack(array)
-    except (BufferError, RuntimeError, TypeError):
+    except Exception:  # each library raises errors of its own
         pass  # a dtype or a state that only its own conversion knows
     try:
         return np.asarray(array)
