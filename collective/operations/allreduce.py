@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from collective import library
 from collective.errors import UsageError
 from collective.operations.call import (
     Call,
@@ -13,12 +14,9 @@ from collective.operations.call import (
     apart,
     contiguous,
     output,
-    run,
     start,
 )
 from collective.operations.kinds import (
-    ALGORITHMS,
-    TRANSPORT_NUMBERS,
     Average,
     Kind,
     Op,
@@ -68,10 +66,18 @@ def allreduce(
         Timeout: If a rank did not come in time.
         UsageError: For an argument that cannot be.
     """
-    number = ALGORITHMS.get(algorithm)
-    transport = TRANSPORT_NUMBERS.get(transport_dtype)
-    plain = run(
-        _KIND, False, array, out, op, name, process_set, number, transport, 0, None
+    plain = library.extension().run(
+        _KIND,
+        False,
+        array,
+        out,
+        op,
+        name,
+        process_set,
+        algorithm,
+        transport_dtype,
+        0,
+        None,
     )
     if plain is not None:
         return plain
@@ -94,10 +100,18 @@ def allreduce_async(
     transport_dtype: str | None = None,
 ) -> Handle[np.ndarray]:
     """As ``allreduce``, returning at once a handle to wait for."""
-    number = ALGORITHMS.get(algorithm)
-    transport = TRANSPORT_NUMBERS.get(transport_dtype)
     plain = start(
-        _KIND, False, array, out, op, name, process_set, number, transport, 0, None
+        _KIND,
+        False,
+        array,
+        out,
+        op,
+        name,
+        process_set,
+        algorithm,
+        transport_dtype,
+        0,
+        None,
     )
     if plain is not None:
         return plain
@@ -125,10 +139,18 @@ def grouped_allreduce(
     do not overlap.
     """
     arrays, out = list(arrays), None if out is None else list(out)
-    number = ALGORITHMS.get(algorithm)
-    transport = TRANSPORT_NUMBERS.get(transport_dtype)
-    plain = run(
-        _KIND, True, arrays, out, op, name, process_set, number, transport, 0, None
+    plain = library.extension().run(
+        _KIND,
+        True,
+        arrays,
+        out,
+        op,
+        name,
+        process_set,
+        algorithm,
+        transport_dtype,
+        0,
+        None,
     )
     if plain is not None:
         return plain
@@ -150,10 +172,18 @@ def grouped_allreduce_async(
 ) -> Handle[list[np.ndarray]]:
     """As ``grouped_allreduce``, returning at once a handle to wait for."""
     arrays, out = list(arrays), None if out is None else list(out)
-    number = ALGORITHMS.get(algorithm)
-    transport = TRANSPORT_NUMBERS.get(transport_dtype)
     plain = start(
-        _KIND, True, arrays, out, op, name, process_set, number, transport, 0, None
+        _KIND,
+        True,
+        arrays,
+        out,
+        op,
+        name,
+        process_set,
+        algorithm,
+        transport_dtype,
+        0,
+        None,
     )
     if plain is not None:
         return plain

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collective.operations.call import Call, Handle, run
+from collective import library
+from collective.operations.call import Call, Handle
 from collective.operations.kinds import Kind
 from collective.process_set import ProcessSet
 
@@ -19,7 +20,9 @@ def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> N
     Raises:
         CollectiveError: As for ``allreduce``.
     """
-    plain = run(_KIND, True, [], None, 0, name, process_set, 0, -1, 0, None)
+    plain = library.extension().run(
+        _KIND, True, [], None, 0, name, process_set, 0, -1, 0, None
+    )
     if plain is None:
         Call(Kind.BARRIER, process_set=process_set, name=name).run(None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from collective import library
 from collective.errors import UsageError
 from collective.operations.call import (
     Call,
@@ -11,7 +12,6 @@ from collective.operations.call import (
     apart,
     contiguous,
     output,
-    run,
     start,
 )
 from collective.operations.kinds import Kind
@@ -43,7 +43,9 @@ def broadcast(
         CollectiveError: As for ``allreduce``.
     """
     root = _root(root_rank, process_set)
-    plain = run(_KIND, False, array, out, 0, name, process_set, 0, -1, root, None)
+    plain = library.extension().run(
+        _KIND, False, array, out, 0, name, process_set, 0, -1, root, None
+    )
     if plain is not None:
         return plain
     call, result = _prepare(array, root, out, name, process_set)

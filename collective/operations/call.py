@@ -120,20 +120,15 @@ class Call:
         return answer
 
 
-def run(*arguments: Any) -> Any:
-    """Runs a collective if its arguments are plain.
+def start(*arguments: Any) -> Handle | None:
+    """As ``run`` of the extension, returning a handle of the outputs.
 
     Args:
         arguments: See ``kDocs`` of native/bindings/python.cc.
 
     Returns:
-        The outputs; None if an argument is not plain, and nothing was done.
+        The handle; None if an argument is not plain, and nothing was done.
     """
-    return library.extension().run(*arguments)
-
-
-def start(*arguments: Any) -> Handle | None:
-    """As ``run``, returning a handle of the outputs."""
     started = library.extension().start(*arguments)
     return None if started is None else Handle(*started)
 

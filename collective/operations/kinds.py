@@ -61,7 +61,6 @@ DTYPES = {
 
 # What float32 elements may be on their way.
 TRANSPORTS = ("float16", "bfloat16")
-TRANSPORT_NUMBERS: dict[str | None, int] = {None: -1, "float16": 2, "bfloat16": 3}
 
 
 def op_number(op: Op) -> int:
@@ -120,10 +119,11 @@ def transport_number(name: str | None) -> int:
     Raises:
         UsageError: If it is neither float16 nor bfloat16.
     """
-    try:
-        return TRANSPORT_NUMBERS[name]
-    except KeyError:
+    if name is None:
+        return -1
+    if name not in TRANSPORTS:
         raise UsageError(
             f"transport dtype {name!r}: only 16-bit floats are of use",
             hint="choose float16 or bfloat16, or leave it out",
-        ) from None
+        )
+    return DTYPES[name]

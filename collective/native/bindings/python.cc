@@ -195,7 +195,9 @@ PyObject* Prepare(PyObject*, PyObject* const* arguments, Py_ssize_t length) {
 
 constexpr char kDocs[] =
     "(kind, grouped, inputs, outputs, op, name, process_set, algorithm, "
-    "transport, root, counts), numbers being those of native/c_api.h. Inputs: "
+    "transport, root, counts), numbers being those of native/c_api.h; or "
+    "\"auto\", "
+    "and the name of a transport, or None. Inputs: "
     "an array, or a list of arrays if grouped. Outputs: likewise; None for new "
     "ones (all-reduce and broadcast). Returns None if an argument is not "
     "plain; otherwise ";

@@ -66,6 +66,31 @@ int32_t DTypeOf(PyObject* array, const ArrayStruct& fields) {
   return static_cast<int32_t>(dtype());
 }
 
+bool Is(PyObject* object, const char* text) {
+  return PyUnicode_Check(object) &&
+         PyUnicode_CompareWithASCIIString(object, text) == 0;
+}
+
+// A number, or the default's name.
+bool ToAlgorithm(PyObject* object, int32_t* value) {
+  *value = static_cast<int32_t>(Algorithm::kAuto);
+  return Is(object, "auto") || (ToInt(object, value) && *value >= 0);
+}
+
+// A number, a name, or None.
+bool ToTransport(PyObject* object, int32_t* value) {
+  if (object == Py_None) {
+    *value = -1;
+  } else if (Is(object, "float16")) {
+    *value = static_cast<int32_t>(DType::kFloat16);
+  } else if (Is(object, "bfloat16")) {
+    *value = static_cast<int32_t>(DType::kBFloat16);
+  } else {
+    return ToInt(object, value);
+  }
+  return true;
+}
+
 }  // namespace
 
 bool PrepareCalls(PyObject* numpy_empty, PyObject* numpy_ndarray) {
@@ -164,6 +189,11 @@ bool Call::AddPair(PyObject* input, PyObject* output, Owned* result) {
 // Whether an output shares memory with another output, or with an input other
 // than its own; its own input must be apart or have the same memory.
 bool Call::Overlap() const {
+  if (inputs_.size() == 1) {  // without allocating memory
+    const Array &input = inputs_[0], &output = outputs_[0];
+    return input.begin() != output.begin() && input.begin() < output.end() &&
+           output.begin() < input.end();
+  }
   struct Extent {
     const char *begin, *end;
   };
@@ -260,8 +290,8 @@ bool Call::Parse(PyObject* const* arguments) {
   return ToInt(arguments[0], &request_.kind) &&
          ToInt(arguments[4], &request_.op) && request_.op >= 0 &&
          request_.op < kOps && ParseGroup(arguments[6]) &&
-         ToInt(arguments[7], &request_.algorithm) && request_.algorithm >= 0 &&
-         ToInt(arguments[8], &request_.transport) &&
+         ToAlgorithm(arguments[7], &request_.algorithm) &&
+         ToTransport(arguments[8], &request_.transport) &&
          ToInt(arguments[9], &request_.root) && ParseCounts(arguments[10]) &&
          ParseArrays(arguments[1] == Py_True, arguments[2], arguments[3]);
 }
