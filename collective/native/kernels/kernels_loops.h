@@ -151,7 +151,7 @@ COLLECTIVE_INLINE size_t BytesAfterLine(const void* at) {
 // the nearest cache.
 class LineBuffer {
  public:
-  static constexpr size_t kBytes = 4096;
+  static constexpr size_t kBytes = 1024;
 
   explicit LineBuffer(void* to)
       : skew_(BytesAfterLine(to)),
