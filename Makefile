@@ -41,7 +41,7 @@ ifeq ($(COMPILER),)
 	@echo "collective: no C++ compiler, so the native core is not built"
 	@echo "HINT: apt-get install g++"
 else
-	@test -e build/native/build.ninja || cmake -S . -B build/native -G Ninja
+	@test -e build/native/build.ninja || cmake -S . -B build/native -G Ninja -DPython3_EXECUTABLE=$(abspath $(BIN))/python
 	@cmake --build build/native
 endif
 

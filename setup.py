@@ -29,6 +29,7 @@ class BuildWithCMake(build_ext):
         """Builds the libraries into the package, or says in one line why it cannot."""
         build = Path(self.build_temp).resolve()
         configure = ["-S", ROOT, "-B", build, f"-DCOLLECTIVE_OUTPUT={self._target()}"]
+        configure += [f"-DPython3_EXECUTABLE={sys.executable}"]
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         try:
             subprocess.run(["cmake", *configure], check=True)

@@ -1,6 +1,7 @@
-"""The native library through ctypes: where it is, its structures, its errors.
+"""The native library: where it is, its errors, and Python's extension of it.
 
-Mirrors ``native/c_api.h``; change both together.
+Collectives go through the extension, where each call takes less than a microsecond;
+what is called now and then goes through ctypes.
 """
 
 from __future__ import annotations
@@ -8,9 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.machinery
+import importlib.util
 import os
 import warnings
 from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
 
 from collective.errors import CollectiveError, UsageError
 
@@ -35,42 +41,6 @@ class Timeout(CollectiveError):
     """A rank was too late (COLLECTIVE_TIMEOUT)."""
 
 
-class Tensor(ctypes.Structure):
-    """``collective_tensor``."""
-
-    _fields_ = (
-        ("input", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("dimensions", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-    )
-
-
-class Request(ctypes.Structure):
-    """``collective_request``."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("op", ctypes.c_int32),
-        ("root", ctypes.c_int32),
-        ("algorithm", ctypes.c_int32),
-        ("transport", ctypes.c_int32),
-        ("group", ctypes.c_int32),
-        ("order", ctypes.c_int32),
-        ("tensors_length", ctypes.c_int32),
-        ("tensors", ctypes.POINTER(Tensor)),
-        ("counts", ctypes.POINTER(ctypes.c_int64)),
-        ("counts_length", ctypes.c_int64),
-        ("name", ctypes.c_char_p),
-        ("plan", ctypes.c_int32),
-        ("once", ctypes.c_int32),
-        ("ticket", ctypes.c_int64),
-        ("issued", ctypes.POINTER(ctypes.c_int64)),
-    )
-
-
 _ERRORS: dict[int, type[CollectiveError]] = {
     1: UsageError,
     2: Disagreement,
@@ -78,6 +48,7 @@ _ERRORS: dict[int, type[CollectiveError]] = {
     4: Timeout,
     5: CollectiveError,
 }
+_OTHER = 5
 
 
 def path() -> Path:
@@ -103,8 +74,6 @@ def load() -> ctypes.CDLL:
             hint=HINT,
         ) from error
     _check_source(library)
-    check_layout(library, Tensor, "collective_tensor")
-    check_layout(library, Request, "collective_request")
     library.collective_error.restype = ctypes.c_char_p
     library.collective_kernels.restype = ctypes.c_char_p
     library.collective_recorder_reason.restype = ctypes.c_char_p
@@ -116,34 +85,37 @@ def load() -> ctypes.CDLL:
     ]
     library.collective_recorder_position.restype = ctypes.c_void_p
     library.collective_recorder_end.argtypes = [ctypes.c_uint64, ctypes.c_int32]
-    for name in ("collective_wait", "collective_finished"):
-        getattr(library, name).argtypes = [ctypes.c_void_p]
     return library
 
 
-def check_layout(
-    library: ctypes.CDLL, mirror: type[ctypes.Structure], name: str
-) -> None:
-    """Compares a structure with the library's own: size and offset of each field.
-
-    Args:
-        library: The native library.
-        mirror: Python's form of the structure.
-        name: The structure, as ``collective_layout`` in ``native/layout.cc`` has it.
+@functools.cache
+def extension() -> Any:
+    """Loads ``native/bindings/python.cc``, which lies beside the library, once.
 
     Raises:
-        CollectiveError: If they differ.
+        CollectiveError: If it was not built or does not load.
     """
-    offsets = (str(getattr(mirror, field[0]).offset) for field in mirror._fields_)
-    ours = f"{ctypes.sizeof(mirror)}: {' '.join(offsets)}"
-    library.collective_layout.restype = ctypes.c_char_p
-    theirs = library.collective_layout(name.encode()).decode()
-    if theirs != ours:
+    load()
+    name = "collective_python"
+    file = path().with_name(f"{name}.abi3.so")
+    loader = importlib.machinery.ExtensionFileLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+    except ImportError as error:
+        built = file.exists()
         raise CollectiveError(
-            f"{path()} does not fit this version of Python code: {name} is laid out as "
-            f"'{theirs}' there, and as '{ours}' here",
-            hint=HINT,
-        )
+            f"Python's extension does not load: {error}"
+            if built
+            else f"Python's extension was not built: there is no {file.name}",
+            hint=HINT
+            if built
+            else "install Python's headers (apt install python3-dev), then: "
+            "pip install -e .",
+        ) from error
+    module.prepare(_raise, np.empty, np.ndarray)
+    return module
 
 
 def source_digest(root: Path = NATIVE.parent.parent) -> str | None:
@@ -197,6 +169,13 @@ def error_from(code: int, text: str) -> CollectiveError:
 def message() -> str:
     """What the core says of this thread's last call that failed."""
     return load().collective_error().decode(errors="replace")
+
+
+def _raise(code: int, text: str) -> NoReturn:
+    # Not a disagreement, although the core has one code for both.
+    if text.startswith("collective is not initialized"):
+        code = _OTHER
+    raise error_from(code, text)
 
 
 def check(code: int) -> None:

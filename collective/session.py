@@ -41,6 +41,7 @@ def init(environment: Environment | None = None) -> None:
     global _place, _process, _launch_info
     if _place is not None:
         return
+    library.extension()  # if it was not built, say so before others meet this rank
     launched = environment or detect()
     place, _launch_info = launched.current, launched if launched.joining else None
     if _launch_info is None:

@@ -113,8 +113,10 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
             size,
             place,
             options.huge_pages,
+            offset,
         )
         for size in options.sizes
+        for offset in options.offset
         for place in places
     ]
 
@@ -135,6 +137,15 @@ def _sizes(text: str) -> list[int]:
             f"{text!r} is no list of sizes\nHINT: --sizes 4,64K,16M"
         )
     return sizes
+
+
+def _offsets(text: str) -> list[int]:
+    offsets = [int(part) if part.isdigit() else -1 for part in text.split(",")]
+    if not all(0 <= offset < 4096 for offset in offsets):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of offsets in a page\nHINT: --offset 0,16"
+        )
+    return offsets
 
 
 def _peer_list(text: str) -> list[str]:
@@ -161,6 +172,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--place", choices=("in", "out", "both"), default="both")
     add("--peers", type=_peer_list, default=[], help="mpi,horovod,gloo")
     add("--seconds", type=float, default=0.3, help="for each line and contestant")
+    add(
+        "--offset",
+        type=_offsets,
+        default=[16],
+        help="bytes from a page to each array, as 0,16,4; 16 by default, as np.empty has",
+    )
     add("--huge-pages", action="store_true", help="arrays in 2 MiB pages (for all)")
     add("--no-pin", action="store_true", help="let ranks move between cores")
     add("--json", metavar="FILE", help="write limits and rows")

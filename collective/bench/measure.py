@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -11,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import collective
-from collective import library
 from collective.bench.limits import probe, state_of
 from collective.bench.peers import Timer
 from collective.errors import CollectiveError
@@ -40,6 +38,7 @@ class Subject:
             all-gather, reduce-scatter and all-to-all).
         in_place: Whether input and output are one (all-reduce and broadcast).
         huge_pages: Whether the arrays lie in 2 MiB pages where possible.
+        offset: Bytes from the beginning of a page to that of each array.
     """
 
     collective: str
@@ -48,6 +47,7 @@ class Subject:
     bytes: int
     in_place: bool
     huge_pages: bool = False
+    offset: int = 0
 
 
 @dataclass
@@ -66,21 +66,21 @@ class Samples:
     memory: list[tuple[float, float]] = field(default_factory=list)
 
 
-def array(count: int, huge_pages: bool) -> np.ndarray:
-    """A float32 vector on pages of its own, of the size asked for.
+def array(count: int, huge_pages: bool, offset: int = 0) -> np.ndarray:
+    """A float32 vector, ``offset`` bytes after the beginning of pages of its own.
 
     Raises:
         CollectiveError: If there is not so much memory.
     """
     try:
-        memory = mmap.mmap(-1, max(count * 4, 1) + (2 << 20))
+        memory = mmap.mmap(-1, max(count * 4, 1) + offset + (2 << 20))
     except (OSError, OverflowError) as error:
         raise CollectiveError(
             f"no memory for an array of {4 * count:,} bytes: {error}",
             hint="smaller --sizes",
         ) from None
     memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float32, count)
+    return np.frombuffer(memory, np.float32, count, offset)
 
 
 class Bench:
@@ -105,9 +105,10 @@ class Bench:
         elif kind == Kind.ALL_TO_ALL:
             sent = received = part * size
             counts = [part] * size * size
-        self.source = array(sent, subject.huge_pages)
+        pages, offset = subject.huge_pages, subject.offset
+        self.source = array(sent, pages, offset)
         self.target = (
-            self.source if subject.in_place else array(received, subject.huge_pages)
+            self.source if subject.in_place else array(received, pages, offset)
         )
         self.kind, self.part, self.rank, self.size = kind, part, rank, size
         self.call = Call(
@@ -145,16 +146,7 @@ class Bench:
         self, source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
     ) -> np.ndarray:
         """Seconds of each repetition on this rank."""
-        seconds = np.zeros(repetitions)
-        library.check(
-            library.load().collective_time(
-                ctypes.byref(self.call.request),
-                repetitions,
-                inner,
-                ctypes.c_void_p(seconds.ctypes.data),
-            )
-        )
-        return seconds
+        return self.call.time(repetitions, inner)
 
     @staticmethod
     def _numbers(rank: int, count: int) -> np.ndarray:

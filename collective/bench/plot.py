@@ -23,7 +23,12 @@ def plot(path: str, rows: Sequence[Row]) -> None:
     import matplotlib.pyplot as plt
 
     placed = any(row.subject.in_place for row in rows)
-    rows = [row for row in rows if row.subject.in_place == placed]
+    offset = rows[0].subject.offset
+    rows = [
+        row
+        for row in rows
+        if row.subject.in_place == placed and row.subject.offset == offset
+    ]
     states = list(dict.fromkeys(row.state for row in rows))
     peers = list(dict.fromkeys(peer for row in rows for peer in row.peers))
     figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")

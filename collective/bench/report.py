@@ -46,6 +46,7 @@ class Row:
             "ranks": self.ranks,
             "bytes": self.subject.bytes,
             "in_place": self.subject.in_place,
+            "offset": self.subject.offset,
             "state": self.state,
             "median_s": self.median_s,
             "floor_s": self.floor_s,
@@ -101,7 +102,7 @@ def heading(limits: Limits, peers: Sequence[str]) -> str:
         f"# t1 {limits.latency_s * 1e9:.0f} ns   Brw {limits.read_write / 1e9:.1f} GB/s   "
         f"Bw {limits.write / 1e9:.1f} GB/s   bc {limits.core / 1e9:.1f} GB/s   "
         f"last-level cache {limits.cache >> 20} MB",
-        f"# {'bytes':>11} {'place':>5} {'state':>5} {'time us':>11} {'algbw':>7} "
+        f"# {'bytes':>11} {'place':>5} {'offset':>6} {'state':>5} {'time us':>11} {'algbw':>7} "
         f"{'busbw':>7} {'floor us':>10} {'T1/T':>5} {'T0/T':>5} {'wrong':>5}"
         + "".join(f" {f'{peer} us':>12} {'ratio':>6}" for peer in peers),
     ]
@@ -114,7 +115,8 @@ def line(row: Row) -> str:
     factor = {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}
     bus = factor.get(row.subject.collective, (ranks - 1) / ranks)
     text = (
-        f"{size:>13} {'in' if row.subject.in_place else 'out':>5} {row.state:>5} "
+        f"{size:>13} {'in' if row.subject.in_place else 'out':>5} "
+        f"{row.subject.offset:>6} {row.state:>5} "
         f"{seconds * 1e6:>11.2f} {size / seconds / 1e9:>7.2f} "
         f"{bus * size / seconds / 1e9:>7.2f} {row.floor_s * 1e6:>10.2f} "
         f"{row.floor_s / seconds:>5.2f} {row.shared_floor_s / seconds:>5.2f} "

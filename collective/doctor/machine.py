@@ -96,7 +96,7 @@ def _native() -> dict[str, Any]:
     found["mpi"] = "" if code else output.strip()
     if found["built"]:
         try:
-            library.load()
+            library.extension()
             found["loads"] = True
         except CollectiveError as error:
             found["error"] = error.message

@@ -1,4 +1,4 @@
-/* The C interface of the core: what Python (ctypes) and the TensorFlow ops see.
+/* The C interface of the core: what Python and the TensorFlow ops see.
  *
  * Numbers stand for the enumerations in types.h and failure.h. Functions return
  * a Code, 0 for success; collective_error() has the message, per thread. */
@@ -52,11 +52,7 @@ typedef struct collective_handle collective_handle;
 typedef void (*collective_done)(void* argument, int32_t code,
                                 const char* message);
 
-/* For the check at load: the layout in bytes of a structure that Python
- * mirrors, as "SIZE: OFFSET OFFSET ...", or ""; and a digest of this library's
- * sources.
- */
-COLLECTIVE_EXPORT const char* collective_layout(const char* structure);
+/* For the check at load: a digest of this library's sources. */
 COLLECTIVE_EXPORT const char* collective_source(void);
 
 COLLECTIVE_EXPORT int32_t collective_init(int32_t rank, int32_t size,

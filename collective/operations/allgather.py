@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from collective.operations.call import Call, Handle, apart, contiguous, exchange, output
@@ -64,7 +66,7 @@ def _prepare(
         process_set,
         f"{name or ''} (lengths of {source.dtype}[?, {', '.join(map(str, row))}])",
     )
-    elements = int(np.prod(row, dtype=np.int64))
+    elements = math.prod(row)
     target = output(out, (int(rows.sum()), *row), source.dtype)
     if out is not None:
         (source,) = apart([source], [target])
@@ -75,4 +77,4 @@ def _prepare(
         name=name,
         counts=[int(count) * elements for count in rows[:, 0]],
     )
-    return call, target
+    return call, target if out is None else out

@@ -6,8 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from collective import library
 from collective.errors import UsageError
-from collective.operations.call import Call, Handle, apart, contiguous, output
+from collective.operations.call import (
+    Call,
+    Handle,
+    apart,
+    contiguous,
+    output,
+    start,
+)
 from collective.operations.kinds import (
     Average,
     Kind,
@@ -17,6 +25,8 @@ from collective.operations.kinds import (
     transport_number,
 )
 from collective.process_set import ProcessSet
+
+_KIND = int(Kind.ALL_REDUCE)
 
 
 def allreduce(
@@ -33,7 +43,9 @@ def allreduce(
 
     Args:
         array: Equal shape and dtype on every rank. float16 and bfloat16 are summed
-            in float32 and rounded once (with the direct algorithms).
+            in float32 and rounded once (with the direct algorithms). An array of
+            NumPy, or of a library that shares its memory with NumPy
+            (docs/reference/python.md); a copy is made of what is not C-contiguous.
         op: Average, Sum, Min, Max or Product.
         out: Where the result goes, ``array`` itself to reduce in place; a new
             array by default. Of an input that it overlaps otherwise, a copy is made.
@@ -54,16 +66,27 @@ def allreduce(
         Timeout: If a rank did not come in time.
         UsageError: For an argument that cannot be.
     """
-    call, result = _prepare(
-        [array],
-        None if out is None else [out],
+    plain = library.extension().run(
+        _KIND,
+        False,
+        array,
+        out,
         op,
         name,
         process_set,
         algorithm,
         transport_dtype,
+        0,
+        None,
     )
-    return call.run(result)[0]
+    if plain is not None:
+        return plain
+    call, results = _prepare(
+        [array],
+        None if out is None else [out],
+        *(op, name, process_set, algorithm, transport_dtype),
+    )
+    return call.run(results[0])
 
 
 def allreduce_async(
@@ -77,16 +100,27 @@ def allreduce_async(
     transport_dtype: str | None = None,
 ) -> Handle[np.ndarray]:
     """As ``allreduce``, returning at once a handle to wait for."""
-    call, result = _prepare(
-        [array],
-        None if out is None else [out],
+    plain = start(
+        _KIND,
+        False,
+        array,
+        out,
         op,
         name,
         process_set,
         algorithm,
         transport_dtype,
+        0,
+        None,
     )
-    return call.start(result[0])
+    if plain is not None:
+        return plain
+    call, results = _prepare(
+        [array],
+        None if out is None else [out],
+        *(op, name, process_set, algorithm, transport_dtype),
+    )
+    return call.start(results[0])
 
 
 def grouped_allreduce(
@@ -104,10 +138,26 @@ def grouped_allreduce(
     Arguments and errors as for ``allreduce``; ``out`` is a list as long, of arrays that
     do not overlap.
     """
-    call, result = _prepare(
+    arrays, out = list(arrays), None if out is None else list(out)
+    plain = library.extension().run(
+        _KIND,
+        True,
+        arrays,
+        out,
+        op,
+        name,
+        process_set,
+        algorithm,
+        transport_dtype,
+        0,
+        None,
+    )
+    if plain is not None:
+        return plain
+    call, results = _prepare(
         arrays, out, op, name, process_set, algorithm, transport_dtype
     )
-    return call.run(result)
+    return call.run(results)
 
 
 def grouped_allreduce_async(
@@ -121,10 +171,26 @@ def grouped_allreduce_async(
     transport_dtype: str | None = None,
 ) -> Handle[list[np.ndarray]]:
     """As ``grouped_allreduce``, returning at once a handle to wait for."""
-    call, result = _prepare(
+    arrays, out = list(arrays), None if out is None else list(out)
+    plain = start(
+        _KIND,
+        True,
+        arrays,
+        out,
+        op,
+        name,
+        process_set,
+        algorithm,
+        transport_dtype,
+        0,
+        None,
+    )
+    if plain is not None:
+        return plain
+    call, results = _prepare(
         arrays, out, op, name, process_set, algorithm, transport_dtype
     )
-    return call.start(result)
+    return call.start(results)
 
 
 def _prepare(
@@ -158,4 +224,4 @@ def _prepare(
         algorithm=algorithm_number(algorithm),
         transport=transport_number(transport_dtype),
     )
-    return call, targets
+    return call, targets if out is None else list(out)

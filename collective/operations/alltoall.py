@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -85,7 +86,7 @@ def _prepare(
     target = output(out, (int(received.sum()), *row), source.dtype)
     if np.shares_memory(source, target):
         raise UsageError("all-to-all cannot work in place", hint="pass another out")
-    elements = int(np.prod(row, dtype=np.int64))
+    elements = math.prod(row)
     call = Call(
         Kind.ALL_TO_ALL,
         [(source, target)],
@@ -93,4 +94,4 @@ def _prepare(
         name=name,
         counts=[int(count) * elements for count in matrix.ravel()],
     )
-    return call, (target, received)
+    return call, (target if out is None else out, received)

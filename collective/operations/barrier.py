@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collective import library
 from collective.operations.call import Call, Handle
 from collective.operations.kinds import Kind
 from collective.process_set import ProcessSet
+
+_KIND = int(Kind.BARRIER)
 
 
 def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> None:
@@ -17,7 +20,11 @@ def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> N
     Raises:
         CollectiveError: As for ``allreduce``.
     """
-    Call(Kind.BARRIER, process_set=process_set, name=name).run(None)
+    plain = library.extension().run(
+        _KIND, True, [], None, 0, name, process_set, 0, -1, 0, None
+    )
+    if plain is None:
+        Call(Kind.BARRIER, process_set=process_set, name=name).run(None)
 
 
 def barrier_async(

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from collective import library
 from collective.errors import UsageError
-from collective.operations.call import Call, Handle, apart, contiguous, output
+from collective.operations.call import (
+    Call,
+    Handle,
+    apart,
+    contiguous,
+    output,
+    start,
+)
 from collective.operations.kinds import Kind
 from collective.process_set import ProcessSet
+
+_KIND = int(Kind.BROADCAST)
 
 
 def broadcast(
@@ -32,7 +42,13 @@ def broadcast(
     Raises:
         CollectiveError: As for ``allreduce``.
     """
-    call, result = _prepare(array, root_rank, out, name, process_set)
+    root = _root(root_rank, process_set)
+    plain = library.extension().run(
+        _KIND, False, array, out, 0, name, process_set, 0, -1, root, None
+    )
+    if plain is not None:
+        return plain
+    call, result = _prepare(array, root, out, name, process_set)
     return call.run(result)
 
 
@@ -44,27 +60,34 @@ def broadcast_async(
     process_set: ProcessSet | None = None,
 ) -> Handle[np.ndarray]:
     """As ``broadcast``, returning at once a handle to wait for."""
-    call, result = _prepare(array, root_rank, out, name, process_set)
+    root = _root(root_rank, process_set)
+    plain = start(_KIND, False, array, out, 0, name, process_set, 0, -1, root, None)
+    if plain is not None:
+        return plain
+    call, result = _prepare(array, root, out, name, process_set)
     return call.start(result)
+
+
+def _root(root_rank: int, process_set: ProcessSet | None) -> int:
+    if process_set is None:
+        return root_rank
+    if root_rank not in process_set.ranks:
+        raise UsageError(
+            f"root rank {root_rank} is not in {process_set!r}",
+            hint="the root is counted in the whole job, and must be a member",
+        )
+    return process_set.ranks.index(root_rank)
 
 
 def _prepare(
     array: np.ndarray,
-    root_rank: int,
+    root: int,
     out: np.ndarray | None,
     name: str | None,
     process_set: ProcessSet | None,
 ) -> tuple[Call, np.ndarray]:
     source = contiguous(array)
     target = output(out, source.shape, source.dtype)
-    root = root_rank
-    if process_set is not None:
-        if root_rank not in process_set.ranks:
-            raise UsageError(
-                f"root rank {root_rank} is not in {process_set!r}",
-                hint="the root is counted in the whole job, and must be a member",
-            )
-        root = process_set.ranks.index(root_rank)
     if out is not None:
         (source,) = apart([source], [target])
     call = Call(
@@ -74,4 +97,4 @@ def _prepare(
         name=name,
         root=root,
     )
-    return call, target
+    return call, target if out is None else out

@@ -1,25 +1,22 @@
-"""From arrays to a request of the C interface, and handles for running ones."""
+"""Requests of the extension, handles, and what makes an array plain enough for it."""
 
 from __future__ import annotations
 
 import bisect
-import ctypes
 import itertools
-import threading
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from collective import library, session
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import Kind, dtype_number
 from collective.process_set import ProcessSet, members
 
 Result = TypeVar("Result")
 
-# No code of the core: until wait() has returned once.
-_NOT_ENDED = -1
+_HOST_MEMORY = (1, 3)  # of DLPack: the CPU's, and what is pinned for a GPU
 
 
 class Handle(Generic[Result]):
@@ -28,13 +25,11 @@ class Handle(Generic[Result]):
     Its arrays must not be touched before ``wait()`` has returned. Threads may share it.
     """
 
-    def __init__(self, pointer: ctypes.c_void_p, keep: object, result: Result):
-        self._lock = threading.Lock()  # of who waits
-        self._pointer: ctypes.c_void_p | None = pointer
-        self._keep = keep
+    __slots__ = ("_result", "_running")
+
+    def __init__(self, running: Any, result: Result):
+        self._running = running  # keeps the arrays, and waits if it is forgotten
         self._result = result
-        # How it has ended: a code of the core, and its message.
-        self._code, self._message = _NOT_ENDED, "wait() was interrupted"
 
     def wait(self) -> Result:
         """Waits for the end; may be called again, and by several threads.
@@ -45,44 +40,26 @@ class Handle(Generic[Result]):
         Raises:
             CollectiveError: What the blocking call raises, each time.
         """
-        with self._lock:
-            if self._pointer is not None:
-                pointer, self._pointer = self._pointer, None
-                self._code = library.load().collective_wait(pointer)
-                self._message = library.message() if self._code else ""
-                self._keep = None
-        if self._code:
-            raise library.error_from(self._code, self._message)
+        self._running.wait()
         return self._result
 
     def done(self) -> bool:
         """Whether ``wait()`` would return at once."""
-        # While a thread waits, the pointer is its own.
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            return self._pointer is None or bool(
-                library.load().collective_finished(self._pointer)
-            )
-        finally:
-            self._lock.release()
-
-    def __del__(self) -> None:
-        # The core still reads and writes the arrays: they must outlive it.
-        if getattr(self, "_pointer", None) is not None:
-            library.load().collective_wait(self._pointer)
+        return self._running.done()
 
 
 class Call:
-    """One request and everything it points to.
+    """One request, of arrays that the extension takes.
 
     Args:
         kind: Which collective.
         arrays: Pairs of input and output, C-contiguous, of one dtype each.
         process_set: The ranks that take part; None for all.
         name: Shown in errors, and compared between ranks.
-        fields: Other fields of ``collective_request``.
+        op, algorithm, transport, root: Numbers of the C interface.
         counts: Elements per rank, where the collective needs them.
+        order, plan: For ``start``: 1 for the order by names, as TensorFlow's ops have
+            it, and the number of the traced function.
     """
 
     def __init__(
@@ -92,65 +69,105 @@ class Call:
         *,
         process_set: ProcessSet | None = None,
         name: str | None = None,
-        counts: Sequence[int] = (),
-        **fields: int,
+        op: int = 0,
+        algorithm: int = 0,
+        transport: int = -1,
+        root: int = 0,
+        counts: list[int] | None = None,
+        order: int = 0,
+        plan: int = 0,
     ):
-        group, number, _ = members(process_set)
+        _, number, _ = members(process_set)
         if number < 0:
             raise UsageError(
                 f"rank {session.rank()} is not in {process_set!r}",
                 hint="call it on the members of the set only",
             )
-        self.arrays = arrays
-        self.tensors = (library.Tensor * len(arrays))()
-        self.shapes = []
-        for tensor, (source, target) in zip(self.tensors, arrays, strict=True):
-            shape = (ctypes.c_int64 * source.ndim)(*source.shape)
-            self.shapes.append(shape)
-            tensor.input = source.ctypes.data
-            tensor.output = target.ctypes.data
-            tensor.count = source.size
-            tensor.shape = shape
-            tensor.dimensions = source.ndim
-            tensor.dtype = dtype_number(source.dtype)
-        self.counts = (ctypes.c_int64 * len(counts))(*counts)
-        fields.setdefault("transport", -1)
-        self.request = library.Request(
-            kind=int(kind),
-            group=group,
-            tensors_length=len(arrays),
-            tensors=self.tensors,
-            counts=self.counts,
-            counts_length=len(counts),
-            name=(name or "").encode(),
-            **fields,
+        for source, _ in arrays:
+            dtype_number(source.dtype)
+        self.arguments = (
+            *(int(kind), True),
+            [source for source, _ in arrays],
+            [target for _, target in arrays],
+            *(op, name, process_set, algorithm, transport, root, counts),
         )
+        self.by_name = order, plan
 
     def run(self, result: Result) -> Result:
         """Runs it to the end and returns ``result``."""
-        library.check(library.load().collective_run(ctypes.byref(self.request)))
+        self._taken(library.extension().run(*self.arguments))
         return result
 
     def start(self, result: Result) -> Handle[Result]:
         """Starts it; the handle's ``wait()`` returns ``result``."""
-        pointer = ctypes.c_void_p()
-        library.check(
-            library.load().collective_start(
-                ctypes.byref(self.request), ctypes.byref(pointer)
-            )
+        running, _ = self._taken(
+            library.extension().start(*self.arguments, *self.by_name)
         )
-        return Handle(pointer, self, result)
+        return Handle(running, result)
+
+    def time(self, repetitions: int, inner: int) -> np.ndarray:
+        """Seconds of each repetition, without Python's part (collective.bench)."""
+        extension = library.extension()
+        seconds = extension.time(*self.arguments, repetitions, inner)
+        return np.array(self._taken(seconds))
+
+    def _taken(self, answer: Any) -> Any:
+        if answer is None:
+            raise CollectiveError(
+                f"the native core does not take the arguments {self.arguments}",
+                hint="this is a defect; please report it",
+            )
+        return answer
+
+
+def start(*arguments: Any) -> Handle | None:
+    """As ``run`` of the extension, returning a handle of the outputs.
+
+    Args:
+        arguments: See ``kDocs`` of native/bindings/python.cc.
+
+    Returns:
+        The handle; None if an argument is not plain, and nothing was done.
+    """
+    started = library.extension().start(*arguments)
+    return None if started is None else Handle(*started)
 
 
 def contiguous(array: object) -> np.ndarray:
-    """The array itself if its elements lie one behind the other, else a copy.
+    """A view of the array if its elements lie one behind the other, else a copy.
 
-    Elements in another byte order than this machine's are converted.
+    Anything that NumPy sees as an array, or that offers DLPack on the CPU; elements in
+    another byte order than this machine's are converted.
+
+    Raises:
+        UsageError: If it is an array that is not in this process' memory.
     """
-    array = np.asarray(array)
+    array = _viewed(array)
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="), order="C")
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _viewed(array: Any) -> np.ndarray:
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
+        return np.asarray(array)
+    kind, _ = array.__dlpack_device__()
+    if kind not in _HOST_MEMORY:
+        raise UsageError(
+            f"{type(array).__name__} is in the memory of a device",
+            hint="copy it to the CPU first",
+        )
+    try:
+        return np.from_dlpack(array)
+    except Exception:  # each library raises errors of its own
+        pass  # a dtype or a state that only its own conversion knows
+    try:
+        return np.asarray(array)
+    except Exception as error:
+        raise UsageError(
+            f"{type(array).__name__} is no array for NumPy: {error}",
+            hint="convert it to a NumPy array first",
+        ) from error
 
 
 def apart(
@@ -169,6 +186,8 @@ def apart(
     Raises:
         UsageError: If two outputs overlap: only one result can be there.
     """
+    if len(targets) == 1 and not np.may_share_memory(sources[0], targets[0]):
+        return list(sources)
     ends: list[tuple[int, int, int]] = sorted(
         (*_extent(target), place)
         for place, target in enumerate(targets)
@@ -207,24 +226,49 @@ def _extent(array: np.ndarray) -> tuple[int, int]:
     return start, start + array.nbytes
 
 
-def output(
-    out: np.ndarray | None, shape: tuple[int, ...], dtype: np.dtype
-) -> np.ndarray:
-    """``out`` if it can hold the result, or a new array.
+def output(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A view of ``out`` if it can hold the result, or a new array.
 
     Raises:
         UsageError: If it cannot.
     """
     if out is None:
         return np.empty(shape, dtype)
-    fits = out.shape == shape and out.dtype == dtype
-    if not fits or not out.flags.c_contiguous or not out.flags.writeable:
+    view = _writable(out)
+    if view is None:
         raise UsageError(
-            f"out is {out.dtype}{list(out.shape)}, and the result {dtype}{list(shape)}",
+            f"out is a {type(out).__name__}, which gives no writable memory",
+            hint="pass a NumPy array, or one that shares its memory with NumPy",
+        )
+    fits = view.shape == shape and view.dtype == dtype
+    if not fits or not view.flags.c_contiguous or not view.flags.writeable:
+        state = "" if view.flags.writeable else "read-only "
+        raise UsageError(
+            f"out is {state}{view.dtype}{list(view.shape)}, "
+            f"and the result {dtype}{list(shape)}",
             hint="pass a writable, C-contiguous array of the result's shape and dtype, "
             "in this machine's byte order",
         )
-    return out
+    return view
+
+
+def _writable(out: Any) -> np.ndarray | None:
+    if isinstance(out, np.ndarray):
+        return out
+    if hasattr(out, "__dlpack__") and not isinstance(out, np.generic):
+        view = _viewed(out)
+        if not view.flags.writeable:
+            # Older forms of DLPack cannot say that memory may be written.
+            other = np.asarray(out) if hasattr(out, "__array__") else view
+            same = other.dtype == view.dtype and np.shares_memory(other, view)
+            view = other if same else view
+        return view
+    if hasattr(out, "__array_interface__") and not isinstance(out, np.generic):
+        return np.asarray(out)
+    try:
+        return np.asarray(memoryview(out))
+    except TypeError:
+        return None
 
 
 def check_splits(splits: Sequence[int], shape: tuple[int, ...], size: int) -> None:

@@ -47,9 +47,6 @@ ALGORITHMS = {
     "hierarchical": 6,
 }
 
-# What float32 elements may be on their way.
-TRANSPORTS = ("float16", "bfloat16")
-
 DTYPES = {
     "float32": 0,
     "float64": 1,
@@ -61,6 +58,9 @@ DTYPES = {
     "int64": 7,
     "bool": 8,
 }
+
+# What float32 elements may be on their way.
+TRANSPORTS = ("float16", "bfloat16")
 
 
 def op_number(op: Op) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,7 +78,7 @@ def _prepare(
         splits = [rows // size + (i < rows % size) for i in range(size)]
     check_splits(splits, source.shape, size)
     row = source.shape[1:]
-    elements = int(np.prod(row, dtype=np.int64))
+    elements = math.prod(row)
     target = output(out, (splits[max(me, 0)], *row), source.dtype)
     if out is not None:
         (source,) = apart([source], [target])
@@ -89,4 +90,4 @@ def _prepare(
         op=op_number(op),
         counts=[count * elements for count in splits],
     )
-    return call, target
+    return call, target if out is None else out

@@ -1,17 +1,13 @@
-"""What a rank has written into the recorder's memory, as Python objects.
-
-Mirrors ``native/recorder/recorder.h``; change both together.
-"""
+"""What a rank has written into the recorder's memory, as Python objects."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from collective import library
 
-ENTRIES = 512
 KINDS = (
     "all-reduce",
     "broadcast",
@@ -36,53 +32,6 @@ _DTYPES = (
     "bool",
 )
 STATES = ("alive", "dead", "left")
-
-
-class _Entry(ctypes.Structure):
-    _fields_ = (
-        ("number", ctypes.c_uint64),
-        ("announced", ctypes.c_int64),
-        ("started", ctypes.c_int64),
-        ("ended", ctypes.c_int64),
-        ("bytes", ctypes.c_int64),
-        ("kind", ctypes.c_int32),
-        ("op", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("tensors", ctypes.c_int32),
-        ("area", ctypes.c_int32),
-        ("sequence", ctypes.c_uint32),
-        ("failed", ctypes.c_int32),
-        ("name", ctypes.c_char * 116),
-        ("at", ctypes.c_double),
-    )
-
-
-class _Rank(ctypes.Structure):
-    _fields_ = (
-        ("rank", ctypes.c_int32),
-        ("pid", ctypes.c_int32),
-        ("launch_rank", ctypes.c_int32),
-        ("joined", ctypes.c_int32),
-        ("left", ctypes.c_int32),
-        ("death_reported", ctypes.c_int32),
-        ("answered", ctypes.c_uint32),
-        ("stack", ctypes.c_char * 4084),
-        ("sampled", ctypes.c_int64),
-        ("at", ctypes.c_double),
-        ("since", ctypes.c_double),
-        ("last", ctypes.c_uint64),
-        ("entries", _Entry * ENTRIES),
-    )
-
-
-def check_layout() -> None:
-    """Compares the structures above with those of the library.
-
-    Raises:
-        CollectiveError: If they differ.
-    """
-    library.check_layout(library.load(), _Entry, "Recorder::Entry")
-    library.check_layout(library.load(), _Rank, "Recorder::Rank")
 
 
 @dataclass
@@ -173,41 +122,39 @@ def read(local_rank: int, host: str, now: int) -> Rank:
         host: Name of this host.
         now: Time of the dump, in nanoseconds of the monotonic clock.
     """
-    raw = _Rank()
-    state = library.load().collective_recorder_read(local_rank, ctypes.byref(raw))
+    raw = library.extension().read_recorder(local_rank)
 
     def ago(moment: int) -> float | None:
         return round((moment - now) / 1e9, 6) if moment else None
 
     return Rank(
-        raw.rank,
-        raw.pid,
+        raw["rank"],
+        raw["pid"],
         host,
-        STATES[state],
-        raw.stack.decode(errors="replace").splitlines(),
-        ago(raw.sampled),
+        STATES[raw["state"]],
+        raw["stack"].decode(errors="replace").splitlines(),
+        ago(raw["sampled"]),
         [
             Entry(
-                entry.number,
-                _of(KINDS, entry.kind),
-                entry.name.decode(errors="replace"),
-                entry.bytes,
-                ago(entry.announced) or 0.0,
-                ago(entry.started),
-                ago(entry.ended),
-                entry.area,
-                entry.sequence,
-                bool(entry.failed),
+                entry["number"],
+                _of(KINDS, entry["kind"]),
+                entry["name"].decode(errors="replace"),
+                entry["bytes"],
+                ago(entry["announced"]) or 0.0,
+                ago(entry["started"]),
+                ago(entry["ended"]),
+                entry["area"],
+                entry["sequence"],
+                bool(entry["failed"]),
                 _detail(entry),
-                _step(entry.at),
+                _step(entry["at"]),
             )
-            for entry in sorted(raw.entries, key=lambda entry: entry.number)
-            if entry.number
+            for entry in sorted(raw["entries"], key=lambda entry: entry["number"])
         ],
-        raw.launch_rank,
-        bool(raw.joined),
-        _position(raw.at),
-        round(raw.since - now / 1e9, 6) if raw.at else 0.0,
+        raw["launch_rank"],
+        bool(raw["joined"]),
+        _position(raw["at"]),
+        round(raw["since"] - now / 1e9, 6) if raw["at"] else 0.0,
     )
 
 
@@ -219,10 +166,10 @@ def _position(at: float) -> str:
     return f"{'input of ' * (at % 2 == 1)}step {_step(at)}" if at else ""
 
 
-def _detail(entry: _Entry) -> str:
-    reduces = entry.kind in (0, 3)
-    tensors = f"{entry.tensors} tensors" if entry.tensors > 1 else ""
-    parts = (reduces and _of(_OPS, entry.op), _of(_DTYPES, entry.dtype), tensors)
+def _detail(entry: Mapping[str, Any]) -> str:
+    reduces = entry["kind"] in (0, 3)
+    tensors = f"{entry['tensors']} tensors" if entry["tensors"] > 1 else ""
+    parts = (reduces and _of(_OPS, entry["op"]), _of(_DTYPES, entry["dtype"]), tensors)
     return " ".join(part for part in parts if part)
 
 

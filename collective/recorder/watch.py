@@ -37,7 +37,6 @@ def begin(environment: Environment, folder: str) -> None:
         folder: Where dumps are written.
     """
     global rank_info, _thread
-    memory.check_layout()
     rank_info = environment
     library.load().collective_recorder_sample(_stack())
     _thread = threading.Thread(

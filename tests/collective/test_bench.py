@@ -27,7 +27,8 @@ def test_results_as_table_as_json_and_as_a_picture(tmp_path):
         [
             *[sys.executable, "-m", "collective.launch", "-np", "2"],
             *[sys.executable, "-m", "collective.bench", "--sizes", "4,64K,1M"],
-            *["--seconds", "0.01", "--json", str(table), *drawn],
+            *["--offset", "0,16,1", "--seconds", "0.01"],
+            *["--json", str(table), *drawn],
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -38,8 +39,11 @@ def test_results_as_table_as_json_and_as_a_picture(tmp_path):
     written = json.loads(table.read_text())
     assert written["limits"]["ranks"] == 2
     rows = written["rows"]
-    assert {(row["bytes"], row["in_place"]) for row in rows} == {
-        (size, place) for size in (4, 64 << 10, 1 << 20) for place in (True, False)
+    assert {(row["bytes"], row["in_place"], row["offset"]) for row in rows} == {
+        (size, place, offset)
+        for size in (4, 64 << 10, 1 << 20)
+        for place in (True, False)
+        for offset in (0, 16, 1)
     }
     assert all(row["wrong"] == 0 and row["median_s"] > 0 for row in rows)
     assert result.stdout.count("\n") == 3 + len(rows)
@@ -51,6 +55,7 @@ def test_results_as_table_as_json_and_as_a_picture(tmp_path):
     [
         ["--sizes", "4,x"],
         ["--sizes=-4"],
+        ["--offset", "0,page"],
         ["--peers", "nccl"],
         ["--seconds", "0"],
         ["--json", "/no/such/folder/file"],

@@ -96,8 +96,18 @@ CALLBACKS = """
     from collective import library
 
     core = library.load()
+
+    class Request(ctypes.Structure):  # collective_request
+        _fields_ = [
+            *[(f"number_{i}", ctypes.c_int32) for i in range(8)],
+            *[(f"pointer_{i}", ctypes.c_void_p) for i in range(3)],
+            ("name", ctypes.c_char_p),
+            *[(f"rest_{i}", ctypes.c_int64) for i in range(3)],
+        ]
+
+    # kind: barrier; transport: none; order: by name
+    by_name = Request(number_0=5, number_4=-1, number_6=1, name=b"barrier")
     DONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p)
-    by_name = library.Request(kind=5, order=1, transport=-1, name=b"barrier")
     ended = threading.Event()
 
     def submit(done):

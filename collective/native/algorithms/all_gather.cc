@@ -5,7 +5,6 @@
 // Bytes: each rank writes its own data once and reads the other ranks' data
 // once. A few bytes travel within the posts.
 #include <algorithm>
-#include <cstring>
 
 #include "algorithms/arguments.h"
 #include "algorithms/collectives.h"
@@ -42,8 +41,8 @@ void GatherByPosts(Communicator& ranks, const Request& request,
   ranks.VerifyMatch(request);
   for (int member = 0; member < n; ++member) {
     if (member == ranks.me() || !layout.lengths[member]) continue;
-    std::memcpy(output + layout.starts[member], ranks.PostedBy(member),
-                layout.lengths[member]);
+    CopyBytes(output + layout.starts[member], ranks.PostedBy(member),
+              layout.lengths[member]);
   }
 }
 
@@ -84,8 +83,8 @@ void GatherBySlots(Communicator& ranks, const Request& request,
       ranks.AwaitStage(Communicator::kFilled, chunk, member, request);
       if (const size_t bytes = length(member, begin)) {
         SlotStores::Timer timer(stores);
-        std::memcpy(output + layout.starts[member] + begin,
-                    slot(chunk, member, bytes), bytes);
+        CopyBytes(output + layout.starts[member] + begin,
+                  slot(chunk, member, bytes), bytes);
       }
     }
     ranks.Pass(Communicator::kRead, chunk);
@@ -103,10 +102,10 @@ void AllGather(Communicator& ranks, const Request& request) {
   const size_t start = layout.starts[ranks.me()];
   const size_t bytes = layout.lengths[ranks.me()];
   const bool by_posts = layout.longest <= Communicator::kPostBytes;
-  if (by_posts && bytes) std::memcpy(ranks.PostData(), input, bytes);
+  if (by_posts && bytes) CopyBytes(ranks.PostData(), input, bytes);
   ranks.Post(request);
   if (bytes && output + start != input) {
-    std::memcpy(output + start, input, bytes);
+    CopyBytes(output + start, input, bytes);
   }
   if (by_posts) {
     GatherByPosts(ranks, request, layout, output);

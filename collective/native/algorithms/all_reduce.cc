@@ -1,8 +1,6 @@
 // Which algorithm an all-reduce uses, type by type.
 #include "algorithms/all_reduce.h"
 
-#include <cstring>
-
 #include "algorithms/arguments.h"
 
 namespace collective {
@@ -123,7 +121,7 @@ Reduction ReductionOf(const Communicator& ranks, const Request& request,
 void CopyInputs(const Request& request) {
   for (const Tensor& tensor : request.tensors) {
     if (tensor.input != tensor.output && tensor.count > 0) {
-      std::memcpy(tensor.output, tensor.input, BytesOf(tensor));
+      CopyBytes(tensor.output, tensor.input, BytesOf(tensor));
     }
   }
 }

@@ -3,7 +3,6 @@
 // Steps: 1. Bytes: each rank reads n-1 messages. The data lies behind the post,
 // so that one cache line brings up to 48 bytes together with the counter that
 // announces them. Sums are in rank order, the same on every rank.
-#include <cstring>
 
 #include "algorithms/all_reduce.h"
 #include "algorithms/arguments.h"
@@ -28,7 +27,7 @@ bool FitsOneShot(const Request& request) {
 void PostOneShot(Communicator& ranks, const Request& request) {
   char* to = ranks.PostData();
   for (const Tensor& tensor : request.tensors) {
-    if (tensor.count > 0) std::memcpy(to, tensor.input, BytesOf(tensor));
+    if (tensor.count > 0) CopyBytes(to, tensor.input, BytesOf(tensor));
     to += Aligned(BytesOf(tensor));
   }
   ranks.Post(request);

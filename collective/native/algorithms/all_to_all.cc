@@ -6,7 +6,6 @@
 // Bytes: each rank writes (n-1)/n of its input once and reads (n-1)/n of its
 // output once.
 #include <algorithm>
-#include <cstring>
 
 #include "algorithms/collectives.h"
 
@@ -64,7 +63,7 @@ void AllToAll(Communicator& ranks, const Request& request) {
   char* output = static_cast<char*>(tensor.output);
   ranks.Post(request);
   if (const size_t mine = matrix(me, me)) {
-    std::memcpy(output + layout.receives[me], input + layout.sends[me], mine);
+    CopyBytes(output + layout.receives[me], input + layout.sends[me], mine);
   }
 
   const size_t room = Communicator::kChunkBytes / n / kRoomAlign * kRoomAlign;
@@ -106,8 +105,8 @@ void AllToAll(Communicator& ranks, const Request& request) {
       ranks.AwaitStage(Communicator::kFilled, chunk, member, request);
       if (const size_t bytes = length(member, me, begin)) {
         SlotStores::Timer timer(stores);
-        std::memcpy(output + layout.receives[member] + begin,
-                    slot(chunk, member, me, bytes), bytes);
+        CopyBytes(output + layout.receives[member] + begin,
+                  slot(chunk, member, me, bytes), bytes);
       }
     }
     ranks.Pass(Communicator::kRead, chunk);

@@ -4,7 +4,6 @@
 // up to four chunks in flight. Steps: 1. Bytes: the root writes the message
 // once, and each other rank reads it once. A few bytes travel within the root's
 // post.
-#include <cstring>
 
 #include "algorithms/arguments.h"
 #include "algorithms/collectives.h"
@@ -31,8 +30,8 @@ class Bytes {
   void CopyToOutputs() {
     for (const Tensor& tensor : tensors_) {
       if (tensor.input != tensor.output && tensor.count > 0) {
-        std::memcpy(tensor.output, tensor.input,
-                    static_cast<size_t>(tensor.count));
+        CopyBytes(tensor.output, tensor.input,
+                  static_cast<size_t>(tensor.count));
       }
     }
   }
@@ -47,8 +46,8 @@ class Bytes {
                           at, static_cast<const char*>(tensor.input) + offset,
                           count, stream);
                     } else {
-                      std::memcpy(static_cast<char*>(tensor.output) + offset,
-                                  at, count);
+                      CopyBytes(static_cast<char*>(tensor.output) + offset, at,
+                                count);
                     }
                   });
   }

@@ -1,5 +1,4 @@
 // The collectives by messages, for ranks on several hosts.
-#include <cstring>
 #include <vector>
 
 #include "algorithms/arguments.h"
@@ -14,7 +13,7 @@ void Transfer(Communicator& ranks, int to, const char* data, size_t send_bytes,
               const Request& request) {
   ranks.Exchange(to, data, send_bytes, from, receive_bytes, request,
                  [&](const char* piece, size_t offset, size_t bytes) {
-                   std::memcpy(target + offset, piece, bytes);
+                   CopyBytes(target + offset, piece, bytes);
                  });
 }
 
@@ -31,7 +30,7 @@ void P2pBroadcast(Communicator& ranks, const Request& request) {
     const size_t bytes = BytesOf(tensor);
     char* output = static_cast<char*>(tensor.output);
     if (me == 0 && bytes && tensor.input != tensor.output) {
-      std::memcpy(output, tensor.input, bytes);
+      CopyBytes(output, tensor.input, bytes);
     }
     int mask = 1;
     while (mask < n && !(me & mask)) mask *= 2;
@@ -57,7 +56,7 @@ void P2pAllGather(Communicator& ranks, const Request& request) {
       OffsetsOf(request.counts, SizeOf(tensor.dtype));
   char* output = static_cast<char*>(tensor.output);
   if (BytesOf(tensor) && output + starts[me] != tensor.input) {
-    std::memcpy(output + starts[me], tensor.input, BytesOf(tensor));
+    CopyBytes(output + starts[me], tensor.input, BytesOf(tensor));
   }
   for (int step = 0; step < n - 1; ++step) {
     const int out = (me - step + n) % n, in = (me - step - 1 + n) % n;
@@ -113,7 +112,7 @@ void P2pAllToAll(Communicator& ranks, const Request& request) {
   const char* input = static_cast<const char*>(tensor.input);
   char* output = static_cast<char*>(tensor.output);
   if (const size_t mine = sends[me + 1] - sends[me]) {
-    std::memcpy(output + receives[me], input + sends[me], mine);
+    CopyBytes(output + receives[me], input + sends[me], mine);
   }
   for (int step = 1; step < n; ++step) {
     const int to = (me + step) % n, from = (me - step + n) % n;

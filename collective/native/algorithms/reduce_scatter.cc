@@ -6,7 +6,6 @@
 // Bytes: each rank writes (n-1)/n of the input once and reads as much. A few
 // bytes travel within the posts.
 #include <algorithm>
-#include <cstring>
 
 #include "algorithms/arguments.h"
 #include "algorithms/collectives.h"
@@ -42,7 +41,7 @@ void ReduceScatterByPosts(Communicator& ranks, const Request& request,
   const size_t size = SizeOf(tensor.dtype);
   const void* sources[kMaxRanks];
   if (const size_t bytes = starts.back() * size) {
-    std::memcpy(ranks.PostData(), tensor.input, bytes);
+    CopyBytes(ranks.PostData(), tensor.input, bytes);
   }
   ranks.Post(request);
   ranks.VerifyMatch(request);

@@ -40,4 +40,8 @@ const Kernels& BestKernels() {
   return best;
 }
 
+void CopyBytes(void* to, const void* from, size_t bytes) {
+  BestKernels().copy(to, from, bytes, false);
+}
+
 }  // namespace collective

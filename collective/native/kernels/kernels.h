@@ -24,7 +24,8 @@ struct ReduceJob {
   int nsources;
   int own;    // index of the source of the tensor's own type; the other ones
               // are of the transport type (often the same)
-  void* out;  // user memory, tensor's type; may be null or equal a source
+  void* out;  // user memory, tensor's type; may be null or equal a source;
+              // like the sources, at any address
   bool stream_out;
   void* slot;  // shared memory, transport type; may be null
   bool stream_slot;
@@ -51,6 +52,9 @@ struct Kernels {
 // The best kernels that this processor can run. For tests,
 // COLLECTIVE_SIMD=baseline|avx2|avx512 limits the choice.
 const Kernels& BestKernels();
+
+// memcpy at full speed from and to any address (kernels_loops.h).
+void CopyBytes(void* to, const void* from, size_t bytes);
 
 // Constants, because a function that returned one would itself be compiled for
 // an instruction set that the processor may lack. A null name: not compiled in.

@@ -50,8 +50,8 @@ struct Unconverted {
 
 template <class T>
 struct Sums : Unconverted<T, T> {
-  static COLLECTIVE_INLINE T LoadOne(const T* from) { return *from; }
-  static COLLECTIVE_INLINE void StoreOne(T value, T* to) { *to = value; }
+  static COLLECTIVE_INLINE T LoadOne(const T* from) { return LoadAs<T>(from); }
+  static COLLECTIVE_INLINE void StoreOne(T value, T* to) { StoreAs(to, value); }
 };
 template <>
 struct Sums<Bool> : Unconverted<Bool, uint8_t> {
@@ -84,10 +84,12 @@ struct SixteenBits {
     StoreVector(to, packed, stream);
   }
   static COLLECTIVE_INLINE Scalar LoadOne(const T* from) {
-    return Widen(*from);
+    return Widen(LoadAs<T>(from));
   }
   static COLLECTIVE_INLINE void StoreOne(Scalar value, T* to) {
-    Narrow(value, to);
+    T narrow;
+    Narrow(value, &narrow);
+    StoreAs(to, narrow);
   }
 };
 template <>
@@ -138,11 +140,78 @@ struct And {
   }
 };
 
+constexpr size_t kLine = 64;  // bytes of a cache line
+
+COLLECTIVE_INLINE size_t BytesAfterLine(const void* at) {
+  return reinterpret_cast<uintptr_t>(at) % kLine;
+}
+
+// Non-temporal stores to memory that does not begin on a cache line. Only whole
+// lines are worth streaming, so they are put together in a buffer that stays in
+// the nearest cache.
+class LineBuffer {
+ public:
+  static constexpr size_t kBytes = 1024;
+
+  explicit LineBuffer(void* to)
+      : skew_(BytesAfterLine(to)),
+        begin_(skew_),
+        line_(static_cast<char*>(to) - skew_) {}
+  // Where to put the next bytes: kBytes of them, but for the last time.
+  char* room() { return buffer_ + skew_; }
+  // Writes them as far as they fill lines; if fewer than kBytes, all of them.
+  void Flush(size_t bytes) {
+    typedef char Line __attribute__((vector_size(kVectorBytes)));
+    const size_t end = skew_ + bytes, lines = end / kLine * kLine;
+    size_t i = 0;
+    if (begin_ && lines) {  // what precedes the target is not ours
+      __builtin_memcpy(line_ + begin_, buffer_ + begin_, kLine - begin_);
+      begin_ = 0;
+      i = kLine;
+    }
+    for (; i < lines; i += sizeof(Line)) {
+      Stream(line_ + i, LoadAs<Line>(buffer_ + i));
+    }
+    if (bytes == kBytes) {
+      __builtin_memcpy(buffer_, buffer_ + lines, end - lines);
+      line_ += kBytes;
+    } else {
+      i = lines ? lines : begin_;
+      __builtin_memcpy(line_ + i, buffer_ + i, end - i);
+    }
+  }
+
+ private:
+  const size_t skew_;  // of the target within its first line
+  size_t begin_;       // of the target within this line
+  char* line_;
+  alignas(kLine) char buffer_[kBytes + kLine];
+};
+
+// Calls loop(begin, end, to) for all elements, in pieces, where element `begin`
+// goes to `to`, and streams what it writes there to `out`.
+template <class T, class Loop>
+void ToLines(T* out, size_t count, Loop&& loop) {
+  constexpr size_t kPiece = LineBuffer::kBytes / sizeof(T);
+  LineBuffer lines(out);
+  size_t begin = 0;
+  for (; begin + kPiece <= count; begin += kPiece) {
+    loop(begin, begin + kPiece, reinterpret_cast<T*>(lines.room()));
+    lines.Flush(LineBuffer::kBytes);
+  }
+  loop(begin, count, reinterpret_cast<T*>(lines.room()));
+  lines.Flush((count - begin) * sizeof(T));
+}
+
+// From here on, peeling pays.
+constexpr size_t kPeelBytes = 2048;
+
 // T: the type of the tensors; W: of the transport (of slots and of all sources
 // but this rank's own). NS: the number of sources if known when compiling, else
-// 0.
+// 0. Reduces the elements from `i` to `end`; the first of them goes to `out`.
 template <class T, class W, class Operation, bool kDivide, int NS>
-void ReduceLoop(const ReduceJob& job) {
+void ReduceLoop(const ReduceJob& job, size_t i, size_t end, T* out,
+                bool stream_out) {
   using Own = Sums<T>;
   using WireCodec = Sums<W>;
   using Block = typename Own::Block;
@@ -156,11 +225,8 @@ void ReduceLoop(const ReduceJob& job) {
   for (int q = 0; q < NS; ++q) known[q] = job.sources[q];
   const void* const* sources = NS ? known : job.sources;
   const int own = job.own;
-  const size_t count = job.count;
-  T* out = static_cast<T*>(job.out);
-  W* slot = static_cast<W*>(job.slot);
-  const bool stream_out = job.stream_out && CanStream(out);
-  const bool stream_slot = job.stream_slot && CanStream(slot);
+  W* slot = job.slot ? static_cast<W*>(job.slot) + i : nullptr;
+  const bool stream_slot = job.stream_slot && !BytesAfterLine(slot);
   const Scalar divisor = static_cast<Scalar>(job.divisor);
   const auto load = [&](int q, size_t i) -> Block {
     if (kOneType || q != own) {
@@ -174,8 +240,25 @@ void ReduceLoop(const ReduceJob& job) {
     }
     return Own::LoadOne(static_cast<const T*>(sources[q]) + i);
   };
-  size_t i = 0;
-  for (; i + Own::kBlock <= count; i += Own::kBlock) {
+  const auto reduce_one = [&] {
+    Scalar sum = load_one(0, i);
+    for (int q = 1; q < n; ++q) {
+      sum = static_cast<Scalar>(
+          Operation::template Apply<Scalar>(sum, load_one(q, i)));
+    }
+    if (kDivide) sum = static_cast<Scalar>(sum / divisor);
+    W packed;
+    WireCodec::StoreOne(sum, &packed);
+    if (slot) *slot++ = packed;
+    if (out) Own::StoreOne(WireCodec::LoadOne(&packed), out++);
+    ++i;
+  };
+  // Slots begin on a line. Without one, the stores to `out` should: a store
+  // across two lines costs two.
+  if (!slot && (end - i) * sizeof(T) >= kPeelBytes) {
+    while (BytesAfterLine(out) >= sizeof(T)) reduce_one();
+  }
+  for (; i + Own::kBlock <= end; i += Own::kBlock) {
     Block sums = load(0, i);
     for (int q = 1; q < n; ++q) {
       const Block more = load(q, i);
@@ -187,39 +270,45 @@ void ReduceLoop(const ReduceJob& job) {
       sums.high = sums.high / divisor;
     }
     const auto& packed = WireCodec::Pack(sums);
-    if (slot) WireCodec::Store(slot + i, packed, stream_slot);
+    if (slot) {
+      WireCodec::Store(slot, packed, stream_slot);
+      slot += Own::kBlock;
+    }
     if (out) {
       if constexpr (kOneType) {
-        Own::Store(out + i, packed, stream_out);
+        Own::Store(out, packed, stream_out);
       } else {
-        Own::Store(out + i, WireCodec::Unpack(packed), stream_out);
+        Own::Store(out, WireCodec::Unpack(packed), stream_out);
       }
+      out += Own::kBlock;
     }
   }
-  for (; i < count; ++i) {
-    Scalar sum = load_one(0, i);
-    for (int q = 1; q < n; ++q) {
-      sum = static_cast<Scalar>(
-          Operation::template Apply<Scalar>(sum, load_one(q, i)));
-    }
-    if (kDivide) sum = static_cast<Scalar>(sum / divisor);
-    W packed;
-    WireCodec::StoreOne(sum, &packed);
-    if (slot) slot[i] = packed;
-    if (out) Own::StoreOne(WireCodec::LoadOne(&packed), out + i);
+  while (i < end) reduce_one();
+}
+
+template <class T, class W, class Operation, bool kDivide, int NS>
+void ReduceAll(const ReduceJob& job) {
+  T* out = static_cast<T*>(job.out);
+  const auto loop = ReduceLoop<T, W, Operation, kDivide, NS>;
+  if (out && job.stream_out && BytesAfterLine(out)) {
+    ToLines(out, job.count, [&](size_t begin, size_t end, T* to) {
+      loop(job, begin, end, to, false);
+    });
+  } else {
+    loop(job, 0, job.count, out, out && job.stream_out);
   }
-  if (stream_out || stream_slot) StreamsDone();
+  if (job.stream_out || job.stream_slot) StreamsDone();
 }
 
 template <class T, class W, class Operation, bool kDivide>
 void Reduce(const ReduceJob& job) {
   switch (job.nsources) {
     case 2:
-      return ReduceLoop<T, W, Operation, kDivide, 2>(job);
+      return ReduceAll<T, W, Operation, kDivide, 2>(job);
     case 4:
-      return ReduceLoop<T, W, Operation, kDivide, 4>(job);
+      return ReduceAll<T, W, Operation, kDivide, 4>(job);
     default:
-      return ReduceLoop<T, W, Operation, kDivide, 0>(job);
+      return ReduceAll<T, W, Operation, kDivide, 0>(job);
   }
 }
 
@@ -230,65 +319,81 @@ void AverageIntegers(const ReduceJob& job) {
   for (size_t i = 0; i < job.count; ++i) {
     int64_t sum = 0;
     for (int q = 0; q < job.nsources; ++q) {
-      sum += static_cast<const T*>(job.sources[q])[i];
+      sum += LoadAs<T>(static_cast<const T*>(job.sources[q]) + i);
     }
     const T mean = static_cast<T>(sum / job.divisor);
     if (job.slot) static_cast<T*>(job.slot)[i] = mean;
-    if (job.out) static_cast<T*>(job.out)[i] = mean;
+    if (job.out) StoreAs(static_cast<T*>(job.out) + i, mean);
   }
 }
 
+// A loop of vectors also where nothing is streamed: glibc's memcpy uses `rep
+// movsb` from some size on, which takes 2 to 5 times as long on AMD's Zen if
+// the target does not begin on a line.
 void Copy(void* target, const void* source, size_t bytes, bool stream) {
   typedef char Line __attribute__((vector_size(kVectorBytes)));
-  constexpr size_t kLine = sizeof(Line);
+  constexpr size_t kStep = sizeof(Line);
   char* to = static_cast<char*>(target);
   const char* from = static_cast<const char*>(source);
-  if (!stream || bytes < 256) {
+  if (bytes == 0) return;
+  if (bytes < (stream ? 256 : 1024)) {
     __builtin_memcpy(to, from, bytes);
     return;
   }
-  const size_t head = -reinterpret_cast<uintptr_t>(to) & 63;
+  const size_t head = (kLine - BytesAfterLine(to)) % kLine;
   __builtin_memcpy(to, from, head);
   size_t i = head;
-  for (; i + 4 * kLine <= bytes; i += 4 * kLine) {
+  for (; i + 4 * kStep <= bytes; i += 4 * kStep) {
     const Line a = LoadAs<Line>(from + i);
-    const Line b = LoadAs<Line>(from + i + kLine);
-    const Line c = LoadAs<Line>(from + i + 2 * kLine);
-    const Line d = LoadAs<Line>(from + i + 3 * kLine);
-    Stream(to + i, a);
-    Stream(to + i + kLine, b);
-    Stream(to + i + 2 * kLine, c);
-    Stream(to + i + 3 * kLine, d);
+    const Line b = LoadAs<Line>(from + i + kStep);
+    const Line c = LoadAs<Line>(from + i + 2 * kStep);
+    const Line d = LoadAs<Line>(from + i + 3 * kStep);
+    StoreVector(to + i, a, stream);
+    StoreVector(to + i + kStep, b, stream);
+    StoreVector(to + i + 2 * kStep, c, stream);
+    StoreVector(to + i + 3 * kStep, d, stream);
   }
   __builtin_memcpy(to + i, from + i, bytes - i);
-  StreamsDone();
+  if (stream) StreamsDone();
 }
 
 template <class W>
 void NarrowAll(void* target, const void* source, size_t count, bool stream) {
   W* to = static_cast<W*>(target);
   const float* from = static_cast<const float*>(source);
-  const bool streams = stream && CanStream(to);
+  const bool streams = stream && !BytesAfterLine(to);
   size_t i = 0;
   for (; i + Sums<W>::kBlock <= count; i += Sums<W>::kBlock) {
     const auto& packed = Sums<W>::Pack(Sums<float>::Load(from + i));
     Sums<W>::Store(to + i, packed, streams);
   }
-  for (; i < count; ++i) Narrow(from[i], to + i);
+  for (; i < count; ++i) {
+    Sums<W>::StoreOne(Sums<float>::LoadOne(from + i), to + i);
+  }
   if (streams) StreamsDone();
 }
 
 template <class W>
 void WidenAll(void* target, const void* source, size_t count, bool stream) {
-  float* to = static_cast<float*>(target);
   const W* from = static_cast<const W*>(source);
-  const bool streams = stream && CanStream(to);
-  size_t i = 0;
-  for (; i + Sums<W>::kBlock <= count; i += Sums<W>::kBlock) {
-    Sums<float>::Store(to + i, Sums<W>::Load(from + i), streams);
+  float* out = static_cast<float*>(target);
+  const auto widen = [from](size_t i, size_t end, float* to, bool streams) {
+    for (; i + Sums<W>::kBlock <= end; i += Sums<W>::kBlock) {
+      Sums<float>::Store(to, Sums<W>::Load(from + i), streams);
+      to += Sums<W>::kBlock;
+    }
+    for (; i < end; ++i) {
+      Sums<float>::StoreOne(Sums<W>::LoadOne(from + i), to++);
+    }
+  };
+  if (stream && BytesAfterLine(out)) {
+    ToLines(out, count, [&](size_t begin, size_t end, float* to) {
+      widen(begin, end, to, false);
+    });
+  } else {
+    widen(0, count, out, stream);
   }
-  for (; i < count; ++i) to[i] = Widen(from[i]);
-  if (streams) StreamsDone();
+  if (stream) StreamsDone();
 }
 
 template <class T, class W>

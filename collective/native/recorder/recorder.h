@@ -30,8 +30,7 @@ class Recorder {
   static constexpr int kOtherKind = 7;  // not a collective; Kind ends before
   static constexpr int kNoArea = -1;    // of what the core does not run
 
-  // collective/recorder/memory.py mirrors both. Times are nanoseconds of the
-  // monotonic clock, 0 for "not yet".
+  // Times are nanoseconds of the monotonic clock, 0 for "not yet".
   struct Entry {
     std::atomic<uint64_t> number;  // from 1; 0: empty, or being written
     int64_t announced, started, ended;

@@ -1,7 +1,5 @@
 #include "transport/flat_buffer.h"
 
-#include <cstring>
-
 namespace collective {
 
 FlatBuffer::FlatBuffer(Communicator& ranks, const Reduction& reduction)
@@ -20,7 +18,7 @@ FlatBuffer::FlatBuffer(Communicator& ranks, const Reduction& reduction)
           packed_ = false;
           data_ = static_cast<char*>(tensor.output);
           if (tensor.input != tensor.output) {
-            std::memcpy(tensor.output, tensor.input, bytes(count));
+            CopyBytes(tensor.output, tensor.input, bytes(count));
           }
         }
       });
@@ -30,9 +28,9 @@ FlatBuffer::FlatBuffer(Communicator& ranks, const Reduction& reduction)
   reduction.tensors.ForEach(
       0, count_,
       [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
-        std::memcpy(at(position),
-                    static_cast<const char*>(tensor.input) + bytes(offset),
-                    bytes(count));
+        CopyBytes(at(position),
+                  static_cast<const char*>(tensor.input) + bytes(offset),
+                  bytes(count));
       });
 }
 
@@ -41,8 +39,8 @@ void FlatBuffer::Finish() {
   reduction_.tensors.ForEach(
       0, count_,
       [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
-        std::memcpy(static_cast<char*>(tensor.output) + bytes(offset),
-                    at(position), bytes(count));
+        CopyBytes(static_cast<char*>(tensor.output) + bytes(offset),
+                  at(position), bytes(count));
       });
 }
 
@@ -69,7 +67,7 @@ void FlatBuffer::Replace(int to, size_t send_begin, size_t send_end, int from,
   ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
                   bytes(end - begin), reduction_.request,
                   [&](const char* received, size_t offset, size_t length) {
-                    std::memcpy(at(begin) + offset, received, length);
+                    CopyBytes(at(begin) + offset, received, length);
                   });
 }
 
