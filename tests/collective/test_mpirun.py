@@ -24,7 +24,7 @@ pytestmark = [
     ),
 ]
 FILES = ("allreduce", "others", "process_sets", "agreement", "order", "join")
-# As MPI tells the ranks of a host: told each that it is alone on one.
+# As MPI numbers the ranks of a host, with each rank alone on its host.
 ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
 
 

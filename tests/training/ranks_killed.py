@@ -5,7 +5,7 @@
 WAY is ``killed``: once undisturbed, then again with checkpoints, and rank 0 kills itself
 after step 13, which takes the others along; or ``resumed``: on from there; or
 ``survived``: once undisturbed, then whoever is rank 0 kills itself, twice, and the last
-one goes on; or ``grown``: once undisturbed, then rank 0 is told to leave, and another one
+one goes on; or ``grown``: once undisturbed, then rank 0 is asked to leave, and another one
 joins.
 """
 

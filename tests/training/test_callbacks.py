@@ -302,7 +302,7 @@ def test_collectives_raise_at_once_where_one_rank_would_take_part(backend):
 
 @pytest.mark.launches
 @pytest.mark.parametrize(
-    ("name", "how", "told"),
+    ("name", "how", "message"),
     [
         ("mpi", "raises", "ValueError: the disk is full"),
         ("mpi", "all_reduce", "a collective was called from a callback's on_epoch_end"),
@@ -310,14 +310,14 @@ def test_collectives_raise_at_once_where_one_rank_would_take_part(backend):
         ("tf-multiworker", "predict", "a collective was called from a callback's"),
     ],
 )
-def test_a_callback_that_fails_on_rank_zero_ends_the_job(name, how, told):
+def test_a_callback_that_fails_on_rank_zero_ends_the_job(name, how, message):
     script = Path(__file__).with_name("ranks_failing.py")
     before = launch.command(name, 2)
     code, output = launch.run(
         [*before, sys.executable, str(script), name, how], launch.environment(), 90
     )
     assert code not in (0, None), output
-    assert output.count(told) == 1, output
+    assert output.count(message) == 1, output
     assert ("HINT: " in output) == (how != "raises"), output
     assert ("Traceback" in output) == (how == "raises"), output
     assert "rank 0" in output and "trained" not in output, output

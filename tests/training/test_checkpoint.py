@@ -94,8 +94,8 @@ def test_resumed_anywhere_it_is_the_uninterrupted_run(first, tmp_path, capfd):
         assert_equal(result, wanted)
         assert len(result.timing.rows) == 3 * PER_EPOCH - steps
         if first.rank == 0:
-            told = f"resumed from {folder / written[-1]}"
-            assert f"{told}: epoch {steps // PER_EPOCH + 1}, step {steps}\n" in (
+            message = f"resumed from {folder / written[-1]}"
+            assert f"{message}: epoch {steps // PER_EPOCH + 1}, step {steps}\n" in (
                 capfd.readouterr().out
             )
 
@@ -308,7 +308,7 @@ def trained(backends_by_name):
 @PLAIN
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_one_is_passed_over_and_told(what, three, trained, tmp_path, capsys):
-    harm, told = BAD[what]
+    harm, message = BAD[what]
     folder = shutil.copytree(three, tmp_path / "all")
     first, second, third = names(folder)
     assert read_all(folder, trained) == third
@@ -320,7 +320,7 @@ def test_a_bad_one_is_passed_over_and_told(what, three, trained, tmp_path, capsy
     assert f"resumed from {folder / second}: " in printed.out
     warned = f"warning: {folder / third} is not used: "
     (line,) = (w for w in printed.err.splitlines() if w.startswith(warned))
-    assert told in line
+    assert message in line
     assert "step-000000099 is not used: it is no checkpoint" in printed.err
     for name in (first, second):
         harm(folder / name)

@@ -62,13 +62,13 @@ def test_names_replica_tensor_and_step(pick, backend):
     with pytest.raises(CollectiveError) as error:
         take(step, backend, [6])
     kind = "rank" if backend.size > 1 else "replica"
-    told = str(error.value)
-    assert told.startswith(f"step 6: {kind} {odd} has other values in ")
+    message = str(error.value)
+    assert message.startswith(f"step 6: {kind} {odd} has other values in ")
     if pick == "weight":  # all ranks add the same to it: no other tensor follows
         others = "the others." if backend.replicas > 2 else f"{kind} 0; there is no"
-        assert f" in {kernel.path!r} than {others}" in told
-    assert told.count("At step 3 all were the same.") == 1
-    assert "\nHINT: " in told
+        assert f" in {kernel.path!r} than {others}" in message
+    assert message.count("At step 3 all were the same.") == 1
+    assert "\nHINT: " in message
     assert error.value.everywhere and error.value.exit_code == 1
 
 
@@ -78,19 +78,19 @@ class Four:
     replicas = size = 4
 
 
-@pytest.mark.parametrize("values, told", [
+@pytest.mark.parametrize("values, message", [
     ("aaba", "rank 2 has other values in 'b' than the others"),
     ("abab", "ranks 1 and 3 have other values in 'b' than rank 0; there is no majority"),
     ("abcd", "ranks 1, 2 and 3 have other values in 'b' than rank 0; there is no"),
     ("abbb", "rank 0 has other values in 'b' than the others"),
 ])  # fmt: skip
-def test_the_majority_decides_who_is_odd(values, told):
+def test_the_majority_decides_who_is_odd(values, message):
     alarm = DesyncAlarm.__new__(DesyncAlarm)
     alarm.backend, alarm.every = Four(), 100
     rows = np.array([[ord(v)] * 8 for v in values], np.float32)
     of_tensors = np.stack([np.zeros_like(rows), rows, np.ones_like(rows)], axis=1)
     error = str(alarm._error(rows, of_tensors, ["a", "b", "c"], 200))
-    assert error.startswith(f"step 200: {told}")
+    assert error.startswith(f"step 200: {message}")
     assert "At step 100 all were the same" in error
 
 

@@ -64,7 +64,7 @@ def together(backend, function, *arguments):
     try:
         return function(*arguments)
     except CollectiveError:
-        raise  # told to every rank
+        raise  # reaches every rank
     except Exception:
         if backend.size > 1:
             traceback.print_exc()

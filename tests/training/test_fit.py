@@ -39,8 +39,8 @@ def backend(request, backends_by_name):
     return backends_by_name(request.param)
 
 
-def refused(backend, told: str, made, **more) -> None:
-    with pytest.raises(UsageError, match=told) as error:
+def refused(backend, message: str, made, **more) -> None:
+    with pytest.raises(UsageError, match=message) as error:
         train(backend, model=made, steps=1, **more)
     assert "\nHINT: " in str(error.value) and error.value.exit_code == 2
     assert error.value.everywhere
@@ -239,10 +239,10 @@ def test_a_stream_in_an_order_of_its_own_is_refused(backend):
 
     try:
         check_same_data(backend, as_source(mine))
-        told = None
+        message = None
     except UsageError as error:
-        told = str(error)
-    first, *others = gather(backend, told)
+        message = str(error)
+    first, *others = gather(backend, message)
     assert first is None
     for rank, other in enumerate(others, 1):
         assert f"rank {rank}: the data set begins with another row" in other
@@ -252,8 +252,8 @@ def test_a_stream_in_an_order_of_its_own_is_refused(backend):
 def test_small_batches_are_refused(backend):
     if backend.replicas == 1:
         return
-    told = f"a global batch of 1 rows cannot be shared by {backend.replicas}"
-    refused(backend, told, model(), global_batch_size=1)
+    message = f"a global batch of 1 rows cannot be shared by {backend.replicas}"
+    refused(backend, message, model(), global_batch_size=1)
 
 
 @pytest.mark.parametrize("verbose", [0, 1, 2])

@@ -88,7 +88,7 @@ def test_the_last_of_three_goes_on_alone(tmp_path):
 @pytest.mark.launches
 def test_a_rank_leaves_and_another_joins(tmp_path):
     printed = start("native", 2, tmp_path, "grown")
-    # Both are told to all in the step after, and no step is made again.
+    # All ranks hear of both in the step after, and no step is made again.
     first, second = TOLD_AT + 1, JOINED_AT + 1
     assert f"rank 0 of 2 left; 1 rank continues from step {first} " in printed
     assert f"1 joined; 2 ranks continue from step {second} " in printed
@@ -121,10 +121,10 @@ def assert_rows(events: list[dict], first: int, second: int) -> None:
         f"rank 1 on {host}: native",
         f"rank 2 on {host}: native, joined at step {second}",
     ]
-    told = [(e["pid"], e["name"]) for e in events if e["ph"] == "i"]
-    assert [told for row, told in told if row == 0][-1] == "leaves the job"
-    assert (1, "continues as rank 0 of 1") in told
-    assert (2, "continues as rank 1 of 2") in told
+    instants = [(e["pid"], e["name"]) for e in events if e["ph"] == "i"]
+    assert [name for row, name in instants if row == 0][-1] == "leaves the job"
+    assert (1, "continues as rank 0 of 1") in instants
+    assert (2, "continues as rank 1 of 2") in instants
     # One clock: what they did together, they did at the same time.
     together = {row: rows[row] for row in (1, 2)}
     assert assert_overlap(together, "all-reduce", error=WALL_CLOCK) == STEPS - second

@@ -174,10 +174,10 @@ WRONG = {
 def test_what_is_wrong_is_named(what, tmp_path, capsys):
     write(tmp_path / "good")
     assert "error" not in account(tmp_path / "good", capsys)
-    change, told = WRONG[what]
+    change, message = WRONG[what]
     write(tmp_path / "bad", change=change)
     shown = account(tmp_path / "bad", capsys, code=1)
-    assert f"error: {told}" in shown, shown
+    assert f"error: {message}" in shown, shown
     assert "each used once" not in shown
 
 
@@ -215,8 +215,8 @@ def test_what_is_no_ledger_is_told(tmp_path, capsys):
         path = tmp_path / name
         path.write_text(content)
         assert main([str(path)]) == 2
-        told = capsys.readouterr().err
-        assert f"{name} is no ledger: " in told and "\nHINT: " in told
+        message = capsys.readouterr().err
+        assert f"{name} is no ledger: " in message and "\nHINT: " in message
     assert main([str(tmp_path / "nowhere")]) == main([]) == 2
     with pytest.raises(UsageError, match="cannot be written to"):
         Ledger(tmp_path / "no" / "ledger")

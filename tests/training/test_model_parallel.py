@@ -118,15 +118,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("told", REFUSED)
-def test_refuses_what_cannot_be_placed(told):
-    options = dict(REFUSED[told])
+@pytest.mark.parametrize("message", REFUSED)
+def test_refuses_what_cannot_be_placed(message):
+    options = dict(REFUSED[message])
     model = options.pop("model", small.model())()
     if options.pop("built", False):
         model.optimizer.build(model.trainable_variables)
     data = cases.labelled(np.random.default_rng(0), 20, 0)[:2]
-    if told != "calls its layers in Python":
+    if message != "calls its layers in Python":
         data = small.rows(20)
-    with pytest.raises(UsageError, match=told) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         small.train(on_devices(3), model=model, data=data, **options)
     assert caught.value.exit_code == 2

@@ -197,10 +197,10 @@ if launch.launched():
         made.optimizer.build(made.trainable_variables)
         return made
 
-    @pytest.mark.parametrize("told", REFUSED)
-    def test_refuses_layers_that_cannot_be_split(told, backend):
-        arguments = {"model": model} | REFUSED[told]
-        with pytest.raises(UsageError, match=told) as caught:
+    @pytest.mark.parametrize("message", REFUSED)
+    def test_refuses_layers_that_cannot_be_split(message, backend):
+        arguments = {"model": model} | REFUSED[message]
+        with pytest.raises(UsageError, match=message) as caught:
             small.train(backend, steps=1, **arguments)
         assert caught.value.exit_code == 2
 
@@ -248,8 +248,8 @@ def test_on_ranks(ranks, reference, tmp_path, backends_by_name):
     ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=420, **more)
     assert ended.code == 0, ended.output
     assert all(len(outcomes) > 15 for outcomes in ended.outcomes)
-    told = {outcome for outcomes in ended.outcomes for outcome in outcomes.values()}
-    assert told <= {"passed", "skipped"}, ended.output
+    message = {outcome for outcomes in ended.outcomes for outcome in outcomes.values()}
+    assert message <= {"passed", "skipped"}, ended.output
     for parts in groups:
         assert_close(trained(single, tmp_path / f"by-{parts}", ALL), wanted)
 
@@ -265,9 +265,9 @@ WRONG = {
 
 @pytest.mark.launches
 @pytest.mark.matrix
-@pytest.mark.parametrize("told", WRONG)
-def test_wrong_options_end_with_2(told):
-    arguments = [sys.executable, "train.py", "--steps", "1", *WRONG[told].split()]
-    start = launch.command("mpi" if "mpi" in told else "native", 2)
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_options_end_with_2(message):
+    arguments = [sys.executable, "train.py", "--steps", "1", *WRONG[message].split()]
+    start = launch.command("mpi" if "mpi" in message else "native", 2)
     code, printed = launch.run([*start, *arguments], launch.environment(), 100)
-    assert code == 2 and told in printed and "HINT: " in printed
+    assert code == 2 and message in printed and "HINT: " in printed

@@ -37,8 +37,8 @@ def equal(backend, got, wanted):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
         assert np.asarray(mine).dtype == np.asarray(theirs).dtype
     if isinstance(got, np.ndarray):
-        told = gather(backend, got)
-        assert all((other == told[0]).all() for other in told)
+        results = gather(backend, got)
+        assert all((other == results[0]).all() for other in results)
 
 
 DATA = {
@@ -56,9 +56,9 @@ DATA = {
 def test_as_keras_on_all_data(backend, name, words):
     made, alone = made_in(backend), model()()
     for return_dict in (True, False):
-        told = {"verbose": 0, "return_dict": return_dict} | words
-        got = collective.evaluate(made, *DATA[name](), backend=backend, **told)
-        wanted = alone.evaluate(*DATA[name](), **told)
+        options = {"verbose": 0, "return_dict": return_dict} | words
+        got = collective.evaluate(made, *DATA[name](), backend=backend, **options)
+        wanted = alone.evaluate(*DATA[name](), **options)
         assert list(got) == list(wanted) if return_dict else type(got) is type(wanted)
         assert got == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     x = DATA[name]()[0]
@@ -68,9 +68,9 @@ def test_as_keras_on_all_data(backend, name, words):
 
 def test_sample_weights_of_an_evaluation(backend):
     weight = np.linspace(0, 1, len(X))
-    told = {"sample_weight": weight, "verbose": 0}
-    got = collective.evaluate(made_in(backend), X, Y, backend=backend, **told)
-    assert got == pytest.approx(model()().evaluate(X, Y, **told), rel=1e-5)
+    options = {"sample_weight": weight, "verbose": 0}
+    got = collective.evaluate(made_in(backend), X, Y, backend=backend, **options)
+    assert got == pytest.approx(model()().evaluate(X, Y, **options), rel=1e-5)
 
 
 def tree() -> keras.Model:
@@ -115,9 +115,9 @@ def test_the_weights_are_those_of_rank_zero(backend):
     got = collective.predict(made, X, backend=backend, verbose=0)
     equal(backend, got, wanted.predict(X, verbose=0))
     made.set_weights([w + backend.rank for w in made.get_weights()])
-    told = {"verbose": 0, "return_dict": True}
-    loss = collective.evaluate(made, X, Y, backend=backend, **told)["loss"]
-    assert loss == pytest.approx(wanted.evaluate(X, Y, **told)["loss"], rel=1e-5)
+    options = {"verbose": 0, "return_dict": True}
+    loss = collective.evaluate(made, X, Y, backend=backend, **options)["loss"]
+    assert loss == pytest.approx(wanted.evaluate(X, Y, **options)["loss"], rel=1e-5)
 
 
 def test_a_callback_ends_a_pass(backend):

@@ -169,14 +169,14 @@ def test_refuses_what_would_not_be_the_same(backends_by_name):
     backend = backends_by_name("single")
     rows = cases.labelled(np.random.default_rng(0), 4, 0)
     layers = [keras.Input((8,)), Draws(name="draws"), keras.layers.Dense(3)]
-    for model, told in (
+    for model, message in (
         (keras.Sequential(layers), "draws.* RandomUniform"),
         (NoLayers(), "calls no layer"),
     ):
         net = built(
             lambda m=model: cases.compiled(m, cases.sgd()), backend, spec_of(rows)
         )
-        with pytest.raises(UsageError, match=told) as caught:
+        with pytest.raises(UsageError, match=message) as caught:
             Step(get_prepared(net), backend, spec_of(rows), recompute=True)
         assert caught.value.exit_code == 2
 

@@ -171,12 +171,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("told", REFUSED)
-def test_refuses_what_cannot_be_sharded(told):
-    make_backend, optimizer = REFUSED[told]
+@pytest.mark.parametrize("message", REFUSED)
+def test_refuses_what_cannot_be_sharded(message):
+    make_backend, optimizer = REFUSED[message]
     model = small.model(optimizer)()
-    if told == "built with whole":
+    if message == "built with whole":
         model.optimizer.build(model.trainable_variables)
-    with pytest.raises(UsageError, match=told) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         small.train(make_backend(), model=model, shard_optimizer=True)
     assert caught.value.exit_code == 2

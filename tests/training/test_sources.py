@@ -236,11 +236,11 @@ def test_a_broken_image_names_its_file(folder):
     source = ImageFolder(folder, (2, 2))
     with pytest.raises(tf.errors.OpError) as caught:
         list(Input(source, 2).dataset(0, 3, range(1), 1))
-    told = explain(caught.value)
-    assert told is not None and not told.everywhere
-    assert f"{path} cannot be read as an image" in told.message
-    assert "{{" not in told.message and "[" not in told.message
-    assert told.hint == "replace or remove the file"
+    failure = explain(caught.value)
+    assert failure is not None and not failure.everywhere
+    assert f"{path} cannot be read as an image" in failure.message
+    assert "{{" not in failure.message and "[" not in failure.message
+    assert failure.hint == "replace or remove the file"
     assert explain(tf.errors.UnknownError(None, None, "else")) is None
 
 

@@ -304,7 +304,7 @@ def test_batchnorm_statistics_are_means_weighted_by_rows(backends_by_name):
 
 
 class Prints(keras.layers.Layer):
-    """Writes down what comes by, where the micro-batch number can be told from it."""
+    """Writes down what comes by, which shows the number of the micro-batch."""
 
     seen: list[np.ndarray] = []  # noqa: RUF012
 

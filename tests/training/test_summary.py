@@ -23,11 +23,11 @@ def summary(**more):
 
 def test_a_metric_may_tell_one_number_for_each_class(tmp_path):
     each = np.array([0.25, np.nan], np.float32)
-    told = summary(test={"loss": 1.5, "recall": each}, history={"recall": [each]})
+    run = summary(test={"loss": 1.5, "recall": each}, history={"recall": [each]})
     printed = io.StringIO()
-    told.print(Console(file=printed, width=80))
+    run.print(Console(file=printed, width=80))
     assert "test recall" in printed.getvalue() and "0.2500 nan" in printed.getvalue()
-    told.write_json(str(tmp_path / "run.json"))
+    run.write_json(str(tmp_path / "run.json"))
     written = json.loads((tmp_path / "run.json").read_text())
     assert written["test"] == {"loss": 1.5, "recall": [0.25, None]}
     assert written["history"] == {"recall": [[0.25, None]]}
@@ -50,6 +50,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("collective.training.reporting.summary.os.replace", full)
-    with pytest.raises(CollectiveError, match="No space left") as told:
+    with pytest.raises(CollectiveError, match="No space left") as caught:
         summary().write_json(str(tmp_path / "run.json"))
-    assert told.value.exit_code == 1 and not list(tmp_path.iterdir())
+    assert caught.value.exit_code == 1 and not list(tmp_path.iterdir())

@@ -23,8 +23,8 @@ BASE = {"model": "mlp", "steps": 4, "precision": "float64", "global_batch_size":
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def write(**told):
-        (tmp_path / "s.yaml").write_text(yaml.safe_dump(told))
+    def write(**settings):
+        (tmp_path / "s.yaml").write_text(yaml.safe_dump(settings))
         return "s.yaml"
 
     return write
@@ -42,11 +42,11 @@ def test_each_is_as_when_trained_alone(ranks, file, tmp_path, capsys, monkeypatc
         base=base, grid={"seed": [1]}, trainings=[broken], folder="runs", ranks=ranks
     )
     assert command.run(asked) == 1
-    told = capsys.readouterr().out
-    assert "broken failed: nowhere:make: there is no module 'nowhere'" in told
+    printed = capsys.readouterr().out
+    assert "broken failed: nowhere:make: there is no module 'nowhere'" in printed
     assert (tmp_path / "runs/losses.png").stat().st_size > 1000
     losses = json.loads((tmp_path / "runs/seed-1.json").read_text())["losses"]
-    assert f"{losses[-1]:.4f}" in told
+    assert f"{losses[-1]:.4f}" in printed
     arguments = [f"--{k.replace('_', '-')}={v}" for k, v in base.items()]
     code, output = launch.run(
         [
@@ -74,14 +74,14 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "gpus", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    told = []
+    lines = []
     jobs = [{"seed": i} for i in range(5)]
-    ended = fit_many(jobs, folder=tmp_path, at_once=1, ranks=2, tell=told.append)
+    ended = fit_many(jobs, folder=tmp_path, at_once=1, ranks=2, tell=lines.append)
     assert [t.name for t in ended] == list("01234")
     assert not any(t.failure for t in ended)
     assert {(devices, cores) for _, devices, cores in began} == {("0,1", (0, 1, 2, 3))}
     assert all("-np" in command for command, *_ in began)
-    assert told[:3] == ["0: begins", "0: done", "1: begins"]
+    assert lines[:3] == ["0: begins", "0: done", "1: begins"]
     groups = runner._groups(None, 2, 5)
     assert groups == [([0, 1], "0,1"), ([2, 3], "2,3")]
     with pytest.raises(UsageError, match="3 trainings at once on 2 GPUs each"):
@@ -89,7 +89,7 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "told, wrong",
+    "settings, wrong",
     [
         ({"bse": {}}, "unknown key 'bse'"),
         ({"grid": {"learning_rte": [1]}}, "unknown option 'learning_rte'"),
@@ -105,8 +105,8 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
         ({}, "no keys"),
     ],
 )
-def test_what_is_wrong_is_told_before_any_training(file, told, wrong, capsys):
-    assert cli.main(["--sweep", file(**told)]) == 2
+def test_wrong_settings_are_refused_before_any_training(file, settings, wrong, capsys):
+    assert cli.main(["--sweep", file(**settings)]) == 2
     error = capsys.readouterr().err
     assert wrong in error and "HINT: " in error
 

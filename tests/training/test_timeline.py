@@ -134,8 +134,10 @@ def test_one_row_for_one_process(name, backends_by_name, tmp_path):
     path = tmp_path / "trace.json"
     train(backends_by_name(name), epochs=2, timeline=str(path), validate=True)
     events = read(path)
-    told = next(e for e in events if e["name"] == "process_name")["args"]["name"]
-    assert f": {name[:11]}" in told and ("3 replicas" in told) == (name != "single")
+    name_of_row = next(e for e in events if e["name"] == "process_name")["args"]["name"]
+    assert f": {name[:11]}" in name_of_row and ("3 replicas" in name_of_row) == (
+        name != "single"
+    )
     rows = rows_of(events)
     assert set(rows) == {0}
     assert_nested(rows[0])

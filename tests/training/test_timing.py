@@ -1,4 +1,4 @@
-"""Where the time went, told of steps that are made up here."""
+"""Where the time went, computed from made-up steps."""
 
 import numpy as np
 import pytest
