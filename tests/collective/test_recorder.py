@@ -175,6 +175,7 @@ COMES_AND_GOES = (
         collective.allreduce(np.ones(5), name=f"before {name}")
         if who == dying:
             recorder.in_step(17, time.perf_counter())
+            time.sleep(1)  # until the other ranks wait in the next collective
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             collective.allreduce(np.ones(5), name=name)

@@ -17,6 +17,7 @@ from tests.training.small import NAMES, gather, model, rows
 from tests.training.test_words import X2, Y2, X, Y, both
 
 pytestmark = [
+    pytest.mark.on_ranks,
     pytest.mark.usefixtures("clean_keras"),
     pytest.mark.filterwarnings("ignore"),
 ]

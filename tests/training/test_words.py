@@ -18,11 +18,12 @@ import tensorflow as tf
 
 import collective
 from collective.errors import UsageError
-from collective.training.argument_names import in_arguments
+from collective.training.arguments.names import in_arguments
 from tests import launch
 from tests.training.small import NAMES, gather, model, rows
 
 pytestmark = [
+    pytest.mark.on_ranks,
     pytest.mark.usefixtures("clean_keras"),
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -350,7 +351,8 @@ def test_options_in_messages_become_arguments():
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_on_ranks(ranks, tmp_path):
     pytest.importorskip("mpi4py")
-    paths = [f"tests/training/test_{name}.py" for name in ("words", "kinds", "predict")]
+    names = ("test_words", "test_kinds", "evaluation/test_predict")
+    paths = [f"tests/training/{name}.py" for name in names]
     ended = launch.launch("native", ranks, paths, tmp_path, seconds=500)
     assert ended.code == 0, ended.output
     assert set(ended.outcomes[0].values()) <= {"passed", "skipped"}

@@ -30,7 +30,7 @@ from collective.errors import (
 )
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.state import broadcast, newest
-from collective.training.checks import check_same_data
+from collective.training.checks.refusals import check_same_data
 from collective.training.elastic.control_messages import ControlMessages
 from collective.training.elastic.reconfigure import (
     Change,
