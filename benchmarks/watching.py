@@ -36,10 +36,10 @@ def main() -> None:
         import keras
 
         from collective.training import keras_compat, models
+        from collective.training.checks.replicas import DesyncAlarm
         from collective.training.input import datasets
         from collective.training.input.pipeline import Input
         from collective.training.prepared import get_prepared
-        from collective.training.replica_check import DesyncAlarm
         from collective.training.reporting.timeline import begin as begin_timeline
         from collective.training.step import Step
 

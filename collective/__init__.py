@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from collective.session import shutdown as shutdown
     from collective.session import size as size
     from collective.training.checkpoint.schedule import Checkpoint as Checkpoint
-    from collective.training.evaluate import evaluate as evaluate
+    from collective.training.evaluation.evaluate import evaluate as evaluate
+    from collective.training.evaluation.predict import predict as predict
     from collective.training.fit import fit as fit
-    from collective.training.predict import predict as predict
     from collective.training.sweep.runner import fit_many as fit_many
     from collective.training.unedited.distribute import (
         distribute_keras as distribute_keras,

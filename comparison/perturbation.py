@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from collective.comparison.perturbations import PERTURBATIONS
 from collective.training.forward import Sums
+from collective.training.replica.inputs import StepInputs
 from collective.training.step import Step
-from collective.training.step_inputs import StepInputs
 
 
 def apply(name: str) -> None:

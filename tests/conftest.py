@@ -41,6 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "trains: trains for seconds in this process; not in make check"
     )
+    config.addinivalue_line(
+        "markers",
+        "on_ranks: make test runs it on ranks, which this file's launch starts; in one "
+        "process it is one of the matrix",
+    )
     config.addinivalue_line("markers", "soak: a long training with kills (make soak)")
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
@@ -65,8 +70,17 @@ def refuse_a_stale_core() -> None:
         )
 
 
+# In the names of tests that run on several replicas of one process.
+SEVERAL = "tf-mirrored"
 # Who asks for one of these trains a model.
 TRAINING = {"clean_keras", "backends_by_name", "reference"}
+
+
+def proved_by_a_launch(item: pytest.Item) -> bool:
+    """Whether the launch of this test's file shows what it would show in one process."""
+    if item.get_closest_marker("launches") or SEVERAL in item.nodeid:
+        return False
+    return item.get_closest_marker("on_ranks") is not None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -75,6 +89,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if TRAINING & set(getattr(item, "fixturenames", ())):
             item.add_marker("trains")
+        if not launch.launched() and proved_by_a_launch(item):
+            item.add_marker("matrix")
     if launch.launched():
         items[:] = [i for i in items if not i.get_closest_marker("launches")]
     else:

@@ -68,7 +68,7 @@ MUTATIONS = (
         "the last row of an epoch is never read",
         "np.arange(start, min(stop, self.rows), dtype=np.int64)",
         "np.arange(start, min(stop, self.rows - 1), dtype=np.int64)",
-        ["tests/training/test_inputs.py"],
+        ["tests/training/input/test_inputs.py"],
     ),
     Mutation(
         "root",
@@ -105,14 +105,14 @@ MUTATIONS = (
         "a resumed training has the model, but an optimizer that starts afresh",
         "zip(all_variables(model), self.variables, strict=True)",
         "zip(model.variables, self.variables, strict=False)",
-        ["tests/training/test_checkpoint.py"],
+        ["tests/training/checkpoint/test_checkpoint.py"],
     ),
     Mutation(
         "epoch",
         "every epoch has the order of the first",
         "(self.seed, epoch))",
         "(self.seed, 0))",
-        ["tests/training/test_inputs.py", "-k", "epoch"],
+        ["tests/training/input/test_inputs.py", "-k", "epoch"],
     ),
     Mutation(
         "order",

@@ -63,7 +63,7 @@ def torn(folder: Path) -> None:
     (folder / "torn.npz").write_bytes(whole[: len(whole) // 2])
 
 
-# What is typed, and what is told.
+# What is typed, and what the error says.
 WRONG = {
     "unknown-backend": ("--backend nccl", "unknown backend 'nccl'"),
     "unknown-ops": (
@@ -168,13 +168,13 @@ if LAUNCHED:  # tf-mirrored does not start on ranks, whatever its options
 
 @pytest.mark.parametrize("name", CASES)
 def test_wrong_use_ends_in_one_error_and_a_hint(name, command):
-    typed, told = CASES[name]
+    typed, message = CASES[name]
     if not LAUNCHED or os.environ["OMPI_COMM_WORLD_RANK"] == "0":
         torn(command.tmp)
         (command.tmp / "empty").mkdir()
     codes, printed = command(*typed.split())
     assert codes == {2}, printed
-    assert printed.count(told) == 1, printed
+    assert printed.count(message) == 1, printed
     assert printed.count("error: ") == printed.count("HINT: ") == 1, printed
     assert "Traceback" not in printed and "Epoch" not in printed
     assert printed.rstrip().splitlines()[-1].startswith("HINT: ")
@@ -209,8 +209,8 @@ def test_a_loss_that_is_not_finite_names_step_rank_and_variable(seed, command):
         *mirrored,
     )
     assert codes == {1}, printed
-    told = f"step {step}: the loss or its gradient is not finite on {of} {holder}; "
-    assert printed.count(told) == 1, printed
+    message = f"step {step}: the loss or its gradient is not finite on {of} {holder}; "
+    assert printed.count(message) == 1, printed
     # tanh(inf) is 1: all is finite but the gradient of the kernel that met it.
     assert "'two_layers/hidden/kernel'" in printed or "'hidden/kernel'" in printed
     assert printed.count("HINT: ") == 1 and "Traceback" not in printed
@@ -227,8 +227,8 @@ def test_ranks_that_have_come_apart_end_in_one_error(command):
     typed = "--data tests.own:finite --model tests.own:drifting --global-batch-size 16"
     codes, printed = command(*typed.split(), "--check-every", "3", "--verbose", "0")
     assert codes == {1}, printed
-    told = f"step 6: rank {RANKS - 1} has other values in '"
-    assert printed.count("error: ") == 1 and told in printed, printed
+    message = f"step 6: rank {RANKS - 1} has other values in '"
+    assert printed.count("error: ") == 1 and message in printed, printed
     assert "out/bias' than the others. At step 3 all were the same" in printed
     assert printed.count("HINT: ") == 1 and "Traceback" not in printed
 

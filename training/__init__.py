@@ -5,9 +5,9 @@ and ``step``, one update. ``observer`` says how everything else is attached to t
 """
 
 from collective.training.checkpoint.schedule import Checkpoint
-from collective.training.evaluate import evaluate
+from collective.training.evaluation.evaluate import evaluate
+from collective.training.evaluation.predict import predict
 from collective.training.fit import fit
-from collective.training.predict import predict
 from collective.training.result import Result
 from collective.training.sweep.runner import Trained, fit_many
 

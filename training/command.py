@@ -15,15 +15,15 @@ from collective.backends.capabilities import Serving
 from collective.backends.quiet import quiet
 from collective.errors import UsageError
 from collective.training import models
-from collective.training.argument_names import options_named
+from collective.training.arguments.names import options_named
 from collective.training.checkpoint.schedule import Checkpoint
-from collective.training.evaluation import Evaluation
+from collective.training.evaluation.exact import Evaluation
 from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.fit import fit
-from collective.training.gradient_sizes import message
 from collective.training.input import datasets
 from collective.training.prepared import get_prepared
 from collective.training.reporting.summary import Summary
+from collective.training.variables.gradient_sizes import message
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 CLIPS = ("global_clipnorm", "clipnorm", "clipvalue")

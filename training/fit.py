@@ -12,16 +12,18 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
-from collective.training.argument_names import arguments_named
-from collective.training.arguments import FitData, fit_data
-from collective.training.callbacks import RankZeroCallbacks
+from collective.training.arguments.data import FitData, fit_data
+from collective.training.arguments.names import arguments_named
+from collective.training.callbacks.hooks import Callbacks
+from collective.training.callbacks.observer import RankZeroCallbacks
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
-from collective.training.checks import (
+from collective.training.checks.refusals import (
     check_batch,
     check_labels,
     check_states_of_rows,
 )
+from collective.training.checks.replicas import DesyncAlarm, FinalCheck
 from collective.training.coupled import look_ups
 from collective.training.custom_step.check import check_step
 from collective.training.custom_step.epochs import MetricEpochs
@@ -30,10 +32,8 @@ from collective.training.custom_step.refusals import has_own_step
 from collective.training.custom_step.step import CustomStep
 from collective.training.eager import runs_eagerly
 from collective.training.elastic.membership import Membership
+from collective.training.evaluation.inference import open_backend
 from collective.training.failure import ends_the_job, explaining_memory
-from collective.training.gradient_sizes import message
-from collective.training.hooks import Callbacks
-from collective.training.inference import open_backend
 from collective.training.input.agreement import Agreement
 from collective.training.input.batches import Batches
 from collective.training.input.feed import (
@@ -48,13 +48,13 @@ from collective.training.loop import Loop
 from collective.training.observer import Observer
 from collective.training.position import Position
 from collective.training.prepared import prepare
-from collective.training.replica_check import DesyncAlarm, FinalCheck
 from collective.training.reporting.heartbeat import Heartbeat
 from collective.training.reporting.progress import ProgressBar
 from collective.training.reporting.timeline import TimelineObserver
 from collective.training.reporting.timing import TimingObserver
 from collective.training.result import Result
 from collective.training.step import Step
+from collective.training.variables.gradient_sizes import message
 from collective.training.verification import (
     compare_data,
     compare_models,

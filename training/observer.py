@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from collective.training.attachments import Attachment
+from collective.training.replica.attachments import Attachment
 
 
 class FinishedStep(NamedTuple):

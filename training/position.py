@@ -12,13 +12,12 @@ import keras
 import numpy as np
 
 from collective.backends.base import Backend
-from collective.training import outside_variables
 from collective.training.checkpoint import random_state
 from collective.training.checkpoint.state import Gathered, State, newest, values_of
 from collective.training.exchange import gather_few
 from collective.training.prepared import get_partition
 from collective.training.reporting.report import Averages, Layout
-from collective.training.variables import broadcast_model
+from collective.training.variables.compared import broadcast_model, outside_variables
 
 
 class Position:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import eager, keras_compat
-from collective.training.checks import check_model
+from collective.training.checks.refusals import check_model
 from collective.training.custom_step import building
 from collective.training.custom_step.refusals import check_options, has_own_step
 from collective.training.input.pipeline import Batch

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training.attachments import Attachment
 from collective.training.forward import Sums
-from collective.training.gradient_sizes import SMALL
 from collective.training.memory.partitioned import PartitionedVariables
+from collective.training.replica.attachments import Attachment
+from collective.training.variables.gradient_sizes import SMALL
 
 
 class StepSums(NamedTuple):
@@ -19,7 +19,7 @@ class StepSums(NamedTuple):
 
     Attributes:
         sums: Losses, gradients, metrics, state.
-        not_finite: See ``collective.training.finite.locate``.
+        not_finite: See ``collective.training.checks.finite.locate``.
         attached: The tensors of each attachment.
     """
 

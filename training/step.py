@@ -18,15 +18,9 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import (
-    finite,
-    keras_compat,
-    layer_state,
-    look_ups,
-    outside_variables,
-)
+from collective.training import keras_compat
 from collective.training.accumulation import accumulate
-from collective.training.attachments import Attachment, ReplicaStep, Total
+from collective.training.checks import finite
 from collective.training.coupled import batch_norm
 from collective.training.coupled import checks as coupled_checks
 from collective.training.coupled.metrics import MetricState
@@ -35,16 +29,19 @@ from collective.training.forward import Forward, Sums, global_loss
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.reduction import StepSums, all_reduce
-from collective.training.reporting.report import Layout
-from collective.training.rows import Rows, without_none
-from collective.training.step_inputs import (
+from collective.training.replica import look_ups
+from collective.training.replica.attachments import Attachment, ReplicaStep, Total
+from collective.training.replica.inputs import (
     StepInputs,
     Weights,
     read_weights,
     replica_rows,
     weight_specs,
 )
-from collective.training.step_plan import StepPlan
+from collective.training.replica.plan import StepPlan
+from collective.training.replica.rows import Rows, without_none
+from collective.training.reporting.report import Layout
+from collective.training.variables import layer_state, outside_variables
 
 
 class Step:
@@ -422,7 +419,7 @@ class Step:
         )
 
     def _assign_state(self, weights: Weights, totals: list[tf.Tensor]) -> None:
-        """What layers have assigned; see ``collective.training.layer_state``."""
+        """What layers have assigned; see ``collective.training.variables.layer_state``."""
         forward, prepared = self.forward, self.prepared
         old = [weights.state[i] for i in forward.changing]
         old += [weights.trainable[i] for i in forward.assigned]

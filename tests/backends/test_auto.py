@@ -245,11 +245,11 @@ def test_a_training_on_what_auto_has_measured(tmp_path):
         240,
     )
     assert code == 0, printed
-    told = json.loads(file.read_text())
-    predicted = told["predicted_all_reduce"]
+    summary = json.loads(file.read_text())
+    predicted = summary["predicted_all_reduce"]
     assert set(predicted) == {"native", "tf-multiworker"}, printed
-    assert told["backend"] == min(predicted, key=predicted.get)
-    assert told["chosen_because"].startswith("predicted all-reduce ")
+    assert summary["backend"] == min(predicted, key=predicted.get)
+    assert summary["chosen_because"].startswith("predicted all-reduce ")
     assert "auto: timing native on 2 ranks" in printed
     assert "tensors:" in printed and printed.count("<- chosen") == 1
     assert len(list(tmp_path.glob("collective/probes/*.json"))) == 1

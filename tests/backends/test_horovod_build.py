@@ -74,8 +74,10 @@ def test_without_a_compiler_it_says_so_and_exits_2(monkeypatch, capsys):
     monkeypatch.setattr(installed, "version", lambda: None)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert build.main() == 2
-    told = capsys.readouterr().err
-    assert "there is no c++" in told and told.splitlines()[-1].startswith("HINT: apt")
+    printed = capsys.readouterr().err
+    assert "there is no c++" in printed and printed.splitlines()[-1].startswith(
+        "HINT: apt"
+    )
 
 
 def test_without_a_folder_to_keep_it_in_it_says_so_and_exits_2(
@@ -145,8 +147,10 @@ def test_a_horovod_without_tensorflow_is_told(pretend):
 
 def test_a_horovod_for_another_tensorflow_is_told(pretend, monkeypatch):
     monkeypatch.setattr(installed, "tensorflow", lambda: HERE.tensorflow)
-    told = pretend("2.16.2")
-    assert told == "Horovod was built for TensorFlow 2.16.2, and 2.21.0 is installed"
+    mismatch = pretend("2.16.2")
+    assert (
+        mismatch == "Horovod was built for TensorFlow 2.16.2, and 2.21.0 is installed"
+    )
 
 
 def test_a_horovod_for_another_python_is_told(pretend):
@@ -177,8 +181,8 @@ def test_only_horovods_own_words_tell_of_another_rank(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     lost = RuntimeError("Horovod has been shut down. This was caused by ...")
     assert backend.ended_by_another(lost) == 1
-    told = capsys.readouterr().err
-    assert "rank 1: error: another rank" in told and "HINT: " in told
+    printed = capsys.readouterr().err
+    assert "rank 1: error: another rank" in printed and "HINT: " in printed
 
 
 def test_our_horovodrun_is_horovods_with_four_things_settled(tmp_path):

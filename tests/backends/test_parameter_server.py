@@ -38,12 +38,12 @@ def test_counts_goes_on_without_a_worker_and_ends_without_a_server():
     pytest.importorskip("mpi4py")
     code, printed = run()
     assert code == 1, printed
-    told = "rank 1: worker 0 was killed by signal 9; it is started again"
-    assert printed.count(told) == 1, printed
+    message = "rank 1: worker 0 was killed by signal 9; it is started again"
+    assert printed.count(message) == 1, printed
     assert "went on without worker 0" in printed
     assert "worker 0 is back at work" in printed
-    told = "rank 3: error: parameter server 0 was killed by signal 9"
-    assert printed.count(told) == printed.count("HINT: ") == 1, printed
+    message = "rank 3: error: parameter server 0 was killed by signal 9"
+    assert printed.count(message) == printed.count("HINT: ") == 1, printed
     assert "went on without a server" not in printed and "Traceback" not in printed
 
 

@@ -150,8 +150,8 @@ def test_no_option_is_taken_silently(monkeypatch):
 )
 def test_an_option_of_another_backend_is_refused(option):
     (name,) = option
-    told = f"^{name} is an option of backend 'native'"
-    with pytest.raises(UsageError, match=told) as caught:
+    message = f"^{name} is an option of backend 'native'"
+    with pytest.raises(UsageError, match=message) as caught:
         backends.get("single", Options(**option))
     assert (
         caught.value.exit_code == 2

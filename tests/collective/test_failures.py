@@ -178,16 +178,16 @@ def test_a_rank_that_does_not_come_ends_the_wait():
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "message"),
     [
         ("COLLECTIVE_TIMEOUT", "soon", "COLLECTIVE_TIMEOUT=soon is no time"),
         ("COLLECTIVE_SIMD", "avx", "COLLECTIVE_SIMD=avx is not known"),
         ("COLLECTIVE_STORES", "fast", "COLLECTIVE_STORES=fast is not known"),
     ],
 )
-def test_refuses_settings_that_it_does_not_know(variable, value, told):
+def test_refuses_settings_that_it_does_not_know(variable, value, message):
     [(code, _, err)] = Ranks(1, PRELUDE, **{variable: value}).finish()
-    assert code == 1 and told in err and "HINT: " in err
+    assert code == 1 and message in err and "HINT: " in err
 
 
 BY_NAME = (
@@ -475,14 +475,14 @@ def test_a_waiting_rank_leaves_its_core_to_others(size):
 
 
 @pytest.mark.parametrize(
-    ("instead", "code", "told"),
+    ("instead", "code", "message"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "rank 1 .* died"),
         ("time.sleep(7)", 0, r"waited \d s for rank 1 in (join|all-gather 'which)"),
     ],
     ids=["dies", "does not come"],
 )
-def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, told):
+def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, message):
     ranks = Ranks(
         3,
         PRELUDE
@@ -497,4 +497,4 @@ def test_ranks_that_have_joined_do_not_wait_for_ever(instead, code, told):
     (_, _, first), (ended, _, _), (_, _, last) = ranks.finish()
     assert ended == code
     for error in (first, last):
-        assert re.search(told, error), error
+        assert re.search(message, error), error

@@ -75,22 +75,22 @@ def test_an_environment_without_a_script_to_activate_it(prefix, monkeypatch):
 def test_activate_lets_root_start_ranks(prefix, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     write(prefix)
-    told = subprocess.run(
+    printed = subprocess.run(
         ["sh", "-c", f". {prefix}/bin/activate; env"],
         capture_output=True,
         text=True,
         check=True,
         env={"PATH": os.environ["PATH"]},
     ).stdout.splitlines()
-    assert "OMPI_ALLOW_RUN_AS_ROOT=1" in told
-    assert "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in told
+    assert "OMPI_ALLOW_RUN_AS_ROOT=1" in printed
+    assert "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in printed
 
 
 def test_as_a_program_it_says_what_it_did():
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-m", "collective.mpi_defaults"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.strip()
-    assert told in ("mpirun may start more ranks than cores", "mpirun left as it is")
+    assert printed in ("mpirun may start more ranks than cores", "mpirun left as it is")

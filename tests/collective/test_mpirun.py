@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun"),
 ]
 FILES = ("allreduce", "others", "process_sets", "agreement", "order", "join")
-# As MPI tells the ranks of a host: told each that it is alone on one.
+# As MPI numbers the ranks of a host, with each rank alone on its host.
 ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
 
 

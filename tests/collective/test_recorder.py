@@ -216,9 +216,9 @@ def test_those_who_joined_are_told_of_by_their_number_now(tmp_path):
 
 
 def made_up(rank, host, at, **entry):
-    told = {"kind": "all-reduce", "what": "w", "bytes": 4, "announced": -2.0}
-    told |= {"started": -2.0, "ended": None, "area": 0, "sequence": 7}
-    entries = [Entry(1, **told | entry)]
+    fields = {"kind": "all-reduce", "what": "w", "bytes": 4, "announced": -2.0}
+    fields |= {"started": -2.0, "ended": None, "area": 0, "sequence": 7}
+    entries = [Entry(1, **fields | entry)]
     return Dump("stalled", at, 2, [Rank(rank, 9, host, "alive", [], None, entries)])
 
 
@@ -247,9 +247,9 @@ def test_it_can_be_switched_off(tmp_path):
     command = [*launch.command("native", 2), sys.executable, "-c"]
     script = "import collective; collective.init(); from collective import recorder"
     env = launch.environment(COLLECTIVE_RECORDER="off")
-    told = "print(recorder._opened)"
+    statement = "print(recorder._opened)"
     done = subprocess.run(
-        [*command, f"{script}; {told}"],
+        [*command, f"{script}; {statement}"],
         env=env,
         capture_output=True,
         text=True,

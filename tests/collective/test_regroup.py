@@ -107,8 +107,8 @@ GROWS = (
     there = []
     while last not in there:
         try:
-            told = collective.allgather(np.array([[who, session.waiting()]]))
-            there, waiting = told.T.tolist()
+            states = collective.allgather(np.array([[who, session.waiting()]]))
+            there, waiting = states.T.tolist()
             if any(waiting):
                 session.regroup()
         except collective.PeerLost:

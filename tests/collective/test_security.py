@@ -107,7 +107,7 @@ def test_the_launcher_listens_only_where_it_is_told_to(monkeypatch):
     mine = [interfaces.Interface(f"eth{i}", f"127.0.0.{i}/24") for i in (2, 3)]
     monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
     with probe.listening(["eth1"], "s") as none_of_that_name:
-        assert len(none_of_that_name) == 2  # then it is told of all
+        assert len(none_of_that_name) == 2  # then all are reported
     with probe.listening(["eth3"], "s") as (address,):
         host, port = address.split(":")
         assert host == "127.0.0.3"
@@ -351,8 +351,8 @@ def test_a_name_that_another_user_holds_is_refused_at_once():
         assert squatter.stdout.readline() == "held\n"
         ranks = [rank(number, job) for number in (0, 1)]
         for one in ranks:
-            told = one.communicate(timeout=60)[0]
-            assert f"a process of user {NOBODY} holds the name" in told, told
+            printed = one.communicate(timeout=60)[0]
+            assert f"a process of user {NOBODY} holds the name" in printed, printed
     finally:
         squatter.communicate()
 
@@ -456,8 +456,8 @@ def test_tables_show_brackets_as_they_are(monkeypatch, capsys):
     found = {"single": Availability(False, "[/red] [bold]none", "pip install '.[cpu]'")}
     monkeypatch.setattr(listing, "list_backends", lambda: found)
     listing.print_list()
-    told = capsys.readouterr().out
-    assert "[/red] [bold]none" in told and "'.[cpu]'" in told
+    printed = capsys.readouterr().out
+    assert "[/red] [bold]none" in printed and "'.[cpu]'" in printed
 
 
 @needs_core

@@ -67,8 +67,8 @@ def test_digits_on_every_backend(tmp_path):
     assert set(auto["predicted"]) == {n for n in summed if STARTS[n].launcher}
     assert auto["backend"] == min(auto["predicted"], key=auto["predicted"].get)
     assert f"auto chooses {auto['backend']}, " in printed
-    for told in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):
-        assert told in printed
+    for message in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):
+        assert message in printed
     assert (tmp_path / "report.html").stat().st_size > 50_000
     assert sorted(p.stem for p in tmp_path.glob("*.png")) == [
         "allreduce",
@@ -133,7 +133,7 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     assert list(found["equal"]["float64"]["losses"]) == ["single"]
 
 
-@pytest.mark.parametrize("options, told", [
+@pytest.mark.parametrize("options, message", [
     (["--backend", "mpi"], "--backend is not for compare.py"),
     (["--perturb", "mpi:nothing"], "unknown 'nothing'"),
     (["--against", "nowhere.json"], "nowhere.json is not an earlier result"),
@@ -151,6 +151,6 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     (["--output", "train.py"], "train.py cannot be written"),
     (["--model", "tests.own:no_model"], "cannot be done at all"),
 ])  # fmt: skip
-def test_wrong_use_ends_with_2_and_a_hint(options, told, tmp_path):
+def test_wrong_use_ends_with_2_and_a_hint(options, message, tmp_path):
     code, printed, found = compare(tmp_path, *options, seconds=60)
-    assert code == 2 and told in printed and "HINT" in printed and found is None
+    assert code == 2 and message in printed and "HINT" in printed and found is None

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training import keras_compat
+from collective.training.checks.replicas import DesyncAlarm
 from collective.training.input.pipeline import Batch, share
 from collective.training.prepared import get_prepared, partition_or_place
-from collective.training.replica_check import DesyncAlarm
 from collective.training.reporting.report import Averages
 from collective.training.step import Step
 

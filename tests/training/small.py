@@ -13,7 +13,7 @@ import numpy as np
 from collective.training import Checkpoint, fit
 from collective.training.checkpoint import schedule
 from collective.training.result import Result
-from collective.training.variables import replicated_variables
+from collective.training.variables.compared import replicated_variables
 from tests import launch
 
 ROWS, BATCH, FEATURES, CLASSES = 53, 10, 6, 3
@@ -75,7 +75,7 @@ def everything(dropout: bool = False) -> Callable[[], Any]:
 def train(
     backend: Any, callbacks: Any = (), validate: bool = False, **more: Any
 ) -> Result:
-    """Four epochs of six steps, unless told otherwise."""
+    """Four epochs of six steps, by default."""
     settings = {
         "global_batch_size": BATCH,
         "epochs": 4,
@@ -122,8 +122,8 @@ def assert_ranks_agree(backend: Any, result: Result) -> None:
         "history": result.history,
         "stop": result.model.stop_training,
     }
-    told = gather(backend, mine)
-    assert all(other == told[0] for other in told)
+    results = gather(backend, mine)
+    assert all(other == results[0] for other in results)
     states = gather(backend, state(result.model))
     for other in states[1:]:
         for value, wanted in zip(other, states[0], strict=True):

@@ -23,17 +23,17 @@ class Rank:
 
 
 @pytest.mark.parametrize(
-    "error, code, told",
+    "error, code, message",
     [
         (KeyboardInterrupt(), 130, "rank 1: interrupted"),
         (KeyError("x"), 1, "rank 1: KeyError ended the job"),
     ],
 )
-def test_a_rank_that_fails_ends_the_job(error, code, told, capfd):
+def test_a_rank_that_fails_ends_the_job(error, code, message, capfd):
     rank = Rank()
     with pytest.raises(Aborted), ends_the_job(rank):
         raise error
     assert rank.exit_code == code
     printed = capfd.readouterr().err
-    assert told in printed
+    assert message in printed
     assert ("Traceback" in printed) == (code == 1)

@@ -39,8 +39,8 @@ def backend(request, backends_by_name):
     return backends_by_name(request.param)
 
 
-def refused(backend, told: str, made, **more) -> None:
-    with pytest.raises(UsageError, match=told) as error:
+def refused(backend, message: str, made, **more) -> None:
+    with pytest.raises(UsageError, match=message) as error:
         train(backend, model=made, steps=1, **more)
     assert "\nHINT: " in str(error.value) and error.value.exit_code == 2
     assert error.value.everywhere
@@ -241,8 +241,8 @@ def test_a_stream_in_an_order_of_its_own_is_refused(backend):
 def test_small_batches_are_refused(backend):
     if backend.replicas == 1:
         return
-    told = f"a global batch of 1 rows cannot be shared by {backend.replicas}"
-    refused(backend, told, model(), global_batch_size=1)
+    message = f"a global batch of 1 rows cannot be shared by {backend.replicas}"
+    refused(backend, message, model(), global_batch_size=1)
 
 
 @pytest.mark.parametrize("verbose", [0, 1, 2])
@@ -281,7 +281,8 @@ BRIEFLY = (
 )
 def test_on_ranks(name, ranks, files, chosen, tmp_path):
     pytest.importorskip("mpi4py")
-    paths = [f"tests/training/test_{file}.py" for file in files]
+    folder = launch.ROOT / "tests/training"
+    paths = [str(next(folder.rglob(f"test_{file}.py"))) for file in files]
     ended = launch.launch(name, ranks, [*paths, *chosen], tmp_path, seconds=400)
     assert ended.code == 0, ended.output
     assert set(ended.outcomes[0].values()) <= {"passed", "skipped"}

@@ -67,6 +67,7 @@ def train(make, backend, **more):
     return fit(make, numbers(8, 1), backend=backend, **(settings | more))
 
 
+@pytest.mark.on_ranks
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_trains_what_keras_trains(name, backend):
     program = PROGRAMS[name]

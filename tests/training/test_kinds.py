@@ -17,6 +17,7 @@ from tests.training.small import NAMES, gather, model, rows
 from tests.training.test_words import X2, Y2, X, Y, both
 
 pytestmark = [
+    pytest.mark.on_ranks,
     pytest.mark.usefixtures("clean_keras"),
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -361,12 +362,12 @@ def test_ranks_with_other_batches_are_told_apart(backend):
         yield X[:10], Y[:10]
         yield X[:10] + rank, Y[:10]
 
-    for make, told in (
+    for make, message in (
         (ends, "the data of rank 0 have ended, those of rank 1 go on"),
         (longer, "rank 1 has a batch of 11 rows where rank 0 has 10"),
         (others, "rank 1 has other rows in this batch than rank 0"),
     ):
-        with pytest.raises(UsageError, match=told) as error:
+        with pytest.raises(UsageError, match=message) as error:
             collective.fit(sgd(), make(backend.rank), backend=backend, verbose=0)
         assert error.value.everywhere and "shuffle needs a seed" in str(error.value)
     assert gather(backend, 1) == [1] * backend.size

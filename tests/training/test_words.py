@@ -18,11 +18,12 @@ import tensorflow as tf
 
 import collective
 from collective.errors import UsageError
-from collective.training.argument_names import in_arguments
+from collective.training.arguments.names import in_arguments
 from tests import launch
 from tests.training.small import NAMES, gather, model, rows
 
 pytestmark = [
+    pytest.mark.on_ranks,
     pytest.mark.usefixtures("clean_keras"),
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -55,8 +56,8 @@ def both(backend, data, make=None, **words):
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=5e-6)
     assert isinstance(got, keras.callbacks.History)
     assert made.history is got and got.model is made
-    told = gather(backend, got.history)
-    assert all(other == told[0] for other in told)
+    message = gather(backend, got.history)
+    assert all(other == message[0] for other in message)
     return got
 
 
@@ -320,7 +321,7 @@ def test_the_words_of_earlier_versions(backend):
 
 
 @pytest.mark.parametrize(
-    ("data", "words", "told"),
+    ("data", "words", "message"),
     [
         ((None,), {}, "no data are given"),
         ((X, Y), {"class_weight": {0: 1.0}, "sample_weight": Y}, "both class_weight="),
@@ -330,15 +331,17 @@ def test_the_words_of_earlier_versions(backend):
         ((X, Y), {"validation_data": (X,)}, "validation_data= has 1 parts"),
     ],
 )
-def test_what_is_refused_names_words_of_the_api(backend, data, words, told):
-    with pytest.raises(UsageError, match=told) as error:
+def test_what_is_refused_names_words_of_the_api(backend, data, words, message):
+    with pytest.raises(UsageError, match=message) as error:
         collective.fit(model()(), *data, backend=backend, verbose=0, **words)
     assert "\nHINT: " in str(error.value) and "--" not in str(error.value)
 
 
 def test_options_in_messages_become_arguments():
-    told = "drop --shard-optimizer, or --checkpoint-every 100; --accumulate K, --steps"
-    assert in_arguments(told) == (
+    message = (
+        "drop --shard-optimizer, or --checkpoint-every 100; --accumulate K, --steps"
+    )
+    assert in_arguments(message) == (
         "drop shard_optimizer=True, or Checkpoint(folder, every=100); accumulate=K, steps="
     )
     assert in_arguments("--steps-more") == "--steps-more"
@@ -348,7 +351,8 @@ def test_options_in_messages_become_arguments():
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_on_ranks(ranks, tmp_path):
     pytest.importorskip("mpi4py")
-    paths = [f"tests/training/test_{name}.py" for name in ("words", "kinds", "predict")]
+    names = ("test_words", "test_kinds", "evaluation/test_predict")
+    paths = [f"tests/training/{name}.py" for name in names]
     ended = launch.launch("native", ranks, paths, tmp_path, seconds=500)
     assert ended.code == 0, ended.output
     assert set(ended.outcomes[0].values()) <= {"passed", "skipped"}

@@ -10,7 +10,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.prepared import PreparedModel
-from collective.training.step_plan import StepPlan
+from collective.training.replica.plan import StepPlan
 
 
 def reasons(

@@ -22,12 +22,13 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
-from collective.training import keras_compat, look_ups
+from collective.training import keras_compat
 from collective.training.coupled import checks
 from collective.training.coupled.gather import gather_rows
 from collective.training.coupled.replica import ReplicaContext
 from collective.training.prepared import PreparedModel
-from collective.training.step_plan import StepPlan
+from collective.training.replica import look_ups
+from collective.training.replica.plan import StepPlan
 
 CHOICES = ("combined", "keras")
 _INDEX_BYTES = 8

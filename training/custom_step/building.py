@@ -11,7 +11,7 @@ from collective.training import keras_compat
 from collective.training.custom_step.data import packed
 from collective.training.custom_step.refusals import DROP_IN
 from collective.training.input.pipeline import Batch
-from collective.training.rows import Rows, without_none
+from collective.training.replica.rows import Rows, without_none
 
 
 def build(model: keras.Model, backend: Backend, spec: Batch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from collective.training.rows import Rows
+from collective.training.replica.rows import Rows
 
 
 def packed(rows: Rows) -> Any:

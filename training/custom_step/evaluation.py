@@ -8,14 +8,14 @@ import numpy as np
 
 from collective.backends.base import Backend
 from collective.training import keras_compat
-from collective.training.batchwise_evaluation import BatchwiseEvaluation
 from collective.training.custom_step.step import CustomStep
-from collective.training.evaluation import Evaluation
+from collective.training.evaluation.batchwise import BatchwiseEvaluation
+from collective.training.evaluation.exact import Evaluation
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch
 from collective.training.input.source import Source
 from collective.training.prepared import PreparedModel
-from collective.training.step_plan import StepPlan
+from collective.training.replica.plan import StepPlan
 
 
 class CustomEvaluation(BatchwiseEvaluation):

@@ -17,7 +17,7 @@ from collective.training.custom_step.replica import (
     Share,
 )
 from collective.training.custom_step.written import written_variables
-from collective.training.rows import Rows
+from collective.training.replica.rows import Rows
 
 Method = Callable[[Any], Any]
 Logs = dict[str, tf.Tensor]

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
-from collective.training import finite, keras_compat
-from collective.training.attachments import Attachment, ReplicaStep, Total
+from collective.training import keras_compat
+from collective.training.checks import finite
 from collective.training.custom_step.data import with_a_row
 from collective.training.custom_step.layout import CustomLayout
 from collective.training.custom_step.local import LocalStep, Logs
@@ -25,8 +25,9 @@ from collective.training.custom_step.refusals import check_options
 from collective.training.custom_step.replica import OrderedSums, Share
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
-from collective.training.rows import without_none
-from collective.training.step_inputs import replica_rows
+from collective.training.replica.attachments import Attachment, ReplicaStep, Total
+from collective.training.replica.inputs import replica_rows
+from collective.training.replica.rows import without_none
 
 
 class CustomStep:

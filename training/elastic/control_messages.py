@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
-from collective.training.attachments import Attachment, ReplicaStep, Total
+from collective.training.replica.attachments import Attachment, ReplicaStep, Total
 
 
 @dataclass(frozen=True)

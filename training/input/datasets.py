@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.training.arguments.lookup import call, lookup
 from collective.training.input.arrays import Arrays
 from collective.training.input.images import ImageFolder
 from collective.training.input.keras_cache import cifar10, mnist
@@ -23,7 +24,6 @@ from collective.training.input.permutation import permute
 from collective.training.input.source import Source, as_source
 from collective.training.input.synthetic import Synthetic
 from collective.training.input.views import First, MappedX
-from collective.training.lookup import call, lookup
 
 _SYNTHETIC = re.compile(r"synthetic(?::(\d+(?:x\d+)*))?(?::(\d+))?")
 _SYNTHETIC_ROWS = 2048

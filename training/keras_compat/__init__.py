@@ -5,7 +5,7 @@ gradient sum inside its optimizers (our gradients are summed already), to see a 
 sum and a weight instead of a mean, and to run a metric without touching its variables.
 Checkpoints need a fourth: to write earlier values of the variables to Keras' file. Each is
 a few lines against Keras' source, and each has a test in
-``tests/training/test_keras_compat.py`` that fails when Keras changes.
+``tests/training/keras_compat/test_keras_compat.py`` that fails when Keras changes.
 """
 
 # ruff: noqa: F401 - the functions of the files below are used under this package's name

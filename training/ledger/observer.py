@@ -9,12 +9,12 @@ import os
 
 import numpy as np
 
-from collective.training.attachments import Total
 from collective.training.input.plan import Plan
 from collective.training.ledger import receipts
 from collective.training.ledger.writer import Ledger
 from collective.training.observer import FinishedStep, Observer
 from collective.training.position import Position
+from collective.training.replica.attachments import Total
 
 
 class LedgerObserver(Observer):

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training.attachments import Attachment, ReplicaStep, Total
 from collective.training.ledger.writer import PRIME
+from collective.training.replica.attachments import Attachment, ReplicaStep, Total
 
 BYTES = 4
 SIZE = 3 * BYTES

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import keras
 
 from collective.errors import UsageError
-from collective.training.lookup import call, lookup
+from collective.training.arguments.lookup import call, lookup
 from collective.training.models.cnn import cnn
 from collective.training.models.mlp import mlp
 from collective.training.models.resnet50 import resnet50

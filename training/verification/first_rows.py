@@ -10,7 +10,7 @@ import tensorflow as tf
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.source import Source
-from collective.training.rows import Rows
+from collective.training.replica.rows import Rows
 
 # Of an axis whose length differs from batch to batch.
 _OPEN_AXIS = 5

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from collective.errors import CollectiveError
 from collective.net import private_files
-from collective.training.step_plan import StepPlan
+from collective.training.replica.plan import StepPlan
 
 _known: dict[str, StepPlan] = {}
 

@@ -23,8 +23,8 @@ from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
-from collective.training.rows import Rows
-from collective.training.step_plan import StepPlan
+from collective.training.replica.plan import StepPlan
+from collective.training.replica.rows import Rows
 from collective.training.verification import plan_cache
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.first_rows import count, first_rows

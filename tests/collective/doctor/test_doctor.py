@@ -110,13 +110,13 @@ def test_hosts_that_differ(changes, message):
 
 
 def test_the_report_says_what_to_type():
-    told = report.backends(FINE["backends"])
-    assert "single   yes  there" in told
-    assert "mpi      yes  there\n              HINT: type this" in told
-    assert "horovod  no   not there\n              HINT: type this" in told
-    told = report.machine(FINE)
+    report_text = report.backends(FINE["backends"])
+    assert "single   yes  there" in report_text
+    assert "mpi      yes  there\n              HINT: type this" in report_text
+    assert "horovod  no   not there\n              HINT: type this" in report_text
+    report_text = report.machine(FINE)
     for part in ("2.21", "TensorFlow, MPI", "H100", "2 of 4", "4.0 GiB of 8.0 GiB"):
-        assert part in told
+        assert part in report_text
     found = [findings.Finding("b", "h", fatal=False), findings.Finding("a", "h")]
     assert report.findings(found).startswith("PROBLEM: a")
     assert report.findings([]) == "Nothing is wrong."

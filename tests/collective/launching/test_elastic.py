@@ -28,9 +28,9 @@ if session.is_joining():
         os.kill(os.getpid(), signal.SIGKILL)
     session.enter()
 sizes, asked = [], [3, 1]
-with Preemption() as told:
+with Preemption() as notices:
     while True:
-        news = collective.allgather(np.array([told.flags()]))
+        news = collective.allgather(np.array([notices.flags()]))
         if news[collective.rank()] & LEAVES:
             session.leave()
             sys.exit(0)

@@ -28,7 +28,7 @@ INTEL = MPI("Intel MPI", (2021, 14), "mpirun")
 
 
 @pytest.mark.parametrize(
-    "told, wanted",
+    "output, wanted",
     [
         ("mpirun (Open MPI) 4.1.8\n\nReport bugs to", OPEN_4),
         ("mpirun (Open MPI) 5.0.11\n", OPEN_5),
@@ -38,8 +38,8 @@ INTEL = MPI("Intel MPI", (2021, 14), "mpirun")
         ("something else 1.2.3", None),
     ],
 )
-def test_which_mpi(told, wanted):
-    assert recognize(told, "mpirun") == wanted
+def test_which_mpi(output, wanted):
+    assert recognize(output, "mpirun") == wanted
 
 
 TWO = [Host("a", 2), Host("b", 1)]
@@ -181,8 +181,8 @@ def run(*words):
 
 @needs_mpirun
 def test_the_printed_line_is_what_runs():
-    told = ["--stall-check-warning-time-seconds", "5", "-np", "2"]
-    printed = run(*LAUNCH, "--dry-run", *told, sys.executable, "-c", PLACE)
+    options = ["--stall-check-warning-time-seconds", "5", "-np", "2"]
+    printed = run(*LAUNCH, "--dry-run", *options, sys.executable, "-c", PLACE)
     assert printed.returncode == 0 and "mpirun -np 2" in printed.stdout
     assert not printed.stderr
     if "Open MPI" not in str(mpi.find()):
@@ -205,8 +205,8 @@ def test_verbose_tells_of_every_rank_and_of_no_failure():
 
 def test_ranks_that_do_not_start_end_the_job(tmp_path):
     waits = tmp_path / "mpirun"
-    told = "mpirun (Open MPI) 5.0.11"
-    waits.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo '{told}' || sleep 60\n")
+    output = "mpirun (Open MPI) 5.0.11"
+    waits.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo '{output}' || sleep 60\n")
     waits.chmod(0o755)
     limit = ["--mpirun", str(waits), "--start-timeout", "1"]
     done = run(*LAUNCH, *limit, "-np", "2", "true")

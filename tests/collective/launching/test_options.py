@@ -226,16 +226,16 @@ def test_a_slurm_allocation_gives_the_hosts(capsys, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "nowhere[01-02].invalid")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
     assert main(["--gloo", "true"]) == 2
-    told = capsys.readouterr().err
-    assert "Slurm allocation: nowhere01.invalid:2,nowhere02.invalid:2" in told
+    message = capsys.readouterr().err
+    assert "Slurm allocation: nowhere01.invalid:2,nowhere02.invalid:2" in message
 
 
 def test_check_build_needs_no_command(capsys):
     assert main(["-cb"]) == 0
-    told = capsys.readouterr().out
+    message = capsys.readouterr().out
     for title in ("Frameworks", "Controllers", "Tensor Operations"):
-        assert f"Available {title}:" in told
-    assert "[X] this launcher" in told
+        assert f"Available {title}:" in message
+    assert "[X] this launcher" in message
 
 
 def test_the_command_keeps_options_that_begin_as_ours_do():
@@ -276,7 +276,7 @@ def test_a_keras_script_is_run_by_distribute(typed, wanted):
 
 
 @pytest.mark.parametrize(
-    "typed, told",
+    "typed, message",
     [
         ("--keras --min-np 1 my.py", "--keras with --min-np"),
         ("--keras --max-np 2 my.py", "--keras with --min-np"),
@@ -286,8 +286,8 @@ def test_a_keras_script_is_run_by_distribute(typed, wanted):
         ("--keras python -c pass", "--keras takes a script, not 'python -c'"),
     ],
 )
-def test_what_keras_does_not_go_with(typed, told):
-    with pytest.raises(UsageError, match=told) as caught:
+def test_what_keras_does_not_go_with(typed, message):
+    with pytest.raises(UsageError, match=message) as caught:
         parse(typed.split())
     assert caught.value.exit_code == 2 and caught.value.hint
 

@@ -1,4 +1,4 @@
-"""What is asked of every host before mpirun is, and what is told of it at the end."""
+"""What is asked of every host before mpirun starts, and what is reported at the end."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_a_connection_back(monkeypatch):
         assert probe.why_cut_off(words, "secret") == ""
         assert probe.why_cut_off([], "secret") == ""
         # Some other program of another host has the port.
-        told = probe.why_cut_off(words, "another")
-        assert told.startswith(f"no connection from it to {host}: another program")
-    told = probe.why_cut_off(words, "secret")
-    assert told == f"no connection from it to {host}: Connection refused"
+        message = probe.why_cut_off(words, "another")
+        assert message.startswith(f"no connection from it to {host}: another program")
+    message = probe.why_cut_off(words, "secret")
+    assert message == f"no connection from it to {host}: Connection refused"
 
 
 def test_the_way_back_stays_open_where_descriptors_run_out(monkeypatch):

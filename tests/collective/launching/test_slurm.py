@@ -104,11 +104,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     try:
         deadline = time.monotonic() + SECONDS
         while True:
-            told = run(["sinfo", "-h", "-o", "%D %t"], env, 20).stdout.split()
-            if told == ["2", "idle"]:
+            nodes = run(["sinfo", "-h", "-o", "%D %t"], env, 20).stdout.split()
+            if nodes == ["2", "idle"]:
                 break
             if time.monotonic() > deadline:
-                pytest.skip(f"this Slurm does not start: {told}")
+                pytest.skip(f"this Slurm does not start: {nodes}")
             time.sleep(0.2)
         yield env
     finally:

@@ -1,0 +1,103 @@
+"""Replicas that have come apart: which, in what tensor, at which step.
+
+Plain, on three devices of one process; ``test_fit`` starts this file on ranks.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from collective.errors import CollectiveError
+from collective.training.checks.replicas import DesyncAlarm
+from collective.training.prepared import get_prepared
+from collective.training.step import Step
+from tests.training import cases
+from tests.training.small import NAMES
+
+pytestmark = pytest.mark.usefixtures("clean_keras")
+EVERY, FLIPPED_AFTER = 3, 4
+CASE = cases.Case("desync", cases.mlp(cases.adam))
+
+
+@pytest.fixture(params=[name for name in NAMES if name != "single"])
+def backend(request, backends_by_name):
+    return backends_by_name(request.param)
+
+
+def flip(backend, variable: keras.Variable, bit: int, replica: int) -> None:
+    """A bit of the last number of a variable (float32), on one replica only."""
+    copies = getattr(variable.value, "values", [variable.value])
+    for copy, number in zip(copies, backend.local_replicas, strict=True):
+        if number == replica:
+            flat = copy.numpy()
+            flat.reshape(-1).view(np.uint32)[-1] ^= 1 << bit
+            copy.assign(flat)
+
+
+def made(backend):
+    spec = cases.spec_of(CASE.batch(0))
+    model = cases.built(CASE.model, backend, spec)
+    alarm = cases.alarm(model, backend, EVERY)
+    return model, Step(get_prepared(model), backend, spec, attachments=alarm)
+
+
+def take(step, backend, numbers) -> None:
+    for number in numbers:
+        step(cases.own_part(CASE.batch(number), backend), number)
+
+
+@pytest.mark.parametrize("pick", ["weight", "optimizer's state"])
+def test_names_replica_tensor_and_step(pick, backend):
+    model, step = made(backend)
+    odd = backend.replicas - 1
+    take(step, backend, range(FLIPPED_AFTER))
+    kernel = model.trainable_variables[-2]
+    moment = next(v for v in model.optimizer.variables if "momentum" in v.name)
+    # The lowest bit of the moment would be rounded away as it decays.
+    variable, bit = (kernel, 0) if pick == "weight" else (moment, 23)
+    flip(backend, variable, bit, odd)
+    take(step, backend, range(FLIPPED_AFTER, 6))  # not looked at: all goes on
+    with pytest.raises(CollectiveError) as error:
+        take(step, backend, [6])
+    kind = "rank" if backend.size > 1 else "replica"
+    message = str(error.value)
+    assert message.startswith(f"step 6: {kind} {odd} has other values in ")
+    if pick == "weight":  # all ranks add the same to it: no other tensor follows
+        others = "the others." if backend.replicas > 2 else f"{kind} 0; there is no"
+        assert f" in {kernel.path!r} than {others}" in message
+    assert message.count("At step 3 all were the same.") == 1
+    assert "\nHINT: " in message
+    assert error.value.everywhere and error.value.exit_code == 1
+
+
+class Four:
+    """Stands for a backend of four ranks in what an error is made of."""
+
+    replicas = size = 4
+
+
+@pytest.mark.parametrize("values, message", [
+    ("aaba", "rank 2 has other values in 'b' than the others"),
+    ("abab", "ranks 1 and 3 have other values in 'b' than rank 0; there is no majority"),
+    ("abcd", "ranks 1, 2 and 3 have other values in 'b' than rank 0; there is no"),
+    ("abbb", "rank 0 has other values in 'b' than the others"),
+])  # fmt: skip
+def test_the_majority_decides_who_is_odd(values, message):
+    alarm = DesyncAlarm.__new__(DesyncAlarm)
+    alarm.backend, alarm.every = Four(), 100
+    rows = np.array([[ord(v)] * 8 for v in values], np.float32)
+    of_tensors = np.stack([np.zeros_like(rows), rows, np.ones_like(rows)], axis=1)
+    error = str(alarm._error(rows, of_tensors, ["a", "b", "c"], 200))
+    assert error.startswith(f"step 200: {message}")
+    assert "At step 100 all were the same" in error
+
+
+def test_one_replica_has_nothing_to_compare(backends_by_name):
+    if NAMES[0] != "single":
+        pytest.skip("several ranks")
+    _, step = made(backends_by_name("single"))
+    assert step.attachments == []
+    graph = step._run.get_concrete_function().graph
+    assert not [op for op in graph.get_operations() if op.type == "Fingerprint"]

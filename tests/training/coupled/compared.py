@@ -1,0 +1,84 @@
+"""Trains with a plan given by hand, and by stock Keras in one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from collective.training.evaluation.exact import Evaluation
+from collective.training.input.feed import ENDLESS, PlannedFeed
+from collective.training.input.pipeline import Input
+from collective.training.loop import Loop
+from collective.training.position import Position
+from collective.training.prepared import prepare
+from collective.training.replica.plan import StepPlan
+from collective.training.step import Step
+from tests import launch
+
+BATCH, EPOCHS = 10, 3
+NAMES = (os.environ[launch.BACKEND],) if launch.launched() else ("single",)
+
+
+def planned(
+    make: Callable[[], keras.Model],
+    data: tuple,
+    validation: tuple | None,
+    backend: Any,
+    plan: StepPlan,
+    **options: Any,
+) -> tuple[keras.Model, dict[str, list]]:
+    """The model and its history, as ``collective.training.fit`` trains it."""
+    inputs = Input(data, BATCH, shuffle=False)
+    prepared = prepare(make, backend, inputs.spec, micro_batch_rows=BATCH)
+    position = Position(prepared.model, backend)
+    step = Step(prepared, backend, inputs.spec, plan=plan, **options)
+    evaluate = None
+    if validation is not None:
+        source = Input(validation, BATCH).source
+        evaluate = Evaluation(prepared, backend, source, BATCH, plan=plan)
+    feed = PlannedFeed(inputs, None, False)
+    Loop(position, step, feed, EPOCHS, ENDLESS, (), evaluate).run()
+    return prepared.model, position.history
+
+
+def stock(
+    make: Callable[[], keras.Model], data: tuple, validation: tuple | None
+) -> tuple[keras.Model, dict[str, list]]:
+    """The same by ``keras.Model.fit``."""
+    x, y, *weight = data
+    model = make()
+    history = model.fit(
+        x,
+        y,
+        sample_weight=weight[0] if weight else None,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+        validation_data=validation,
+    )
+    return model, history.history
+
+
+def assert_same(got: tuple, wanted: tuple, tolerance: float) -> None:
+    """Every variable and the whole history."""
+    (model, history), (reference, numbers) = got, wanted
+    for mine, other in zip(model.variables, reference.variables, strict=True):
+        if "metric" in other.path or other.name.startswith("seed"):
+            continue
+        np.testing.assert_allclose(
+            np.array(mine),
+            np.array(other),
+            rtol=tolerance,
+            atol=tolerance,
+            err_msg=other.path,
+        )
+    assert sorted(history) == sorted(numbers)
+    for name, values in numbers.items():
+        np.testing.assert_allclose(
+            history[name], values, rtol=tolerance, atol=tolerance, err_msg=name
+        )

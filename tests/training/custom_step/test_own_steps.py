@@ -1,0 +1,316 @@
+"""Models with their own ``train_step``: as Keras' ``fit`` on one process, on any number.
+
+Plain, this file trains in one process, and starts itself on 2 and 3 ranks. The last of
+the batches has two rows: of three ranks, one has none.
+"""
+
+from __future__ import annotations
+
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from collective.environment import detect
+from collective.errors import CollectiveError, UsageError
+from collective.training import Checkpoint, fit
+from collective.training.input.plan import share
+from tests import launch
+from tests.training.custom_step import own_steps
+from tests.training.custom_step.own_steps import FEATURES, PROGRAMS, ROWS
+from tests.training.custom_step.plain_steps import RANDOM, Regression, regression
+from tests.training.custom_step.refused_steps import REFUSED
+from tests.training.small import assert_ranks_agree
+from tests.training.test_equivalence import together
+
+HERE = "tests/training/custom_step/test_own_steps.py"
+NAME = os.environ.get(launch.BACKEND, "single")
+BATCH, EPOCHS = 10, 2
+PLAIN = pytest.mark.skipif(launch.launched(), reason="one process shows it")
+RANKS = pytest.mark.skipif(not launch.launched(), reason="needs several ranks")
+
+pytestmark = [pytest.mark.usefixtures("clean_keras"), pytest.mark.trains]
+
+
+@pytest.fixture
+def backend(backends_by_name):
+    return backends_by_name(NAME)
+
+
+def made(make, floatx="float64"):
+    """The program's model, new, with the same weights each time, and its rows."""
+    keras.utils.clear_session()
+    keras.config.set_floatx(floatx)
+    keras.utils.set_random_seed(7)
+    return make()
+
+
+def train(backend, make, floatx="float64", **settings):
+    model, data = made(make, floatx)
+    defaults = {"epochs": EPOCHS, "verbose": 0, "shuffle": False, "check_every": 1}
+    return together(
+        backend,
+        lambda: fit(
+            model,
+            data,
+            backend=backend,
+            global_batch_size=BATCH,
+            **(defaults | settings),
+        ),
+    )
+
+
+def by_keras(make, floatx="float64", **settings):
+    """The model after Keras' own training of the same batches, and the history.
+
+    On rank 0 only: all ranks are compared with each other.
+    """
+    if detect().rank:
+        return None, {}
+    model, (x, y, *weight) = made(make, floatx)
+    history = model.fit(
+        x,
+        y,
+        sample_weight=weight[0] if weight else None,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+        **settings,
+    )
+    return model, history.history
+
+
+def assert_as_keras(result, wanted, history, rtol=1e-10):
+    assert_ranks_agree(result.backend, result)
+    if wanted is None:
+        return
+    for got, variable in zip(result.model.weights, wanted.weights, strict=True):
+        scale = np.abs(variable.numpy()).max() + 1e-30
+        np.testing.assert_allclose(
+            got.numpy() / scale, variable.numpy() / scale, rtol=0, atol=rtol
+        )
+    assert set(result.history) == set(history)
+    for name, values in history.items():
+        np.testing.assert_allclose(result.history[name], values, rtol=rtol, atol=1e-30)
+
+
+# In one process, the step is Keras' own: a few show it.
+FEW = {"gan", "own_metrics", "accumulates_itself", "masks_and_weights"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            n, marks=[] if launch.launched() or n in FEW else pytest.mark.matrix
+        )
+        for n in PROGRAMS
+        if n not in RANDOM
+    ],
+)
+def test_trains_what_keras_trains(name, backend):
+    make = PROGRAMS[name]
+    wanted, history = by_keras(make)
+    assert_as_keras(train(backend, make), wanted, history)
+
+
+def test_in_float32(backend):
+    make = PROGRAMS["wgan_gp"]
+    wanted, history = by_keras(make, "float32")
+    result = train(backend, make, "float32")
+    assert_as_keras(result, wanted, history, rtol=2e-4)
+
+
+def test_its_own_test_step_validates(backend):
+    make = PROGRAMS["own_metrics"]
+    x, _, y = own_steps.rows(5)
+    validation = x[:12], y[:12]
+    wanted, history = by_keras(make, validation_data=validation)
+    result = train(backend, make, validation_data=validation)
+    assert {"val_loss", "val_hits", "val_mae"} < set(result.history)
+    assert_as_keras(result, wanted, history)
+
+
+def test_eagerly(backend):
+    """The same step, without a graph."""
+
+    def make():
+        model, data = PROGRAMS["own_metrics"]()
+        model.run_eagerly = True
+        return model, data
+
+    wanted, history = by_keras(make)
+    assert_as_keras(train(backend, make), wanted, history)
+
+
+def test_randomness_is_each_replicas_own(backend):
+    """All ranks end with the same weights; another seed gives others."""
+    make = PROGRAMS["noise_and_dropout"]
+    first = train(backend, make, seed=1)
+    if backend.replicas == 1:
+        wanted, history = by_keras(make)
+        assert_as_keras(first, wanted, history)
+        return
+    assert_ranks_agree(backend, first)
+    other = train(backend, make, seed=2)
+    kernels = [np.array(r.model.net.weights[0]) for r in (first, other)]
+    assert np.any(kernels[0] != kernels[1])
+
+
+@RANKS
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_cut_is_refused(name, backend):
+    """Before anything is trained, on every rank."""
+    make, words = REFUSED[name]
+    model, data = made(make)
+    before = [np.array(w) for w in model.weights]
+    with pytest.raises(UsageError, match=words) as caught:
+        fit(model, data, backend=backend, global_batch_size=BATCH, verbose=0)
+    assert "DistributedOptimizer" in caught.value.hint
+    for weight, value in zip(model.weights, before, strict=False):
+        np.testing.assert_array_equal(weight, value)
+
+
+@RANKS
+def test_the_check_can_be_left_out(backend):
+    make, _ = REFUSED["contrastive"]
+    result = train(backend, make, verify=False, epochs=1)
+    assert_ranks_agree(backend, result)
+
+
+def test_the_check_leaves_nothing_behind(backend):
+    make = PROGRAMS["accumulates_itself"]
+    with_it, without = train(backend, make), train(backend, make, verify=False)
+    assert with_it.history == without.history
+    pairs = zip(with_it.model.weights, without.model.weights, strict=True)
+    for value, other in pairs:
+        np.testing.assert_array_equal(value, other)
+
+
+def test_not_finite_is_told_on_every_rank(backend):
+    """Of the last replica; the discriminator keeps the step before."""
+    model, ((x, noise), y) = made(PROGRAMS["gan"])
+    last = backend.replicas - 1
+    start, _ = share(BATCH, last, backend.replicas)
+    noise[BATCH + start, 0] = np.nan  # in the second step
+    data = (x, noise), y
+    where = f"step 1: .* not finite on (rank|replica) {last}"
+    with pytest.raises(CollectiveError, match=where) as caught:
+        fit(
+            model,
+            data,
+            backend=backend,
+            global_batch_size=BATCH,
+            shuffle=False,
+            verbose=0,
+        )
+    assert "discriminator/dense/kernel" in caught.value.message
+    assert np.all(np.isfinite(model.discriminator.get_weights()[0]))
+
+
+def test_resumed_within_an_epoch_it_is_the_uninterrupted_run(backend, tmp_path):
+    """The metrics of the epoch go on from what its first steps have made."""
+    make = PROGRAMS["own_metrics"]
+    folder = tmp_path / "checkpoint"
+    wanted = train(backend, make)
+    train(backend, make, steps=4, checkpoint=Checkpoint(folder))
+    got = train(backend, make, checkpoint=Checkpoint(folder, resume=True))
+    assert got.losses == wanted.losses
+    assert got.history == wanted.history
+    for value, other in zip(got.model.weights, wanted.model.weights, strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+@PLAIN
+def test_all_optimizers_are_part_of_the_state():
+    """What is broadcast, saved and compared has the second optimizer, too."""
+    from collective.training.variables.compared import all_variables
+
+    model, _ = made(PROGRAMS["two_frequencies"])
+    slots = {id(v) for v in model.g_optimizer.variables}
+    assert len(slots) > 2
+    assert slots < {id(v) for v in all_variables(model)}
+
+
+@PLAIN
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"accumulate": 2}, "accumulate"),
+        ({"jit_compile": True}, "jit_compile"),
+        ({"recompute": True}, "recompute"),
+        ({"shard_optimizer": True}, "shard_optimizer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_options_that_do_not_fit_are_refused(settings, words, backend):
+    with pytest.raises(UsageError, match=f"cannot be combined with {words}"):
+        train(backend, PROGRAMS["gan"], **settings)
+
+
+@PLAIN
+def test_replicas_in_threads_are_refused(backends_by_name):
+    with pytest.raises(UsageError, match="backend 'tf-mirrored'") as caught:
+        backend = backends_by_name("tf-mirrored:2")
+        keras.config.set_floatx("float64")
+        _, data = PROGRAMS["gan"]()
+        fit(lambda: PROGRAMS["gan"]()[0], data, backend=backend)
+    assert "DistributedOptimizer" in caught.value.hint
+
+
+@PLAIN
+def test_a_step_that_does_not_fit_the_data_is_refused(backend):
+    model, _ = made(PROGRAMS["gan"])
+    data = np.zeros((ROWS, FEATURES)), np.zeros(ROWS)
+    with pytest.raises(UsageError, match="cannot be traced with rows of these data"):
+        fit(model, data, backend=backend)
+
+
+@PLAIN
+def test_a_step_that_returns_no_dict_is_refused(backend):
+    class Bare(Regression):
+        def returned(self, loss, y):
+            return loss
+
+    with pytest.raises(UsageError, match=r"returned .*, not a dict"):
+        train(backend, lambda: regression(Bare))
+
+
+@PLAIN
+def test_writes_are_found_in_branches():
+    """In the order of use, which is the same on every rank."""
+    from collective.training.custom_step.written import written_variables
+
+    read, third, first, second = (tf.Variable(float(i)) for i in range(4))
+
+    @tf.function
+    def function(x):
+        first.assign(x)
+        second.assign_add(read)
+        tf.cond(x > 0, lambda: third.assign(x), lambda: third.assign_sub(x))
+
+    graph = function.get_concrete_function(tf.TensorSpec([])).graph
+    found = [id(v) for v in written_variables(graph)]
+    assert found == [id(v) for v in (first, second, third)]
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.matrix)])
+def test_on_ranks(ranks, tmp_path):
+    ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=420)
+    assert ended.code == 0, ended.output
+    passed = [[*o.values()].count("passed") for o in ended.outcomes]
+    assert passed == [len(PROGRAMS) - len(RANDOM) + len(REFUSED) + 8] * ranks
+    assert all("failed" not in o.values() for o in ended.outcomes)
+
+
+@pytest.mark.launches
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["mpi"])
+def test_on_two_ranks_of_other_backends(name, tmp_path):
+    pytest.importorskip("mpi4py")
+    ended = launch.launch(name, 2, [HERE], tmp_path, seconds=420)
+    assert ended.code == 0, ended.output

@@ -1,0 +1,103 @@
+"""A training that is killed in its middle, or gone on with; run by ``test_killing``.
+
+    ranks_killed.py BACKEND FOLDER STEPS WAY
+
+WAY is ``killed``: once undisturbed, then again with checkpoints, and rank 0 kills itself
+after step 13, which takes the others along; or ``resumed``: on from there; or
+``survived``: once undisturbed, then whoever is rank 0 kills itself, twice, and the last
+one goes on; or ``grown``: once undisturbed, then rank 0 is asked to leave, and another one
+joins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from collective import backends, session
+from collective.training import Checkpoint
+from tests.training.small import everything, rows, train
+
+KILLED_AT = 13
+SURVIVED_AT = (8, 18)  # the last step of an epoch among them
+TOLD_AT, JOINED_AT = 5, 11  # the second: at the end of an epoch
+
+
+def steps_done(model: keras.Model) -> int:
+    """Also where tf.distribute keeps them, which ``int`` cannot read."""
+    return int(np.array(model.optimizer.iterations))
+
+
+class Dies(keras.callbacks.Callback):
+    """Kills rank 0 in the middle of an epoch, as soon as there is a checkpoint."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder = folder
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        if steps_done(self.model) == KILLED_AT:
+            while not list(self.folder.glob("step-*")):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Leaves(keras.callbacks.Callback):
+    """Kills rank 0, and the next one."""
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        if steps_done(self.model) in SURVIVED_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ComesAndGoes(keras.callbacks.Callback):
+    """Tells rank 0 to leave; then holds its successor until another one waits."""
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        done = steps_done(self.model)
+        if done == TOLD_AT:
+            os.kill(os.getpid(), signal.SIGTERM)
+        while done == JOINED_AT and not session.waiting():
+            time.sleep(0.01)
+
+
+def main(name: str, folder: str, steps: str, way: str) -> None:
+    keras.config.set_floatx("float64")
+    least = backends.Options(min_np=1 if way in ("survived", "grown") else None)
+    backend = backends.get(name, least)
+    settings = {"steps": int(steps), "model": everything(), "data": rows()}
+    runs = Path(folder, "runs")
+    if way != "resumed" and not backend.joins:
+        losses = {"whole": train(backend, **settings).losses}
+        note(backend, folder, losses)
+        disturbs = {"killed": Dies(runs), "survived": Leaves(), "grown": ComesAndGoes()}
+        settings["callbacks"] = [disturbs[way]]
+    result = train(
+        backend,
+        **settings,
+        checkpoint=Checkpoint(runs, every=4, resume=way == "resumed"),
+        ledger=Path(folder, "ledger"),
+        timeline=str(Path(folder, "trace.json")) if way == "grown" else None,
+    )
+    note(backend, folder, {way: result.losses})
+    backend.barrier()
+    if way == "grown":  # as a script does that calls fit a second time
+        again = backends.get(name, least)
+        assert (again.rank, again.size) == (backend.rank, backend.size)
+
+
+def note(backend: backends.Backend, folder: str, losses: dict) -> None:
+    for name, values in losses.items():
+        if backend.rank == 0:
+            Path(folder, f"{name}.json").write_text(json.dumps(values))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

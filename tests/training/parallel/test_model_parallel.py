@@ -1,0 +1,132 @@
+"""Layers on several devices: the same model, each layer's work and memory on its own."""
+
+from __future__ import annotations
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+from collective import backends
+from collective.errors import UsageError
+from collective.training.parallel import placement
+from collective.training.prepared import get_prepared
+from collective.training.step import Step
+from tests.training import cases, small
+from tests.training.cases import CASES, built, differences, own_part, spec_of, train
+from tests.training.memory.test_recompute import dropped_everywhere
+
+pytestmark = pytest.mark.usefixtures("clean_keras")
+
+
+def on_devices(count):
+    return backends.get("single", backends.Options(model_parallel=count))
+
+
+def shared():
+    """A layer called twice, a way past others, a state, a model in a model."""
+    inner = keras.Sequential([keras.Input((16,)), keras.layers.Dense(16, "tanh")])
+    twice = keras.layers.Dense(16, kernel_regularizer="l2")
+    inputs = keras.Input((cases.FEATURES,))
+    first = keras.layers.Dense(16, "tanh")(inputs)
+    x = keras.layers.BatchNormalization(epsilon=0.1)(twice(inner(first)))
+    x = keras.layers.add([keras.layers.Dropout(0.2)(twice(x)), first])
+    outputs = keras.layers.Dense(cases.CLASSES)(x)
+    optimizer = keras.optimizers.AdamW(0.01, global_clipnorm=0.5, use_ema=True)
+    return cases.compiled(keras.Model(inputs, outputs), optimizer)
+
+
+NAMES = ("masked", "loss-scaling", "two-inputs-two-outputs")
+CHOSEN = [
+    cases.Case("shared", shared, accumulate=3),
+    *(
+        pytest.param(c, marks=pytest.mark.matrix)
+        for c in (
+            *(c for c in CASES if c.name in NAMES),
+            cases.Case("everything", dropped_everywhere),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+def test_trains_the_same_model(case, backends_by_name, monkeypatch):
+    monkeypatch.setattr(cases, "STEPS", 6)
+    wanted = train(case, backends_by_name("single"), "float64")
+    layers = 2 if case.name in ("masked", "loss-scaling") else 3
+    got = train(case, on_devices(layers), "float64")
+    assert differences(got, wanted, "float64") == []
+
+
+def test_everything_of_a_layer_is_on_its_device():
+    backend = on_devices(4)
+    rows = cases.labelled(np.random.default_rng(0), 4, 0)
+
+    def model():
+        # No activation between the first two: a gradient of one is made by the other.
+        layers = [keras.layers.Dense(n, a) for n, a in ((32, None), (16, "tanh"))]
+        layers += [keras.layers.Dense(8), keras.layers.Dense(cases.CLASSES)]
+        return cases.compiled(
+            keras.Sequential([keras.Input((cases.FEATURES,)), *layers]), cases.adam()
+        )
+
+    net = built(model, backend, spec_of(rows))
+    for number, layer in enumerate(net.layers):
+        paths = [f"_{v.path.replace('/', '_')}_" for v in layer.variables]
+        kept = [
+            v
+            for v in net.optimizer.variables
+            if any(path in f"_{v.path.split('/')[-1]}_" for path in paths)
+        ]
+        assert len(kept) == 4
+        for variable in [*layer.variables, *kept]:
+            assert variable.value.device.endswith(f"CPU:{number}")
+    step = Step(get_prepared(net), backend, spec_of(rows))
+    graph = step._micro_batch.get_concrete_function().graph
+    products = [
+        op.device.lower() for op in graph.get_operations() if op.type == "MatMul"
+    ]
+    # Of each: forward, the gradient of its weights, and but for the first of its inputs.
+    for number, count in enumerate((2, 3, 3, 3)):
+        assert sum(d.endswith(f"cpu:{number}") for d in products) == count
+    step(own_part(rows, backend), 0)
+
+
+def test_the_largest_share_is_smallest():
+    """Against all ways to cut."""
+    rng = np.random.default_rng(0)
+    for parts in (1, 2, 3, 8):
+        sizes = rng.integers(0, 20, 8).tolist()
+
+        def largest(ends, sizes=sizes):
+            starts = [0, *ends[:-1]]
+            return max(sum(sizes[s:e]) for s, e in zip(starts, ends, strict=True))
+
+        ways = [[*w, 8] for w in itertools.combinations(range(1, 8), parts - 1)]
+        ends = placement.cut_into_runs(sizes, parts)
+        assert ends in ways and largest(ends) == min(map(largest, ways))
+
+
+REFUSED = {
+    "has 2 layers, fewer than the 3": {},
+    "calls its layers in Python": {"model": cases.subclassed},
+    "built already": {"model": small.model(), "built": True},
+    "recompute=True works on": {"recompute": True},
+    "shard_optimizer=True works on": {"shard_optimizer": True},
+    "jit_compile=True works on": {"jit_compile": True},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refuses_what_cannot_be_placed(message):
+    options = dict(REFUSED[message])
+    model = options.pop("model", small.model())()
+    if options.pop("built", False):
+        model.optimizer.build(model.trainable_variables)
+    data = cases.labelled(np.random.default_rng(0), 20, 0)[:2]
+    if message != "calls its layers in Python":
+        data = small.rows(20)
+    with pytest.raises(UsageError, match=message) as caught:
+        small.train(on_devices(3), model=model, data=data, **options)
+    assert caught.value.exit_code == 2

@@ -1,0 +1,84 @@
+"""One process: runs programs of examples/keras one after the other, and keeps the models.
+
+    python tests/training/unedited/keras_programs.py FOLDER mlp gan                  stock Keras
+    collectiverun -np 2 --keras tests/training/unedited/keras_programs.py FOLDER mlp gan
+
+Rank R writes to FOLDER, for each program: ``NAME.R.txt``, what it printed, and
+``NAME.R.npz``, the weights of the model that its ``main`` returned and the variables of
+its optimizer; ``NAME.R.error`` with a traceback if it failed. What the program saves
+itself is in ``NAME.keras``. It imports nothing that changes how Keras trains.
+"""
+
+import contextlib
+import faulthandler
+import os
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from collective.environment import detect
+
+PROGRAMS = Path(__file__).resolve().parents[3] / "examples" / "keras"
+# A rank that waits for another for so long is stuck: the job ends with its traceback.
+SECONDS = 100
+ALONE_SECONDS = 10
+
+
+def arrays_of(model) -> dict[str, np.ndarray]:
+    """The model's weights and the variables of its optimizers, in Keras' order."""
+    found = {f"{i} {w.path}": np.asarray(w) for i, w in enumerate(model.weights)}
+    for name in ("optimizer", "g_optimizer", "d_optimizer"):
+        optimizer = getattr(model, name, None)
+        for i, variable in enumerate(getattr(optimizer, "variables", [])):
+            found[f"{name} {i} {variable.name}"] = np.asarray(variable)
+    # Without /, which would make folders of the names in the archive.
+    return {name.replace("/", " "): value for name, value in found.items()}
+
+
+def run(name: str, folder: Path, rank: int) -> None:
+    """Runs one program as if it were alone, and writes its results."""
+    import keras
+
+    stem = folder / f"{name}.{rank}"
+    sys.argv = [f"{name}.py", str(folder / saved_as(name))]
+    keras.utils.clear_session()
+    with open(f"{stem}.txt", "w") as file, contextlib.redirect_stdout(file):
+        model = runpy.run_path(str(PROGRAMS / f"{name}.py"))["main"]()
+    # Renamed when complete: it says that the program ended.
+    np.savez(f"{stem}.part.npz", **arrays_of(model))
+    os.rename(f"{stem}.part.npz", f"{stem}.npz")
+
+
+def saved_as(name: str) -> str:
+    """The file that a program is asked to save to; one saves only weights."""
+    return f"{name}.weights.h5" if name == "own_metrics" else f"{name}.keras"
+
+
+def end_if_alone(name: str, folder: Path, size: int) -> None:
+    """After an error that not all ranks have: ends the job, whose ranks are apart."""
+    deadline = time.monotonic() + ALONE_SECONDS
+    while len(list(folder.glob(f"{name}.*.error"))) < size:
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(0.1)
+
+
+def main() -> None:
+    folder, place = Path(sys.argv[1]), detect()
+    for name in sys.argv[2:]:
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        try:
+            run(name, folder, place.rank)
+        except Exception:
+            error = traceback.format_exc()
+            (folder / f"{name}.{place.rank}.error").write_text(error)
+            end_if_alone(name, folder, place.size)
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()

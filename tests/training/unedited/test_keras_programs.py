@@ -1,0 +1,254 @@
+"""The promise to Keras programs: unedited, on any number of ranks, the same model.
+
+Every program of examples/keras is trained by stock Keras, then by ranks. A job runs many
+programs one after the other in the same processes (``keras_programs.py``): alone, each
+gives the same bits, and a launch takes longer than most of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests import launch
+from tests.training.unedited.keras_programs import PROGRAMS, SECONDS, saved_as
+
+DRIVER = "tests/training/unedited/keras_programs.py"
+NAMES = sorted(file.stem for file in PROGRAMS.glob("*.py"))
+# By make test: the widest ways to call fit, on two native ranks.
+SIX = [
+    "callbacks",
+    "convnet",
+    "gan",
+    "multi_input_output",
+    "retrieval",
+    "text_classification",
+]
+
+
+class Tolerance(NamedTuple):
+    """How far apart what ranks train may be from what one process trains.
+
+    Attributes:
+        weights: Of a variable of the model, relative to its largest entry, or to
+            ``SMALL`` if that is larger.
+        state: As ``weights``, of a variable of the optimizer, whatever its largest entry.
+        numbers: As ``weights``, of the numbers of a line that the program prints.
+    """
+
+    weights: float
+    state: float
+    numbers: float
+
+
+# A bias begins at zero; what matters is how far it is off beside what it is added to.
+SMALL = 0.1
+EXACT = {
+    "float32": Tolerance(weights=1e-6, state=1e-5, numbers=1e-5),
+    # History and programs keep nine digits of a number.
+    "float64": Tolerance(weights=1e-10, state=1e-10, numbers=1e-8),
+}
+
+
+@dataclass(frozen=True)
+class Looser:
+    """A program that cannot be equal to rounding, and why.
+
+    Attributes:
+        why: What makes it so.
+        float32: Its tolerance.
+        float64: That in float64; None where nothing differs but rounding in float32.
+    """
+
+    why: str
+    float32: Tolerance
+    float64: Tolerance | None = None
+
+
+LOOSER = {
+    "augmentation": Looser(
+        "masks and shifts are drawn for each replica: another training, as good",
+        Tolerance(1, 50, 0.3),
+        Tolerance(1, 50, 0.3),
+    ),
+    "batchnorm": Looser(
+        "stock Keras without oneDNN is 1e-6 away: statistics of few rows amplify rounding",
+        Tolerance(1e-5, 1e-4, 1e-5),
+    ),
+    "pydataset": Looser(
+        "stock Keras without oneDNN is 1.7e-6 away after 52 steps with momentum",
+        Tolerance(5e-6, 2e-5, 1e-5),
+    ),
+    "mixed_precision": Looser(
+        "bfloat16 has eight bits: one rounding the other way is 0.4 % of a gradient",
+        Tolerance(0.1, 2, 0.1),
+        Tolerance(0.1, 2, 0.1),
+    ),
+    "transformer": Looser(
+        "the gradient of a key's bias is zero but for rounding, and Adam divides by it",
+        Tolerance(5e-3, np.inf, 1e-5),
+        Tolerance(1e-10, np.inf, 1e-8),
+    ),
+}
+
+# What a callback object remembers is on rank 0 only (docs/reference/sharp-bits.md), and
+# only rank 0 shows what it prints: other ranks may print other numbers of it.
+REMEMBERED = {"callbacks": {"epochs"}}
+
+pytestmark = pytest.mark.launches
+
+
+def test_there_are_enough_programs():
+    assert len(NAMES) >= 25 and set(SIX) | set(LOOSER) <= set(NAMES)
+    for name in NAMES:
+        source = (PROGRAMS / f"{name}.py").read_text()
+        assert not re.search(r"\b(collective|horovod|distribute)\b", source), name
+
+
+@pytest.fixture(scope="session")
+def stock(tmp_path_factory):
+    """A folder of what stock Keras trains, computed once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    if base.name.startswith("popen-"):
+        base = base.parent
+
+    def folder(precision: str, names: list[str]) -> Path:
+        made = base / f"stock-{precision}"
+        made.mkdir(exist_ok=True)
+        with (made / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            missing = [n for n in names if not (made / f"{n}.0.npz").exists()]
+            if missing:
+                program = [sys.executable, DRIVER, str(made), *missing]
+                run(program, made, precision, len(missing))
+        return made
+
+    return folder
+
+
+def run(command: list[str], folder: Path, precision: str, programs: int) -> str:
+    """Runs a job that trains programs; returns what it printed, and how it ended."""
+    settings = {"floatx": precision, "epsilon": 1e-7, "backend": "tensorflow"}
+    (folder / "keras.json").write_text(json.dumps(settings))
+    env = launch.environment(KERAS_HOME=str(folder), TMPDIR=str(folder))
+    code, output = launch.run(command, env, 120 + 15 * programs + SECONDS)
+    return f"exit code {code}\n{output[-4000:]}"
+
+
+def differences(got: Path, wanted: Path, name: str, rank: int, precision: str) -> str:
+    """What is wrong with what a rank has trained, on one line; empty if nothing is."""
+    if (failed := got / f"{name}.{rank}.error").exists():
+        return failed.read_text().strip().rpartition("\n  ")[2].partition("\n")[2]
+    if not (got / f"{name}.{rank}.npz").exists():
+        return "did not end"
+    allowed = EXACT[precision]
+    if name in LOOSER:
+        allowed = getattr(LOOSER[name], precision) or allowed
+    found = []
+    with (
+        np.load(got / f"{name}.{rank}.npz") as values,
+        np.load(wanted / f"{name}.0.npz") as reference,
+    ):
+        if len(values.files) != len(reference.files):
+            return f"{len(values.files)} variables, not {len(reference.files)}"
+        for ours, theirs in zip(values.files, reference.files, strict=True):
+            state = theirs.split()[0].endswith("optimizer")
+            limit = allowed.state if state else allowed.weights
+            error = distance(values[ours], reference[theirs], 0 if state else SMALL)
+            if not error <= limit:
+                found.append((error / limit, f"{theirs}: {error:.2g} relative"))
+    printed, expected = numbers(got, name, rank), numbers(wanted, name, 0)
+    if [n for n, _ in printed] != [n for n, _ in expected]:
+        return f"prints {[n for n, _ in printed]}, not {[n for n, _ in expected]}"
+    for (label, ours), (_, theirs) in zip(printed, expected, strict=True):
+        if rank and label in REMEMBERED.get(name, ()):
+            continue
+        error = distance(ours, theirs, SMALL)
+        if not error <= allowed.numbers:
+            found.append((error / allowed.numbers, f"{label}: {error:.2g} relative"))
+    found.sort(reverse=True)
+    return "; ".join(text for _, text in found[:3]) + (
+        f"; {len(found)} in all" if len(found) > 3 else ""
+    )
+
+
+def distance(value: np.ndarray, reference: np.ndarray, least: float) -> float:
+    """The largest difference, relative to the largest entry or ``least``."""
+    if value.shape != reference.shape:
+        return np.inf
+    value, reference = value.astype("float64"), reference.astype("float64")
+    largest = max(np.abs(reference).max(initial=0), least) or 1.0
+    return float(np.abs(value - reference).max(initial=0) / largest)
+
+
+def numbers(folder: Path, name: str, rank: int) -> list[tuple[str, np.ndarray]]:
+    """The lines ``label: number number ...`` that a program has printed."""
+    found = []
+    for line in (folder / f"{name}.{rank}.txt").read_text().splitlines():
+        if parts := re.fullmatch(r"(\w+): ([-+.\de ]+|nan)", line):
+            found.append((parts[1], np.array(parts[2].split(), "float64")))
+    return found
+
+
+def check(folder, stock, backend, ranks, precision, names):
+    """Trains programs on ranks, and compares what each rank has with stock Keras."""
+    if importlib.util.find_spec("collective.distribute") is None:
+        pytest.skip("there is no collective.distribute, which runs unedited programs")
+    if backend == "mpi":
+        pytest.importorskip("mpi4py")
+    wanted = stock(precision, names)
+    for name in names:
+        assert differences(wanted, wanted, name, 0, precision) == "", "stock Keras"
+    printed = train(folder, backend, ranks, precision, names)
+    wrong = {
+        f"{name} on rank {rank}": text
+        for name in names
+        for rank in range(ranks)
+        if (text := differences(folder, wanted, name, rank, precision))
+    }
+    table = "\n".join(f"{where}: {text}" for where, text in wrong.items())
+    assert not wrong, f"{table}\n{printed}"
+    saved = [n for n in names if not (folder / saved_as(n)).exists()]
+    assert saved == [], "saved nothing"
+
+
+def train(folder, backend, ranks, precision, names):
+    """Trains programs on ranks, in as few jobs as can be; returns what they printed."""
+    runner = [sys.executable, "-m", "collective.distribute", "--backend", backend]
+    start = [*launch.command(backend, ranks), *runner, DRIVER, str(folder)]
+    printed, remaining = "", list(names)
+    while remaining:
+        printed += run([*start, *remaining], folder, precision, len(remaining))
+        # Where a job has ended before its last program, the next begins behind it.
+        ended = [i for i, n in enumerate(remaining) if finished(folder, n, ranks)]
+        remaining = remaining[max(ended, default=-1) + 2 :]
+    return printed
+
+
+def finished(folder: Path, name: str, ranks: int) -> bool:
+    """Whether every rank has trained a program, or failed in it."""
+    return all(
+        any((folder / f"{name}.{rank}.{end}").exists() for end in ("npz", "error"))
+        for rank in range(ranks)
+    )
+
+
+def test_six_programs_on_two_ranks(tmp_path, stock):
+    check(tmp_path, stock, "native", 2, "float32", SIX)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("backend", ["native", "mpi"])
+def test_every_program(tmp_path, stock, backend, ranks, precision):
+    check(tmp_path, stock, backend, ranks, precision, NAMES)

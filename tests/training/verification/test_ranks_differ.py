@@ -1,0 +1,306 @@
+"""Ranks that are about to train different things: refused before the first step.
+
+Every case runs on two ranks of one launch; rank 1 differs in one thing.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from collective.errors import CollectiveError, UsageError
+from collective.training import fit
+from collective.training.input.pipeline import Input
+from collective.training.verification.ranks import compare_newcomers, describe_training
+from tests import launch
+from tests.training.small import BATCH, FEATURES, NAMES, assert_ranks_agree, gather
+
+pytestmark = pytest.mark.usefixtures("clean_keras")
+ROWS = 40
+on_ranks = pytest.mark.skipif(not launch.launched(), reason="needs several ranks")
+
+
+@pytest.fixture
+def backend(backends_by_name):
+    return backends_by_name(NAMES[0])
+
+
+def data(order=None, rows: int = ROWS, seed: int = 2):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, FEATURES)).astype("float32")
+    y = rng.normal(size=(rows, 2)).astype("float32")
+    return (x, y) if order is None else (x[order], y[order])
+
+
+def model(
+    activation="tanh", rate=0.1, optimizer=keras.optimizers.Adam, loss="mse", **settings
+):
+    def make():
+        layers = [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(4, activation),
+            keras.layers.Dropout(rate),
+            keras.layers.Dense(2),
+        ]
+        made = keras.Sequential(layers)
+        made.compile(optimizer(), loss, **settings)
+        return made
+
+    return make
+
+
+class Branches(keras.Model):
+    """Two layers alike, made in this or that order."""
+
+    def __init__(self, first, second, power=1.0):
+        super().__init__()
+        for name in (first, second):
+            setattr(self, name, keras.layers.Dense(2, name=name))
+        self.power = power
+
+    def call(self, x):
+        return self.left(x) - 2 * ops.abs(self.right(x)) ** self.power
+
+
+def branches(*arguments, **settings):
+    def make():
+        made = Branches(*arguments, **settings)
+        made.compile("adam", "mse")
+        return made
+
+    return make
+
+
+def weighted(factor):
+    return lambda y, p: factor * ops.square(y - p)
+
+
+def called_loss(rank):
+    """The same source text, another constant."""
+    made: dict = {}
+    exec(f"def error(y, p): return {1 + rank} * abs(y - p)", made)
+    return made["error"]
+
+
+x, y = data()
+last_row = np.arange(ROWS) == ROWS - 1
+# What each rank gives to fit, and what the error says.
+CASES = {
+    "order": (lambda r: {"data": data(np.roll(np.arange(ROWS), r))}, "training x rows"),
+    "one other row": (
+        lambda r: {"data": (x, y + r * last_row[:, None].astype("f"))},
+        "training y rows are others on rank 1",
+    ),
+    "weights of rows": (
+        lambda r: {"data": (x, y, np.full(ROWS, 1.0 + r, "f"))},
+        "training sample_weight rows",
+    ),
+    "number of rows": (
+        lambda r: {"data": data(rows=ROWS - r)},
+        "number of rows of the training data differs: 39 on rank 1, 40 on rank 0",
+    ),
+    "validation": (
+        lambda r: {"validation_data": data(seed=5 + r)},
+        "validation x rows",
+    ),
+    "no validation": (
+        lambda r: {"validation_data": None if r else data()},
+        "number of rows of the validation data differs: none on rank 1",
+    ),
+    "seed": (lambda r: {"seed": r}, "seed of the training data differs: 1 on rank 1"),
+    "shuffle": (lambda r: {"shuffle": not r}, "shuffle of the training data|seed of"),
+    "batch size": (
+        lambda r: {"global_batch_size": BATCH + r},
+        "batch size of the training data differs: 11 on rank 1, 10 on rank 0",
+    ),
+    "epochs": (
+        lambda r: {"epochs": 1 + r},
+        "epochs= differs: 2 on rank 1, 1 on rank 0",
+    ),
+    "accumulate": (lambda r: {"accumulate": 1 + r}, "accumulate= differs"),
+    "loss": (
+        lambda r: {"model": model(loss=["mse", "mae"][r])},
+        "loss differs: 'mae' on rank 1, 'mse' on rank 0",
+    ),
+    "loss closes over": (
+        lambda r: {"model": model(loss=weighted(1.0 + r))},
+        "loss differs: code or values",
+    ),
+    "code of a loss": (
+        lambda r: {"model": model(loss=called_loss(r))},
+        "loss differs: code or values",
+    ),
+    "weights of losses": (
+        lambda r: {"model": model(loss_weights=[1.0 + r])},
+        r"loss_weights differs: \[2.0\] on rank 1, \[1.0\] on rank 0",
+    ),
+    "metrics": (
+        lambda r: {"model": model(metrics=["mae", "mse"][r:])},
+        "metrics differs",
+    ),
+    "rate": (
+        lambda r: {"model": model(rate=0.1 + 0.2 * r)},
+        r"layer 2 \(dropout#1\): rate differs: 0.3.* on rank 1, 0.1 on rank 0",
+    ),
+    "activation": (
+        lambda r: {"model": model(activation=["tanh", "relu"][r])},
+        r"layer 1 \(dense#1\): activation differs: 'relu' on rank 1, 'tanh' on rank 0",
+    ),
+    "order of layers": (
+        lambda r: {"model": branches(*["left", "right"][:: 1 - 2 * r])},
+        "layer 0|order of its layers",
+    ),
+    "attribute": (
+        lambda r: {"model": branches("left", "right", power=1.0 + r)},
+        "power of the model differs: 2.0 on rank 1, 1.0 on rank 0",
+    ),
+    "optimizer": (
+        lambda r: {
+            "model": model(
+                optimizer=[keras.optimizers.Adam, keras.optimizers.RMSprop][r]
+            )
+        },
+        "class of the optimizer differs",
+    ),
+    "optimizer's settings": (
+        lambda r: {
+            "model": model(
+                optimizer=lambda: keras.optimizers.Adam(beta_1=0.9 - 0.1 * r)
+            )
+        },
+        "optimizer: beta_1 differs: 0.8 on rank 1, 0.9 on rank 0",
+    ),
+    "schedule": (
+        lambda r: {
+            "model": model(
+                optimizer=lambda: keras.optimizers.SGD(
+                    keras.optimizers.schedules.ExponentialDecay(0.1, 10 + r, 0.9)
+                )
+            )
+        },
+        "optimizer: learning_rate differs",
+    ),
+}
+
+
+def train(backend, **given):
+    settings = {"model": model(), "data": data(), "global_batch_size": BATCH}
+    settings |= {"epochs": 1, "verbose": 0, "verify": False} | given
+    return fit(settings.pop("model"), settings.pop("data"), backend=backend, **settings)
+
+
+@on_ranks
+@pytest.mark.parametrize("case", CASES)
+def test_a_difference_is_refused_on_every_rank(case, backend):
+    given, message = CASES[case]
+    with pytest.raises(UsageError, match=message) as error:
+        train(backend, **given(backend.rank))
+    assert error.value.everywhere
+    text = str(error.value)
+    assert "rank 1" in text and "would train different models" in text
+    assert gather(backend, text) == [text] * backend.size
+
+
+@on_ranks
+def test_a_stream_that_differs_after_its_first_rows(backend):
+    """The first 8 rows are alike, and every batch is compared before its step."""
+    changed = np.where(np.arange(ROWS)[:, None] == 17, x + backend.rank, x)
+    stream = tf.data.Dataset.from_tensor_slices((changed.astype("float32"), y))
+    words = "rank 1 has other rows in this batch than rank 0"
+    with pytest.raises(UsageError, match=words) as error:
+        train(backend, data=stream)
+    assert gather(backend, str(error.value)) == [str(error.value)] * backend.size
+    alike = tf.data.Dataset.from_tensor_slices((x, y))
+    assert_ranks_agree(backend, train(backend, data=alike))
+
+
+@on_ranks
+def test_newcomers_to_an_elastic_job_are_compared(backend):
+    """With rank 0, whose training has gone on: only they are refused."""
+    told = []
+    for other in (
+        {"shift": backend.rank},
+        {"activation": ["tanh", "relu"][backend.rank]},
+    ):
+        rows = x + np.float32(other.pop("shift", 0)), y
+        made = model(**other)()
+        made.build((None, FEATURES))
+        described = describe_training(Input(rows, BATCH), made)
+        try:
+            compare_newcomers(backend, described)
+        except UsageError as error:
+            assert not error.everywhere
+            told.append(str(error))
+    first, second = gather(backend, told)
+    assert first == [] and len(second) == 2
+    assert "training x rows are others on rank 1" in second[0]
+    assert "activation differs: 'relu' on rank 1" in second[1]
+
+
+@on_ranks
+def test_what_may_differ(backend):
+    """First values, the learning rate, names that Keras counts up, and callbacks."""
+    keras.utils.set_random_seed(backend.rank)
+    for _ in range(backend.rank):
+        keras.layers.Dense(3)
+        keras.optimizers.Adam()
+    callbacks = [keras.callbacks.TerminateOnNaN()] * (1 - backend.rank)
+    rate = 0.01 + 0.01 * backend.rank
+    made = model(optimizer=lambda: keras.optimizers.Adam(rate), loss=weighted(2.0))
+    result = train(backend, model=made, callbacks=callbacks, validation_data=data())
+    assert_ranks_agree(backend, result)
+
+
+@on_ranks
+def test_the_step_is_verified_by_rank_zero_for_all(backend, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def coupled(inputs):
+        return inputs - ops.mean(inputs, axis=0)
+
+    def make():
+        made = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(2)])
+        made.add(keras.layers.Lambda(coupled))
+        made.compile("sgd", "mse")
+        return made
+
+    with pytest.raises(UsageError, match="couples the rows of a batch") as error:
+        train(backend, model=make, verify=True)
+    text = str(error.value)
+    assert gather(backend, text) == [text] * backend.size
+    # Dice is computed on the predictions of all: one process gives the same.
+    result = train(
+        backend, model=model(loss=keras.losses.Dice(), rate=0.0), verify=True
+    )
+    assert_ranks_agree(backend, result)
+
+
+@on_ranks
+def test_replicas_are_compared_after_the_last_step(backend):
+    """A weight that only one rank changes, between two comparisons of the alarm."""
+
+    class Odd(keras.optimizers.SGD):
+        def finalize_variable_values(self, var_list):
+            pass
+
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(gradient, variable, learning_rate)
+            if backend.rank:
+                variable.assign_add(tf.ones_like(variable))
+
+    Odd.__module__ = "keras.test"  # as if it were no code of the user's own
+    with pytest.raises(CollectiveError, match=f"step {ROWS // BATCH}: rank"):
+        train(backend, model=model(optimizer=Odd), check_every=1000)
+
+
+@pytest.mark.launches
+def test_on_two_ranks(tmp_path):
+    tests = ["tests/training/verification/test_ranks_differ.py"]
+    ended = launch.launch("native", 2, tests, tmp_path, seconds=300)
+    assert ended.code == 0, ended.output
+    assert set(ended.outcomes[0].values()) == {"passed"}
+    assert len(ended.outcomes[0]) >= len(CASES) + 2
+    assert ended.outcomes[0] == ended.outcomes[1]

@@ -1,0 +1,417 @@
+"""The step is compared with Keras' own before it trains: what is found, and what is not.
+
+One process; the pieces stand for replicas.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from collective import backends
+from collective.errors import UsageError
+from collective.training.input.pipeline import Input
+from collective.training.prepared import prepare
+from collective.training.replica.plan import StepPlan
+from collective.training.verification import plan_cache, verify, verify_step
+
+pytestmark = pytest.mark.usefixtures("clean_keras")
+PIECES = (4, 2, 1)
+ROWS, FEATURES, OUTPUTS = 24, 6, 3
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(plan_cache, "_known", {})
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def data(labels: bool = False):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
+    y = rng.integers(0, OUTPUTS, ROWS)
+    return x, y.astype("int32") if labels else np.eye(OUTPUTS, dtype="float32")[y]
+
+
+def network(*more, loss="mse", activation=None, optimizer="adam", **settings):
+    keras.utils.set_random_seed(5)
+    layers = [keras.Input((FEATURES,)), keras.layers.Dense(8, "tanh"), *more]
+    model = keras.Sequential([*layers, keras.layers.Dense(OUTPUTS, activation)])
+    model.compile(optimizer, loss, **settings)
+    return model
+
+
+def variables(model) -> list[np.ndarray]:
+    found = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [np.array(v) for v in found]
+
+
+def verified(model, given=None, *, pieces=PIECES, **more) -> StepPlan:
+    """The plan; no variable has changed, whether there is one or an error."""
+    backend = backends.get("single")
+    inputs = Input(data() if given is None else given, 16)
+    prepared = prepare(model, backend, inputs.spec, micro_batch_rows=8)
+    before = variables(model)
+    try:
+        return verify_step(prepared, backend, inputs, inputs, pieces=pieces, **more)
+    finally:
+        after = variables(model)
+        assert all(map(np.array_equal, before, after))
+
+
+def refused(model, message: str, given=None, *, pieces=PIECES) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        verified(model, given, pieces=pieces)
+    assert "verify=False" in error.value.hint and error.value.everywhere
+
+
+# --- losses -----------------------------------------------------------------------
+
+
+def scalar_sum(y, p):
+    return ops.sum((y - p) ** 2)
+
+
+def halves(y, p):
+    first, second = ops.split(p, 2, axis=0)
+    return ops.mean((first - second) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (lambda: keras.losses.Dice(), "dice"),
+        (lambda: scalar_sum, "scalar_sum"),
+        (lambda: halves, "halves"),
+    ],
+)
+def test_a_loss_that_couples_rows_is_gathered(loss, name):
+    plan = verified(network(loss=loss(), activation="sigmoid"))
+    assert plan.gather_loss and not plan.gather_metrics
+    assert plan.notes == (
+        f"loss {name!r} couples the rows of a batch: predictions are gathered from all "
+        "replicas each step",
+    )
+
+
+def test_circle_is_gathered():
+    model = network(keras.layers.UnitNormalization(), loss=keras.losses.Circle())
+    assert verified(model, data(labels=True)).gather_loss
+
+
+def test_one_of_two_outputs_couples_rows():
+    inputs = keras.Input((FEATURES,))
+    first = keras.layers.Dense(OUTPUTS, "sigmoid", name="first")(inputs)
+    second = keras.layers.Dense(OUTPUTS, name="second")(inputs)
+    model = keras.Model(inputs, [first, second])
+    model.compile("adam", [keras.losses.Dice(), "mse"], loss_weights=[0.3, 0.7])
+    x, y = data()
+    assert verified(model, (x, (y, y))).gather_loss
+
+
+class Average(keras.losses.Loss):
+    """A loss that calls another one."""
+
+    def __init__(self):
+        super().__init__(name="average")
+        self.inner = keras.losses.MeanSquaredError()
+
+    def call(self, y, p):
+        return self.inner(y, p)
+
+
+class Flat(keras.losses.Loss):
+    """A value for each number instead of each row."""
+
+    def call(self, y, p):
+        return (ops.reshape(y, [-1]) - ops.reshape(p, [-1])) ** 2
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: "mse",
+        Flat,
+        lambda: keras.losses.MeanSquaredError(reduction=None),
+        lambda: keras.losses.MeanSquaredError(reduction="sum"),
+    ],
+)
+@pytest.mark.parametrize("pieces", [PIECES, (7,)], ids=["cut", "whole"])
+def test_losses_that_are_sums_over_rows(loss, pieces):
+    weights = np.random.default_rng(4).uniform(size=ROWS).astype("float32")
+    model = network(loss=loss(), metrics=["mae"])
+    assert verified(model, (*data(), weights), pieces=pieces) == StepPlan()
+
+
+def test_a_loss_that_calls_another_one():
+    """Its value is a mean, which it is no longer times weights of the rows."""
+    assert verified(network(loss=Average())) == StepPlan()
+    assert verified(network(loss=Average()), pieces=(7,)) == StepPlan()
+    weights = np.arange(ROWS, dtype="float32")
+    assert verified(network(loss=Average()), (*data(), weights)).gather_loss
+
+
+class Contrast(keras.layers.Layer):
+    """Compares each row with all others."""
+
+    def call(self, x):
+        logits = ops.matmul(x, ops.transpose(x))
+        targets = ops.arange(ops.shape(x)[0])
+        self.add_loss(
+            ops.mean(
+                keras.losses.sparse_categorical_crossentropy(
+                    targets, logits, from_logits=True
+                )
+            )
+        )
+        return x
+
+
+class Penalty(keras.layers.Layer):
+    """Adds the sum, or the mean, of squares over the batch."""
+
+    def __init__(self, reduce, **kwargs):
+        super().__init__(**kwargs)
+        self.reduce = reduce
+
+    def call(self, x):
+        self.add_loss(0.1 * self.reduce(x**2))
+        return x
+
+
+def test_added_losses():
+    refused(network(Contrast(name="contrast")), "add_loss of layer 'contrast' is given")
+    refused(network(Penalty(ops.sum, name="penalty")), "add_loss of layer 'penalty'")
+    assert verified(network(Penalty(ops.mean))) == StepPlan()
+
+
+class OwnLoss(keras.Model):
+    """Computes its loss itself, and another one in validation."""
+
+    def __init__(self, reduce):
+        super().__init__(name="own")
+        self.reduce = reduce
+        self.dense = keras.layers.Dense(OUTPUTS)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        return (2 if training else 1) * self.reduce((y - y_pred) ** 2)
+
+
+def test_a_compute_loss_of_the_users_own():
+    for reduce, gathered in ((ops.mean, False), (ops.std, True)):
+        model = OwnLoss(reduce)
+        model.compile("adam")
+        assert verified(model).gather_loss == gathered
+
+
+# --- the model --------------------------------------------------------------------
+
+
+class Center(keras.layers.Layer):
+    def call(self, x):
+        return x - ops.mean(x, axis=0, keepdims=True)
+
+
+def test_a_model_that_couples_rows():
+    refused(network(Center()), "couples the rows of a batch: what it predicts")
+    assert verified(network(Center()), pieces=(7,)) == StepPlan()
+
+
+def test_batch_normalization_is_named_and_the_rest_is_checked():
+    layer = keras.layers.BatchNormalization(name="norm")
+    (note,) = verified(network(layer)).notes
+    assert note.startswith("BatchNormalization ('norm') normalizes by the rows of one")
+    assert not verified(network(keras.layers.BatchNormalization()), pieces=(7,)).notes
+    assert not verified(
+        network(keras.layers.BatchNormalization()), sync_batch_norm=True
+    ).notes
+    layer = keras.layers.BatchNormalization()
+    assert verified(network(layer, loss=scalar_sum)).gather_loss
+
+
+class Noise(keras.layers.Layer):
+    """Draws by keras.random, without a seed."""
+
+    def call(self, x, training=False):
+        return x + keras.random.normal(ops.shape(x)) if training else x
+
+
+class TensorFlowNoise(keras.layers.Layer):
+    def call(self, x, training=False):
+        return tf.nn.dropout(x, 0.5) if training else x
+
+
+def test_random_layers_are_named_and_the_rest_is_checked(caplog):
+    for layer in (keras.layers.Dropout(0.5), keras.layers.GaussianNoise(1.0), Noise()):
+        (note,) = verified(network(layer)).notes
+        assert note.startswith("random layers (dropout, noise) draw by replica")
+        assert not verified(network(layer), pieces=(7,)).notes
+    assert verified(network(keras.layers.Dropout(0.5), loss=scalar_sum)).gather_loss
+    verify.log.addHandler(caplog.handler)
+    with caplog.at_level("INFO", verify.log.name):
+        assert verified(network(TensorFlowNoise())) == StepPlan()
+    verify.log.removeHandler(caplog.handler)
+    assert "could not be compared with Keras' own: it draws random" in caplog.text
+
+
+def test_layers_that_assign_their_weights():
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(8))
+    assert verified(network(layer)) == StepPlan()
+
+
+# --- metrics and state ------------------------------------------------------------
+
+
+class Kept(keras.metrics.Metric):
+    """One variable, changed by a function of it and of the errors."""
+
+    def __init__(self, change, name):
+        super().__init__(name=name)
+        self.change = change
+        self.kept = self.add_weight(name="kept", initializer="zeros")
+
+    def update_state(self, y, p, sample_weight=None):
+        self.kept.assign(self.change(self.kept, ops.abs(y - p)))
+
+    def result(self):
+        return self.kept
+
+
+def test_metrics():
+    extreme = Kept(lambda old, errors: ops.maximum(old, ops.max(errors)), "largest")
+    coupled = Kept(lambda old, errors: old + ops.std(errors), "spread")
+    hits = Kept(lambda old, errors: old + ops.sum(errors), "hits")
+    assert verified(network(metrics=[hits, "mae"])) == StepPlan()
+    for metric in (extreme, coupled):
+        plan = verified(network(metrics=[metric, "mae"]))
+        assert plan.gather_metrics and not plan.gather_loss
+        assert plan.notes == (
+            f"metric {metric.name!r} is not a sum over rows: predictions are gathered "
+            "from all replicas each step",
+        )
+
+
+class State(keras.layers.Layer):
+    """Changes a state by a function of the rows."""
+
+    def __init__(self, change, **kwargs):
+        super().__init__(**kwargs)
+        self.change = change
+
+    def build(self, shape):
+        self.state = self.add_weight(
+            shape=(), initializer="ones", trainable=False, name="state"
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.state.assign(self.change(self.state, x))
+        return x
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda old, x: old + ops.cast(ops.shape(x)[0], "float32"),
+        lambda old, x: old + ops.sum(x),
+        lambda old, x: ops.maximum(old - 9, ops.max(x)),
+    ],
+    ids=["rows", "sum", "maximum"],
+)
+def test_state_that_counts_rows_is_refused(change):
+    refused(network(State(change, name="layer")), "state '.*layer/state' is no mean")
+    assert verified(network(State(change)), pieces=(7,)) == StepPlan()
+
+
+def test_state_that_is_a_mean_or_counts_steps():
+    for change in (
+        lambda old, x: 0.9 * old + 0.1 * ops.mean(x),
+        lambda old, x: old + 1,
+    ):
+        assert verified(network(State(change))) == StepPlan()
+
+
+class Outside(keras.layers.Layer):
+    """Counts its calls in a variable that Keras does not know."""
+
+    def build(self, shape):
+        self.calls = tf.Variable(0.0, trainable=False, name="calls")
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x
+
+
+def test_variables_outside_the_model():
+    layer = Outside()
+    model = network(layer)
+    model(np.zeros([1, FEATURES], "float32"))
+    before = layer.calls.numpy()
+    refused(model, "writes '.*calls:0', which is none of its variables")
+    assert layer.calls.numpy() == before
+
+
+# --- precision, what is skipped, the cache ----------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_every_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    if policy == "float64":
+        keras.config.set_floatx(policy)
+    given = tuple(a.astype(keras.config.floatx()) for a in data())
+    assert verified(network(metrics=["mae"]), given) == StepPlan()
+    assert verified(network(loss=keras.losses.Dice()), given).gather_loss
+
+
+def test_off_by_an_argument_and_by_a_variable(monkeypatch):
+    assert verified(network(Center()), enabled=False) == StepPlan()
+    monkeypatch.setenv(verify.VARIABLE, "0")
+    assert verified(network(Center())) == StepPlan()
+
+
+def test_an_outcome_serves_the_next_run_of_the_same_model_only(monkeypatch):
+    runs = []
+    run = verify.Check.run
+    monkeypatch.setattr(verify.Check, "run", lambda self: runs.append(1) or run(self))
+    first = verified(network(loss=keras.losses.Dice()))
+    monkeypatch.setattr(plan_cache, "_known", {})  # as in another process
+    assert verified(network(loss=keras.losses.Dice())) == first and len(runs) == 1
+
+    def scaled(factor):
+        return lambda y, p: factor * (y - p) ** 2
+
+    for factor, expected in ((2.0, 2), (2.0, 2), (3.0, 3)):
+        verified(network(loss=scaled(factor)))
+        assert len(runs) == expected
+    verified(network(keras.layers.Dense(4), loss=scaled(3.0)))
+    assert len(runs) == 4
+
+
+class Once:
+    """Stands for batches that can be read once only."""
+
+    spec = Input(data(), 16).spec
+
+
+def test_rows_are_made_up_where_data_can_be_read_once():
+    backend = backends.get("single")
+    prepared = prepare(
+        network(loss=keras.losses.Dice()), backend, Once.spec, micro_batch_rows=8
+    )
+    assert verify_step(prepared, backend, Once, pieces=PIECES).gather_loss
+
+
+def test_errors_are_not_kept():
+    for _ in range(2):
+        refused(network(Center()), "couples the rows")

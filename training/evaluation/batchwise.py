@@ -1,0 +1,140 @@
+"""Evaluation a batch at a time: which batches, and which hooks of callbacks.
+
+``Evaluation`` adds up loss and metrics, ``CustomEvaluation`` runs a model's own
+``test_step``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from collective import recorder
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training.callbacks.hooks import BatchHooks, Hooks
+from collective.training.input.batches import Batches
+from collective.training.input.feed import ENDLESS
+from collective.training.input.pipeline import Batch, Input
+from collective.training.input.source import Source
+from collective.training.prepared import PreparedModel
+
+
+class BatchwiseEvaluation(ABC):
+    """Evaluates a model on a source, sharded over the replicas.
+
+    Args:
+        prepared: The model.
+        backend: What sums over replicas.
+        source: The rows, or batches of them.
+        batch_size: Rows evaluated at a time, over all replicas; of no effect on
+            batches.
+        steps: How many batches, at most.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        source: Source | Batches,
+        batch_size: int,
+        steps: int | None = None,
+    ):
+        self.prepared = prepared
+        self.model = prepared.model
+        self.backend = backend
+        self.input = (
+            source
+            if isinstance(source, Batches)
+            else Input(source, batch_size, shuffle=False)
+        )
+        self.steps = steps
+        self._cut_for = range(0), 0
+
+    def __call__(self, hooks: Hooks | None = None, epoch: int = 0) -> dict[str, Any]:
+        """Evaluates. Every rank must call it; all get the same numbers.
+
+        Args:
+            hooks: Calls ``on_test_*`` of callbacks.
+            epoch: The epoch that is validated.
+
+        Returns:
+            ``loss``, the losses of single outputs, and the metrics.
+        """
+        self.backend.require_all_ranks()
+        batch_hooks = None
+        if hooks is not None:
+            self.model.stop_evaluating = False
+            hooks.call("on_test_begin", (epoch,), {})
+            batch_hooks = BatchHooks(hooks, "test")
+        self._begin()
+        with recorder.span(recorder.OTHER, "validation"):
+            logs = self._result(self._vectors(batch_hooks, epoch))
+        if hooks is not None:
+            hooks.call("on_test_end", (epoch,), dict(sorted(logs.items())))
+        return logs
+
+    @property
+    def batches(self) -> int | None:
+        """How many there are, as far as known."""
+        known = self.input.steps_per_epoch
+        return known if self.steps is None else min(self.steps, known or self.steps)
+
+    def _vectors(self, hooks: BatchHooks | None, epoch: int) -> list[Any]:
+        """The sums over each batch."""
+        vectors: list[Any] = []
+
+        def after() -> None:
+            logs: dict[str, Any] = {}
+            if hooks is not None and hooks.wants_logs:
+                logs = self._result(vectors)
+            if hooks is not None:
+                hooks.after(dict(sorted(logs.items())), epoch)
+
+        for number, batch in enumerate(self._batches()):
+            if hooks is not None:
+                hooks.before(number, epoch)
+            before = vectors[-1] if vectors else None
+            vectors.append(self._vector(batch, number, before))
+            if hooks is not None:
+                if hooks.ends(number, number + 1 == self.batches):
+                    after()
+                if self.model.stop_evaluating:
+                    break
+        after()
+        if not vectors:
+            raise UsageError(
+                "there are no rows to evaluate",
+                hint="pass data that can be read more than once: a generator gives its "
+                "batches only once",
+            )
+        return vectors
+
+    def _begin(self) -> None:
+        """Before the first batch."""
+
+    @abstractmethod
+    def _vector(self, batch: Batch, number: int, before: Any) -> Any:
+        """Evaluates a global batch; the same on every rank.
+
+        Args:
+            batch: This process' rows.
+            number: Of the batch.
+            before: What this returned for the batch before it; None for the first.
+        """
+
+    @abstractmethod
+    def _result(self, vectors: list[Any]) -> dict[str, Any]:
+        """The logs of these batches."""
+
+    def _batches(self) -> Iterator[Batch]:
+        if isinstance(self.input, Batches):
+            self.input.reset()
+            return self.input.epoch(self.steps or ENDLESS)
+        place = self.backend.local_replicas, self.backend.replicas
+        if place != self._cut_for:  # at first, and when ranks have died
+            assert self.batches is not None
+            self._dataset = self.input.dataset(0, self.batches, *place)
+            self._cut_for = place
+        return iter(self._dataset)

@@ -1,0 +1,197 @@
+"""Loss and metrics over a data set, exact whatever the number of replicas.
+
+Every replica adds up its rows; sums are divided once, at the end. Nothing is padded
+and no average is averaged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.log import log
+from collective.training import keras_compat
+from collective.training.accumulation import accumulate
+from collective.training.coupled import checks as coupled_checks
+from collective.training.coupled.metrics import MetricState
+from collective.training.coupled.replica import for_replica
+from collective.training.evaluation.batchwise import BatchwiseEvaluation
+from collective.training.forward import Forward, Sums
+from collective.training.input.batches import Batches
+from collective.training.input.pipeline import Batch
+from collective.training.input.source import Source
+from collective.training.prepared import PreparedModel
+from collective.training.replica.inputs import (
+    ReplicaRows,
+    Weights,
+    read_weights,
+    replica_rows,
+    weight_specs,
+)
+from collective.training.replica.plan import StepPlan
+from collective.training.replica.rows import Rows, without_none
+
+
+class Evaluation(BatchwiseEvaluation):
+    """Loss and metrics of a compiled model.
+
+    Args:
+        prepared, backend, source, batch_size, steps: See ``BatchwiseEvaluation``.
+        plan: Whether loss and metrics are those of whole batches; then the result
+            depends on ``batch_size``, as in Keras.
+
+    Raises:
+        UsageError: The plan cannot be followed on this backend.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        source: Source | Batches,
+        batch_size: int,
+        steps: int | None = None,
+        plan: StepPlan | None = None,
+    ):
+        plan = plan or StepPlan()
+        coupled = plan.gather_loss or plan.gather_metrics
+        if coupled:
+            coupling = coupled_checks.reasons(prepared.model, backend, plan, False)
+            coupled_checks.check(prepared, backend, coupling)
+        super().__init__(prepared, backend, source, batch_size, steps)
+        self.forward = Forward(prepared, seed=0, plan=plan)
+        self._metric_state = MetricState(self.model) if plan.gather_metrics else None
+        spec = without_none(self.input.spec)
+        self._shapes: Sums
+        self._sums = self._coupled_sums if coupled else self._local_sums
+        if not coupled:
+            self._local = tf.function(
+                self.forward.test,
+                input_signature=(
+                    weight_specs(prepared),
+                    Rows(spec.x, spec.y, spec.sample_weight),
+                    spec.global_rows,
+                ),
+                autograph=False,
+            )
+            self._shapes = self._local.get_concrete_function().structured_outputs
+            self._warn_of_dropped()
+        self._run = tf.function(
+            lambda batch, metrics: backend.run(self._replica, (batch, metrics)),
+            input_signature=(spec, tf.TensorSpec([None], tf.float64)),
+            autograph=False,
+        )
+
+    def _vector(self, batch: Batch, number: int, before: Any) -> Any:
+        """Sums over one global batch."""
+        state = self._metric_state
+        if state is None:
+            metrics = tf.zeros([0], tf.float64)
+        else:
+            metrics = state.reset() if before is None else state.end_of(before)
+        return self.backend.call(self._run, (without_none(batch), metrics))
+
+    def _result(self, vectors: list[Any]) -> dict[str, float]:
+        logs = self._logs(self._total(vectors))
+        if keras_compat.loss_trackers(self.model) and vectors:
+            # Keras' means over batches, however many rows they have.
+            by_batch = [self._output_losses(vector.numpy()) for vector in vectors]
+            for name in by_batch[0]:
+                logs[name] = float(np.mean([losses[name] for losses in by_batch]))
+        return logs
+
+    def _total(self, vectors: list[Any]) -> np.ndarray:
+        """The sum of the vectors; metrics of whole batches are those of the last one."""
+        total = np.sum([vector.numpy() for vector in vectors], axis=0)
+        if self._metric_state is not None:
+            self._metric_state.end_of(total)[:] = self._metric_state.end_of(
+                vectors[-1].numpy()
+            )
+        return total
+
+    def _replica(self, batch: Batch, metrics: tf.Tensor) -> tf.Tensor:
+        """Sums over one global batch as a vector; all but the metrics times rows."""
+        replica = tf.cast(self.backend.replica(), tf.int64)
+        own = replica_rows(self.backend, batch, replica)
+        weights = read_weights(self.prepared)
+        sums = self._sums(weights, own, batch.global_rows, metrics)
+        count = tf.cast(batch.global_rows, tf.float64)
+        values = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
+        others = [
+            tf.reshape(tf.cast(t, tf.float64) * count, [1])
+            for t in tf.nest.flatten(sums._replace(metrics=[]))
+        ]
+        local = tf.concat([tf.cast([own.count], tf.float64), *others, *values], axis=0)
+        return self.backend.all_reduce([local])[0]
+
+    def _local_sums(
+        self, weights: Weights, own: ReplicaRows, global_rows: tf.Tensor, _: tf.Tensor
+    ) -> Sums:
+        """Sums over a replica's rows; all zero where it has none."""
+        sums, _ = accumulate(
+            lambda _, rows, state: (self._local(weights, rows, global_rows), state),
+            lambda: tf.nest.map_structure(
+                lambda t: tf.zeros(t.shape, t.dtype), self._shapes
+            ),
+            [],
+            own.count,
+            own.rows,
+            micro_batches=1,
+            maybe_empty=True,
+        )
+        return sums
+
+    def _warn_of_dropped(self) -> None:
+        if self.forward.dropped and self.backend.rank == 0:
+            log.warning(
+                "a layer assigns %r in validation, too, which leaves the model as it is",
+                self.forward.dropped[0],
+            )
+
+    def _coupled_sums(
+        self,
+        weights: Weights,
+        own: ReplicaRows,
+        global_rows: tf.Tensor,
+        metrics: tf.Tensor,
+    ) -> Sums:
+        """The same with collectives, in which a replica without rows takes part."""
+        state = self._metric_state
+        values = None if state is None else state.unpack(metrics)
+        sums = for_replica(
+            lambda rows: self.forward.test(weights, rows, global_rows, values),
+            *(self.backend, own.rows, own.count, global_rows),
+            maybe_empty=True,
+        )
+        self._shapes = tf.nest.map_structure(tf.TensorSpec.from_tensor, sums)
+        self._warn_of_dropped()
+        return sums
+
+    def _logs(self, total: np.ndarray) -> dict[str, float]:
+        rows, sums = total[0], self._unpacked(total)
+        planned, *weighed = sums.losses
+        loss = planned / rows + sum(
+            t / w if w else 0.0 for t, w in zip(weighed, sums.weights, strict=True)
+        )
+        logs = {"loss": float(loss)}
+        return logs | keras_compat.metric_results(self.model, sums.metrics)
+
+    def _output_losses(self, vector: np.ndarray) -> dict[str, float]:
+        """The losses of single outputs, over one batch."""
+        trackers = keras_compat.loss_trackers(self.model)
+        outputs = self._unpacked(vector).outputs
+        return {
+            tracker.name: float(t / w if w else t / vector[0])
+            for tracker, (t, w) in zip(trackers, outputs, strict=True)
+        }
+
+    def _unpacked(self, vector: np.ndarray) -> Sums:
+        rest, pieces = vector[1:], []
+        for spec in tf.nest.flatten(self._shapes):
+            size = int(np.prod(spec.shape))
+            pieces.append(rest[:size].reshape(spec.shape))
+            rest = rest[size:]
+        return tf.nest.pack_sequence_as(self._shapes, pieces)

@@ -1,0 +1,330 @@
+"""``collective.predict``, what ``model.predict`` is to Keras.
+
+Every replica computes its share of each batch. What it has computed is sent to all other
+ranks once, at the end: nothing is padded, and rows come in the order of the data.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective import recorder
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training.arguments.data import as_data, default_batch_size
+from collective.training.arguments.names import arguments_named
+from collective.training.callbacks.hooks import BatchHooks, Callbacks, Hooks
+from collective.training.eager import runs_eagerly
+from collective.training.evaluation.inference import (
+    open_backend,
+    show,
+    use_weights_of_rank_zero,
+)
+from collective.training.exchange import broadcast_object, gather_few
+from collective.training.failure import ends_the_job, explaining_memory
+from collective.training.input.batches import Batches
+from collective.training.input.feed import ENDLESS
+from collective.training.input.leaves import count_rows, first_leaf
+from collective.training.input.pipeline import Batch, Input
+from collective.training.input.plan import share
+from collective.training.input.source import Source
+from collective.training.prepared import get_prepared
+from collective.training.replica.rows import without_none
+
+
+def predict(
+    model: keras.Model,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: str | int = "auto",
+    steps: int | None = None,
+    callbacks: Callbacks = None,
+    *,
+    backend: str | Backend = "auto",
+) -> Any:
+    """The outputs of a model for all rows of x, computed by all ranks together.
+
+    Every rank calls it with the same data, and gets all outputs, in the order of the
+    data; they are those of rank 0's weights. The arguments up to ``callbacks`` are those
+    of ``keras.Model.predict``. A backend of one process with several devices computes
+    every row on each of them.
+
+    Args:
+        model: A model; it need not be compiled.
+        x: Inputs, as for ``collective.fit``.
+        batch_size: Rows that are computed at a time, over all replicas; 32 by default.
+        verbose: 0 silent, 1 a bar, 2 a line, ``auto``.
+        steps: How many batches, at most.
+        callbacks: Their ``on_predict_*`` hooks are called, on rank 0. With
+            ``on_predict_batch_end`` the outputs are exchanged after each batch, which
+            takes longer.
+        backend: A name or a backend.
+
+    Returns:
+        A NumPy array ``[rows, ...]``, a RaggedTensor, or a tree of these.
+
+    Raises:
+        UsageError: These are no data, or there are no rows; or an output of the model
+            has not one entry for each row.
+    """
+    backend = open_backend(backend)
+    with ends_the_job(backend), arguments_named(), explaining_memory():
+        data = as_data(x)
+        rows = batch_size or default_batch_size(data, steps)
+        inputs: Input | Batches = (
+            Input(data, rows, shuffle=False)
+            if isinstance(data, Source)
+            else Batches(data, backend, steps)
+        )
+        known = inputs.steps_per_epoch
+        steps = min(steps or ENDLESS, known or ENDLESS)
+        prediction = _Prediction(model, backend, inputs, steps)
+        batches = None if steps == ENDLESS else steps
+        params = {"verbose": verbose, "epochs": 1, "steps": batches}
+        hooks = Hooks(callbacks, model, backend, params)
+        hooks.agree()
+        with recorder.span(recorder.OTHER, "prediction"):
+            outputs = prediction.run(hooks)
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            show({}, verbose, batches, backend)
+        return outputs
+
+
+class _Prediction:
+    """One pass over the data.
+
+    Args:
+        model: The model.
+        backend: Whose ranks share the rows.
+        inputs: The data.
+        steps: Batches, at most.
+    """
+
+    def __init__(
+        self, model: keras.Model, backend: Backend, inputs: Input | Batches, steps: int
+    ):
+        self.model, self.backend = model, backend
+        self.inputs, self.steps = inputs, steps
+        self.spec = without_none(inputs.spec)
+        self._function = _function(model, backend, self.spec)
+        # Which replicas each rank has; several ranks may hold one together.
+        own = [backend.local_replicas[0], backend.local_replicas[-1]]
+        held = gather_few(backend, own).astype(int).tolist()
+        firsts = {
+            tuple(replicas): rank for rank, replicas in reversed([*enumerate(held)])
+        }
+        self._holders = sorted((*replicas, rank) for replicas, rank in firsts.items())
+
+    def run(self, hooks: Hooks) -> Any:
+        """All outputs, on every rank."""
+        model, batch_hooks = self.model, BatchHooks(hooks, "predict")
+        model.stop_predicting = False
+        hooks.call("on_predict_begin", (), {})
+        at_once = "on_predict_batch_end" in hooks.used
+        parts: list[Any] = []  # outputs for the local rows, or for all rows of a batch
+        sizes: list[int] = []
+        pending = 0
+        for number, batch in enumerate(self._batches()):
+            if number == 0:
+                self._build(batch)
+            batch_hooks.before(number)
+            sizes.append(int(batch.global_rows))
+            parts.append(self._outputs(batch))
+            if batch_hooks.ends(number, number + 1 == self.steps):
+                together = None
+                if at_once:
+                    together = self._exchange(parts[pending:], sizes[pending:])
+                    parts[pending:] = [together]
+                    sizes[pending:] = [sum(sizes[pending:])]
+                    pending = len(parts)
+                batch_hooks.after({"outputs": together})
+                if model.stop_predicting:
+                    break
+        if not parts:
+            raise UsageError(
+                "there are no rows to predict", hint="pass data with at least one row"
+            )
+        if at_once and pending < len(parts):
+            together = self._exchange(parts[pending:], sizes[pending:])
+            parts[pending:] = [together]
+            batch_hooks.after({"outputs": together})
+        outputs = _concatenate(parts) if at_once else self._exchange(parts, sizes)
+        hooks.call("on_predict_end", (), {})
+        return outputs
+
+    def _batches(self) -> Iterator[Batch]:
+        if isinstance(self.inputs, Batches):
+            self.inputs.reset()
+            return self.inputs.epoch(self.steps)
+        replicas = self.backend.local_replicas, self.backend.replicas
+        return iter(self.inputs.dataset(0, self.steps, *replicas))
+
+    def _build(self, batch: Batch) -> None:
+        """Makes the model's variables, and has all ranks use rank 0's."""
+        if not self.model.built:
+            with self.backend.scope():
+                spec = self.inputs.spec.x
+                self.model(tf.nest.map_structure(_one_row, spec))
+        use_weights_of_rank_zero(self.model, self.backend)
+
+    def _outputs(self, batch: Batch) -> Any:
+        """The outputs for the rows of this process, as arrays; None for no rows."""
+        if not int(count_rows(first_leaf(batch.x))):
+            return None
+        with runs_eagerly(self.model):
+            outputs = self._function(without_none(batch))
+        return keras.tree.map_structure(_array, outputs)
+
+    def _exchange(self, parts: list[Any], sizes: list[int]) -> Any:
+        """The outputs of all ranks for successive batches, in the order of rows.
+
+        Args:
+            parts: Of this rank, for each batch; None where it has no rows.
+            sizes: Rows of each batch, over all ranks.
+        """
+        found = [part for part in parts if part is not None]
+        mine = _concatenate(found) if found else None
+        if len(self._holders) == 1 and self.backend.size == 1:
+            return mine
+        own = sum(self._share(size, self.backend.local_replicas) for size in sizes)
+        self._check_rows(mine, own)
+        has = gather_few(self.backend, [float(mine is not None)])[:, 0]
+        everything = [
+            _broadcast_tree(self.backend, mine, rank) if has[rank] else None
+            for *_, rank in self._holders
+        ]
+        read = [0] * len(everything)
+        pieces = []
+        for size in sizes:
+            for place, (low, high, _) in enumerate(self._holders):
+                count = self._share(size, range(low, high + 1))
+                start, read[place] = read[place], read[place] + count
+                if count:
+                    pieces.append(_rows(everything[place], start, read[place]))
+        return _concatenate(pieces)
+
+    def _share(self, size: int, replicas: range) -> int:
+        """How many rows of a batch these replicas have."""
+        start, _ = share(size, replicas[0], self.backend.replicas)
+        _, stop = share(size, replicas[-1], self.backend.replicas)
+        return int(stop - start)
+
+    def _check_rows(self, outputs: Any, rows: int) -> None:
+        for leaf in [] if outputs is None else keras.tree.flatten(outputs):
+            if len(leaf.shape) == 0 or leaf.shape[0] != rows:
+                raise UsageError(
+                    f"rank {self.backend.rank}: an output of model {self.model.name!r} "
+                    f"has shape {tuple(leaf.shape)} for {rows} rows; only outputs with "
+                    "an entry for each row can be computed by several ranks",
+                    hint="call model.predict on one rank",
+                    everywhere=False,
+                )
+
+
+# Of each model, its traced functions: not traced again by the next call.
+_functions: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
+    """The function from a ``Batch`` to the outputs for its rows."""
+    optimizer = getattr(model, "optimizer", None)  # compile() makes another
+    key = id(backend), repr(spec), id(optimizer)
+    of_model = _functions.setdefault(model, {})
+    if key not in of_model:
+        found = weakref.ref(model)  # else the entry would keep the model alive
+
+        def compute(batch: Batch) -> Any:
+            return _compute(found(), batch)
+
+        def on_replicas(batch: Batch) -> Any:
+            return (
+                backend.run(compute, (batch,))
+                if backend.synchronous
+                else compute(batch)
+            )
+
+        function = tf.function(on_replicas, input_signature=(spec,), autograph=False)
+        of_model[key] = function, optimizer  # kept, so that its id stays its own
+    return of_model[key][0]
+
+
+def _compute(model: keras.Model, batch: Batch) -> Any:
+    data = tuple(
+        part
+        for part in (batch.x, batch.y, batch.sample_weight)
+        if not (isinstance(part, tuple) and not part)
+    )
+    placement = get_prepared(model).placement
+    if placement is None:
+        return model.predict_step(data)
+    with placement.operations_beside_inputs(), placement.layer_calls(model):
+        return model.predict_step(data)
+
+
+def _one_row(spec: Any) -> Any:
+    """A tensor of zeros to build a model with; sizes that are open become 1."""
+    shape = [1 if size is None else size for size in spec.shape]
+    zeros = tf.zeros(shape, tf.int32) if spec.dtype == tf.string else None
+    dense = (
+        tf.strings.as_string(zeros)
+        if zeros is not None
+        else tf.zeros(shape, spec.dtype)
+    )
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(dense)
+    return dense
+
+
+def _array(output: Any) -> Any:
+    """An output in memory: ragged as it is, else NumPy."""
+    return output if isinstance(output, tf.RaggedTensor) else np.asarray(output)
+
+
+def _concatenate(trees: list[Any]) -> Any:
+    """The trees as one, row by row."""
+
+    def one(*leaves: Any) -> Any:
+        if isinstance(leaves[0], tf.RaggedTensor):
+            return tf.concat(leaves, axis=0)
+        return leaves[0] if len(leaves) == 1 else np.concatenate(leaves)
+
+    return keras.tree.map_structure(one, *trees)
+
+
+def _rows(tree: Any, start: int, stop: int) -> Any:
+    return keras.tree.map_structure(lambda leaf: leaf[start:stop], tree)
+
+
+def _broadcast_tree(backend: Backend, tree: Any, root: int) -> Any:
+    """The root's tree of arrays, on every rank."""
+    mine = backend.rank == root
+    leaves = keras.tree.flatten(tree) if mine else []
+    small = [
+        not isinstance(leaf, np.ndarray) or leaf.dtype == object for leaf in leaves
+    ]
+    header: Any = None
+    if mine:
+        shapes = keras.tree.map_structure(lambda leaf: None, tree)
+        abouts = [
+            leaf if objects else (leaf.shape, leaf.dtype)
+            for leaf, objects in zip(leaves, small, strict=True)
+        ]
+        header = shapes, abouts, small
+    shapes, abouts, small = broadcast_object(backend, header, root)
+    received = []
+    for place, (about, objects) in enumerate(zip(abouts, small, strict=True)):
+        if objects:
+            received.append(about)
+            continue
+        array = leaves[place] if mine else np.empty(*about)
+        received.append(backend.broadcast_array(array, root))
+    return keras.tree.pack_sequence_as(shapes, received)
