@@ -96,9 +96,9 @@ _HOMES = {
         "size",
     ),
     "training.checkpoint.schedule": ("Checkpoint",),
-    "training.evaluate": ("evaluate",),
+    "training.evaluation.evaluate": ("evaluate",),
+    "training.evaluation.predict": ("predict",),
     "training.fit": ("fit",),
-    "training.predict": ("predict",),
     "training.sweep.runner": ("fit_many",),
     "training.unedited.distribute": ("distribute_keras",),
 }

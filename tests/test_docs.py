@@ -148,8 +148,9 @@ def test_the_page_for_users_of_keras_has_every_argument():
     page = (ROOT / "docs/how-to/from-model-fit.md").read_text()
     rows = re.findall(r"^\| (`[^|]*) \|", page, re.M)
     named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
-    for function in ("fit", "evaluate", "predict"):
-        tree = ast.parse((ROOT / "training" / f"{function}.py").read_text())
+    for path in ("fit", "evaluation/evaluate", "evaluation/predict"):
+        tree = ast.parse((ROOT / "training" / f"{path}.py").read_text())
+        function = Path(path).name
         (found,) = (
             node
             for node in tree.body
