@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Export what the commands below need when they run as root in a container.
+# Hundreds of ranks are started: none compiles the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export PATH := $(abspath $(BIN)):$(PATH)

@@ -127,8 +127,9 @@ def recorder():
     return Recorder(), calls
 
 
-@pytest.mark.parametrize("together", [1, 4])
-@pytest.mark.parametrize("form", [lambda c: c, lambda c: [c], lambda c: [[c]]])
+@pytest.mark.parametrize(
+    ("form", "together"), [(lambda c: c, 1), (lambda c: [c], 4), (lambda c: [[c]], 1)]
+)
 def test_hooks_and_their_logs_are_those_of_keras(backend, together, form):
     make = model(steps_per_execution=together)
     words = {"shuffle": False, "verbose": 0, "batch_size": 10, "epochs": 2}

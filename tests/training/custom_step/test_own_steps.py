@@ -298,7 +298,7 @@ def test_writes_are_found_in_branches():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_on_ranks(ranks, tmp_path):
     ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=420)
     assert ended.code == 0, ended.output

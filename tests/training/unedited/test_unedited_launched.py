@@ -187,7 +187,16 @@ if how in ("alone", "apart"):
 
 
 @needs_core
-@pytest.mark.parametrize("how", ["raise", "exit", "alone", "usage", "apart", "none"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("raise", "alone", "apart"),
+        *(
+            pytest.param(how, marks=pytest.mark.matrix)
+            for how in ("exit", "usage", "none")
+        ),
+    ],
+)
 def test_a_script_that_fails_ends_the_job(how, tmp_path):
     code, printed = run(FAILS, tmp_path, KERAS, how, str(tmp_path / "m.keras"))
     errors = "".join(
