@@ -12,6 +12,7 @@ Importing this package is cheap: each name below is imported when it is first us
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ __all__ = sorted([*_HOME_OF, *_MODULES])
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"collective.{name}")
+    if name == "__version__":
+        try:
+            return importlib.metadata.version("collective")
+        except importlib.metadata.PackageNotFoundError:  # a checkout on the path
+            return "0+unknown"
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'collective' has no attribute {name!r}")

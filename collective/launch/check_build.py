@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import shutil
 
+import collective
 from collective import library
 
 
@@ -15,10 +15,6 @@ def text() -> str:
     def installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
 
-    try:
-        version = importlib.metadata.version("collective")
-    except importlib.metadata.PackageNotFoundError:
-        version = "(not installed)"
     native = library.path()
     mpi = shutil.which("mpirun") is not None
     parts = {
@@ -39,7 +35,7 @@ def text() -> str:
             "Horovod": installed("horovod"),
         },
     }
-    out = [f"collective {version}:"]
+    out = [f"collective {collective.__version__}:"]
     for title, entries in parts.items():
         out += ["", f"Available {title}:"]
         out += [f"    [{'X' if ok else ' '}] {name}" for name, ok in entries.items()]

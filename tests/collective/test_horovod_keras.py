@@ -405,6 +405,19 @@ def test_elastic_state_of_variables_begins_anew(hvd, rank, size):
         hvd.elastic.TensorFlowState()
 
 
+def test_a_rank_that_hears_of_other_hosts_interrupts_all(hvd, rank, monkeypatch):
+    from collective.common.exceptions import HostsUpdatedInterrupt
+
+    state = hvd.elastic.ObjectState(step=rank)
+    monkeypatch.setenv("COLLECTIVE_MIN_NP", "1")
+    state.commit()
+    if rank == 0:
+        state.on_hosts_updated(0.0, 1)
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.commit()
+    state.commit()  # it is told once
+
+
 def test_a_lost_worker_is_a_clear_error(hvd, rank):
     from collective.errors import CollectiveError
 

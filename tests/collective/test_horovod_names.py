@@ -1,6 +1,7 @@
 """Every public name of Horovod 0.28.1 is here; ``test_horovod_signatures`` compares what they take."""
 
 import importlib
+import re
 
 import pytest
 
@@ -57,3 +58,9 @@ def test_every_public_name_is_here(module):
     found = importlib.import_module(f"collective.{module}")
     missing = [name for name in NAMES[module].split() if not hasattr(found, name)]
     assert not missing
+
+
+def test_the_version():
+    import collective
+
+    assert re.fullmatch(r"\d+\.\d+.*|0\+unknown", collective.__version__)

@@ -66,6 +66,19 @@ def test_allreduce(hvd, rank, size, op, dtype):
         np.testing.assert_allclose(result.numpy(), wanted, rtol=2e-3)
 
 
+@pytest.mark.parametrize("number", range(6))
+def test_reductions_by_horovods_numbers(hvd, rank, size, number):
+    """``op=1`` is Sum in Horovod, and scripts pass the number."""
+    array = everyone(size)[rank]
+    names = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+    if names[number] == "Adasum" and size & (size - 1):
+        pytest.skip("Adasum needs a power of two")
+    by_name = getattr(hvd, names[number])
+    np.testing.assert_array_equal(
+        hvd.allreduce(array, op=number), hvd.allreduce(array, op=by_name)
+    )
+
+
 def test_allreduce_of_variables_with_factors_and_the_old_average(hvd, rank, size):
     import keras
 
