@@ -26,6 +26,7 @@ def total(
     backend: Backend,
     replica: int,
     sums: dict[Node, list[tf.Tensor]],
+    always: tf.Tensor,
 ) -> list[tf.Tensor]:
     """The sums over all pieces, inside ``Backend.run``; the same bits on every replica.
 
@@ -35,9 +36,10 @@ def total(
         replica: This replica's number.
         sums: Of this replica's subtrees: float32 or float64 vectors, of equal lengths
             on every replica.
+        always: As for ``tree.finish``.
     """
     if backend.replicas == 1:
-        return finish(virtual, sums, _add)
+        return finish(virtual, sums, always)
     by_replica = virtual.all_subtrees(backend.replicas)
     nodes = [node for subtrees in by_replica for node in subtrees]
     before = sum(map(len, by_replica[:replica]))
@@ -53,8 +55,4 @@ def total(
         )
     ]
     columns = [list(vectors) for vectors in zip(*gathered, strict=True)]
-    return finish(virtual, dict(zip(nodes, columns, strict=True)), _add)
-
-
-def _add(left: list[tf.Tensor], right: list[tf.Tensor]) -> list[tf.Tensor]:
-    return [a + b for a, b in zip(left, right, strict=True)]
+    return finish(virtual, dict(zip(nodes, columns, strict=True)), always)

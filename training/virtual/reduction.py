@@ -76,7 +76,7 @@ def sum_pieces(
     located, *others = sum_tensors(backend, others, [])
     with tf.control_dependencies([located]):  # one collective after the other
         sums = tf.nest.map_structure(tf.identity, sums)
-    vectors = exchange.total(virtual, backend, replica, sums)
+    vectors = exchange.total(virtual, backend, replica, sums, always=inputs.number >= 0)
     with tf.control_dependencies([start, *vectors]):
         stop = _now()
     attached = tf.nest.pack_sequence_as(attached, others)

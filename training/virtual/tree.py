@@ -4,18 +4,19 @@ Floating-point addition is not associative: the sum of eight numbers has other b
 another order. Here piece 2k is added to piece 2k+1, the pair to the next pair, and so on,
 whoever computes them. A process adds up the subtrees that lie in its own range, as it
 computes their pieces; ``finish`` adds the rest.
+
+TensorFlow's graph optimizer rewrites ``(a + b) + (c + d)`` as one sum of four, from left
+to right. So each addition here is a branch whose condition is known at run time only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 import tensorflow as tf
 
 from collective.training.virtual.pieces import Node, VirtualReplicas
 
-T = TypeVar("T")
 #: Computes a piece: its vectors, and a float32 scalar that is 0 where all is well.
 Leaf = Callable[[tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
 #: By level, the vectors of a subtree; of length 0 where there is none.
@@ -23,21 +24,25 @@ Slots = list[list[tf.Tensor]]
 
 
 def finish(
-    virtual: VirtualReplicas, sums: Mapping[Node, T], add: Callable[[T, T], T]
-) -> T:
+    virtual: VirtualReplicas,
+    sums: Mapping[Node, list[tf.Tensor]],
+    always: tf.Tensor,
+) -> list[tf.Tensor]:
     """The sum of all pieces, from those of subtrees that cover them.
 
     Args:
         virtual: The tree.
-        sums: By node; together they cover each piece once.
-        add: Adds the left part to the right one.
+        sums: Vectors by node; the nodes together cover each piece once.
+        always: True, but the graph must not know it: computed from an input.
     """
 
-    def of(node: Node) -> T:
+    def of(node: Node) -> list[tf.Tensor]:
         if node in sums:
             return sums[node]
         first, second = virtual.children(node)
-        return of(first) if second is None else add(of(first), of(second))
+        if second is None:
+            return of(first)
+        return _add_if(always, of(first), of(second))
 
     return of(virtual.root)
 
