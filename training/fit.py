@@ -291,6 +291,7 @@ def fit(
             timeline=timeline,
             checkpoint=checkpoint,
             ledger=ledger,
+            virtual=virtual,
         )
         attachments = [a for observer in observers for a in observer.attachments]
         if DesyncAlarm.is_needed(backend, check_every):
@@ -429,6 +430,7 @@ def _observers(
     timeline: str | None,
     checkpoint: Checkpoint | None,
     ledger: str | os.PathLike[str] | None,
+    virtual: VirtualReplicas | None,
 ) -> tuple[list[Observer], Membership | None]:
     """The observers that were asked for, innermost first, and the state to start from.
 
@@ -454,7 +456,8 @@ def _observers(
         saving = CheckpointObserver(checkpoint, position, inputs.plan, before_write)
         observers.append(saving)
     if backend.elastic and isinstance(inputs, Input):
-        membership = Membership(position, inputs, saving)
+        common = settings.describe(virtual) if virtual else {}
+        membership = Membership(position, inputs, saving, common)
         membership.find_start()
         observers.append(membership)
     if saving is not None:
