@@ -5,9 +5,10 @@ parts are laid out in one buffer with a slot for each subtree of the job, which 
 process fills. An all-reduce of their bit patterns as integers is then exact: one number
 and zeros. (As floats, -0.0 + 0.0 would become 0.0.)
 
-Between processes with an all-to-all exchange, each process adds up its share of the
-elements of all subtrees, and the totals are gathered: the bytes of an all-reduce, instead
-of those of one for each process.
+Where the backend has an all-to-all exchange, each process adds up its share of the
+elements of all subtrees, and the totals are gathered. With as many processes as virtual
+replicas this sends the bytes of one all-reduce; the buffer of slots, those of one for
+each process.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from __future__ import annotations
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.backends.capabilities import ShardCollectives
 from collective.training.virtual.pieces import Node, VirtualReplicas
 from collective.training.virtual.tree import finish
 
 _BITS = {4: tf.int32, 8: tf.int64}
+# Elements: for fewer, one message costs less than two.
+_SHARDED_FROM = 4096
 
 
 def total(
@@ -41,18 +45,65 @@ def total(
     if backend.replicas == 1:
         return finish(virtual, sums, always)
     by_replica = virtual.all_subtrees(backend.replicas)
-    nodes = [node for subtrees in by_replica for node in subtrees]
-    before = sum(map(len, by_replica[:replica]))
-    after = len(nodes) - before - len(by_replica[replica])
-    buffers = []
-    for vectors in zip(*(sums[node] for node in by_replica[replica]), strict=True):
-        bits = tf.bitcast(tf.stack(vectors), _BITS[vectors[0].dtype.size])
-        buffers.append(tf.pad(bits, [[before, after], [0, 0]]))
-    gathered = [
-        tf.unstack(tf.bitcast(bits, vector.dtype))
-        for bits, vector in zip(
-            backend.all_reduce(buffers), next(iter(sums.values())), strict=True
-        )
+    own = [
+        tf.stack(v) for v in zip(*(sums[n] for n in by_replica[replica]), strict=True)
     ]
-    columns = [list(vectors) for vectors in zip(*gathered, strict=True)]
-    return finish(virtual, dict(zip(nodes, columns, strict=True)), always)
+    sharded = isinstance(backend, ShardCollectives) and backend.exchanges
+    totals = []
+    for rows in own:
+        if sharded and rows.shape[1] >= _SHARDED_FROM:
+            assert isinstance(backend, ShardCollectives)
+            totals.append(_by_shards(virtual, backend, by_replica, rows, always))
+        else:
+            totals.append(
+                _by_slots(virtual, backend, by_replica, replica, rows, always)
+            )
+    return totals
+
+
+def _by_slots(
+    virtual: VirtualReplicas,
+    backend: Backend,
+    by_replica: list[list[Node]],
+    replica: int,
+    rows: tf.Tensor,
+    always: tf.Tensor,
+) -> tf.Tensor:
+    """Every subtree's sum on every replica, and then the tree."""
+    before = sum(map(len, by_replica[:replica]))
+    after = sum(map(len, by_replica[replica + 1 :]))
+    bits = tf.bitcast(rows, _BITS[rows.dtype.size])
+    slots = tf.pad(bits, [[before, after], [0, 0]])
+    (gathered,) = backend.all_reduce([slots])
+    return _finish(virtual, by_replica, tf.bitcast(gathered, rows.dtype), always)
+
+
+def _by_shards(
+    virtual: VirtualReplicas,
+    backend: ShardCollectives,
+    by_replica: list[list[Node]],
+    rows: tf.Tensor,
+    always: tf.Tensor,
+) -> tf.Tensor:
+    """Of every subtree a shard on each replica; the tree; and the shards together."""
+    count, length = rows.shape
+    size = -(-length // backend.replicas)
+    padded = tf.pad(rows, [[0, 0], [0, backend.replicas * size - length]])
+    by_shard = tf.reshape(padded, [count, backend.replicas, size])
+    received = backend.all_to_all(
+        tf.transpose(by_shard, [1, 0, 2]), [len(nodes) for nodes in by_replica]
+    )
+    shard = _finish(virtual, by_replica, received, always)
+    return tf.reshape(backend.all_gather(shard), [-1])[:length]
+
+
+def _finish(
+    virtual: VirtualReplicas,
+    by_replica: list[list[Node]],
+    rows: tf.Tensor,
+    always: tf.Tensor,
+) -> tf.Tensor:
+    """The tree over rows, one for each subtree of each replica, in order."""
+    nodes = [node for nodes in by_replica for node in nodes]
+    sums = {node: [row] for node, row in zip(nodes, tf.unstack(rows), strict=True)}
+    return finish(virtual, sums, always)[0]
