@@ -13,6 +13,8 @@ each process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from collective.backends.base import Backend
@@ -45,9 +47,7 @@ def total(
     if backend.replicas == 1:
         return finish(virtual, sums, always)
     by_replica = virtual.all_subtrees(backend.replicas)
-    own = [
-        tf.stack(v) for v in zip(*(sums[n] for n in by_replica[replica]), strict=True)
-    ]
+    own = [_stack(v) for v in zip(*(sums[n] for n in by_replica[replica]), strict=True)]
     sharded = isinstance(backend, ShardCollectives) and backend.exchanges
     totals = []
     for rows in own:
@@ -88,11 +88,15 @@ def _by_shards(
     """Of every subtree a shard on each replica; the tree; and the shards together."""
     count, length = rows.shape
     size = -(-length // backend.replicas)
-    padded = tf.pad(rows, [[0, 0], [0, backend.replicas * size - length]])
-    by_shard = tf.reshape(padded, [count, backend.replicas, size])
-    received = backend.all_to_all(
-        tf.transpose(by_shard, [1, 0, 2]), [len(nodes) for nodes in by_replica]
-    )
+    missing = backend.replicas * size - length
+    if missing:
+        rows = tf.pad(rows, [[0, 0], [0, missing]])
+    if count == 1:  # without a copy
+        by_shard = tf.reshape(rows, [backend.replicas, 1, size])
+    else:
+        by_shard = tf.reshape(rows, [count, backend.replicas, size])
+        by_shard = tf.transpose(by_shard, [1, 0, 2])
+    received = backend.all_to_all(by_shard, [len(nodes) for nodes in by_replica])
     shard = _finish(virtual, by_replica, received, always)
     return tf.reshape(backend.all_gather(shard), [-1])[:length]
 
@@ -107,3 +111,8 @@ def _finish(
     nodes = [node for nodes in by_replica for node in nodes]
     sums = {node: [row] for node, row in zip(nodes, tf.unstack(rows), strict=True)}
     return finish(virtual, sums, always)[0]
+
+
+def _stack(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """``[len(vectors), length]``; a single vector is not copied."""
+    return vectors[0][None] if len(vectors) == 1 else tf.stack(vectors)

@@ -3,6 +3,7 @@
 import re
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -73,6 +74,33 @@ def test_devices_have_the_bits_of_one(replicas, backends_by_name, clean_keras):
     assert other.state_sha256 == one.state_sha256
     assert other.losses == one.losses
     assert other.history == one.history
+
+
+@pytest.mark.parametrize(
+    "precision, options",
+    [
+        ("float32", {"accumulate": 2}),
+        ("float32", {"recompute": True}),
+        ("float32", {"jit_compile": True}),
+        ("mixed_bfloat16", {}),
+        ("mixed_float16", {}),
+        ("float64", {}),
+    ],
+    ids=str,
+)
+def test_options_keep_the_bits(precision, options, backends_by_name, clean_keras):
+    keras.config.set_floatx("float64" if precision == "float64" else "float32")
+    keras.config.set_dtype_policy(precision)
+    try:
+        found = {
+            ranks_virtual.train(
+                backends_by_name(name), "cnn", 5, 3, **options
+            ).state_sha256
+            for name in ("single", "tf-mirrored:3")
+        }
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert len(found) == 1
 
 
 def test_the_number_of_virtual_replicas_decides(backends_by_name, clean_keras):
