@@ -453,7 +453,8 @@ def _observers(
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     saving = membership = None
     if checkpoint is not None and isinstance(inputs, Input):
-        saving = CheckpointObserver(checkpoint, position, inputs.plan, before_write)
+        plan = virtual.planned(inputs.plan) if virtual else inputs.plan
+        saving = CheckpointObserver(checkpoint, position, plan, before_write)
         observers.append(saving)
     if backend.elastic and isinstance(inputs, Input):
         common = settings.describe(virtual) if virtual else {}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collective import library
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
 from collective.training.virtual.digest import state_sha256
 from tests import launch
@@ -140,6 +140,14 @@ def test_a_resumed_training_has_the_same_bits(backends_by_name, tmp_path, clean_
     train("tf-mirrored:3", 5, checkpoint=Checkpoint(tmp_path, every=1))
     resumed = train("single", 8, checkpoint=Checkpoint(tmp_path, resume=True))
     assert resumed == whole
+    with pytest.raises(CollectiveError, match="virtual_replicas 4, and here it is 5"):
+        ranks_virtual.train(
+            backends_by_name("single"),
+            "cnn",
+            5,
+            9,
+            checkpoint=Checkpoint(tmp_path, resume=True),
+        )
 
 
 def test_the_digest_is_that_of_the_saved_file(
@@ -196,8 +204,6 @@ def test_gradients_that_are_rounded_are_refused(backends_by_name, clean_keras):
 
 
 def test_what_is_not_finite_is_found(backends_by_name, clean_keras):
-    from collective.errors import CollectiveError
-
     x, y = small.rows()
     x[7] = np.inf
     with pytest.raises(CollectiveError, match="not finite on replica"):
