@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
     summary = "one replica a process, MPI_Allreduce on one flat buffer (mpi4py)"
     option_type = MPIOptions
     options: MPIOptions
+    exchanges = True
 
     def __init__(self, options: MPIOptions, environment: Environment | None = None):
         environment = environment or detect()
@@ -98,10 +99,24 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
     def _all_gather(self, row: Any) -> Any:
         def gathered(array: np.ndarray) -> np.ndarray:
             out = aligned_empty(self.size * array.size, array.dtype)
-            self.world.Allgather(array, out)
+            with self._same_outcome():
+                self.world.Allgather(array, out)
             return out.reshape(self.size, -1)
 
         return self._by_numpy(gathered, row, [self.size, *row.shape])
+
+    def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+        length = rows.shape[-1]
+        received = [count * length for count in counts]
+        sent = [rows.shape[1] * length] * self.size
+
+        def exchanged(array: np.ndarray) -> np.ndarray:
+            out = aligned_empty(sum(received), array.dtype)
+            with self._same_outcome():
+                self.world.Alltoallv([array, sent], [out, received])
+            return out.reshape(-1, length)
+
+        return self._by_numpy(exchanged, rows, [sum(counts), length])
 
     def _by_numpy(self, call: Callable[..., Any], tensor: Any, shape: Any) -> Any:
         import tensorflow as tf

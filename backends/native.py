@@ -69,6 +69,7 @@ class NativeBackend(
     summary = "one replica a process, summed by our own core (shared memory, or MPI)"
     option_type = NativeOptions
     options: NativeOptions
+    exchanges = True
 
     def __init__(self, options: NativeOptions, environment: Environment | None = None):
         import collective
@@ -187,6 +188,15 @@ class NativeBackend(
 
         rows = tensorflow_ops.allgather(row[None])
         return tf.ensure_shape(rows, [self.size, *row.shape])
+
+    def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+        import tensorflow as tf
+
+        from collective import tensorflow_ops
+
+        replicas, count, length = rows.shape
+        flat = tf.reshape(rows, [replicas * count, length])
+        return tensorflow_ops.alltoall(flat, [count] * replicas)[0]
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         import collective

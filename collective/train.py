@@ -85,6 +85,9 @@ def parser() -> argparse.ArgumentParser:
         help="rows of one update, over all replicas (default: 64)")  # fmt: skip
     add("--accumulate", type=count, default=1, metavar="K",
         help="cut each update into K micro-batches, to save memory")  # fmt: skip
+    add("--virtual-replicas", type=count, metavar="V",
+        help="cut each update into V pieces: the same bits on 1 to V replicas\n"
+        "(docs/explanation/virtual-replicas.md)")  # fmt: skip
     add("--epochs", type=count, default=12, help="passes over the data (default: 12)")
     add("--steps", type=count, metavar="N", help="updates in all, instead of epochs")
     add("--recompute", action="store_true",

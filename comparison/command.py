@@ -59,7 +59,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
             )
     if args.precision:
         rest = [*rest, "--precision", args.precision]
-    cli.parser().parse_args(rest)  # fails on a wrong option before any run
+    train = cli.parser().parse_args(rest)  # fails on a wrong option before any run
     old = baseline.read(args.against) if args.against else None
     results = Results({**_plain(args), "train": rest, "command": command})
     steps = [] if {"--steps", "--epochs"} & set(rest) else ["--steps", "60"]
@@ -73,6 +73,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
         time=args.only != "equal" and not args.perturb,
         perturb=_perturbation(args.perturb),
         seconds=args.deadline,
+        virtual=train.virtual_replicas is not None,
     )
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)

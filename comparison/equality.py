@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ class Recorded:
     sizes: np.ndarray
     final: list[np.ndarray]
     by_replicas: str
+    sha256: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Recorded:
@@ -37,6 +39,7 @@ class Recorded:
                 file["sizes"],
                 [file[f"final {i}"] for i in range(len(names))],
                 str(file["by_replicas"]),
+                str(file["sha256"]),
             )
 
 
@@ -54,6 +57,7 @@ class Verdict:
         tensor: The tensor in which that is.
         first_step: The first step after which something differs, from 0; or None.
         first_tensor: What differs most at that step: a tensor's path, or ``loss``.
+        sha256: Of the state after the last step; empty where bits are not compared.
     """
 
     equal: bool
@@ -63,6 +67,21 @@ class Verdict:
     tensor: str
     first_step: int | None = None
     first_tensor: str = ""
+    sha256: str = ""
+
+
+def judge_bits(reference: Recorded, other: Recorded) -> Verdict:
+    """Compares two trainings that should end with the same bits.
+
+    Args:
+        reference, other: As for ``judge``.
+
+    Raises:
+        ValueError: As ``judge``.
+    """
+    verdict = judge(reference, other, 0.0)
+    same = verdict.equal and reference.sha256 == other.sha256
+    return dataclasses.replace(verdict, equal=same, sha256=other.sha256)
 
 
 def judge(

@@ -18,7 +18,7 @@ from collective.backends.launchers import STARTS
 from collective.backends.registry import BACKENDS, can_start
 from collective.backends.supervised_run import CompletedRun, run
 from collective.bench.limits import Limits
-from collective.comparison.equality import TOLERANCE, Recorded, judge
+from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
 from collective.comparison.results import Learned, Proof, Results
 from collective.comparison.speed import MESSAGE_SIZES, Auto, Timed
 from collective.errors import UsageError
@@ -44,6 +44,8 @@ class Plan:
         time: Whether to time as well.
         perturb: Backend and perturbation, or None.
         seconds: Time limit of one run.
+        virtual: Whether trainings have virtual replicas, and so the same bits on each
+            number of replicas.
     """
 
     processes: tuple[int, ...]
@@ -55,6 +57,7 @@ class Plan:
     time: bool = True
     perturb: tuple[str, str] | None = None
     seconds: float = 600
+    virtual: bool = False
 
     @property
     def most(self) -> int:
@@ -92,8 +95,10 @@ class Comparison:
                 hint="--perturb and --backends with one of "
                 f"{', '.join(self.synchronous)}",
             )
-        if not (plan.precisions and not plan.perturb):
+        if not plan.precisions or plan.perturb or plan.virtual:
             asynchronous = []
+        if plan.virtual:
+            self.backends = list(self.synchronous)
         self.learners = [REFERENCE, *asynchronous] if asynchronous else []
         self.runs = self._count_runs()
 
@@ -115,7 +120,11 @@ class Comparison:
     def _count_runs(self) -> int:
         plan = self.plan
         runs = len(plan.precisions) * len(self.synchronous) + len(self.learners)
-        runs += 2 * ("float32" in plan.precisions)
+        if plan.virtual:
+            several = [name for name in self.synchronous if name not in ALONE]
+            runs += len(plan.precisions) * len(several) * (len(plan.processes) - 1)
+        else:
+            runs += 2 * ("float32" in plan.precisions)
         if plan.time:
             runs += plan.rounds * len(plan.processes) * (len(self.backends) + 1)
             runs += sum(processes > 1 for processes in plan.processes)
@@ -148,14 +157,16 @@ class Comparison:
         options += ["--steps", str(PROOF_STEPS)]
         options += ["--global-batch-size", str(undividable(plan.batch, plan.most))]
 
-        def trace(name: str, backend: str, *more: str) -> None:
+        def trace(
+            name: str, backend: str, *more: str, processes: int = plan.most
+        ) -> None:
             report(f"{precision}: {name}")
             path = folder / f"{name}.npz"
             perturb = plan.perturb if plan.perturb and plan.perturb[0] == name else ()
             first = ["--perturb", perturb[1]] if perturb else []
             module = ["-m", "collective.comparison.trace", str(path)]
             ended = self._run(
-                backend, plan.most, [*module, *first, *options, *more], path
+                backend, processes, [*module, *first, *options, *more], path
             )
             if ended.code == 0 and path.exists():
                 traces[name] = Recorded.read(path)
@@ -172,8 +183,11 @@ class Comparison:
 
         for backend in self.synchronous:
             trace(backend, backend)
+            if plan.virtual and backend not in ALONE:
+                for processes in plan.processes[:-1]:
+                    trace(f"{backend} on {processes}", backend, processes=processes)
         other_orders = []
-        if precision == "float32":
+        if precision == "float32" and not plan.virtual:
             for parts in (plan.most, plan.most + 1):
                 name = f"{REFERENCE} in {parts} parts"
                 trace(name, REFERENCE, "--accumulate", str(parts))
@@ -206,7 +220,9 @@ class Comparison:
             proof.reference, skipped = several[0], [*ALONE, several[0]]
             other_orders = ()  # micro-batches train a different model as well
         for name, recorded in traces.items():
-            if name not in skipped:
+            if self.plan.virtual:
+                proof.verdicts[name] = judge_bits(alone, recorded)
+            elif name not in skipped:
                 proof.verdicts[name] = judge(
                     traces[proof.reference],
                     recorded,

@@ -52,16 +52,22 @@ def tables(results: Results) -> list[Table]:
 
 def _equal(precision: str, proof: Proof) -> Table:
     of = f"Equal? {precision}, against {proof.reference}"
-    table = Table(of, ["backend", "verdict", "loss", "parameters", "first difference"])
+    columns = ["backend", "verdict", "loss", "parameters", "first difference"]
+    bits = any(verdict.sha256 for verdict in proof.verdicts.values())
+    table = Table(of, [*columns, "state_sha256"] if bits else columns)
     for name, verdict in proof.verdicts.items():
         where = ""
         if not verdict.equal and verdict.first_step is not None:
             where = f"step {verdict.first_step}, {verdict.first_tensor}"
         answer = "equal" if verdict.equal else "NOT EQUAL"
         table.add("good" if verdict.equal else "bad", name, answer,
-                  f"{verdict.loss:.1e}", f"{verdict.parameter:.1e}", where)  # fmt: skip
+                  f"{verdict.loss:.1e}", f"{verdict.parameter:.1e}", where,
+                  *([verdict.sha256[:16]] if bits else []))  # fmt: skip
     for name, (why, _) in proof.failures.items():
-        table.add("bad", name, why, "", "", "")
+        table.add("bad", name, why, *[""] * (len(table.columns) - 2))
+    if bits:
+        table.sentences.append("With virtual replicas every bit has to be the same.")
+        return table
     if proof.because:
         table.sentences.append(
             f"{proof.because}, so {REFERENCE} trains a different model by design; the "

@@ -11,6 +11,7 @@ OPTIONS are those of ``train.py``. Rank 0 writes, as ``.npz``:
     sizes        [steps, tensors]  Euclidean norms of the tensors
     final 0 ...                    the weights after the last step
     by_replicas  scalar            why the model depends on the number of replicas, or ''
+    sha256       scalar            the digest of the state after the last step
 
 A sketch changes with every element of its tensor, so two traces show at which step and
 in which tensor two trainings first differ, without keeping every weight of every step.
@@ -61,11 +62,13 @@ class Trace(keras.callbacks.Callback):
         )
         self.sizes.append([float(np.linalg.norm(v)) for v in values])
 
-    def write(self, losses: list[float]) -> None:
+    def write(self, losses: list[float], sha256: str, by_replicas: bool) -> None:
         """Writes the file.
 
         Args:
             losses: The loss of every step.
+            sha256: Of the state after the last one.
+            by_replicas: Whether a layer may depend on the number of replicas.
         """
         final = {
             f"final {i}": np.asarray(v, np.float64) for i, v in enumerate(self.tensors)
@@ -76,7 +79,8 @@ class Trace(keras.callbacks.Callback):
             names=np.array([v.path for v in self.tensors]),
             sketches=np.array(self.sketches),
             sizes=np.array(self.sizes),
-            by_replicas=_by_replicas(self.model),
+            by_replicas=_by_replicas(self.model) if by_replicas else "",
+            sha256=sha256,
             **final,  # type: ignore[arg-type]
         )
 
@@ -101,7 +105,11 @@ def main(arguments: list[str]) -> int:
     work = command.Job.of(vars(cli.parser().parse_args(rest)), test=False)
     summary = command.run(work, callbacks=[trace])
     if trace.sketches:
-        trace.write(summary.losses)
+        trace.write(
+            summary.losses,
+            summary.state_sha256 or "",
+            by_replicas=work.virtual_replicas is None,
+        )
     return 0
 
 

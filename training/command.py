@@ -24,6 +24,7 @@ from collective.training.input import datasets
 from collective.training.prepared import get_prepared
 from collective.training.reporting.summary import Summary
 from collective.training.variables.gradient_sizes import message
+from collective.training.virtual.settings import THREADS
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 CLIPS = ("global_clipnorm", "clipnorm", "clipvalue")
@@ -52,6 +53,7 @@ class Job:
     recompute: bool = False
     shard_optimizer: bool = False
     seed: int = 0
+    virtual_replicas: int | None = None
     check_every: int = 100
     test: bool = True
     verbose: str | int = "auto"
@@ -92,8 +94,11 @@ def run(
             "--transport-dtype is for float32 gradients, and these are float64",
             hint="drop one of the two",
         )
+    options = job.options
+    if job.virtual_replicas is not None and options.threads is None:
+        options = dataclasses.replace(options, threads=THREADS)
     with quiet():
-        backend = backends.get(job.backend, job.options, lambda: _message(job))
+        backend = backends.get(job.backend, options, lambda: _message(job))
     if isinstance(backend, Serving):
         backend.serve()
     with quiet():
@@ -116,6 +121,7 @@ def run(
             recompute=job.recompute,
             shard_optimizer=job.shard_optimizer,
             seed=job.seed,
+            virtual_replicas=job.virtual_replicas,
             check_every=job.check_every,
             callbacks=callbacks,
             verbose=job.verbose,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -60,6 +61,9 @@ from collective.training.verification import (
     compare_models,
     verify_step,
 )
+from collective.training.virtual import checks as virtual_checks
+from collective.training.virtual import settings
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 def fit(
@@ -92,6 +96,7 @@ def fit(
     verify: bool = True,
     seed: int = 0,
     check_every: int = 100,
+    virtual_replicas: int | None = None,
     timeline: str | None = None,
     checkpoint: Checkpoint | None = None,
     ledger: str | os.PathLike[str] | None = None,
@@ -152,6 +157,9 @@ def fit(
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
+        virtual_replicas: Into how many pieces each global batch is cut, each the batch of
+            one replica wherever it runs: the trained bits are the same on any number of
+            ranks up to this one; see ``collective.training.virtual``.
         timeline: File for a Chrome trace of what every rank did when.
         checkpoint: Where the state of the training is kept, and resumed from.
         ledger: A file for the rows that each step has used; see
@@ -171,8 +179,18 @@ def fit(
             elastic job.
     """
     named = isinstance(backend, str) and isinstance(model, keras.Model)
-    backend = open_backend(backend, message(model) if named else None)
-    with ends_the_job(backend), arguments_named(), explaining_memory():
+    backend = open_backend(
+        backend,
+        message(model) if named else None,
+        None if virtual_replicas is None else settings.THREADS,
+    )
+    with contextlib.ExitStack() as contexts:
+        for context in (ends_the_job(backend), arguments_named(), explaining_memory()):
+            contexts.enter_context(context)
+        virtual = virtual_checks.check_count(virtual_replicas, backend)
+        if virtual is not None:
+            settings.agree(virtual, backend)
+            contexts.enter_context(settings.deterministic())
         given = fit_data(
             x,
             y,
@@ -189,22 +207,28 @@ def fit(
             data=data,
             global_batch_size=global_batch_size,
         )
-        inputs = _inputs(given, backend, steps_per_epoch, seed, shuffle, ledger)
+        inputs = _inputs(
+            given, backend, virtual, steps_per_epoch, seed, shuffle, ledger
+        )
         validation = _validation_inputs(given, backend, validation_steps)
-        settings: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "epochs": epochs,
             "steps": steps,
             "accumulate": accumulate,
         }
-        settings["steps_per_epoch"] = steps_per_epoch
-        settings["class_weight"] = class_weight
-        compare_data(backend, inputs, validation, settings)
+        arguments["steps_per_epoch"] = steps_per_epoch
+        arguments["class_weight"] = class_weight
+        compare_data(backend, inputs, validation, arguments)
         rows = check_batch(backend, inputs, accumulate)
+        pieces = backend.replicas
+        if virtual is not None:
+            virtual_checks.check_batch(virtual, inputs)
+            pieces = virtual.count
         prepared = prepare(
             model,
             backend,
             inputs.spec,
-            micro_batch_rows=-(-rows // (backend.replicas * accumulate)),
+            micro_batch_rows=-(-rows // (pieces * accumulate)),
             recompute=recompute,
             shard_optimizer=shard_optimizer,
             jit_compile=jit_compile,
@@ -213,6 +237,10 @@ def fit(
         compare_models(backend, model)
         check_states_of_rows(model)
         own_step = has_own_step(model)
+        if virtual is not None:
+            virtual_checks.check_options(
+                own_step=own_step, shard_optimizer=shard_optimizer, ledger=ledger
+            )
         plan = verify_step(
             prepared,
             backend,
@@ -223,13 +251,15 @@ def fit(
             sync_batch_norm=sync_batch_norm,
             enabled=verify and not own_step,  # that one has a check of its own
             verbose=verbose,
+            virtual=virtual,
         )
+        known = inputs.batch_size if isinstance(inputs, Batches) else rows
         plan = look_ups.planned(
             plan,
             embedding_gradients,
             prepared,
             backend,
-            inputs.batch_size if isinstance(inputs, Batches) else rows,
+            None if virtual else known,  # tables travel whole
             accumulate=accumulate,
             jit_compile=jit_compile,
             recompute=recompute,
@@ -237,7 +267,7 @@ def fit(
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
-                inputs, steps_per_epoch, backend.elastic, Agreement(backend)
+                inputs, steps_per_epoch, backend.elastic, Agreement(backend), virtual
             )
         else:
             _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
@@ -261,6 +291,7 @@ def fit(
             timeline=timeline,
             checkpoint=checkpoint,
             ledger=ledger,
+            virtual=virtual,
         )
         attachments = [a for observer in observers for a in observer.attachments]
         if DesyncAlarm.is_needed(backend, check_every):
@@ -273,7 +304,9 @@ def fit(
             jit_compile=jit_compile,
             recompute=recompute,
             seed=seed,
-            maybe_empty=_maybe_empty(inputs, backend),
+            maybe_empty=_maybe_empty(
+                inputs, virtual.count if virtual else backend.most_replicas
+            ),
             attachments=attachments,
         )
         if own_step:
@@ -292,6 +325,7 @@ def fit(
                 **common,
                 plan=plan,
                 sync_batch_norm=sync_batch_norm,
+                virtual=virtual,
             )
         validate = None
         if validation is not None:
@@ -326,6 +360,7 @@ def fit(
 def _inputs(
     given: FitData,
     backend: Backend,
+    virtual: VirtualReplicas | None,
     steps_per_epoch: int | None,
     seed: int,
     shuffle: bool | str,
@@ -333,7 +368,7 @@ def _inputs(
 ) -> Input | Batches:
     """Which rows make a global batch."""
     if not isinstance(given.train, Source):
-        return Batches(given.train, backend, steps_per_epoch)
+        return Batches(given.train, backend, steps_per_epoch, virtual)
     inputs = Input(
         given.train,
         given.batch_size,
@@ -346,12 +381,12 @@ def _inputs(
     return inputs
 
 
-def _maybe_empty(inputs: Input | Batches, backend: Backend) -> bool:
-    """Whether a batch may have fewer rows than there are replicas."""
+def _maybe_empty(inputs: Input | Batches, pieces: int) -> bool:
+    """Whether a batch may have fewer rows than the pieces that it is cut into."""
     if isinstance(inputs, Batches):
         return True
     size = inputs.global_batch_size
-    return (inputs.rows % size or size) < backend.most_replicas
+    return (inputs.rows % size or size) < pieces
 
 
 def _check_counted(backend: Backend, **wanted: Any) -> None:
@@ -395,6 +430,7 @@ def _observers(
     timeline: str | None,
     checkpoint: Checkpoint | None,
     ledger: str | os.PathLike[str] | None,
+    virtual: VirtualReplicas | None,
 ) -> tuple[list[Observer], Membership | None]:
     """The observers that were asked for, innermost first, and the state to start from.
 
@@ -417,10 +453,12 @@ def _observers(
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     saving = membership = None
     if checkpoint is not None and isinstance(inputs, Input):
-        saving = CheckpointObserver(checkpoint, position, inputs.plan, before_write)
+        plan = virtual.planned(inputs.plan) if virtual else inputs.plan
+        saving = CheckpointObserver(checkpoint, position, plan, before_write)
         observers.append(saving)
     if backend.elastic and isinstance(inputs, Input):
-        membership = Membership(position, inputs, saving)
+        common = settings.describe(virtual) if virtual else {}
+        membership = Membership(position, inputs, saving, common)
         membership.find_start()
         observers.append(membership)
     if saving is not None:

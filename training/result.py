@@ -9,7 +9,9 @@ import keras
 
 from collective.backends.base import Backend
 from collective.training.position import Position
+from collective.training.prepared import get_partition
 from collective.training.reporting.timing import Timing
+from collective.training.virtual.digest import state_sha256
 
 T = TypeVar("T")
 
@@ -41,6 +43,16 @@ class Result(keras.callbacks.History):
         self.backend: Backend = position.backend
         self.losses: list[float] = position.losses
         self.timing = Timing()
+
+    @property
+    def state_sha256(self) -> str | None:
+        """The SHA-256 of the model's weights, layer state and optimizer state now.
+
+        None where ranks have shards of them.
+        """
+        if get_partition(self.model) is not None:
+            return None
+        return state_sha256(self.model)
 
     def afterwards(self, action: Callable[[], T]) -> T:
         """Runs what all ranks do together after the training, as an evaluation.

@@ -28,12 +28,13 @@ from collective.training.coupled.replica import for_replica
 from collective.training.forward import Forward, Sums, global_loss
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
-from collective.training.reduction import StepSums, all_reduce
+from collective.training.reduction import Span, StepSums, all_reduce
 from collective.training.replica import look_ups
 from collective.training.replica.attachments import Attachment, ReplicaStep, Total
 from collective.training.replica.inputs import (
     StepInputs,
     Weights,
+    process_rows,
     read_weights,
     replica_rows,
     weight_specs,
@@ -42,6 +43,9 @@ from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows, without_none
 from collective.training.reporting.report import Layout
 from collective.training.variables import layer_state, outside_variables
+from collective.training.virtual.checks import check_coupling
+from collective.training.virtual.pieces import VirtualReplicas
+from collective.training.virtual.reduction import sum_pieces
 
 
 class Step:
@@ -60,6 +64,8 @@ class Step:
         plan: Whether loss and metrics are those of the whole global batch.
         sync_batch_norm: Whether every layer of batch normalization has the statistics
             of the whole global batch; otherwise those with ``synchronized=True`` do.
+        virtual: The virtual replicas into which each global batch is cut; None: each
+            replica's rows are one piece.
 
     Attributes:
         layout: What the numbers of a report mean.
@@ -84,11 +90,14 @@ class Step:
         attachments: Sequence[Attachment] = (),
         plan: StepPlan | None = None,
         sync_batch_norm: bool = False,
+        virtual: VirtualReplicas | None = None,
     ):
         plan = plan or StepPlan()
         coupling = coupled_checks.reasons(
-            prepared.model, backend, plan, sync_batch_norm
+            prepared.model, backend, plan, sync_batch_norm, virtual is not None
         )
+        if virtual is not None:
+            check_coupling(coupling)
         coupled_checks.check(
             prepared,
             backend,
@@ -104,11 +113,11 @@ class Step:
         self.optimizer = prepared.model.optimizer
         self.backend = backend
         self.micro_batches = accumulate
+        self.virtual = virtual
         self.maybe_empty = maybe_empty
         self.attachments = list(attachments)
-        self.forward = Forward(
-            prepared, seed, recompute, backend.most_replicas, accumulate, plan
-        )
+        pieces = virtual.count if virtual else backend.most_replicas
+        self.forward = Forward(prepared, seed, recompute, pieces, accumulate, plan)
         self.layout = Layout(self.model, plan.gather_metrics)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         self._metrics: tf.Tensor = tf.zeros([0], tf.float64)
@@ -155,11 +164,8 @@ class Step:
             look_ups.note(
                 [self.prepared.trainable[i] for i in forward.combined], self.optimizer
             )
-        self._run = tf.function(
-            self._run_replicas,
-            input_signature=(spec, scalar, tf.TensorSpec([None], tf.float64)),
-            autograph=False,
-        )
+        self._run_signature = spec, scalar, tf.TensorSpec([None], tf.float64)
+        self._runs: dict[Any, Any] = {}
         if self.coupled:
             return
         self._sums_spec: Sums = traced.structured_outputs
@@ -234,6 +240,19 @@ class Step:
         with self.backend.scope():
             keras_compat.finish(self.optimizer, self.prepared.trainable)
 
+    @property
+    def _run(self) -> Any:
+        """The step; with virtual replicas another where this process has others."""
+        backend = self.backend
+        key = (backend.local_replicas, backend.replicas) if self.virtual else None
+        if key not in self._runs:
+            self._runs[key] = tf.function(
+                self._run_replicas,
+                input_signature=self._run_signature,
+                autograph=False,
+            )
+        return self._runs[key]
+
     def _run_replicas(self, batch: Batch, number: tf.Tensor, metrics: tf.Tensor) -> Any:
         """Inside the ``tf.function``: the report, after an update on every replica."""
         step = self.prepared.colocated(self._replica_step)
@@ -246,7 +265,10 @@ class Step:
         """The update of one replica, inside ``Backend.run``; returns the report."""
         backend = self.backend
         replica = tf.cast(backend.replica(), tf.int64)
-        own = replica_rows(backend, batch, replica)
+        if self.virtual is None:
+            own = replica_rows(backend, batch, replica)
+        else:
+            own = process_rows(batch)
         inputs = StepInputs(
             read_weights(self.prepared),
             own.rows,
@@ -256,24 +278,22 @@ class Step:
             number,
             replica,
         )
-
-        # forward and backward pass: sums over this replica's rows
-        if self.coupled:
-            sums = self._coupled_sums(inputs, metrics)
-        else:
-            sums = self._beside_variables(self._local_sums(inputs))
         this_step = ReplicaStep(number, replica, own.rows_read)
-        local = StepSums(
-            sums,
-            finite.locate(self._with_look_ups(sums), backend),
-            [attachment.contribution(this_step) for attachment in self.attachments],
-        )
+        attached = [a.contribution(this_step) for a in self.attachments]
 
-        # all-reduce
-        partition = self.prepared.partition
-        total, span = all_reduce(
-            local, self.dtype, backend, partition, self.attachments
-        )
+        # forward and backward pass, all-reduce
+        if self.virtual is None:
+            total, span = self._sum_replicas(inputs, metrics, attached)
+        else:
+            total, span = sum_pieces(
+                self.virtual,
+                backend,
+                inputs,
+                self._local_sums,
+                self._sums_spec,
+                self.dtype,
+                attached,
+            )
 
         # check: every write waits for it. Weight decay, the optimizer's counter and the
         # state do not depend on the gradients, and must not change without them. Every
@@ -286,6 +306,24 @@ class Step:
             # un-scale, clip, weight decay, update, constraints, average
             self._apply(gradients, total.sums)
         return self._report(batch, total, span)
+
+    def _sum_replicas(
+        self, inputs: StepInputs, metrics: tf.Tensor, attached: list[list[tf.Tensor]]
+    ) -> tuple[StepSums, Span]:
+        """The sums over this replica's rows, then over all replicas."""
+        backend = self.backend
+        if self.coupled:
+            sums = self._coupled_sums(inputs, metrics)
+        else:
+            sums = self._beside_variables(self._local_sums(inputs))
+        not_finite = finite.locate(self._with_look_ups(sums), backend)
+        return all_reduce(
+            StepSums(sums, not_finite, attached),
+            self.dtype,
+            backend,
+            self.prepared.partition,
+            self.attachments,
+        )
 
     def _sum_micro_batches(self, inputs: StepInputs) -> Sums:
         """Sums over a replica's rows. Pure."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from collective.backends.base import Backend
 
@@ -12,7 +13,12 @@ class ShardCollectives(Backend):
 
     The collectives here are made of an all-reduce, which sends more than is needed. A
     subclass overrides them where it has better ones.
+
+    Attributes:
+        exchanges: Whether it has ``all_to_all``, too.
     """
+
+    exchanges: ClassVar[bool] = False
 
     def reduce_scatter(self, rows: Any) -> Any:
         """Inside ``run``: this replica's row of the sum over all replicas.
@@ -53,3 +59,25 @@ class ShardCollectives(Backend):
         shape = [self.replicas, *row.shape]
         rows = tf.scatter_nd([[self.replica()]], row[None], shape)
         return self._all_reduce([rows])[0]
+
+    def all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+        """Inside ``run``: sends rows to each replica, and returns those sent to this one.
+
+        Args:
+            rows: ``[replicas, counts[replica], n]``: for each replica as many rows.
+            counts: Of each replica; the same on all.
+
+        Returns:
+            ``[sum(counts), n]``, in the order of the replicas.
+
+        Raises:
+            CollectiveError: Where only one rank would take part.
+        """
+        import tensorflow as tf
+
+        self.require_all_ranks()
+        received = self._all_to_all(rows, counts)
+        return tf.ensure_shape(received, [sum(counts), rows.shape[-1]])
+
+    def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+        raise NotImplementedError

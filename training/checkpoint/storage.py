@@ -141,8 +141,10 @@ def read(path: Path, model: keras.Model, plan: Plan) -> State:
         (tuple(v.shape), v.dtype) for v in variables
     ]:
         raise Unusable("it is of another model, optimizer or precision")
-    for name, mine in dataclasses.asdict(plan).items():
-        if (theirs := about["plan"][name]) != mine:
+    here = dataclasses.asdict(plan)
+    for name in here | about["plan"]:
+        mine, theirs = here.get(name), about["plan"].get(name)
+        if theirs != mine:
             raise Unusable(f"it was made with {name} {theirs}, and here it is {mine}")
     try:
         held = keras_compat.load_weights(model, variables, str(path / WEIGHTS))

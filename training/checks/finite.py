@@ -29,11 +29,16 @@ def locate(sums: Sums, backend: Backend) -> tf.Tensor:
         connected ones; one more than there are variables where only the loss is not
         finite.
     """
+    return _at_replica(first_not_finite(sums), backend)
+
+
+def first_not_finite(sums: Sums) -> tf.Tensor:
+    """The number that ``locate`` has in a replica's place: a float32 scalar."""
     terms = [
         tf.add_n([tf.reduce_sum(g) for g in of_one])
         for of_one in zip(*sums.gradients, strict=True)
     ]
-    return locate_first([*terms, tf.add_n(sums.losses)], backend)
+    return _first([*terms, tf.add_n(sums.losses)])
 
 
 def locate_first(tensors: Sequence[tf.Tensor], backend: Backend) -> tf.Tensor:
@@ -42,11 +47,19 @@ def locate_first(tensors: Sequence[tf.Tensor], backend: Backend) -> tf.Tensor:
     Returns:
         As ``locate``.
     """
+    return _at_replica(_first(tensors), backend)
+
+
+def _first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The place of the first tensor that is not finite, from 1; float32, 0 for none."""
     sums = [tf.reduce_sum(t) for t in tensors]
     flags = tf.stack([tf.logical_not(tf.math.is_finite(s)) for s in sums])
     first = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
-    place = tf.one_hot(backend.replica(), backend.most_replicas)
-    return place * tf.cast(first, tf.float32)
+    return tf.cast(first, tf.float32)
+
+
+def _at_replica(number: tf.Tensor, backend: Backend) -> tf.Tensor:
+    return tf.one_hot(backend.replica(), backend.most_replicas) * number
 
 
 def check(

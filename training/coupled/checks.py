@@ -14,9 +14,18 @@ from collective.training.replica.plan import StepPlan
 
 
 def reasons(
-    model: keras.Model, backend: Backend, plan: StepPlan, sync_batch_norm: bool
+    model: keras.Model,
+    backend: Backend,
+    plan: StepPlan,
+    sync_batch_norm: bool,
+    cut: bool = False,
 ) -> tuple[str, ...]:
-    """What of a training needs collectives in the forward pass, a few words each."""
+    """What of a training needs collectives in the forward pass, a few words each.
+
+    Args:
+        model, backend, plan, sync_batch_norm: As for ``Step``.
+        cut: Whether one replica computes its rows in several pieces.
+    """
     found = []
     if plan.gather_loss:
         found.append("a loss of the whole batch")
@@ -26,7 +35,7 @@ def reasons(
         found.append("gradients of single look-ups (embedding_gradients='keras')")
     if plan.as_rows:
         found.append("gradients of embeddings that travel as rows")
-    if backend.replicas == 1 and not backend.elastic:
+    if backend.replicas == 1 and not backend.elastic and not cut:
         return tuple(found)  # the statistics of its rows are those of the batch
     layers = keras_compat.batch_norm_layers(model)
     if any(sync_batch_norm or layer.synchronized for layer in layers):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -90,6 +90,7 @@ class Membership(Observer):
         position: Of the training.
         inputs: The training data.
         checkpoint: Writes a last checkpoint when too few ranks are left.
+        settings: More that ranks which join must have in common, by name.
 
     Attributes:
         handoff: Keeps the state for the next generation.
@@ -100,13 +101,14 @@ class Membership(Observer):
         position: Position,
         inputs: Input,
         checkpoint: CheckpointObserver | None,
+        settings: Mapping[str, str],
     ):
         self.position = position
         self.backend: Backend = position.backend
         self.inputs = inputs
         self.checkpoint = checkpoint
         # Before the training changes anything of the model.
-        self.description = describe_training(inputs, position.model)
+        self.description = describe_training(inputs, position.model) | dict(settings)
         self.handoff = StateHandoff(self.backend)
         self.messages = ControlMessages(self.backend)
         self.attachments = [self.messages]

@@ -12,22 +12,29 @@ import numpy as np
 from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
+from collective.backends.devices import tensorflow_has_started
 from collective.training.exchange import gather_few
 from collective.training.prepared import get_partition
 from collective.training.reporting.progress import verbosity
 
 
 def open_backend(
-    backend: str | Backend, gradients: Sequence[int] | None = None
+    backend: str | Backend,
+    gradients: Sequence[int] | None = None,
+    threads: int | None = None,
 ) -> Backend:
     """The backend of a name; a process that only serves does not return.
 
     Args:
         backend: A name or a backend.
         gradients: Bytes of each gradient, for ``auto`` to choose by.
+        threads: Of a backend made here, if TensorFlow has not started.
     """
     if isinstance(backend, str):
-        backend = backends.get(backend, gradients=gradients)
+        if tensorflow_has_started():
+            threads = None  # it keeps those that it has
+        options = backends.Options(threads=threads)
+        backend = backends.get(backend, options, gradients)
     if isinstance(backend, Serving):
         backend.serve()
     return backend

@@ -25,6 +25,7 @@ from collective.training.input.feed import Feed
 from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
+from collective.training.virtual.pieces import VirtualReplicas
 
 
 class Batches(Feed):
@@ -34,6 +35,7 @@ class Batches(Feed):
         data: Keras' adapter of the data.
         backend: Who shares them.
         steps_per_epoch: Batches of an epoch; None: one pass over the data.
+        virtual: The pieces that replicas hold; None: each has a share of the rows.
 
     Attributes:
         spec: ``Batch`` of type specs, with an open number of rows.
@@ -49,9 +51,10 @@ class Batches(Feed):
         data: keras_compat.DataAdapter,
         backend: Backend,
         steps_per_epoch: int | None = None,
+        virtual: VirtualReplicas | None = None,
     ):
         self._backend = backend
-        self._adapter = _Shares(data, backend)
+        self._adapter = _Shares(data, backend, virtual)
         self._keras = keras_compat.EpochIterator(self._adapter, steps_per_epoch)
         self.spec = self._adapter.spec
         self.batch_size = self._adapter.rows
@@ -147,10 +150,17 @@ class _Shares(keras_compat.DataAdapter):
     The checksum is of the whole batch, and 0 where there is one process.
     """
 
-    def __init__(self, data: keras_compat.DataAdapter, backend: Backend):
+    def __init__(
+        self,
+        data: keras_compat.DataAdapter,
+        backend: Backend,
+        virtual: VirtualReplicas | None,
+    ):
         self._data = data
         self._within_epoch = False
         replicas, local = backend.replicas, backend.local_replicas
+        if virtual is not None:
+            replicas, local = virtual.count, virtual.pieces(local, replicas)
         low, high = local[0], local[-1]
         alone = backend.size == 1
         self.rows: int | None = None

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from collective.training.input.agreement import Agreement
 from collective.training.input.pipeline import Batch, Input
+from collective.training.virtual.pieces import VirtualReplicas
 
 #: A step or an epoch that is never reached: the number is not known beforehand.
 ENDLESS = sys.maxsize
@@ -91,6 +92,7 @@ class PlannedFeed(Feed):
         steps_per_epoch: Steps of an epoch; None: one pass over the rows.
         movable: Whether replicas may change; see ``Input.movable``.
         agreement: Compares batches that have checksums.
+        virtual: The pieces that replicas hold; None: each has a share of the rows.
     """
 
     def __init__(
@@ -99,11 +101,13 @@ class PlannedFeed(Feed):
         steps_per_epoch: int | None = None,
         movable: bool = False,
         agreement: Agreement | None = None,
+        virtual: VirtualReplicas | None = None,
     ):
         self._of_pass = inputs.steps_per_epoch
         self._of_epoch = steps_per_epoch
         self._batches = inputs.movable() if movable else inputs.dataset
         self._agreement = agreement
+        self._virtual = virtual
         self._origin = 0
         self._iterator: Iterator[Batch] = iter(())
 
@@ -117,6 +121,9 @@ class PlannedFeed(Feed):
         self, step: int, last_step: int, local_replicas: range, replicas: int
     ) -> None:
         """As ``Feed.start``."""
+        if self._virtual is not None:
+            local_replicas = self._virtual.pieces(local_replicas, replicas)
+            replicas = self._virtual.count
         self._iterator = iter(self._batches(step, last_step, local_replicas, replicas))
 
     def first_step(self, epoch: int, step: int) -> int:

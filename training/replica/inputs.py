@@ -87,12 +87,21 @@ def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaR
         batch: The rows of all replicas of this process, ``without_none``.
         replica: int64 scalar, the replica's number in the job.
     """
-    rows = Rows(batch.x, batch.y, batch.sample_weight)
     if len(backend.local_replicas) == 1:
-        count = count_rows(first_leaf(batch.x))
-        return ReplicaRows(rows, count, batch.rows_read)
+        return process_rows(batch)
+    rows = Rows(batch.x, batch.y, batch.sample_weight)
     total = backend.replicas
     first, _ = share(batch.global_rows, backend.local_replicas[0], total)
     start, stop = share(batch.global_rows, replica, total)
     rows, rows_read = slice_rows((rows, batch.rows_read), start - first, stop - first)
     return ReplicaRows(rows, stop - start, rows_read)
+
+
+def process_rows(batch: Batch) -> ReplicaRows:
+    """All rows of a process.
+
+    Args:
+        batch: The rows of all replicas of this process, ``without_none``.
+    """
+    rows = Rows(batch.x, batch.y, batch.sample_weight)
+    return ReplicaRows(rows, count_rows(first_leaf(batch.x)), batch.rows_read)

@@ -48,6 +48,7 @@ class Summary:
     losses: list[float]
     history: dict[str, list[float]]
     test: dict[str, float]
+    state_sha256: str | None
     options: dict[str, Any]
     versions: dict[str, str]
 
@@ -87,6 +88,7 @@ class Summary:
             losses=result.losses,
             history=result.history,
             test=test,
+            state_sha256=result.state_sha256,
             options=options,
             versions={
                 "python": platform.python_version(),

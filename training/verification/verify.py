@@ -30,6 +30,7 @@ from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.first_rows import count, first_rows
 from collective.training.verification.model_description import describe_model
 from collective.training.verification.pieces import untraced
+from collective.training.virtual.pieces import VirtualReplicas
 
 VARIABLE = "COLLECTIVE_VERIFY"
 # Rows that are compared, and how they are cut: unevenly, so that a mean of means differs
@@ -51,6 +52,7 @@ def verify_step(
     enabled: bool = True,
     verbose: str | int = "auto",
     pieces: Sequence[int] | None = None,
+    virtual: VirtualReplicas | None = None,
 ) -> StepPlan:
     """Compares our step with Keras' own before it trains; every rank calls it.
 
@@ -71,6 +73,7 @@ def verify_step(
         verbose: 0: nothing is printed.
         pieces: Sizes to cut the rows into; by default unevenly where several replicas or
             micro-batches share a batch, else not at all.
+        virtual: The virtual replicas that share a batch; None: the backend's replicas.
 
     Returns:
         The plan, the same on every rank.
@@ -83,7 +86,8 @@ def verify_step(
     found: dict[str, Any] = {"plan": asdict(StepPlan()), "line": None}
     enabled = enabled and os.environ.get(VARIABLE) != "0"
     if backend.rank == 0 and enabled:
-        cut = accumulate > 1 or backend.most_replicas > 1
+        replicas = virtual.count if virtual else backend.most_replicas
+        cut = accumulate > 1 or replicas > 1
         sizes = pieces or (_PIECES if cut else (_ROWS,))
         with backend.only_rank_zero("the comparison with Keras' own step"):
             checking = _Checking(

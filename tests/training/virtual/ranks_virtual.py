@@ -1,0 +1,106 @@
+"""A training with virtual replicas; rank 0 prints the SHA-256 of its state.
+
+    collectiverun -np 3 python tests/training/virtual/ranks_virtual.py native cnn 5 10
+
+Arguments: backend (``tf-mirrored:3`` for three devices), model, virtual replicas, steps.
+Every global batch has 22 rows but the last of an epoch, which has 3: with more than three
+virtual replicas, some pieces of it are empty. No two rows are alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import keras
+import numpy as np
+from keras import layers
+
+from collective import backends, training
+
+ROWS, BATCH = 91, 22
+
+
+def compiled(inputs: keras.KerasTensor, features: keras.KerasTensor) -> keras.Model:
+    model = keras.Model(inputs, layers.Dense(4)(features))
+    model.compile(
+        keras.optimizers.Adam(0.01, global_clipnorm=0.5),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def cnn() -> keras.Model:
+    """With batch statistics and masks; large enough to be exchanged in shards."""
+    inputs = keras.Input((8, 8, 3))
+    x = layers.Conv2D(8, 3)(inputs)
+    x = layers.Activation("relu")(layers.BatchNormalization()(x))
+    x = layers.Conv2D(8, 3, activation="relu")(layers.Dropout(0.3)(x))
+    return compiled(inputs, layers.Dense(48, "relu")(layers.Flatten()(x)))
+
+
+def transformer() -> keras.Model:
+    """With embeddings, whose rows a batch looks up several times."""
+    inputs = keras.Input((12,), dtype="int32")
+    x = layers.Embedding(20, 16)(inputs)
+    attended = layers.MultiHeadAttention(2, 8, dropout=0.2)(x, x)
+    x = layers.LayerNormalization()(x + layers.Dropout(0.2)(attended))
+    x = layers.LayerNormalization()(x + layers.Dense(16, "gelu")(x))
+    return compiled(inputs, layers.GlobalAveragePooling1D()(x))
+
+
+def lstm() -> keras.Model:
+    """With a mask: sequences of different lengths."""
+    inputs = keras.Input((12,), dtype="int32")
+    x = layers.Embedding(20, 16, mask_zero=True)(inputs)
+    return compiled(inputs, layers.LSTM(16, dropout=0.2)(x))
+
+
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    "cnn": cnn,
+    "transformer": transformer,
+    "lstm": lstm,
+}
+
+
+def rows(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images, or sequences of tokens that zeros fill up; and labels."""
+    rng = np.random.default_rng(3)
+    if name == "cnn":
+        x = rng.normal(size=(ROWS, 8, 8, 3)).astype("float32")
+        return x, np.argmax(x[:, 2, 3:7, 0], axis=1).astype("int32")
+    lengths = rng.integers(1, 13, size=ROWS)
+    tokens = rng.integers(1, 20, size=(ROWS, 12)).astype("int32")
+    tokens[np.arange(12) >= lengths[:, None]] = 0
+    return tokens, tokens[:, 0] % 4
+
+
+def train(
+    backend: str | backends.Backend, name: str, virtual: int, steps: int, **more: object
+) -> training.Result:
+    """Trains a model of ``MODELS``."""
+    keras.utils.set_random_seed(7)
+    return training.fit(
+        MODELS[name],
+        *rows(name),
+        backend=backend,
+        batch_size=BATCH,
+        steps=steps,
+        seed=5,
+        verbose=0,
+        virtual_replicas=virtual,
+        **more,
+    )
+
+
+def main(backend: str, name: str, virtual: str, steps: str) -> None:
+    kind, _, devices = backend.partition(":")
+    options = backends.Options(threads=1, devices=int(devices) if devices else None)
+    result = train(backends.get(kind, options), name, int(virtual), int(steps))
+    if result.backend.rank == 0:
+        print(f"sha256 {result.state_sha256} loss {result.losses[-1]:.9g}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

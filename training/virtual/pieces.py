@@ -1,0 +1,106 @@
+"""Which pieces of a global batch a process holds: arithmetic alone.
+
+A global batch is cut into V pieces, one for each virtual replica. Replica r of N holds
+pieces ``r*V//N`` to ``(r+1)*V//N``, one after the other. Sums over pieces are taken along
+a binary tree over 0..V-1: a node of level l covers the pieces ``i*2^l`` to ``(i+1)*2^l``,
+as far as there are any. The tree depends on V alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from collective.training.input.plan import Plan, share
+
+
+class Node(NamedTuple):
+    """A node of the tree.
+
+    Attributes:
+        start: The first piece that it covers, a multiple of ``2**level``.
+        level: 0 for a leaf.
+    """
+
+    start: int
+    level: int
+
+
+@dataclass(frozen=True)
+class VirtualPlan(Plan):
+    """A plan of batches that are cut into pieces, for checkpoints to have in common.
+
+    Attributes:
+        virtual_replicas: How many pieces.
+    """
+
+    virtual_replicas: int
+
+
+@dataclass(frozen=True)
+class VirtualReplicas:
+    """The pieces of a global batch.
+
+    Attributes:
+        count: How many, from 1 up.
+    """
+
+    count: int
+
+    def planned(self, plan: Plan) -> VirtualPlan:
+        """The plan, with the number of pieces."""
+        return VirtualPlan(**asdict(plan), virtual_replicas=self.count)
+
+    @property
+    def levels(self) -> int:
+        """Levels of the tree below its root: the least l with ``2**l >= count``."""
+        return (self.count - 1).bit_length()
+
+    @property
+    def root(self) -> Node:
+        """The node that covers all pieces."""
+        return Node(0, self.levels)
+
+    def pieces(self, replicas: range, total: int) -> range:
+        """The pieces that consecutive replicas hold.
+
+        Args:
+            replicas: Consecutive numbers, at least one.
+            total: Replicas of the job, at most ``count``.
+        """
+        start, _ = share(self.count, replicas[0], total)
+        _, stop = share(self.count, replicas[-1], total)
+        return range(start, stop)
+
+    def subtrees(self, replica: int, total: int) -> list[Node]:
+        """The fewest nodes that cover the pieces of a replica, and no others, in order.
+
+        Only nodes whose pieces all exist count, so two nodes of a level that are
+        neighbours may stay apart at the end of the tree.
+
+        Args:
+            replica: A number below ``total``.
+            total: Replicas of the job.
+        """
+        pieces = self.pieces(range(replica, replica + 1), total)
+        found, start = [], pieces.start
+        while start < pieces.stop:
+            level = 0
+            while start % (2 << level) == 0 and start + (2 << level) <= pieces.stop:
+                level += 1
+            found.append(Node(start, level))
+            start += 1 << level
+        return found
+
+    def all_subtrees(self, total: int) -> list[list[Node]]:
+        """``subtrees`` of each replica."""
+        return [self.subtrees(replica, total) for replica in range(total)]
+
+    def children(self, node: Node) -> tuple[Node, Node | None]:
+        """The two halves of a node above the leaves; None for one without pieces."""
+        level = node.level - 1
+        second = node.start + (1 << level)
+        return (
+            Node(node.start, level),
+            Node(second, level) if second < self.count else None,
+        )

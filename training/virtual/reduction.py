@@ -1,0 +1,138 @@
+"""A step's sums over all virtual replicas: what ``training.reduction`` is to replicas."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training.accumulation import slice_rows
+from collective.training.checks import finite
+from collective.training.forward import Sums
+from collective.training.input.plan import share
+from collective.training.reduction import Span, StepSums, sum_tensors
+from collective.training.replica.inputs import StepInputs
+from collective.training.replica.rows import Rows
+from collective.training.virtual import exchange
+from collective.training.virtual.pieces import VirtualReplicas
+from collective.training.virtual.tree import sum_subtrees
+
+
+def replica_number(backend: Backend) -> int:
+    """Inside ``Backend.run``: the number of this replica, known when it is traced."""
+    if len(backend.local_replicas) == 1:
+        return backend.local_replicas[0]
+    return int(tf.get_static_value(backend.replica()))
+
+
+def sum_pieces(
+    virtual: VirtualReplicas,
+    backend: Backend,
+    inputs: StepInputs,
+    compute: Callable[[StepInputs], Sums],
+    structure: Sums,
+    dtype: tf.DType,
+    attached: list[list[tf.Tensor]],
+) -> tuple[StepSums, Span]:
+    """The sums over all pieces of a global batch, inside ``Backend.run``.
+
+    Args:
+        virtual: The pieces.
+        backend: Connects the replicas.
+        inputs: Of this process: ``rows`` are those of all its pieces, ``replica`` is
+            ignored.
+        compute: The sums of one piece, whose number is ``StepInputs.replica``.
+        structure: Shapes and dtypes of the sums.
+        dtype: All sums travel in it; state that it cannot hold, in float64.
+        attached: The tensors of each attachment, of this replica.
+
+    Returns:
+        As ``reduction.all_reduce``; the same bits for any number of replicas.
+    """
+    replica = replica_number(backend)
+    layout = _Layout(structure, dtype)
+    pieces = virtual.pieces(range(replica, replica + 1), backend.replicas)
+    held = virtual.pieces(backend.local_replicas, backend.replicas)
+    first, _ = share(inputs.global_rows, held[0], virtual.count)
+
+    def leaf(piece: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        start, stop = share(inputs.global_rows, piece, virtual.count)
+        rows: Rows = slice_rows(inputs.rows, start - first, stop - first)
+        own = inputs._replace(rows=rows, count=stop - start, replica=piece)
+        sums = compute(own)
+        return layout.pack(sums), finite.first_not_finite(sums)
+
+    subtrees = virtual.subtrees(replica, backend.replicas)
+    sums, mark = sum_subtrees(leaf, pieces, subtrees, layout.specs)
+    located = tf.one_hot(replica, backend.most_replicas) * mark
+    with tf.control_dependencies(tf.nest.flatten(sums)):
+        start = _now()
+        sums = tf.nest.map_structure(tf.identity, sums)
+    others = [tf.cast(t, dtype) for t in [located, *tf.nest.flatten(attached)]]
+    located, *others = sum_tensors(backend, others, [])
+    with tf.control_dependencies([located]):  # one collective after the other
+        sums = tf.nest.map_structure(tf.identity, sums)
+    vectors = exchange.total(virtual, backend, replica, sums, always=inputs.number >= 0)
+    with tf.control_dependencies([start, *vectors]):
+        stop = _now()
+    attached = tf.nest.pack_sequence_as(attached, others)
+    return StepSums(layout.unpack(vectors), located, attached), Span(start, stop)
+
+
+def _now() -> tf.Tensor:
+    """Seconds since 1970: ``tf.timestamp``, which op determinism forbids."""
+    now = tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64)
+    return tf.ensure_shape(now, [])
+
+
+class _Layout:
+    """Sums as vectors, and back.
+
+    Args:
+        structure: Shapes and dtypes of the sums.
+        dtype: Of the first vector. The second is float64, for state that the first
+            cannot hold; it is absent where there is none.
+
+    Attributes:
+        specs: Of the vectors.
+    """
+
+    def __init__(self, structure: Sums, dtype: tf.DType):
+        self._structure = structure
+        leaves = tf.nest.flatten(structure)
+        exact = {
+            id(t) for t in tf.nest.flatten(structure.state) if t.dtype.size > dtype.size
+        }
+        wide = [i for i, t in enumerate(leaves) if id(t) in exact]
+        rest = [i for i in range(len(leaves)) if i not in set(wide)]
+        self._groups = [rest, wide] if wide else [rest]
+        self._dtypes = [dtype, tf.float64]
+        self._shapes = [t.shape for t in leaves]
+        self._sizes = [shape.num_elements() for shape in self._shapes]
+        self.specs = [
+            tf.TensorSpec([sum(self._sizes[i] for i in group)], dtype)
+            for group, dtype in zip(self._groups, self._dtypes, strict=False)
+        ]
+
+    def pack(self, sums: Sums) -> list[tf.Tensor]:
+        """The vectors."""
+        leaves = tf.nest.flatten(sums)
+        return [
+            tf.concat(
+                [tf.reshape(tf.cast(leaves[i], spec.dtype), [-1]) for i in group], 0
+            )
+            for group, spec in zip(self._groups, self.specs, strict=True)
+        ]
+
+    def unpack(self, vectors: list[tf.Tensor]) -> Sums:
+        """The sums that ``pack`` made vectors of."""
+        leaves: list[Any] = [None] * len(self._shapes)
+        for group, vector in zip(self._groups, vectors, strict=True):
+            parts = tf.split(vector, [self._sizes[i] for i in group])
+            for i, part in zip(group, parts, strict=True):
+                leaves[i] = tf.reshape(part, self._shapes[i])
+        return tf.nest.pack_sequence_as(self._structure, leaves)
