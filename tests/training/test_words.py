@@ -350,12 +350,14 @@ def test_options_in_messages_become_arguments():
 
 @pytest.mark.launches
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
-def test_on_ranks(ranks, tmp_path):
+@pytest.mark.parametrize(
+    "file", ["test_words", "test_kinds", "evaluation/test_predict"]
+)
+def test_on_ranks(file, ranks, tmp_path):
     pytest.importorskip("mpi4py")
-    names = ("test_words", "test_kinds", "evaluation/test_predict")
-    paths = [f"tests/training/{name}.py" for name in names]
-    ended = launch.launch("native", ranks, paths, tmp_path, seconds=500)
+    path = f"tests/training/{file}.py"
+    ended = launch.launch("native", ranks, [path], tmp_path, seconds=500)
     assert ended.code == 0, ended.output
     assert set(ended.outcomes[0].values()) <= {"passed", "skipped"}
-    assert list(ended.outcomes[0].values()).count("passed") >= 50
+    assert list(ended.outcomes[0].values()).count("passed") >= 20
     assert all(outcomes == ended.outcomes[0] for outcomes in ended.outcomes)

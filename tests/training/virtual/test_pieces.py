@@ -52,7 +52,10 @@ def of_numpy(values: np.ndarray, start: int, level: int) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(
+    "count",
+    [2, 3, 5, *(pytest.param(n, marks=pytest.mark.matrix) for n in (1, 6, 8, 13))],
+)
 def test_the_sum_has_the_same_bits_for_any_number_of_replicas(count):
     """And those of the tree, which no other order of these numbers has."""
     virtual = VirtualReplicas(count)

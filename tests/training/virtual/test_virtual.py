@@ -80,11 +80,11 @@ def test_devices_have_the_bits_of_one(replicas, backends_by_name, clean_keras):
     "precision, options",
     [
         ("float32", {"accumulate": 2}),
-        ("float32", {"recompute": True}),
-        ("float32", {"jit_compile": True}),
-        ("mixed_bfloat16", {}),
+        pytest.param("float32", {"recompute": True}, marks=pytest.mark.matrix),
+        pytest.param("float32", {"jit_compile": True}, marks=pytest.mark.matrix),
+        pytest.param("mixed_bfloat16", {}, marks=pytest.mark.matrix),
         ("mixed_float16", {}),
-        ("float64", {}),
+        pytest.param("float64", {}, marks=pytest.mark.matrix),
     ],
     ids=str,
 )
