@@ -154,15 +154,17 @@ def test_a_callback_may_shut_down_and_submit_while_another_does():
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
-LIMITED = """
-    import resource, collective
+LIMITED = r"""
+    import resource, sys, collective
     hard = {hard}
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
         collective.init()
-        print(collective.size(), resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        line = f"{{collective.size()}} {{limit}}"
     except collective.CollectiveError as error:
-        print(str(error).splitlines()[-1])
+        line = str(error).splitlines()[-1]
+    sys.stdout.write(line + "\n")  # one write: both ranks have the same pipe
 """
 
 
