@@ -12,7 +12,6 @@ Importing this package is cheap: each name below is imported when it is first us
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -112,10 +111,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"collective.{name}")
     if name == "__version__":
-        try:
-            return importlib.metadata.version("collective")
-        except importlib.metadata.PackageNotFoundError:  # a checkout on the path
-            return "0+unknown"
+        from collective.launch import versions
+
+        return versions.installed().get("collective", "0+unknown")  # a bare checkout
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'collective' has no attribute {name!r}")

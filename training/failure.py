@@ -81,15 +81,15 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
         On rank 0 the error itself; elsewhere a copy, or a ``CollectiveError`` with its
         text where it cannot be copied.
     """
-    told: tuple[bytes, str] = b"", ""
+    mine: tuple[bytes, str] = b"", ""
     if error is not None:
         text = f"{what} raised {type(error).__name__}: {error}"
         try:
             pickle.loads(data := pickle.dumps(error))
         except Exception:
             data = b""
-        told = data, text
-    data, text = broadcast_object(backend, told)
+        mine = data, text
+    data, text = broadcast_object(backend, mine)
     if error is None:
         try:
             error = pickle.loads(data)

@@ -107,7 +107,7 @@ def horovod() -> tuple[str, Timer]:
             nonlocal total
             total = hvd.allreduce(tensor, op=hvd.Sum, name="bench")
 
-        seconds = _loop(once, repetitions, inner)
+        seconds = loop(once, repetitions, inner)
         if total is not None:
             target[...] = total.numpy()
         return seconds
@@ -147,7 +147,7 @@ def gloo() -> tuple[str, Timer]:
         if source is not target:
             target[...] = source
         tensor = torch.from_numpy(target)
-        return _loop(lambda: distributed.all_reduce(tensor), repetitions, inner)
+        return loop(lambda: distributed.all_reduce(tensor), repetitions, inner)
 
     return f"Gloo (torch {torch.__version__})", run
 
@@ -164,7 +164,17 @@ def _require(module: str, hint: str) -> None:
         raise UsageError(f"{module} is not installed", hint=hint)
 
 
-def _loop(once: Callable[[], None], repetitions: int, inner: int) -> np.ndarray:
+def loop(once: Callable[[], object], repetitions: int, inner: int) -> np.ndarray:
+    """Times a call from Python.
+
+    Args:
+        once: The call.
+        repetitions: How many times are taken, each after a barrier.
+        inner: Calls in each of them.
+
+    Returns:
+        Seconds of a call, one number for each repetition.
+    """
     seconds = np.zeros(repetitions)
     for i in range(repetitions):
         collective.barrier()

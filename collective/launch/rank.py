@@ -40,7 +40,7 @@ class RankSupervisor(Supervisor):
 
     Attributes:
         report: Where the rank tells since when it waits; None: it may wait for ever.
-        timeout: For how long it waits before the launcher is told.
+        timeout: For how long it waits before the launcher hears of it.
     """
 
     report: WaitReport | None = None
@@ -70,16 +70,16 @@ class RankSupervisor(Supervisor):
 
         The parent-death signal of the kernel is no use here: it means the death of the
         thread that started this process, and a daemon may end that thread any time.
-        Meanwhile it tells the launcher of a rank that waits too long for others.
+        Meanwhile it reports to the launcher a rank that waits too long for others.
         """
-        told = 0.0
+        reported = 0.0
         while os.getppid() == parent:
             time.sleep(_POLL_SECONDS)
             waits = 0.0 if self.report is None else self.report.waits()
-            told = min(told, waits)
-            if waits - told > self.timeout and not self._is_stopped():
+            reported = min(reported, waits)
+            if waits - reported > self.timeout and not self._is_stopped():
                 print_message(f"{self._name(self.specs[0].rank)} waits")
-                told = waits
+                reported = waits
         self._end(signal.SIGTERM)
 
     def end_if_hanging(self) -> None:

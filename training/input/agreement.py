@@ -32,13 +32,13 @@ class Agreement:
         """
         if self._backend.size == 1:
             return
-        told = np.zeros((self._backend.size, 2))
-        told[self._backend.rank] = rows, checksum
-        told = self._sum(told)
-        if (told == told[0]).all():
+        by_rank = np.zeros((self._backend.size, 2))
+        by_rank[self._backend.rank] = rows, checksum
+        by_rank = self._sum(by_rank)
+        if (by_rank == by_rank[0]).all():
             return
-        rank = int(np.argmax((told != told[0]).any(axis=1)))
-        rows, others = int(told[0, 0]), int(told[rank, 0])
+        rank = int(np.argmax((by_rank != by_rank[0]).any(axis=1)))
+        rows, others = int(by_rank[0, 0]), int(by_rank[rank, 0])
         if min(rows, others) < 0:
             ended, goes_on = (0, rank) if rows < 0 else (rank, 0)
             what = f"the data of rank {ended} have ended, those of rank {goes_on} go on"

@@ -136,12 +136,11 @@ class Batches(Feed):
             found = next(batches, None)
             if found is None:
                 self._agreement.check(-1, 0)
-            else:
-                self._agreement.check(int(found[0].global_rows), int(found[1]))
-            if found is None:
                 return
-            if int(found[0].global_rows):
-                yield found[0]
+            batch, mark = found
+            self._agreement.check(int(batch.global_rows), int(mark))
+            if int(batch.global_rows):
+                yield batch
 
 
 class _Shares(keras_compat.DataAdapter):

@@ -27,13 +27,15 @@ _SET_BY_KERAS = (
 
 
 @functools.cache
-def _base() -> frozenset[str]:
-    """Attributes of every layer.
+def _no_settings() -> frozenset[str]:
+    """Attributes that every layer has, or that do not change the model.
 
     Not when this file is imported: the first layer that is made fixes Keras' dtype
     policy, and ``keras.config.set_floatx`` of the user's script would come too late.
     """
-    return frozenset(vars(keras.layers.Layer(name="base")))
+    return frozenset(
+        (*vars(keras.layers.Layer(name="base")), *_IGNORED, *_SET_BY_KERAS)
+    )
 
 
 def describe_model(model: keras.Model) -> dict[str, str]:
@@ -96,7 +98,7 @@ def _attributes(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:
         return {}
     found, inner = {}, []
     for key, value in vars(layer).items():
-        if key.startswith("_") or key in (*_base(), *_IGNORED, *_SET_BY_KERAS):
+        if key.startswith("_") or key in _no_settings():
             continue
         if isinstance(value, keras.layers.Layer):
             inner.append(f"{key}={type(value).__name__}")
