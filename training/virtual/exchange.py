@@ -9,6 +9,9 @@ Where the backend has an all-to-all exchange, each process adds up its share of 
 elements of all subtrees, and the totals are gathered. With as many processes as virtual
 replicas this sends the bytes of one all-reduce; the buffer of slots, those of one for
 each process.
+
+Two subtrees on two replicas need none of this: a + b is b + a, so an ordinary all-reduce
+has the bits of the tree.
 """
 
 from __future__ import annotations
@@ -40,25 +43,56 @@ def total(
         virtual: The pieces.
         backend: Connects the replicas.
         replica: This replica's number.
-        sums: Of this replica's subtrees: float32 or float64 vectors, of equal lengths
-            on every replica.
+        sums: Of this replica's subtrees: float32 and float64 vectors, of equal
+            lengths on every replica.
         always: As for ``tree.finish``.
     """
     if backend.replicas == 1:
         return finish(virtual, sums, always)
     by_replica = virtual.all_subtrees(backend.replicas)
-    own = [_stack(v) for v in zip(*(sums[n] for n in by_replica[replica]), strict=True)]
-    sharded = isinstance(backend, ShardCollectives) and backend.exchanges
-    totals = []
-    for rows in own:
-        if sharded and rows.shape[1] >= _SHARDED_FROM:
-            assert isinstance(backend, ShardCollectives)
-            totals.append(_by_shards(virtual, backend, by_replica, rows, always))
+    lists = [sums[node] for node in by_replica[replica]]
+    one_of_two = [len(nodes) for nodes in by_replica] == [1, 1]
+    found: dict[int, tf.Tensor] = {}
+    for dtype in dict.fromkeys(vector.dtype for vector in lists[0]):
+        places = [i for i, vector in enumerate(lists[0]) if vector.dtype == dtype]
+        with tf.control_dependencies(list(found.values())):  # one after the other
+            own = [[tf.identity(vectors[i]) for i in places] for vectors in lists]
+        if one_of_two:
+            totals = backend.all_reduce(own[0])
         else:
-            totals.append(
-                _by_slots(virtual, backend, by_replica, replica, rows, always)
-            )
-    return totals
+            rows = _stack([join(vectors) for vectors in own])
+            total = _total_of_rows(virtual, backend, replica, rows, always)
+            totals = cut(total, [vector.shape[0] for vector in own[0]])
+        found.update(zip(places, totals, strict=True))
+    return [found[i] for i in range(len(found))]
+
+
+def join(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """One vector after the other; a single one is not copied."""
+    return vectors[0] if len(vectors) == 1 else tf.concat(vectors, 0)
+
+
+def cut(vector: tf.Tensor, lengths: Sequence[int]) -> list[tf.Tensor]:
+    """What ``join`` joined."""
+    return [vector] if len(lengths) == 1 else tf.split(vector, lengths)
+
+
+def _total_of_rows(
+    virtual: VirtualReplicas,
+    backend: Backend,
+    replica: int,
+    rows: tf.Tensor,
+    always: tf.Tensor,
+) -> tf.Tensor:
+    """The sum over all pieces of one vector, from a row for each own subtree."""
+    by_replica = virtual.all_subtrees(backend.replicas)
+    if (
+        isinstance(backend, ShardCollectives)
+        and backend.exchanges
+        and rows.shape[1] >= _SHARDED_FROM
+    ):
+        return _by_shards(virtual, backend, by_replica, rows, always)
+    return _by_slots(virtual, backend, by_replica, replica, rows, always)
 
 
 def _by_slots(

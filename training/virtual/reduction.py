@@ -17,6 +17,7 @@ from collective.training.input.plan import share
 from collective.training.reduction import Span, StepSums, sum_tensors
 from collective.training.replica.inputs import StepInputs
 from collective.training.replica.rows import Rows
+from collective.training.variables.gradient_sizes import SMALL
 from collective.training.virtual import exchange
 from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.virtual.tree import sum_subtrees
@@ -54,7 +55,8 @@ def sum_pieces(
         As ``reduction.all_reduce``; the same bits for any number of replicas.
     """
     replica = replica_number(backend)
-    layout = _Layout(structure, dtype)
+    one_each = virtual.count == backend.replicas
+    layout = _Layout(structure, dtype, apart=one_each)
     pieces = virtual.pieces(range(replica, replica + 1), backend.replicas)
     held = virtual.pieces(backend.local_replicas, backend.replicas)
     first, _ = share(inputs.global_rows, held[0], virtual.count)
@@ -94,45 +96,47 @@ class _Layout:
 
     Args:
         structure: Shapes and dtypes of the sums.
-        dtype: Of the first vector. The second is float64, for state that the first
-            cannot hold; it is absent where there is none.
+        dtype: Of the vectors, but for state that it cannot hold: float64.
+        apart: Large tensors are vectors of their own, without a copy. To add up pieces
+            in a graph, one vector takes less time to trace.
 
     Attributes:
         specs: Of the vectors.
     """
 
-    def __init__(self, structure: Sums, dtype: tf.DType):
+    def __init__(self, structure: Sums, dtype: tf.DType, apart: bool):
         self._structure = structure
         leaves = tf.nest.flatten(structure)
         exact = {
             id(t) for t in tf.nest.flatten(structure.state) if t.dtype.size > dtype.size
         }
-        wide = [i for i, t in enumerate(leaves) if id(t) in exact]
-        rest = [i for i in range(len(leaves)) if i not in set(wide)]
-        self._groups = [rest, wide] if wide else [rest]
-        self._dtypes = [dtype, tf.float64]
         self._shapes = [t.shape for t in leaves]
         self._sizes = [shape.num_elements() for shape in self._shapes]
+        groups: dict[tuple[tf.DType, int], list[int]] = {}
+        for i, (leaf, size) in enumerate(zip(leaves, self._sizes, strict=True)):
+            wide = tf.float64 if id(leaf) in exact else dtype
+            alone = apart and size > SMALL
+            groups.setdefault((wide, i if alone else -1), []).append(i)
+        self._groups = list(groups.values())
         self.specs = [
-            tf.TensorSpec([sum(self._sizes[i] for i in group)], dtype)
-            for group, dtype in zip(self._groups, self._dtypes, strict=False)
+            tf.TensorSpec([sum(self._sizes[i] for i in group)], wide)
+            for (wide, _), group in groups.items()
         ]
 
     def pack(self, sums: Sums) -> list[tf.Tensor]:
         """The vectors."""
         leaves = tf.nest.flatten(sums)
-        return [
-            tf.concat(
-                [tf.reshape(tf.cast(leaves[i], spec.dtype), [-1]) for i in group], 0
-            )
-            for group, spec in zip(self._groups, self.specs, strict=True)
-        ]
+        vectors = []
+        for group, spec in zip(self._groups, self.specs, strict=True):
+            parts = [tf.reshape(tf.cast(leaves[i], spec.dtype), [-1]) for i in group]
+            vectors.append(exchange.join(parts))
+        return vectors
 
     def unpack(self, vectors: list[tf.Tensor]) -> Sums:
         """The sums that ``pack`` made vectors of."""
         leaves: list[Any] = [None] * len(self._shapes)
         for group, vector in zip(self._groups, vectors, strict=True):
-            parts = tf.split(vector, [self._sizes[i] for i in group])
+            parts = exchange.cut(vector, [self._sizes[i] for i in group])
             for i, part in zip(group, parts, strict=True):
                 leaves[i] = tf.reshape(part, self._shapes[i])
         return tf.nest.pack_sequence_as(self._structure, leaves)

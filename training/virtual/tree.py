@@ -65,9 +65,12 @@ def sum_subtrees(
     Returns:
         For each subtree its vectors; and the maximum of the pieces' marks.
     """
+    start = tf.constant(pieces.start, tf.int64)
+    if len(pieces) == 1:
+        vectors, mark = _one_piece(leaf, start, specs)
+        return {subtrees[0]: vectors}, mark
     levels = len(pieces).bit_length()
     empty = [tf.zeros([0], spec.dtype) for spec in specs]
-    start = tf.constant(pieces.start, tf.int64)
 
     def body(
         number: tf.Tensor, mark: tf.Tensor, pending: Slots, closed: Slots
@@ -102,11 +105,31 @@ def sum_subtrees(
     for node in subtrees:
         is_right = (node.start >> node.level) % 2 == 1
         vectors = (closed if is_right else pending)[node.level]
-        found[node] = [
-            tf.ensure_shape(vector, spec.shape)
-            for vector, spec in zip(vectors, specs, strict=True)
-        ]
+        found[node] = _shaped(vectors, specs)
     return found, mark
+
+
+def _one_piece(
+    leaf: Leaf, piece: tf.Tensor, specs: list[tf.TensorSpec]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """A piece, in a loop as several are: TensorFlow optimizes the body of both alike."""
+    none = [tf.zeros([0], spec.dtype) for spec in specs]
+    scalar = tf.TensorShape([])
+    _, vectors, mark = tf.while_loop(
+        lambda number, *_: number <= piece,
+        lambda number, *_: (number + 1, *leaf(number)),
+        (piece, none, tf.zeros([])),
+        shape_invariants=(scalar, [tf.TensorShape([None]) for _ in specs], scalar),
+    )
+    return _shaped(vectors, specs), mark
+
+
+def _shaped(vectors: list[tf.Tensor], specs: list[tf.TensorSpec]) -> list[tf.Tensor]:
+    """Vectors whose length a loop has forgotten."""
+    return [
+        tf.ensure_shape(vector, spec.shape)
+        for vector, spec in zip(vectors, specs, strict=True)
+    ]
 
 
 def _choose(
