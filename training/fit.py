@@ -238,9 +238,7 @@ def fit(
         check_states_of_rows(model)
         own_step = has_own_step(model)
         if virtual is not None:
-            virtual_checks.check_options(
-                own_step=own_step, shard_optimizer=shard_optimizer, ledger=ledger
-            )
+            virtual_checks.check_options(own_step=own_step, ledger=ledger)
         plan = verify_step(
             prepared,
             backend,
@@ -353,6 +351,8 @@ def fit(
                 result = membership.run(loop, result)
             else:
                 loop.run()
+        if virtual is not None:
+            result.gather_state_sha256()
         model.history = result
         return result
 

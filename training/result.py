@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import keras
 
 from collective.backends.base import Backend
+from collective.training.exchange import broadcast_object
 from collective.training.position import Position
 from collective.training.prepared import get_partition
 from collective.training.reporting.timing import Timing
@@ -43,16 +44,26 @@ class Result(keras.callbacks.History):
         self.backend: Backend = position.backend
         self.losses: list[float] = position.losses
         self.timing = Timing()
+        self._of_shards: str | None = None
 
     @property
     def state_sha256(self) -> str | None:
         """The SHA-256 of the model's weights, layer state and optimizer state now.
 
-        None where ranks have shards of them.
+        Where ranks have shards of them, that of the end of the training with virtual
+        replicas, and None without.
         """
         if get_partition(self.model) is not None:
-            return None
+            return self._of_shards
         return state_sha256(self.model)
+
+    def gather_state_sha256(self) -> None:
+        """Gathers what ``state_sha256`` needs of other ranks; every rank calls it."""
+        partition = get_partition(self.model)
+        if partition is not None:
+            whole = partition.gather()
+            found = state_sha256(self.model, whole) if self.backend.rank == 0 else ""
+            self._of_shards = broadcast_object(self.backend, found)
 
     def afterwards(self, action: Callable[[], T]) -> T:
         """Runs what all ranks do together after the training, as an evaluation.

@@ -437,8 +437,11 @@ class Step:
     def _apply(self, gradients: list[tf.Tensor], sums: Sums) -> None:
         """Keras' optimizer."""
         forward, variables = self.forward, self.prepared.trainable
-        if self.prepared.partition is not None:
-            self.prepared.partition.apply(gradients, forward.connected)
+        partition = self.prepared.partition
+        if partition is not None:
+            whole = self.virtual is not None
+            apply = partition.apply_whole if whole else partition.apply
+            apply(gradients, forward.connected)
             return
         # A maximum over pieces of the batch: of one piece, and of all its rows.
         new = [

@@ -126,6 +126,12 @@ class PartitionedVariables(ABC):
             connected: The index of each one's variable among the trainable ones.
         """
 
+    def apply_whole(
+        self, gradients: Sequence[tf.Tensor], connected: Sequence[int]
+    ) -> None:
+        """As ``apply``, of gradients that every rank has whole."""
+        raise NotImplementedError
+
     @abstractmethod
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
@@ -221,9 +227,7 @@ class PartitionedVariables(ABC):
         if not scaled:
             return gradients, None
         skipped = total[-1] > 0
-        return [
-            tf.where(skipped, tf.constant(math.nan, g.dtype), g) for g in gradients
-        ], skipped
+        return unless(skipped, gradients), skipped
 
     def _clip(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Keras' clipping, by norms of whole gradients."""
@@ -239,3 +243,8 @@ class PartitionedVariables(ABC):
             g * tf.cast(limit / tf.maximum(norm, limit), g.dtype)
             for g, norm in zip(gradients, norms, strict=True)
         ]
+
+
+def unless(skipped: tf.Tensor, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The gradients; all NaN, which a LossScaleOptimizer skips, where it is true."""
+    return [tf.where(skipped, tf.constant(math.nan, g.dtype), g) for g in gradients]

@@ -25,7 +25,7 @@ from collective.backends.capabilities import ShardCollectives
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.memory import partitioned
-from collective.training.memory.partitioned import PartitionedVariables
+from collective.training.memory.partitioned import PartitionedVariables, unless
 from collective.training.memory.shards import FlatShard
 
 LARGE = 1 << 16  # elements
@@ -89,7 +89,7 @@ class ShardedOptimizer(PartitionedVariables):
     def __init__(self, model: keras.Model, backend: Backend):
         assert isinstance(backend, ShardCollectives)
         all_gather = backend.all_gather
-        self._all_gather = tf.function(
+        self._gather = tf.function(
             lambda shard: backend.run(all_gather, (shard,)), autograph=False
         )
         variables = list(model.trainable_variables)
@@ -99,6 +99,7 @@ class ShardedOptimizer(PartitionedVariables):
                 model.optimizer, variables, [shard.length for shard in self._cuts]
             )
         super().__init__(model, backend, {id(slot): self._cuts[i] for slot, i in slots})
+        self._whole: Sequence[tf.Tensor] | None = None
 
     def reduce_scatter(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Inside ``run``: this rank's shards of the sums, flat.
@@ -119,6 +120,32 @@ class ShardedOptimizer(PartitionedVariables):
     def apply(self, gradients: Sequence[tf.Tensor], connected: Sequence[int]) -> None:
         """Inside ``run``: updates this rank's shards, then all weights."""
         gradients, skipped = self._exchange_norms(gradients, connected)
+        self._update(gradients, connected, skipped)
+
+    def apply_whole(
+        self, gradients: Sequence[tf.Tensor], connected: Sequence[int]
+    ) -> None:
+        """As ``apply``, of gradients that every rank has whole.
+
+        Keras clips them before they are cut, so the bits are those of an optimizer that
+        is not sharded.
+        """
+        skipped = None
+        if keras_compat.expects_overflow(self.optimizer):
+            fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+            skipped = tf.logical_not(tf.reduce_all(fine))
+            gradients = unless(skipped, gradients)
+        scale = keras_compat.loss_scale(self.optimizer)
+        self._whole = [g / tf.cast(scale, g.dtype) for g in gradients]
+        self._update(self._cut(gradients), connected, skipped)
+
+    def _update(
+        self,
+        gradients: Sequence[tf.Tensor],
+        connected: Sequence[int],
+        skipped: tf.Tensor | None,
+    ) -> None:
+        """Keras' optimizer on this rank's shards, then the weights of all ranks."""
         rank = self.backend.replica()
         self.backend.assign(
             [keras_compat.tf_variable(own) for own in self._own],
@@ -142,6 +169,23 @@ class ShardedOptimizer(PartitionedVariables):
             lambda: self.backend.run(self._gather_weights, ()), autograph=False
         )
         run()
+
+    def _clip(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Keras' clipping, of whole gradients where there are any."""
+        if self._whole is None:
+            return super()._clip(gradients)
+        return self._cut(self._keras_clip(self._whole))
+
+    def _cut(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """This rank's shards of whole gradients."""
+        rank = self.backend.replica()
+        return [self._flat(g.shape).cut_for(g, rank) for g in gradients]
+
+    def _all_gather(self, shard: tf.Tensor) -> tf.Tensor:
+        """``Backend.all_gather``, outside ``run``."""
+        # Calls of the function itself would have TensorFlow warn of retracing.
+        spec = tf.TensorSpec(shard.shape, shard.dtype)
+        return self._gather.get_concrete_function(spec)(shard)
 
     def _flat(self, shape: Sequence[int]) -> FlatShard:
         return FlatShard(shape, self.backend, self._all_gather)

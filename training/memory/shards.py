@@ -80,7 +80,7 @@ class FlatShard(Shard):
     Args:
         shape: Of the whole variable.
         backend: One with a replica in each process.
-        all_gather: ``Backend.all_gather`` as a ``tf.function``, shared by all shards.
+        all_gather: ``Backend.all_gather``, to be called outside ``run``.
     """
 
     def __init__(

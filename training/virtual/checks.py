@@ -81,7 +81,6 @@ def check_options(**options: Any) -> None:
         UsageError: Names the first one.
     """
     why = {
-        "shard_optimizer": "norms over shards depend on the number of ranks",
         "ledger": "it has the rows of each replica",
         "own_step": "a train_step of the model's own, which sums when it applies",
     }

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training import keras_compat
-from collective.training.checkpoint.state import values_of
+from collective.training.checkpoint.state import Gathered, values_of
 from collective.training.variables.compared import all_variables
 
 
-def state_sha256(model: keras.Model) -> str:
+def state_sha256(model: keras.Model, gathered: Gathered | None = None) -> str:
     """The digest of weights, layer state and optimizer state, in 64 hexadecimal digits.
 
     Of each variable, in the order of ``all_variables``: dtype, shape and bytes. Names do
@@ -22,11 +22,13 @@ def state_sha256(model: keras.Model) -> str:
     write those of every layer.
 
     Args:
-        model: Built and compiled. Where ranks have shards of its variables, a rank's
+        model: Built and compiled.
+        gathered: Whole variables of which ranks have shards. Without them, a rank's
             digest is that of its own shards.
     """
     digest = hashlib.sha256()
-    for variable, value in zip(all_variables(model), values_of(model), strict=True):
+    values = values_of(model, gathered=gathered)
+    for variable, value in zip(all_variables(model), values, strict=True):
         if keras_compat.is_seed_state(variable):
             continue
         about = f"{tf.as_dtype(value.dtype).name}{list(value.shape)};"

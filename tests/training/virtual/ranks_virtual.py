@@ -2,7 +2,8 @@
 
     collectiverun -np 3 python tests/training/virtual/ranks_virtual.py native cnn 5 10
 
-Arguments: backend (``tf-mirrored:3`` for three devices), model, virtual replicas, steps.
+Arguments: backend (``tf-mirrored:3`` for three devices), model, virtual replicas, steps,
+and options of ``fit`` to switch on.
 Every global batch has 22 rows but the last of an epoch, which has 3: with more than three
 virtual replicas, some pieces of it are empty. No two rows are alike.
 """
@@ -94,10 +95,11 @@ def train(
     )
 
 
-def main(backend: str, name: str, virtual: str, steps: str) -> None:
+def main(backend: str, name: str, virtual: str, steps: str, *switches: str) -> None:
     kind, _, devices = backend.partition(":")
     options = backends.Options(threads=1, devices=int(devices) if devices else None)
-    result = train(backends.get(kind, options), name, int(virtual), int(steps))
+    more = dict.fromkeys(switches, True)
+    result = train(backends.get(kind, options), name, int(virtual), int(steps), **more)
     if result.backend.rank == 0:
         print(f"sha256 {result.state_sha256} loss {result.losses[-1]:.9g}", flush=True)
 

@@ -40,6 +40,13 @@ def test_ranks_have_the_bits_of_one_process():
 
 
 @pytest.mark.launches
+@needs_core
+def test_a_sharded_optimizer_has_the_bits_of_a_whole_one():
+    wanted = on_ranks("single", 1, "transformer", 4, 6)
+    assert on_ranks("native", 3, "transformer", 4, 6, "shard_optimizer") == wanted
+
+
+@pytest.mark.launches
 @pytest.mark.matrix
 @needs_core
 @pytest.mark.parametrize("model", ranks_virtual.MODELS)
@@ -175,7 +182,6 @@ def test_the_digest_is_that_of_the_saved_file(
         (2, {}, "2 virtual replicas cannot be shared by 3 replicas"),
         (0, {}, "virtual_replicas is 0"),
         (11, {}, "a global batch of 10 rows cannot be cut into 11 virtual replicas"),
-        (4, {"shard_optimizer": True}, "shard_optimizer"),
         (4, {"ledger": "rows.ledger"}, "ledger"),
         (4, {"sync_batch_norm": True}, "synchronized batch normalization"),
     ],
