@@ -84,7 +84,7 @@ def shutdown() -> None:
 
 
 def lost() -> bool:
-    """Whether the job is broken because ranks died or left, and the others can go on."""
+    """Whether the job is broken because ranks died or left, and the others can continue."""
     return _place is not None and bool(library.load().collective_lost())
 
 
@@ -136,7 +136,7 @@ def enter() -> list[int]:
 
 
 def leave() -> None:
-    """Leaves a job that goes on without this rank: the others ``regroup``."""
+    """Leaves a job that continues without this rank: the others ``regroup``."""
     membership_file.write(membership_file.LEFT)
     if place().size > place().local_size:
         library.check(library.load().collective_depart())

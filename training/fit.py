@@ -130,7 +130,7 @@ def fit(
         class_weight: The weight of the rows of each class of y.
         sample_weight: The weight of each row.
         initial_epoch: The epoch to begin with.
-        steps_per_epoch: Updates of an epoch; the next one goes on in the data.
+        steps_per_epoch: Updates of an epoch; the next one continues in the data.
         validation_steps: How many batches to validate with, at most.
         validation_batch_size: Rows that are validated at a time; ``batch_size`` by
             default.

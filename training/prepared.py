@@ -2,7 +2,7 @@
 
 ``prepare`` does that once. Step, evaluation, callbacks and checkpoints need its record.
 ``fit`` hands it to those that it makes; all others look it up by the model with
-``get_prepared``. So does a second ``fit`` of the same model, which goes on with the same
+``get_prepared``. So does a second ``fit`` of the same model, which continues with the same
 shards and devices: the optimizer's state is in them. The table below is the only place
 where this is kept; nothing is stored on Keras objects.
 """

@@ -219,10 +219,10 @@ class Step:
         return report
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
-        """Metrics of the whole global batch begin anew, as in Keras.
+        """Metrics of the whole global batch start from zero, as in Keras.
 
         Args:
-            sums: ``Averages.sums`` of the epoch; it may go on where it was left.
+            sums: ``Averages.sums`` of the epoch; it may continue where it stopped.
         """
         state = self._metric_state
         if state is None:

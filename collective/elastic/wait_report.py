@@ -1,4 +1,4 @@
-"""What a rank under mpirun tells the process that supervises it: since when it waits.
+"""What a rank under mpirun reports to its supervisor: since when it waits.
 
 On one host the ranks of ``native`` end one that hangs themselves. Across hosts, and with
 ``mpi``, none can; so each rank notes in memory of its supervisor

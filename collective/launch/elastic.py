@@ -183,7 +183,7 @@ class ElasticSupervisor(Supervisor):
             self._start_late(next(n for n in range(wanted) if n not in taken))
 
     def _end_hanging(self) -> None:
-        """Ends ranks that hang where no other rank can tell.
+        """Ends ranks that hang where no other rank can report it.
 
         In the job the ranks themselves do so (``native/membership/job.h``).
         """

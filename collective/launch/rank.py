@@ -39,7 +39,7 @@ class RankSupervisor(Supervisor):
     ``membership`` is None but in an elastic job.
 
     Attributes:
-        report: Where the rank tells since when it waits; None: it may wait for ever.
+        report: Where the rank reports since when it waits; None: it may wait for ever.
         timeout: For how long it waits before the launcher hears of it.
     """
 

@@ -374,7 +374,7 @@ def _ended(why: str) -> CollectiveError:
     return CollectiveError(
         f"rank {rank()}: a worker was lost: {why}",
         hint="start the job again from the last checkpoint; "
-        "collectiverun --min-np N goes on while N are left",
+        "collectiverun --min-np N continues while N are left",
         everywhere=False,
     )
 

@@ -415,7 +415,7 @@ def test_a_rank_that_hears_of_other_hosts_interrupts_all(hvd, rank, monkeypatch)
         state.on_hosts_updated(0.0, 1)
     with pytest.raises(HostsUpdatedInterrupt):
         state.commit()
-    state.commit()  # it is told once
+    state.commit()  # it is notified once
 
 
 def test_a_lost_worker_is_a_clear_error(hvd, rank):

@@ -35,20 +35,20 @@ class Fault:
         code: The launcher's exit code; negative where a signal ends the launcher.
         seconds: From the fault until nothing of the job is alive; None where the job
             goes on to its end.
-        told: Patterns that must be found in what it prints.
+        messages: Patterns that must be found in what it prints.
         inside: What ``tests.faults.inside`` does in the ranks.
         strike: What is done from without, given the job at work.
         holds: What must be true afterwards, given the job that ended.
         backend: In the table; and by default it says which launcher.
         launcher: What starts the ranks; see ``command``.
-        launcher_options: What it is told beside their number; ``{folder}`` as above.
+        launcher_options: Beside their number; ``{folder}`` as above.
         ranks: How many.
         variables: Added to the environment.
         shm: Size of ``/dev/shm``, in the words of mount.
         leaves: A pattern of what others than we may leave in ``/dev/shm``.
         disk: Size of ``{folder}/disk``, a disk of its own; empty: there is none.
         before: Makes ready what the job finds in its folder.
-        on_hosts: Whether the program is what the launcher on a host of the lab is told.
+        on_hosts: Whether the program runs by the launcher of a host of the lab.
         needs: Why it cannot be tried here; empty where it can.
     """
 
@@ -57,7 +57,7 @@ class Fault:
     promise: str
     code: int
     seconds: float | None
-    told: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
     inside: str = ""
     strike: Callable[[Job], None] = nothing
     holds: Callable[[Job], None] = nothing

@@ -30,7 +30,7 @@ from tests.faults import clock
 
 ROWS, FEATURES, CLASSES = 53, 6, 3
 FOLDER = Path(os.environ.get("FAULT_FOLDER", "."))
-WRITING = "writing"  # the file that tells that a checkpoint is being written
+WRITING = "writing"  # the file that shows that a checkpoint is being written
 PACE_SECONDS = float(os.environ.get("FAULT_PACE", "0"))  # that a step takes longer
 HELD_SECONDS = 1.0
 MUCH = 1 << 27  # numbers of 8 bytes
@@ -84,7 +84,7 @@ DEEDS: dict[str, Callable[[], int | None]] = {
     "ask-for-memory": _ask_for_memory,
     "grow": _have_tensorflow_ask,
     "jump": lambda: clock.set_ahead(FOLDER, int(os.environ["FAULT_SECONDS"])),
-    "tell": lambda: None,  # the test strikes from without, as soon as it is told
+    "report": lambda: None,  # the test strikes from without, as soon as it is reported
 }
 
 
@@ -92,7 +92,9 @@ class Fault:
     """The fault of this process, if there is one, and the steps of each place."""
 
     def __init__(self) -> None:
-        deed, place, ranks, step = (os.environ.get("FAULT") or "tell none - -1").split()
+        deed, place, ranks, step = (
+            os.environ.get("FAULT") or "report none - -1"
+        ).split()
         self.place, self.step = place, int(step)
         self.deed = DEEDS[deed]
         self.rank = detect().rank

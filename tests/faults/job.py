@@ -148,7 +148,7 @@ class Job:
         self.launcher.wait(10)
 
     def left(self) -> list[str]:
-        """What it has left in ``/dev/shm``, as far as that can be told."""
+        """What it has left in ``/dev/shm``, as far as that is known."""
         return sorted(os.listdir(self.memory)) if self.memory else []
 
 

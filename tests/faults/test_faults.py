@@ -60,8 +60,8 @@ def test_fault(fault: Fault, tmp_path, measured: list[Measured], request):
         printed = job.text
         assert code is not None and not job.processes(), f"it hangs:\n{printed}"
         assert code == fault.code, f"{code}\n{printed}"
-        for pattern in fault.told:
-            assert re.search(pattern, printed), f"not told: {pattern}\n{printed}"
+        for pattern in fault.messages:
+            assert re.search(pattern, printed), f"not printed: {pattern}\n{printed}"
         assert [n for n in job.left() if not re.fullmatch(fault.leaves, n)] == []
         fault.holds(job)
         seconds = None

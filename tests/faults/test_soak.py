@@ -118,8 +118,10 @@ def test_soak(tmp_path):
         assert job.left() == [] and job.processes() == []
     assert_same(json.loads((tmp_path / "json").read_text())["losses"], STEPS)
     account = assert_perfect_ledger(tmp_path / "ledger", STEPS)
-    changes, told = len(account.runs) - 1, dict(trained.happened)
+    changes, happened = len(account.runs) - 1, dict(trained.happened)
     megabytes = [size >> 20 for size in largest]
-    print(f"{STEPS} steps, seed {SEED}: {told}; {changes} changes; MiB: {megabytes}")
+    print(
+        f"{STEPS} steps, seed {SEED}: {happened}; {changes} changes; MiB: {megabytes}"
+    )
     assert changes >= STEPS // (2 * EVERY[1])
     assert max(largest) < GROWS_BY * largest[0], megabytes

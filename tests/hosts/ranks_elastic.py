@@ -1,6 +1,6 @@
 """An elastic function whose ranks change in its third batch, as two tests want it.
 
-    ranks_elastic.py leave RANK...       these are told to end
+    ranks_elastic.py leave RANK...       these are asked to end
     ranks_elastic.py renew FOLDER HOSTS  the job is to go on on these hosts
 
 Each rank prints its sum, the number of ranks in each batch, and its own number.

@@ -70,8 +70,8 @@ def main(name: str, folder: str, *hosts: str) -> None:
         ledger=Path(folder, "ledger"),
     )
     if backend.rank == 0:
-        told = {"losses": result.losses, "size": backend.size}
-        Path(folder, "result.json").write_text(json.dumps(told))
+        results = {"losses": result.losses, "size": backend.size}
+        Path(folder, "result.json").write_text(json.dumps(results))
     backend.barrier()
 
 

@@ -1,4 +1,4 @@
-"""Calls that never meet, between hosts: told on every rank, long before the deadline."""
+"""Calls that never meet, between hosts: reported on every rank, long before the deadline."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_circle_of_process_sets_is_told_on_every_rank(call, hosts):
     # The dump of a stall names waits, too: only the errors count.
     errors = printed.split("ranks wait for each other in different collectives:")[1:]
     for rank, awaited, ranks in [(0, 1, "0,1"), (1, 2, "1,2"), (2, 0, "0,2")]:
-        told = f"rank {rank} waits for rank {awaited} in all-reduce 'weights' average"
-        line = f"{told} float64[3] among ranks {ranks}"
+        waits = f"rank {rank} waits for rank {awaited} in all-reduce 'weights' average"
+        line = f"{waits} float64[3] among ranks {ranks}"
         assert [e.split("HINT")[0].count(line) for e in errors] == [1, 1, 1], printed
 
 
@@ -69,8 +69,8 @@ def test_a_circle_of_process_sets_is_told_on_every_rank(call, hosts):
 def test_tensorflow_tells_of_different_process_sets(decorator, hosts):
     """Rank 0 waits for rank 2, of the other host, which takes another set."""
     printed = ended(hosts, TENSORFLOW.replace("DECORATOR", decorator))
-    told = "rank 0 waits for rank 2 in all-reduce 'weights' average float32[3]"
-    assert printed.count(f"{told} among ranks 0,2") >= 3, printed
+    waits = "rank 0 waits for rank 2 in all-reduce 'weights' average float32[3]"
+    assert printed.count(f"{waits} among ranks 0,2") >= 3, printed
 
 
 def test_ranks_that_wait_for_a_slow_one_are_no_circle(hosts):

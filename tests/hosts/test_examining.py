@@ -61,21 +61,21 @@ def test_a_host_that_no_one_can_reach(hosts):
     gone = f"{NETWORK}.99"
     code, found = doctor(hosts, "-H", f"{NETWORK}.1:1,{gone}:1")
     assert code == 1
-    (told,) = complaints(found)
-    assert told.startswith(f"{gone} cannot be examined: ")
+    (line,) = complaints(found)
+    assert line.startswith(f"{gone} cannot be examined: ")
 
 
 def test_a_network_that_does_not_carry(hosts):
     with hosts.cut(2):
         code, found = doctor(hosts, *TWO)
     assert code == 1 and found["wires"] == []
-    (told,) = complaints(found)
-    assert told.startswith(f"{NETWORK}.1 has no TCP connection to {NETWORK}.2: ")
+    (line,) = complaints(found)
+    assert line.startswith(f"{NETWORK}.1 has no TCP connection to {NETWORK}.2: ")
 
 
 def test_traffic_that_goes_another_way_than_it_should(hosts):
     # The last of an option counts: there is no eth1 on these hosts.
     code, found = doctor(hosts, *TWO, "--network-interfaces", "eth1")
     assert code == 1
-    (told,) = complaints(found)
-    assert told == f"{NETWORK}.1 reaches the other hosts by eth0, not by eth1"
+    (line,) = complaints(found)
+    assert line == f"{NETWORK}.1 reaches the other hosts by eth0, not by eth1"

@@ -52,9 +52,9 @@ def test_a_host_falls_silent(hosts, undisturbed, tmp_path):
     assert code == 0, printed
     assert f"{NETWORK}.2 is left out: " in printed
     assert "resumed from " in printed
-    told = json.loads((tmp_path / "result.json").read_text())
-    np.testing.assert_allclose(told["losses"], undisturbed, rtol=1e-12)
-    assert told["size"] == 1 and check(tmp_path / "ledger").faults == []
+    results = json.loads((tmp_path / "result.json").read_text())
+    np.testing.assert_allclose(results["losses"], undisturbed, rtol=1e-12)
+    assert results["size"] == 1 and check(tmp_path / "ledger").faults == []
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def undisturbed():
         ("native", f"{ONE}", [f"{ONE},{TWO}", TWO], [1, 2, 1]),
         # Rank 0 dies; another one is started in its place.
         ("mpi", f"{ONE},{TWO}", ["kill"], [2, 1, 2]),
-        # It leaves when it is told to.
+        # It leaves when it is asked to.
         ("native", f"{ONE},{TWO}", ["leave"], [2, 1, 2]),
     ],
     ids=["comes and goes", "all others", "killed", "left"],
@@ -85,9 +85,9 @@ def test_hosts_come_and_go(
     backend, first, then, replicas, hosts, undisturbed, tmp_path
 ):
     printed = start(hosts, tmp_path, first, SCRIPT, backend, str(tmp_path), *then)
-    told = json.loads((tmp_path / "result.json").read_text())
-    np.testing.assert_allclose(told["losses"], undisturbed, rtol=1e-12)
-    assert told["size"] == replicas[-1], printed
+    results = json.loads((tmp_path / "result.json").read_text())
+    np.testing.assert_allclose(results["losses"], undisturbed, rtol=1e-12)
+    assert results["size"] == replicas[-1], printed
     found = check(tmp_path / "ledger")
     assert found.faults == []
     had = [run.replicas for run in found.runs]

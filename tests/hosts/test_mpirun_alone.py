@@ -114,8 +114,8 @@ def test_mpirun_alone_leaves_no_rank(more, hosts, tmp_path):
     if more:  # MPI says it, or the rank of the same host, which tells the others
         died = rf"rank 3 (\(process {its.ranks[3]}\) )?died|connection to rank 3:"
         # Not all come to speak: mpirun ends the rest when the first has ended.
-        told = re.findall(r"<rank \d lost: (.*)", its.text)
-        assert told and all(re.search(died, one) for one in told), its.text
+        found = re.findall(r"<rank \d lost: (.*)", its.text)
+        assert found and all(re.search(died, one) for one in found), its.text
 
 
 def _lives(process: int) -> bool:

@@ -109,7 +109,7 @@ class Hooks:
 
         Args:
             hook: Name of the Keras hook, ``on_epoch_end``.
-            place: Epoch, batch; whatever tells two calls apart.
+            place: Epoch, batch; what distinguishes two calls.
             args: What Keras gives to it: epoch or batch number, logs.
 
         Raises:

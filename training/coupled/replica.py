@@ -148,7 +148,7 @@ def for_replica(
 
     Returns:
         The sums. Without rows, all are zero but the metrics: these may be those of the
-        whole global batch, and whoever sums own rows calls ``own``.
+        whole global batch, and code that sums own rows calls ``own``.
     """
     number = tf.cast(backend.replica(), tf.int64)
     context = ReplicaContext(backend, number, count, global_rows, maybe_empty)

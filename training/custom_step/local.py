@@ -101,7 +101,7 @@ class LocalStep:
 
 
 def _is_summed(variable: tf.Variable) -> bool:
-    """Seeds go on alike on every replica; texts and handles have no sum."""
+    """Seeds advance alike on every replica; texts and handles have no sum."""
     is_seed = keras_compat.SEED_STATE in variable.name
     dtype = variable.dtype
     return not is_seed and (dtype.is_floating or dtype.is_integer or dtype.is_bool)

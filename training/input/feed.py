@@ -50,7 +50,7 @@ class Feed(abc.ABC):
     def start(
         self, step: int, last_step: int, local_replicas: range, replicas: int
     ) -> None:
-        """The training goes on at a step, on these replicas.
+        """The training continues at a step, on these replicas.
 
         Args:
             step: The next step, counted over all epochs.
@@ -84,7 +84,7 @@ class Feed(abc.ABC):
 class PlannedFeed(Feed):
     """Batches whose rows follow from the number of the step.
 
-    With ``steps_per_epoch``, epochs go on in the same pass over the rows, as in Keras;
+    With ``steps_per_epoch``, epochs continue in the same pass over the rows, as in Keras;
     the last epoch of a pass is shorter where the number does not divide.
 
     Args:

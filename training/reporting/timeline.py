@@ -76,7 +76,7 @@ def together(mine: Timeline | None, path: str, backend: Backend, step: int) -> T
     Args:
         mine: This process' timeline, if it has one.
         path, backend: As for ``begin``.
-        step: The one to go on with.
+        step: The one to continue with.
 
     Raises:
         UsageError: If the file cannot be written.

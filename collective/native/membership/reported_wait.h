@@ -1,4 +1,4 @@
-// Tells the launcher's process beside this rank since when the rank waits.
+// Reports to the launcher's process beside this rank since when it waits.
 //
 // Across hosts no rank can end another that hangs. So ranks report long waits
 // to the process that supervises them, and the supervisors end the rank that

@@ -1,4 +1,4 @@
-"""``load_model``: a saved model that goes on training over all ranks."""
+"""``load_model``: a saved model that continues its training over all ranks."""
 
 from __future__ import annotations
 

@@ -17,15 +17,15 @@ NOT_IN_INIT = '[ "$COLLECTIVE_RANK" != 1 ] || sleep 1000; exec "$@"'
 def hanging(name: str, inside: str, backend: str = "native") -> Fault:
     """Rank 1 of 3."""
     by_mpi = backend == "mpi"
-    told = r"rank 1 on \S+ makes no progress" if by_mpi else KILLED.format(1)
+    stuck = r"rank 1 on \S+ makes no progress" if by_mpi else KILLED.format(1)
     return Fault(
         f"{name}, --min-np 2, --rank-timeout {SECONDS}",
         training(*KEPT, *TOLD, backend=backend),
-        "it is killed, and the others go on; the losses are the undisturbed ones, and "
+        "it is killed, and the others continue; the losses are the undisturbed ones, and "
         "the ledger is perfect",
         code=0,
         seconds=None,
-        told=(told,),
+        messages=(stuck,),
         inside=inside,
         holds=undisturbed,
         backend=backend,
@@ -49,7 +49,7 @@ FAULTS = [
         f"they are killed; fewer are left than may be: the job ends; {RESUMED}",
         code=1,
         seconds=2 * SECONDS + 10,
-        told=(KILLED.format(1), KILLED.format(2)),
+        messages=(KILLED.format(1), KILLED.format(2)),
         inside="stop forward 1,2 7",
         holds=goes_on_from_checkpoint,
         launcher_options=WORDS,
@@ -61,7 +61,7 @@ FAULTS = [
         "it is killed, and the others begin; the losses are the undisturbed ones",
         code=0,
         seconds=None,
-        told=(r"rank 1 has not called collective.init\(\) within 15 s",),
+        messages=(r"rank 1 has not called collective.init\(\) within 15 s",),
         holds=as_undisturbed,
         launcher_options=("--min-np", "2", "--rank-timeout", "15"),
         ranks=3,

@@ -88,7 +88,7 @@ def survived(who: str, victims: str, backend: str) -> Fault:
     return on_hosts(
         f"kill -9 of {who} in all-reduce, --min-np 2",
         [*words, *training(*KEPT, *TOLD, backend=backend)],
-        "the others redo the step and go on; the losses are the undisturbed ones, "
+        "the others redo the step and continue; the losses are the undisturbed ones, "
         "and the ledger is perfect",
         code=0,
         seconds=None,
@@ -105,11 +105,11 @@ def left(who: str, leavers: str, backend: str) -> Fault:
     return on_hosts(
         f"SIGTERM to {who}, --min-np 2",
         [*words, *training(*KEPT, *TOLD, backend=backend)],
-        f"it leaves after the step under way, and the others go on; {ALIKE}",
+        f"it leaves after the step under way, and the others continue; {ALIKE}",
         code=0,
         seconds=None,
-        # Ranks that have no row in a short batch are told a step later.
-        told=(rf"ranks? .* left; {stay} ranks continue from step (8|9|10) ",),
+        # Ranks that have no row in a short batch learn it a step later.
+        messages=(rf"ranks? .* left; {stay} ranks continue from step (8|9|10) ",),
         inside=f"terminate forward {leavers} 7",
         holds=no_step_again([4, stay]),
         backend=backend,
@@ -129,7 +129,7 @@ FAULTS = [
         ["-H", f"{NETWORK}.1:2,{NETWORK}.99:2", "true"],
         "nothing starts; names the host, and ssh's words",
         code=1,
-        told=(
+        messages=(
             rf"cannot reach every host:\n  {NETWORK}.99: .*(route|reachable|timed)",
             "HINT: this must work without a password",
         ),
@@ -139,7 +139,7 @@ FAULTS = [
         ["-H", f"{NETWORK}.1:2,nowhere.invalid:2", "true"],
         "nothing starts; names the host, and ssh's words",
         code=1,
-        told=(
+        messages=(
             r"cannot reach every host:\n  nowhere.invalid: .*(not known|resolution)",
             "HINT: this must work without a password",
         ),
@@ -150,7 +150,7 @@ FAULTS = [
         "the job ends, and names the rank and its host",
         code=128 + signal.SIGKILL,
         strike=_killed,
-        told=("rank 3 of 4 on lab2 failed: it ended by SIGKILL",),
+        messages=("rank 3 of 4 on lab2 failed: it ended by SIGKILL",),
     ),
     on_hosts(
         "a link is severed: a host falls silent",
@@ -160,7 +160,7 @@ FAULTS = [
         seconds=20,
         strike=_cut,
         leaves=OPEN_MPIS,
-        told=(
+        messages=(
             "the connection to lab2 was lost; what became of rank 2, 3 of 4",
             "HINT",
         ),
@@ -171,7 +171,7 @@ FAULTS = [
         "the job ends; names from which address to which",
         code=124,
         strike=_cut_at_once,
-        told=(
+        messages=(
             "[24] of 4 ranks did not start",
             rf"{NETWORK}.2: no connection from it to {NETWORK}.1: ",
             "firewall",
@@ -180,10 +180,10 @@ FAULTS = [
     on_hosts(
         "another version of Keras on one host",
         ["--remote-shell", "{folder}/agent", *TWO, "true"],
-        "nothing starts; tells what differs, and where",
+        "nothing starts; the error says what differs, and where",
         code=1,
         before=_other_keras,
-        told=(
+        messages=(
             rf"keras: \S+ on this host; 0.0.1 on {NETWORK}.2\n",
             "HINT: install the same on every host",
         ),

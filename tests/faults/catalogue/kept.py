@@ -10,11 +10,9 @@ from tests.faults.fault import Fault, training
 from tests.faults.job import Job, why_no_mounts
 from tests.faults.undisturbed import as_undisturbed, checkpoints
 
-TOLD = ("--json", "{folder}/json")
+LOGGING = ("--json", "{folder}/json")
 KEPT = ("--checkpoint-dir", "{folder}/runs", "--checkpoint-every", "3")
-BEFORE = (
-    "the one before it is used, and it is told why; the losses are the undisturbed ones"
-)
+BEFORE = "the one before it is used, and a warning says why; the losses are the undisturbed ones"
 
 
 def _newest(folder: Path) -> Path:
@@ -39,17 +37,17 @@ def _swap(folder: Path, _: object) -> None:
     manifest.write_text(json.dumps({"format": "of another program"}))
 
 
-def _harmed(name: str, harm, told: str) -> Fault:
+def _harmed(name: str, harm, why: str) -> Fault:
     return Fault(
         name,
-        training(*KEPT, *TOLD, "--resume"),
+        training(*KEPT, *LOGGING, "--resume"),
         BEFORE,
         code=0,
         seconds=None,
         before=harm,
         holds=as_undisturbed,
-        told=(
-            rf"warning: .*step-000000008 is not used: .*{told}",
+        messages=(
+            rf"warning: .*step-000000008 is not used: .*{why}",
             "resumed from .*step-000000006",
         ),
     )
@@ -73,12 +71,12 @@ FAULTS = [
     Fault(
         "a full disk: checkpoints",
         training(
-            *TOLD, "--checkpoint-dir", "{folder}/disk/runs", "--checkpoint-every", "3"
+            *LOGGING, "--checkpoint-dir", "{folder}/disk/runs", "--checkpoint-every", "3"
         ),
-        "a warning for each; the training goes on; the losses are the undisturbed ones",
+        "a warning for each; the training continues; the losses are the undisturbed ones",
         code=1,
         seconds=None,
-        told=(
+        messages=(
             "the checkpoint of step 3 could not be written to .*No space left",
             "error: the last checkpoint was not written",
             "HINT: free some space",
@@ -93,14 +91,14 @@ FAULTS = [
         "the job ends: a ledger with gaps would prove nothing",
         code=1,
         seconds=30,
-        told=("rank 0: error: the ledger .* cannot be written to", "HINT"),
+        messages=("rank 0: error: the ledger .* cannot be written to", "HINT"),
         disk="16k",
         needs=why_no_mounts,
     ),
     Fault(
         "a full disk: the timeline",
-        training(*TOLD, "--timeline", "{folder}/disk/trace"),
-        "the training goes on; the trace ends, and is complete JSON",
+        training(*LOGGING, "--timeline", "{folder}/disk/trace"),
+        "the training continues; the trace ends, and is complete JSON",
         code=0,
         seconds=None,
         holds=_complete_trace,

@@ -25,7 +25,7 @@ CORE = program("""
 
 
 def no_memory(
-    whose: str, program: Sequence[str], *told: str, inside: str = ""
+    whose: str, program: Sequence[str], *messages: str, inside: str = ""
 ) -> Fault:
     return Fault(
         f"no memory left for {whose} on one rank",
@@ -33,7 +33,7 @@ def no_memory(
         "the job ends, and names the rank",
         code=1,
         seconds=10,
-        told=(*told, "HINT"),
+        messages=(*messages, "HINT"),
         inside=inside,
     )
 
@@ -50,7 +50,7 @@ FAULTS = [
         Fault(
             "/dev/shm is full (16 KB)",
             training(*TOLD, backend=backend),
-            "the job goes on; the losses are the undisturbed ones",
+            "the job continues; the losses are the undisturbed ones",
             code=0,
             seconds=None,
             holds=as_undisturbed,

@@ -13,7 +13,7 @@ from tests.faults.job import Job
 from tests.faults.undisturbed import as_undisturbed
 
 TOLD = ("--json", "{folder}/json")
-GOES_ON = "the job goes on; the losses are the undisturbed ones"
+CONTINUES = "the job continues; the losses are the undisturbed ones"
 WAITED = (r"no progress for 1 s", "rank 1 is not in a collective", "HINT")
 
 
@@ -28,7 +28,7 @@ def late(name: str, inside: str, **more) -> Fault:
     return Fault(
         name,
         training(*TOLD, backend=backend),
-        GOES_ON,
+        CONTINUES,
         code=0,
         seconds=None,
         inside=inside,
@@ -68,16 +68,16 @@ FAULTS = [
     late(
         "a rank is 3 s late, COLLECTIVE_STALL_SECONDS=1",
         "sleep forward 1 5",
-        told=WAITED,
+        messages=WAITED,
         variables={"COLLECTIVE_STALL_SECONDS": "1"},
-    ).but(promise=f"it is told who waits for whom; {GOES_ON}"),
+    ).but(promise=f"a warning says who waits for whom; {CONTINUES}"),
     Fault(
         "SIGSTOP to a rank, for ever, COLLECTIVE_TIMEOUT=3",
         training(),
         "the job ends, and names the rank",
         code=1,
         seconds=3 + 5,
-        told=("waited 3 s for rank 1 in all-reduce", "HINT"),
+        messages=("waited 3 s for rank 1 in all-reduce", "HINT"),
         inside="stop forward 1 5",
         variables={"COLLECTIVE_TIMEOUT": "3"},
     ),

@@ -33,7 +33,7 @@ def ended(name: str, strike: Callable[[Job], None], backend: str, code: int) -> 
         "every rank ends",
         code=code,
         seconds=10,
-        inside="tell forward 0 5",
+        inside="report forward 0 5",
         strike=strike,
         backend=backend,
         leaves=OPEN_MPIS if backend == "mpi" and code < 0 else "",

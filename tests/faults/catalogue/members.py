@@ -1,4 +1,4 @@
-"""Ranks that leave when they are told to, and others that join: nobody is killed."""
+"""Ranks that leave on request, and others that join: nobody is killed."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def left(rank: int, backend: str = "native") -> Fault:
     return Fault(
         f"SIGTERM to rank {rank}, --min-np 2",
         training(*KEPT, *TOLD, *words * by_mpi, backend=backend),
-        f"it leaves after the step under way, and the others go on; {ALIKE}",
+        f"it leaves after the step under way, and the others continue; {ALIKE}",
         code=0,
         seconds=None,
-        told=(f"rank {rank} of 3 left; 2 ranks continue from step [89] ",),
+        messages=(f"rank {rank} of 3 left; 2 ranks continue from step [89] ",),
         inside=f"terminate forward {rank} 7",
         holds=no_step_again([3, 2]),
         ranks=3,
@@ -88,7 +88,7 @@ FAULTS = [
         f"a rank is started, and joins; {ALIKE}",
         code=0,
         seconds=None,
-        told=("1 joined; 3 ranks continue from step [89] ",),
+        messages=("1 joined; 3 ranks continue from step [89] ",),
         inside="wait-for-newcomer forward 0 7",
         before=lambda folder, _: _slots(folder, 2),
         strike=_a_slot_more,
@@ -101,11 +101,11 @@ FAULTS = [
     Fault(
         "kill -9 of a rank, --max-np 2",
         training(*KEPT, *TOLD),
-        "the other one waits for one in its place, and both go on; the losses are the "
+        "the other one waits for one in its place, and both continue; the losses are the "
         "undisturbed ones, and the ledger is perfect",
         code=0,
         seconds=None,
-        told=("rank 1 of 2 died, 1 joined; 2 ranks continue from step [78] ",),
+        messages=("rank 1 of 2 died, 1 joined; 2 ranks continue from step [78] ",),
         inside="wait-for-newcomer forward 0 7",
         strike=_kills_rank_1,
         holds=no_step_again([2, 2]),
@@ -117,7 +117,7 @@ FAULTS = [
         f"every rank ends, with a checkpoint of the last step; {RESUMED}",
         code=128 + signal.SIGTERM,
         seconds=10,
-        inside="tell forward 0 5",
+        inside="report forward 0 5",
         strike=_ends_the_launcher,
         holds=goes_on_from_checkpoint,
         ranks=3,

@@ -36,7 +36,7 @@ def survived(place: str, victims: str, ranks: int = 3) -> Fault:
     return Fault(
         f"kill -9 of {who} in {place}, --min-np 2",
         training(*KEPT, *TOLD),
-        "the others redo the step and go on; the losses are the undisturbed ones, "
+        "the others redo the step and continue; the losses are the undisturbed ones, "
         "and the ledger is perfect",
         code=0,
         seconds=None,

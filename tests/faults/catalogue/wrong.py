@@ -26,7 +26,7 @@ def program(code: str) -> list[str]:
     ]
 
 
-FIRST_STEP = "tell forward 0 0"  # from then on the seconds count
+FIRST_STEP = "report forward 0 0"  # from then on the seconds count
 
 FAULTS = [
     Fault(
@@ -40,7 +40,7 @@ FAULTS = [
         "the job ends, and names who waits for whom in what",
         code=1,
         seconds=3 + 5,
-        told=("waited 3 s for rank 1 in all-reduce 'second'", "HINT"),
+        messages=("waited 3 s for rank 1 in all-reduce 'second'", "HINT"),
         variables={"COLLECTIVE_TIMEOUT": "3"},
     ),
     Fault(
@@ -53,7 +53,7 @@ FAULTS = [
         "an error on every rank: who called what",
         code=1,
         seconds=5,
-        told=("'first' .*float64", "'second' .*float64", "HINT"),
+        messages=("'first' .*float64", "'second' .*float64", "HINT"),
     ),
     Fault(
         "one rank sends another shape",
@@ -61,7 +61,7 @@ FAULTS = [
         "an error on every rank: who has which",
         code=1,
         seconds=5,
-        told=(r"float64\[2,3\]", r"float64\[2,4\]", "HINT"),
+        messages=(r"float64\[2,3\]", r"float64\[2,4\]", "HINT"),
     ),
     Fault(
         "one rank sends another type",
@@ -69,7 +69,7 @@ FAULTS = [
         "an error on every rank: who has which",
         code=1,
         seconds=5,
-        told=(r"float32\[3\]", r"float64\[3\]", "HINT"),
+        messages=(r"float32\[3\]", r"float64\[3\]", "HINT"),
     ),
     *(
         Fault(
@@ -78,7 +78,7 @@ FAULTS = [
             "the job ends, and names the rank",
             code=2,
             seconds=10,
-            told=(
+            messages=(
                 "rank 1: error: the data set has not as many rows as declared",
                 "HINT",
             ),
@@ -93,7 +93,7 @@ FAULTS = [
         "refused before the first step; names the rank",
         code=2,
         seconds=30,
-        told=(
+        messages=(
             "number of rows of the training data differs: 30 on rank 1, 53 on rank 0",
             "HINT",
         ),
@@ -105,7 +105,7 @@ FAULTS = [
             "the job ends before the step is applied; names step, rank and tensor",
             code=1,
             seconds=15,
-            told=(r"step \d: .* not finite on rank [01]", "HINT"),
+            messages=(r"step \d: .* not finite on rank [01]", "HINT"),
             inside=FIRST_STEP,
             backend=backend,
         )
@@ -118,7 +118,7 @@ FAULTS = [
             "the next comparison ends the job; names the tensor, step and ranks",
             code=1,
             seconds=15,
-            told=("step 8: rank 1 has other values in", "HINT"),
+            messages=("step 8: rank 1 has other values in", "HINT"),
             backend=backend,
         )
         for backend in PROCESS_BACKENDS
@@ -129,7 +129,7 @@ FAULTS = [
         "refused before anything starts, with the mpirun to use",
         code=2,
         seconds=30,
-        told=("mpirun started 4 processes, but MPI", "HINT: use the mpirun"),
+        messages=("mpirun started 4 processes, but MPI", "HINT: use the mpirun"),
         backend="mpi",
         launcher="none",
         leaves=OPEN_MPIS,
@@ -147,7 +147,7 @@ FAULTS = [
         "the job ends, and names the rank",
         code=1,
         seconds=3 + 5,
-        told=("local ranks did not come to init: 1", "HINT"),
+        messages=("local ranks did not come to init: 1", "HINT"),
         variables={"COLLECTIVE_START_TIMEOUT": "3"},
     ),
 ]

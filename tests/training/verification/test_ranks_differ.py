@@ -220,7 +220,7 @@ def test_a_stream_that_differs_after_its_first_rows(backend):
 @on_ranks
 def test_newcomers_to_an_elastic_job_are_compared(backend):
     """With rank 0, whose training has gone on: only they are refused."""
-    told = []
+    errors = []
     for other in (
         {"shift": backend.rank},
         {"activation": ["tanh", "relu"][backend.rank]},
@@ -233,8 +233,8 @@ def test_newcomers_to_an_elastic_job_are_compared(backend):
             compare_newcomers(backend, described)
         except UsageError as error:
             assert not error.everywhere
-            told.append(str(error))
-    first, second = gather(backend, told)
+            errors.append(str(error))
+    first, second = gather(backend, errors)
     assert first == [] and len(second) == 2
     assert "training x rows are others on rank 1" in second[0]
     assert "activation differs: 'relu' on rank 1" in second[1]
