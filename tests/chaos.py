@@ -25,8 +25,8 @@ from pathlib import Path
 
 from tests import launch
 from tests.faults.catalogue.killed import KEPT
-from tests.faults.catalogue.survived import TOLD, undisturbed
-from tests.faults.fault import OPEN_MPIS, training
+from tests.faults.catalogue.survived import undisturbed
+from tests.faults.fault import JSON, OPEN_MPIS, training
 from tests.faults.job import Job, running
 from tests.faults.undisturbed import goes_on_from_checkpoint
 
@@ -130,7 +130,7 @@ def one_round(seed: int, folder: Path) -> str:
         words.append("--mpi")
     if elastic:
         words += ["--min-np", str(LEAST), "--rank-timeout", str(RANK_TIMEOUT)]
-    program = [*training(*KEPT, *TOLD, backend=backend)]
+    program = [*training(*KEPT, *JSON, backend=backend)]
     command = [*words, *(word.format(folder=folder) for word in program)]
     chaos = CATALOGUE[name]
     variables = {"FAULT_PACE": PACE, "TMPDIR": str(folder)}

@@ -101,6 +101,10 @@ class Fault:
         return [*before, *options, *program]
 
 
+# An option of train.py: where it writes its results.
+JSON = ("--json", "{folder}/json")
+
+
 def training(
     *options: str,
     backend: str = "native",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.faults.catalogue.killed import KEPT, RESUMED
-from tests.faults.catalogue.survived import TOLD, undisturbed
-from tests.faults.fault import OPEN_MPIS, Fault, training
+from tests.faults.catalogue.survived import undisturbed
+from tests.faults.fault import JSON, OPEN_MPIS, Fault, training
 from tests.faults.undisturbed import as_undisturbed, goes_on_from_checkpoint
 
 SECONDS = 6
@@ -20,7 +20,7 @@ def hanging(name: str, inside: str, backend: str = "native") -> Fault:
     stuck = r"rank 1 on \S+ makes no progress" if by_mpi else KILLED.format(1)
     return Fault(
         f"{name}, --min-np 2, --rank-timeout {SECONDS}",
-        training(*KEPT, *TOLD, backend=backend),
+        training(*KEPT, *JSON, backend=backend),
         "it is killed, and the others continue; the losses are the undisturbed ones, and "
         "the ledger is perfect",
         code=0,
@@ -57,7 +57,7 @@ FAULTS = [
     ),
     Fault(
         "a rank hangs before init, --min-np 2, --rank-timeout 15",
-        ["sh", "-c", NOT_IN_INIT, "sh", *training(*TOLD)],
+        ["sh", "-c", NOT_IN_INIT, "sh", *training(*JSON)],
         "it is killed, and the others begin; the losses are the undisturbed ones",
         code=0,
         seconds=None,

@@ -11,9 +11,9 @@ from typing import Any
 
 from tests.faults.catalogue.killed import KEPT
 from tests.faults.catalogue.members import ALIKE, no_step_again
-from tests.faults.catalogue.survived import TOLD, undisturbed
+from tests.faults.catalogue.survived import undisturbed
 from tests.faults.catalogue.wrong import program
-from tests.faults.fault import OPEN_MPIS, Fault, training
+from tests.faults.fault import JSON, OPEN_MPIS, Fault, training
 from tests.faults.job import Job
 from tests.hosts import lab
 from tests.hosts.lab import NETWORK, Lab
@@ -87,7 +87,7 @@ def survived(who: str, victims: str, backend: str) -> Fault:
     words = [*TWO, "--min-np", "2", "--mpi-args=-x FAULT -x FAULT_FOLDER"]
     return on_hosts(
         f"kill -9 of {who} in all-reduce, --min-np 2",
-        [*words, *training(*KEPT, *TOLD, backend=backend)],
+        [*words, *training(*KEPT, *JSON, backend=backend)],
         "the others redo the step and continue; the losses are the undisturbed ones, "
         "and the ledger is perfect",
         code=0,
@@ -104,7 +104,7 @@ def left(who: str, leavers: str, backend: str) -> Fault:
     stay = 4 - len(leavers.split(","))
     return on_hosts(
         f"SIGTERM to {who}, --min-np 2",
-        [*words, *training(*KEPT, *TOLD, backend=backend)],
+        [*words, *training(*KEPT, *JSON, backend=backend)],
         f"it leaves after the step under way, and the others continue; {ALIKE}",
         code=0,
         seconds=None,

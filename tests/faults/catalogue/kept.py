@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 from collective.training.checkpoint import storage
-from tests.faults.fault import Fault, training
+from tests.faults.fault import JSON, Fault, training
 from tests.faults.job import Job, why_no_mounts
 from tests.faults.undisturbed import as_undisturbed, checkpoints
 
-LOGGING = ("--json", "{folder}/json")
 KEPT = ("--checkpoint-dir", "{folder}/runs", "--checkpoint-every", "3")
 BEFORE = "the one before it is used, and a warning says why; the losses are the undisturbed ones"
 
@@ -40,7 +39,7 @@ def _swap(folder: Path, _: object) -> None:
 def _harmed(name: str, harm, why: str) -> Fault:
     return Fault(
         name,
-        training(*KEPT, *LOGGING, "--resume"),
+        training(*KEPT, *JSON, "--resume"),
         BEFORE,
         code=0,
         seconds=None,
@@ -71,7 +70,7 @@ FAULTS = [
     Fault(
         "a full disk: checkpoints",
         training(
-            *LOGGING, "--checkpoint-dir", "{folder}/disk/runs", "--checkpoint-every", "3"
+            *JSON, "--checkpoint-dir", "{folder}/disk/runs", "--checkpoint-every", "3"
         ),
         "a warning for each; the training continues; the losses are the undisturbed ones",
         code=1,
@@ -97,7 +96,7 @@ FAULTS = [
     ),
     Fault(
         "a full disk: the timeline",
-        training(*LOGGING, "--timeline", "{folder}/disk/trace"),
+        training(*JSON, "--timeline", "{folder}/disk/trace"),
         "the training continues; the trace ends, and is complete JSON",
         code=0,
         seconds=None,

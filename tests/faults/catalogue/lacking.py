@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.faults.catalogue.wrong import program
-from tests.faults.fault import PROCESS_BACKENDS, Fault, training
+from tests.faults.fault import JSON, PROCESS_BACKENDS, Fault, training
 from tests.faults.job import why_no_mounts
 from tests.faults.undisturbed import as_undisturbed
-
-TOLD = ("--json", "{folder}/json")
 
 # On rank 1, the core gets no memory to map.
 CORE = program("""
@@ -49,7 +47,7 @@ FAULTS = [
     *(
         Fault(
             "/dev/shm is full (16 KB)",
-            training(*TOLD, backend=backend),
+            training(*JSON, backend=backend),
             "the job continues; the losses are the undisturbed ones",
             code=0,
             seconds=None,

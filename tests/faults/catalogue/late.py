@@ -8,11 +8,10 @@ import signal
 import sys
 import time
 
-from tests.faults.fault import Fault, training
+from tests.faults.fault import JSON, Fault, training
 from tests.faults.job import Job
 from tests.faults.undisturbed import as_undisturbed
 
-TOLD = ("--json", "{folder}/json")
 CONTINUES = "the job continues; the losses are the undisturbed ones"
 WAITED = (r"no progress for 1 s", "rank 1 is not in a collective", "HINT")
 
@@ -27,7 +26,7 @@ def late(name: str, inside: str, **more) -> Fault:
     backend = more.pop("backend", "native")
     return Fault(
         name,
-        training(*TOLD, backend=backend),
+        training(*JSON, backend=backend),
         CONTINUES,
         code=0,
         seconds=None,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.catalogue.killed import KEPT, RESUMED
-from tests.faults.catalogue.survived import TOLD
-from tests.faults.fault import Fault, training
+from tests.faults.fault import JSON, Fault, training
 from tests.faults.job import Job
 from tests.faults.undisturbed import (
     as_undisturbed,
@@ -41,7 +40,7 @@ def left(rank: int, backend: str = "native") -> Fault:
     by_mpi = backend == "mpi"
     return Fault(
         f"SIGTERM to rank {rank}, --min-np 2",
-        training(*KEPT, *TOLD, *words * by_mpi, backend=backend),
+        training(*KEPT, *JSON, *words * by_mpi, backend=backend),
         f"it leaves after the step under way, and the others continue; {ALIKE}",
         code=0,
         seconds=None,
@@ -84,7 +83,7 @@ FAULTS = [
     left(0, "mpi"),
     Fault(
         "a slot more, by --host-discovery-script",
-        training(*KEPT, *TOLD),
+        training(*KEPT, *JSON),
         f"a rank is started, and joins; {ALIKE}",
         code=0,
         seconds=None,
@@ -100,7 +99,7 @@ FAULTS = [
     ),
     Fault(
         "kill -9 of a rank, --max-np 2",
-        training(*KEPT, *TOLD),
+        training(*KEPT, *JSON),
         "the other one waits for one in its place, and both continue; the losses are the "
         "undisturbed ones, and the ledger is perfect",
         code=0,

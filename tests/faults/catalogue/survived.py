@@ -7,15 +7,13 @@ import subprocess
 import sys
 
 from tests.faults.catalogue.killed import KEPT, PLACES, RESUMED
-from tests.faults.fault import Fault, training
+from tests.faults.fault import JSON, Fault, training
 from tests.faults.job import Job
 from tests.faults.undisturbed import (
     as_undisturbed,
     assert_perfect_ledger,
     goes_on_from_checkpoint,
 )
-
-TOLD = ("--json", "{folder}/json")
 
 
 @functools.cache
@@ -35,7 +33,7 @@ def survived(place: str, victims: str, ranks: int = 3) -> Fault:
     who = f"rank {victims}" if len(victims) == 1 else f"ranks {victims} at once"
     return Fault(
         f"kill -9 of {who} in {place}, --min-np 2",
-        training(*KEPT, *TOLD),
+        training(*KEPT, *JSON),
         "the others redo the step and continue; the losses are the undisturbed ones, "
         "and the ledger is perfect",
         code=0,
@@ -56,7 +54,7 @@ FAULTS = [
     survived("all-reduce", "0,2", ranks=4),
     Fault(
         "kill -9 of rank 0 before it has met the others, --min-np 2",
-        ["sh", "-c", BEFORE_INIT, "sh", *training(*TOLD)],
+        ["sh", "-c", BEFORE_INIT, "sh", *training(*JSON)],
         "the others begin without it; the losses are the undisturbed ones",
         code=0,
         seconds=None,
