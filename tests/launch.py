@@ -61,6 +61,22 @@ class Launch:
     output: str
     outcomes: list[dict[str, str]]
 
+    def passed(self, *, skips: bool = False) -> int:
+        """How many tests have passed, the same ones on every rank.
+
+        Args:
+            skips: Whether there may be others, which were skipped.
+
+        Raises:
+            AssertionError: One has not, or ranks differ; or the launch failed.
+        """
+        assert self.code == 0, self.output
+        first, *others = self.outcomes
+        assert all(outcomes == first for outcomes in others), self.output
+        found = [*first.values()]
+        assert {*found} <= {"passed", *["skipped"] * skips}, self.output
+        return found.count("passed")
+
 
 def command(backend: str, ranks: int) -> list[str]:
     """The words that start ranks, to put before the program."""

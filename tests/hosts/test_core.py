@@ -85,7 +85,4 @@ def run_on(lab, slots, tests, tmp_path):
         seconds=200,
         start=partial(lab.mpirun, slots),
     )
-    assert ended.code == 0, ended.output
-    assert len(ended.outcomes[0]) > 20
-    assert set(ended.outcomes[0].values()) <= {"passed", "skipped"}
-    assert all(outcomes == ended.outcomes[0] for outcomes in ended.outcomes)
+    assert ended.passed(skips=True) > 20

@@ -284,10 +284,7 @@ def test_on_ranks(name, ranks, files, chosen, tmp_path):
     folder = launch.ROOT / "tests/training"
     paths = [str(next(folder.rglob(f"test_{file}.py"))) for file in files]
     ended = launch.launch(name, ranks, [*paths, *chosen], tmp_path, seconds=400)
-    assert ended.code == 0, ended.output
-    assert set(ended.outcomes[0].values()) <= {"passed", "skipped"}
-    assert list(ended.outcomes[0].values()).count("passed") >= 7
-    assert all(outcomes == ended.outcomes[0] for outcomes in ended.outcomes)
+    assert ended.passed(skips=True) >= 7
 
 
 @pytest.mark.launches

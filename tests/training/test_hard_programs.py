@@ -252,7 +252,4 @@ def test_look_ups_of_the_same_row_are_named(kind, noted, capfd):
 @pytest.mark.launches
 def test_on_two_ranks(tmp_path):
     ended = launch.launch("native", 2, [HERE], tmp_path, seconds=420)
-    assert ended.code == 0, ended.output
-    assert len(ended.outcomes[0]) > len(PROGRAMS)
-    assert set(ended.outcomes[0].values()) <= {"passed", "skipped"}
-    assert all(outcomes == ended.outcomes[0] for outcomes in ended.outcomes)
+    assert ended.passed(skips=True) and len(ended.outcomes[0]) > len(PROGRAMS)
