@@ -110,7 +110,7 @@ class Launcher(ABC):
 
     def local_rank(self) -> int:
         """Number of this process on its host."""
-        return self.rank() % self.local_size()
+        return self.rank() % max(1, self.local_size())
 
     def cross(self) -> tuple[int, int]:
         """Number of this host and of the hosts; -1 if unknown.
@@ -148,9 +148,9 @@ class Launcher(ABC):
         text = self.variables.get(name)
         if not text and default is not None:
             return default
-        if not (text and text.isascii() and text.isdigit()):
+        if not (text and text.isascii() and text.isdigit() and len(text) < 10):
             raise UsageError(
-                f"{name}={text!r} in the environment is not a number",
+                f"{name}={text and text[:40]!r} in the environment is not a number",
                 hint=f"unset {' '.join(self.needs)}, or start the job by {self.name}",
             )
         return int(text)

@@ -53,7 +53,7 @@ class TFConfig(Launcher):
         try:
             kind, index = config["task"]["type"], int(config["task"]["index"])
             chiefs = len(config["cluster"].get("chief", []))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise self._error("it has no task with type and index") from None
         if kind not in ("chief", "worker"):
             raise self._error(f"a task of type {kind!r} does not train")
@@ -64,7 +64,7 @@ class TFConfig(Launcher):
     def _config(self) -> dict:
         try:
             config = json.loads(self.variables["TF_CONFIG"])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(f"it is not JSON: {error}") from None
         if not isinstance(config, dict):
             raise self._error("it is not a JSON object")

@@ -195,7 +195,7 @@ def read_config(file: str, options: argparse.Namespace) -> None:
         raise UsageError(
             f"cannot read {file}: {error}", hint="--config-file FILE.yaml"
         ) from None
-    except yaml.YAMLError as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UsageError(
             f"{file} is not YAML: {' '.join(str(error).split())}",
             hint="params:\n  fusion_threshold_mb: 32",

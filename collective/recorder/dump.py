@@ -170,7 +170,7 @@ def parse(text: str, name: str) -> Dump:
             for rank in data["ranks"]
         ]
         return Dump(data["reason"], data["at"], data["size"], ranks)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UsageError(
             f"{name} is not a dump of the flight recorder",
             hint="give the files named after 'flight recorder:' on stderr",

@@ -118,6 +118,8 @@ def _replay(
     for number, line in _lines(path):
         if lacking := _lacking(line):
             raise _no_ledger(path, f"line {number} has no {lacking!r}")
+        if not _fits(line):
+            raise _no_ledger(path, f"line {number} has other values than a ledger has")
         if "from" in line:
             resumed, start = Plan(**line["plan"]), line["from"]
             if plan not in (None, resumed) and start:
@@ -151,9 +153,34 @@ def _lacking(line: dict[str, Any]) -> str:
     needed = ("replicas", "backend", "plan") if "from" in line else ("read",)
     lacking = [name for name in needed if name not in line]
     fields = {field.name for field in dataclasses.fields(Plan)}
-    if not lacking and "from" in line and {*line["plan"]} != fields:
-        return "plan of this version"
-    return lacking[0] if lacking else ""
+    if lacking or "from" not in line:
+        return lacking[0] if lacking else ""
+    plan = line["plan"]
+    fits = isinstance(plan, dict) and {*plan} == fields
+    return "" if fits else "plan of this version"
+
+
+def _fits(line: dict[str, Any]) -> bool:
+    """Whether the values of a line are of their types, and in range."""
+
+    def natural(*values: Any) -> bool:
+        return all(type(value) is int and value >= 0 for value in values)
+
+    if "from" in line:
+        plan = Plan(**line["plan"])
+        return (
+            natural(line["from"], line["replicas"], plan.rows, plan.global_batch_size)
+            and type(plan.seed) is int
+            and type(plan.shuffle) is bool
+            and plan.rows > 0
+            and plan.global_batch_size > 0
+        )
+    read = line["read"]
+    return (
+        natural(line["step"])
+        and isinstance(read, list)
+        and all(isinstance(r, list) and len(r) == 3 and natural(*r) for r in read)
+    )
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -172,7 +199,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]
         try:
             line = json.loads(content)
             fine = isinstance(line, dict) and ("from" in line or "step" in line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             fine = False
         if not fine:
             torn = number

@@ -36,7 +36,7 @@ def read(path: str) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         first = str(error).replace("\n", " ")
         raise UsageError(
             f"{path} cannot be read: {first}", hint="--sweep FILE, in YAML"
