@@ -67,10 +67,10 @@ def test_every_backend_has_the_same_bits(model):
 @pytest.mark.launches
 @pytest.mark.matrix
 @pytest.mark.horovod
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_horovod_has_the_same_bits(ranks):
-    wanted = on_ranks("single", 1, "cnn", 8, 200)
-    assert on_ranks("horovod", ranks, "cnn", 8, 200) == wanted
+@pytest.mark.parametrize("model", ranks_virtual.MODELS)
+def test_horovod_has_the_same_bits(model):
+    wanted = on_ranks("single", 1, model, 8, 200)
+    assert [on_ranks("horovod", n, model, 8, 200) for n in (2, 4)] == [wanted] * 2
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
