@@ -11,12 +11,16 @@ only after ``--gloo-timeout-seconds``, 30 by default; so one contestant has 3.
 """
 
 import argparse
+import os
+import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.launch import run
 
 STEPS = 60
 WORKER = """
@@ -49,14 +53,12 @@ def seconds(launch: list[str], module: str, folder: Path) -> float:
     script.write_text(WORKER)
     log.write_text("")
     command = [*launch, sys.executable, str(script), module, str(log), str(STEPS)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    _, printed = run(command, dict(os.environ), 180)
     lines = [line.split() for line in log.read_text().splitlines()]
     killed = [float(time) for what, time in lines if what == "killed"]
     on = [float(time) for what, time in lines if what == "2"]
     if not killed or not on:
-        sys.exit(
-            f"{module} did not go on:\n{ended.stdout[-3000:]}{ended.stderr[-3000:]}"
-        )
+        sys.exit(f"{module} did not continue:\n{printed[-6000:]}")
     return on[0] - killed[0]
 
 
@@ -65,6 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
+    # As Ctrl-C: the job that is under way ends, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     ours = [sys.executable, "-m", "collective.launch", "-np", "3", "--min-np", "2"]
     hosts = f"localhost:1,127.0.0.1:1,{socket.gethostname()}:1"
     theirs = ["horovodrun", "--gloo", "-np", "3", "--min-np", "2", "-H", hosts]

@@ -1,4 +1,4 @@
-"""Small arrays from every process to every process, through the backend."""
+"""Exchanges between processes, through the backend; mostly of small arrays."""
 
 from __future__ import annotations
 
@@ -73,3 +73,8 @@ def broadcast_object(backend: Backend, value: Any, root: int = 0) -> Any:
     text = np.zeros(size, np.uint8)
     text[: len(data)] = np.frombuffer(data, np.uint8)
     return pickle.loads(backend.broadcast_array(text, root).tobytes())
+
+
+def join(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
+    """Tensors that travel together, one after the other; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis)

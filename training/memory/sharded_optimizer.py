@@ -24,6 +24,7 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.exchange import join
 from collective.training.memory import partitioned
 from collective.training.memory.partitioned import PartitionedVariables, unless
 from collective.training.memory.shards import FlatShard
@@ -110,7 +111,7 @@ class ShardedOptimizer(PartitionedVariables):
         sums: list[Any] = [None] * len(gradients)
         for group in _groups(gradients):
             rows = [self._flat(gradients[i].shape).rows(gradients[i]) for i in group]
-            own = self.backend.reduce_scatter(_concatenated(rows, axis=1))
+            own = self.backend.reduce_scatter(join(rows, axis=1))
             for i, shard in zip(
                 group, tf.split(own, [row.shape[1] for row in rows]), strict=True
             ):
@@ -205,7 +206,7 @@ class ShardedOptimizer(PartitionedVariables):
         for group in _groups(self._trainable):
             with tf.control_dependencies(done):
                 own = [tf.convert_to_tensor(self._own[i]) for i in group]
-            rows = self.backend.all_gather(_concatenated(own, axis=0))
+            rows = self.backend.all_gather(join(own, axis=0))
             pieces = tf.split(rows, [self._cuts[i].length for i in group], axis=1)
             done = [
                 self._cuts[i].join(piece)
@@ -236,7 +237,3 @@ def _groups(like: Sequence[Any]) -> list[list[int]]:
         large = math.prod(tensor.shape) >= LARGE
         groups.setdefault(i if large else tf.as_dtype(tensor.dtype), []).append(i)
     return list(groups.values())
-
-
-def _concatenated(tensors: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis)

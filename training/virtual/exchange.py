@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
+from collective.training.exchange import join
 from collective.training.virtual.pieces import Node, VirtualReplicas
 from collective.training.virtual.tree import finish
 
@@ -61,15 +62,10 @@ def total(
             totals = backend.all_reduce(own[0])
         else:
             rows = _stack([join(vectors) for vectors in own])
-            total = _total_of_rows(virtual, backend, replica, rows, always)
+            total = _total_of_rows(virtual, backend, by_replica, replica, rows, always)
             totals = cut(total, [vector.shape[0] for vector in own[0]])
         found.update(zip(places, totals, strict=True))
     return [found[i] for i in range(len(found))]
-
-
-def join(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """One vector after the other; a single one is not copied."""
-    return vectors[0] if len(vectors) == 1 else tf.concat(vectors, 0)
 
 
 def cut(vector: tf.Tensor, lengths: Sequence[int]) -> list[tf.Tensor]:
@@ -80,12 +76,12 @@ def cut(vector: tf.Tensor, lengths: Sequence[int]) -> list[tf.Tensor]:
 def _total_of_rows(
     virtual: VirtualReplicas,
     backend: Backend,
+    by_replica: list[list[Node]],
     replica: int,
     rows: tf.Tensor,
     always: tf.Tensor,
 ) -> tf.Tensor:
     """The sum over all pieces of one vector, from a row for each own subtree."""
-    by_replica = virtual.all_subtrees(backend.replicas)
     if (
         isinstance(backend, ShardCollectives)
         and backend.exchanges

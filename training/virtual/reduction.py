@@ -12,6 +12,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.training.accumulation import slice_rows
 from collective.training.checks import finite
+from collective.training.exchange import join
 from collective.training.forward import Sums
 from collective.training.input.plan import share
 from collective.training.reduction import Span, StepSums, sum_tensors
@@ -129,7 +130,7 @@ class _Layout:
         vectors = []
         for group, spec in zip(self._groups, self.specs, strict=True):
             parts = [tf.reshape(tf.cast(leaves[i], spec.dtype), [-1]) for i in group]
-            vectors.append(exchange.join(parts))
+            vectors.append(join(parts))
         return vectors
 
     def unpack(self, vectors: list[tf.Tensor]) -> Sums:

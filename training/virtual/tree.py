@@ -2,8 +2,8 @@
 
 Floating-point addition is not associative: the sum of eight numbers has other bits in
 another order. Here piece 2k is added to piece 2k+1, the pair to the next pair, and so on,
-whichever process computes them. A process adds up the subtrees that lie in its own range, as it
-computes their pieces; ``finish`` adds the rest.
+whichever process computes them. A process adds up the subtrees that lie in its own
+range, as it computes their pieces; ``finish`` adds the rest.
 
 TensorFlow's graph optimizer rewrites ``(a + b) + (c + d)`` as one sum of four, from left
 to right. So each addition here is a branch whose condition is known at run time only.
