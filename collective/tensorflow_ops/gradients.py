@@ -13,7 +13,7 @@ from collective.tensorflow_ops import naming, ranks
 
 def _identity(op: tf.Operation, kind: str) -> dict[str, Any]:
     """What identifies the gradient of an op: attributes and ticket."""
-    name = op.get_attr("tensor_name").decode()
+    name = naming.given_name(op)
     name = naming.name_of(f"gradient of {kind}", name and f"gradient of {name}")
     identity = naming.attributes(name, op.get_attr("process_set"))
     ticket = op.outputs[-1]

@@ -31,6 +31,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from collective import library
@@ -129,7 +130,8 @@ def make(
     """
     op = getattr(load(), f"collective_{kind}")
     if tf.executing_eagerly():
-        return _without_ticket(op(*inputs, _no_ticket(), **attributes))
+        name = _as_input(attributes.pop("tensor_name"))
+        return _without_ticket(op(*inputs, name, **attributes))
     key = attributes.get("process_set", 0), attributes["tensor_name"]
     graph = tf.compat.v1.get_default_graph()
     last = _trace(graph).last
@@ -143,10 +145,25 @@ def make(
     return _without_ticket(results)
 
 
-@functools.cache
-def _no_ticket() -> tf.Tensor:
+@functools.lru_cache(1024)
+def _as_input(name: str) -> tf.Tensor:
+    """No ticket, and the bytes of an eager op's name: int64 ``[1 + words]``.
+
+    TensorFlow keeps an eager op's kernel for ever, one for each value of its attributes,
+    so a name that is new at every call must not be one.
+    """
+    encoded = name.encode()
+    padded = encoded + bytes(-len(encoded) % 8)
     with tf.device("CPU:0"):
-        return tf.constant(0, tf.int64)
+        return tf.constant(np.frombuffer(bytes(8) + padded, np.int64))
+
+
+def given_name(op: tf.Operation) -> str:
+    """The name of an op that has run or was traced; empty if it has none."""
+    ticket = op.inputs[-1]
+    if isinstance(ticket, tf.__internal__.EagerTensor):
+        return ticket.numpy()[1:].tobytes().rstrip(b"\0").decode()
+    return op.get_attr("tensor_name").decode()
 
 
 def _without_ticket(results: Any) -> Any:

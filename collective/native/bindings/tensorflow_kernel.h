@@ -3,6 +3,7 @@
 #define COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_
 
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -149,13 +150,18 @@ class Run {
   }
 
   // Every op's last input is the ticket of the op whose gradient it is, or 0;
-  // its last output is its own ticket (c_api.h).
+  // its last output is its own ticket (c_api.h). In eager mode the op's name
+  // follows the ticket, padded with zeros (naming.py says why).
   bool HasTickets(int input, int output) {
     TF_Tensor* theirs = Input(input);
     TF_Tensor* mine =
         theirs ? Output(output, kInt64, {}, sizeof(int64_t)) : nullptr;
     if (!mine) return false;
-    ticket_ = *static_cast<int64_t*>(TF_TensorData(theirs));
+    const auto* words = static_cast<const int64_t*>(TF_TensorData(theirs));
+    ticket_ = words[0];
+    const size_t bytes = (TF_TensorElementCount(theirs) - 1) * sizeof(int64_t);
+    const auto* name = reinterpret_cast<const char*>(words + 1);
+    name_.assign(name, strnlen(name, bytes));
     issued_ = static_cast<int64_t*>(TF_TensorData(mine));
     *issued_ = 0;
     return true;
@@ -164,6 +170,7 @@ class Run {
   // With the tickets.
   collective_request RequestOf(const Attributes& attributes) const {
     collective_request request = tensorflow::RequestOf(attributes);
+    if (!name_.empty()) request.name = name_.c_str();
     request.ticket = ticket_;
     request.issued = issued_;
     return request;
@@ -188,6 +195,8 @@ class Run {
 
   TF_OpKernelContext* context_;
   std::vector<TF_Tensor*> held_;  // until the end
+
+  std::string name_;  // if it is no attribute
 
  private:
   Callback done_;

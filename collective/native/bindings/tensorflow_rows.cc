@@ -40,6 +40,7 @@ class RunOnRows : public Run {
     if (!HasTickets(TF_NumInputs(context_) - 1, all_to_all ? 2 : 1)) {
       return Finish();
     }
+    if (name_.empty()) name_ = attributes_.name;
     switch (attributes_.kind) {
       case Kind::kAllGather:
         rows_ = {shape_.empty() ? 0 : shape_[0]};
@@ -132,7 +133,7 @@ class RunOnRows : public Run {
     mine_.insert(mine_.end(), rows_.begin(), rows_.end());
     all_.resize(mine_.size() * size_);
     counts_.assign(size_, static_cast<int64_t>(mine_.size()));
-    step_name_ = attributes_.name + " (rows)";
+    step_name_ = name_ + " (rows)";
     tensor_ = {};
     tensor_.input = mine_.data();
     tensor_.output = all_.data();
@@ -179,7 +180,7 @@ class RunOnRows : public Run {
                               : "ranks do not agree on a collective";
     for (const auto& [text, ranks] : shapes) {
       what += "; rank " + ranks + ": " + collective::NameOf(attributes_.kind);
-      if (!attributes_.name.empty()) what += " '" + attributes_.name + "'";
+      if (!name_.empty()) what += " '" + name_ + "'";
       what += " " + text;
     }
     End(misfit ? kInvalid : kDisagree,
