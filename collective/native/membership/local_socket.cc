@@ -173,7 +173,12 @@ bool ReceiveReply(int socket, JoinReply* reply, std::vector<int>* files) {
     files->resize((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
     std::memcpy(files->data(), CMSG_DATA(header), sizeof(int) * files->size());
   }
-  return true;
+  reply->refusal[sizeof(reply->refusal) - 1] = 0;
+  if (reply->refusal[0]) return true;
+  const int size = reply->size;
+  return size > 0 && size <= kMaxRanks && reply->local_rank >= 0 &&
+         reply->local_rank < size &&
+         (reply->pidfds == 0 || reply->pidfds == size);
 }
 
 }  // namespace collective
