@@ -73,8 +73,8 @@ MUTATIONS = (
     Mutation(
         "root",
         "a broadcast always sends what rank 0 holds",
-        "    root = root_rank\n",
-        "    root = 0\n",
+        "        return root_rank\n",
+        "        return 0\n",
         ["tests/collective/test_others.py", "-k", "broadcast"],
         ranks=2,
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import launch
+from tests import checkout, launch, mutations
 from tests.training.cases import CASES
 from tests.training.test_equivalence import HERE
 
@@ -16,9 +16,13 @@ from tests.training.test_equivalence import HERE
 CHOSEN = ("sgd", "global-clipnorm", "accumulate", "weighted-mean", "batchnorm")
 PRECISION = "float64"
 
-pytestmark = pytest.mark.launches
+
+@pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda m: m.name)
+def test_there_is_code_to_mutate(mutation):
+    assert mutations.place(checkout.ROOT, mutation).exists()
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("name, ranks", [("mpi", 2), ("tf-mirrored:2", 1)])
 def test_multiplying_by_n_turns_every_case_red(name, ranks, reference):
     if ranks > 1:
