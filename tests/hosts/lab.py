@@ -89,7 +89,7 @@ class Lab:
         agent = modules / "agent"
         agent.write_text(
             f'#!/bin/bash\n[[ $1 = *.{host} ]] || exec {self.agent} "$@"\n'
-            f"old='PYTHONPATH={launch.ROOT}' new='PYTHONPATH={modules}:{launch.ROOT}'\n"
+            f"old='PYTHONPATH=' new='PYTHONPATH={modules}:'\n"
             f'exec {self.agent} "${{@//$old/$new}}"\n'
         )
         agent.chmod(0o755)
