@@ -1,7 +1,7 @@
 """Random faults at random moments: ``python -m tests.chaos --seconds 300 --seed 1``.
 
 Each round starts a small training, with or without ``--min-np``, by ``native`` or ``mpi``,
-and strikes it once. Afterwards it has gone on or ended as docs/reference/reliability.md
+and strikes it once, from without or in the code of a rank. Afterwards it has gone on or ended as docs/reference/reliability.md
 says, with the losses of one process, and nothing of it is left. A round that finds something
 else is shown with its seed: ``python -m tests.chaos --seed SEED --rounds 1`` repeats it.
 """
@@ -15,18 +15,23 @@ import random
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from tests import launch
+from tests.collective.meeting import names_of
 from tests.faults.catalogue.killed import KEPT
 from tests.faults.catalogue.survived import undisturbed
-from tests.faults.fault import JSON, OPEN_MPIS, training
+from tests.faults.fault import JSON, OPEN_MPIS, STEPS, nothing, training
 from tests.faults.job import Job, running
 from tests.faults.undisturbed import goes_on_from_checkpoint
 
@@ -82,17 +87,71 @@ def removes_checkpoints(job: Job, rank: int) -> None:
     shutil.rmtree(job.folder / "runs", ignore_errors=True)
 
 
+def damages_checkpoints(job: Job, rank: int) -> None:
+    """In the middle of every file, whether it is still being written or not."""
+    for file in (job.folder / "runs").rglob("*"):
+        with contextlib.suppress(OSError), file.open("r+b") as opened:
+            opened.seek(file.stat().st_size // 2)
+            opened.write(b"noise")
+
+
+def fills(which: str) -> Callable[[Job, int], None]:
+    """A disk of the job, until it ends."""
+
+    def strike(job: Job, rank: int) -> None:
+        with (
+            contextlib.suppress(OSError),
+            (job.folder / which / "filler").open("wb", 0) as file,
+        ):
+            while True:
+                file.write(bytes(1 << 16))
+
+    return strike
+
+
+def makes_noise(job: Job, rank: int) -> None:
+    """Sends bytes to every listener of the job: they are no message of ours."""
+    draw = random.Random(rank)
+    for process in job.processes():
+        for family, kind, address in listeners_of(process):
+            for length in (0, 1, 24, 4000):
+                with contextlib.suppress(OSError), socket.socket(family, kind) as link:
+                    link.settimeout(1)
+                    link.connect(address)
+                    link.sendall(draw.randbytes(length))
+
+
+def listeners_of(process: int) -> list[tuple[int, int, Any]]:
+    """Family, kind and address of the sockets at which a process listens."""
+    found: list[tuple[int, int, Any]] = []
+    with contextlib.suppress(psutil.Error):
+        for link in psutil.Process(process).net_connections("tcp"):
+            if link.status == psutil.CONN_LISTEN:
+                found.append((link.family, socket.SOCK_STREAM, tuple(link.laddr)))
+    with contextlib.suppress(OSError):
+        for name in names_of(process):
+            found.append((socket.AF_UNIX, socket.SOCK_SEQPACKET, f"\0{name}"))
+    return found
+
+
 @dataclass(frozen=True)
 class Chaos:
     """What may happen.
 
     Attributes:
         strike: Done to the job, and a rank of it.
-        survives: Whether the job succeeds without ``--min-np``, and with it.
+        survives: Whether the job succeeds without ``--min-np``, and with it; None where
+            it may, as long as it names what happened otherwise.
+        inside: In place of it: what ``tests.faults.inside`` does, at a random place.
+        disk: Size of the disk that its checkpoints are on; empty: none of its own.
+        command: Words before the launcher's.
     """
 
-    strike: Callable[[Job, int], None]
-    survives: tuple[bool, bool]
+    strike: Callable[[Job, int], None] = nothing
+    survives: tuple[bool | None, bool | None] = (None, None)
+    inside: str = ""
+    disk: str = ""
+    command: Sequence[str] = ()
 
 
 CATALOGUE = {
@@ -105,7 +164,18 @@ CATALOGUE = {
     "launcher-term": Chaos(to_launcher(signal.SIGTERM), (False, False)),
     "launcher-int": Chaos(to_launcher(signal.SIGINT), (False, False)),
     "launcher-hup": Chaos(to_launcher(signal.SIGHUP), (False, False)),
-    "remove-checkpoints": Chaos(removes_checkpoints, (True, True)),
+    "remove-checkpoints": Chaos(removes_checkpoints),
+    "damage-checkpoints": Chaos(damages_checkpoints, (True, True)),
+    "fill-checkpoints-disk": Chaos(fills("disk"), disk="1m"),
+    "fill-shared-memory": Chaos(fills("shm")),
+    "noise": Chaos(makes_noise, (True, True)),
+    "close-output": Chaos(command=["sh", "-c", '"$@" 2>&1 | head -c 300', "sh"]),
+    "leave": Chaos(inside="leave", survives=(False, None)),
+    "raise": Chaos(inside="raise", survives=(False, None)),
+    "out-of-memory": Chaos(inside="ask-for-memory", survives=(False, None)),
+    "late": Chaos(inside="sleep", survives=(True, True)),
+    "fork": Chaos(inside="fork", survives=(True, True)),
+    "long-line": Chaos(inside="print", survives=(True, True)),
 }
 # What reliability.md and elastic.md except: mpirun cannot go on without a rank that it
 # loses before all have met.
@@ -130,24 +200,35 @@ def one_round(seed: int, folder: Path) -> str:
         words.append("--mpi")
     if elastic:
         words += ["--min-np", str(LEAST), "--rank-timeout", str(RANK_TIMEOUT)]
-    program = [*training(*KEPT, *JSON, backend=backend)]
-    command = [*words, *(word.format(folder=folder) for word in program)]
     chaos = CATALOGUE[name]
     variables = {"FAULT_PACE": PACE, "TMPDIR": str(folder)}
-    with running(command, folder, variables) as job:
-        with contextlib.suppress(Exception):
-            job.launcher.wait(moment)
+    if chaos.inside:
+        place, step = rng.choice(["input", "forward", "update"]), rng.randrange(STEPS)
+        tried = tried.replace(f"after {moment:.1f} s", f"in {place} of step {step}")
+        variables["FAULT"] = f"{chaos.inside} {place} {rank} {step}"
+    if chaos.disk:
+        (folder / "runs").symlink_to(folder / "disk")
+    program = [*training(*KEPT, *JSON, backend=backend)]
+    command = [*words, *(word.format(folder=folder) for word in program)]
+    with running([*chaos.command, *command], folder, variables, disk=chaos.disk) as job:
+        if not chaos.inside:
+            with contextlib.suppress(Exception):
+                job.launcher.wait(moment)
         early = not (job.folder / "ledger").exists()
         chaos.strike(job, rank)
         code, _ = job.wait()
         printed = job.text
+        for filler in folder.glob("*/filler"):
+            filler.unlink()
         try:
             assert code is not None and not job.processes(), "it hangs"
             left = [n for n in job.left() if not re.fullmatch(OPEN_MPIS, n)]
             assert left == [], f"left in /dev/shm: {left}"
             survives = chaos.survives[elastic] and not (early and EXCEPTED in printed)
             assert code == 0 or not survives, f"exit code {code}"
-            if code == 0:
+            if code and chaos.survives[elastic] is None:
+                assert "HINT: " in printed, "it gives no hint"
+            if code == 0 and not chaos.command:
                 undisturbed(job)
             else:
                 goes_on_from_checkpoint(job)

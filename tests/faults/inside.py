@@ -23,8 +23,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import collective
 from collective import session
 from collective.environment import detect
+from collective.errors import CollectiveError
 from collective.training.input.arrays import Arrays
 from tests.faults import clock
 
@@ -72,6 +74,19 @@ def _sleep() -> None:
     time.sleep(float(os.environ["FAULT_SECONDS"]))
 
 
+def _fork() -> None:
+    """Has a child call a collective, which must be refused."""
+    child = os.fork()
+    if child == 0:
+        try:
+            collective.allreduce(np.ones(3))
+        except CollectiveError:
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, "the child took part"
+
+
 DEEDS: dict[str, Callable[[], int | None]] = {
     "kill": _kill,
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
@@ -84,6 +99,8 @@ DEEDS: dict[str, Callable[[], int | None]] = {
     "ask-for-memory": _ask_for_memory,
     "grow": _have_tensorflow_ask,
     "jump": lambda: clock.set_ahead(FOLDER, int(os.environ["FAULT_SECONDS"])),
+    "fork": _fork,
+    "print": lambda: print("x" * 5_000_000),
     "report": lambda: None,  # the test strikes from without, as soon as it is reported
 }
 

@@ -268,10 +268,11 @@ BRIEFLY = (
 @pytest.mark.parametrize(
     ("name", "ranks", "files", "chosen"),
     [
-        ("native", 2, LOOP, []),
+        ("native", 2, LOOP, ["-k", f"{BRIEFLY} or weights or statistics or trees"]),
         *(
             pytest.param(*case, marks=pytest.mark.matrix)
             for case in (
+                ("native", 2, LOOP, []),
                 ("mpi", 2, LOOP, []),
                 ("mpi", 3, LOOP + KEEPING, []),
                 ("tf-multiworker", 2, LOOP + KEEPING, ["-k", BRIEFLY]),

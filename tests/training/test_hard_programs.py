@@ -250,6 +250,17 @@ def test_look_ups_of_the_same_row_are_named(kind, noted, capfd):
 
 
 @pytest.mark.launches
-def test_on_two_ranks(tmp_path):
-    ended = launch.launch("native", 2, [HERE], tmp_path, seconds=420)
-    assert ended.passed(skips=True) and len(ended.outcomes[0]) > len(PROGRAMS)
+@pytest.mark.parametrize(
+    "chosen, least",
+    [
+        (
+            "padding or metrics or counts or spectral or annealed or froze or overflow",
+            8,
+        ),
+        pytest.param("", len(PROGRAMS), marks=pytest.mark.matrix),
+    ],
+)
+def test_on_two_ranks(chosen, least, tmp_path):
+    tests = [HERE, *["-k", chosen] * bool(chosen)]
+    ended = launch.launch("native", 2, tests, tmp_path, seconds=420)
+    assert ended.passed(skips=True) and len(ended.outcomes[0]) > least

@@ -348,13 +348,25 @@ def test_options_in_messages_become_arguments():
     assert in_arguments("--steps-more") == "--steps-more"
 
 
+# What may differ between ranks, or have one of them wait for ever.
+BRIEFLY = {
+    "test_words": "callback or hooks or stateful or divide or too_many or split",
+    "test_kinds": "unknown or workers or infinite or once or that_ends or apart or no_row",
+    "evaluation/test_predict": "ragged or zero or ends_a_pass or other_kinds or refused",
+}
+
+
 @pytest.mark.launches
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("file", BRIEFLY)
 @pytest.mark.parametrize(
-    "file", ["test_words", "test_kinds", "evaluation/test_predict"]
+    "ranks, whole",
+    [
+        (2, False),
+        *(pytest.param(ranks, True, marks=pytest.mark.matrix) for ranks in (2, 3)),
+    ],
 )
-def test_on_ranks(file, ranks, tmp_path):
+def test_on_ranks(file, ranks, whole, tmp_path):
     pytest.importorskip("mpi4py")
-    path = f"tests/training/{file}.py"
-    ended = launch.launch("native", ranks, [path], tmp_path, seconds=500)
-    assert ended.passed(skips=True) >= 20
+    tests = [f"tests/training/{file}.py", *([] if whole else ["-k", BRIEFLY[file]])]
+    ended = launch.launch("native", ranks, tests, tmp_path, seconds=500)
+    assert ended.passed(skips=True) >= (20 if whole else 8)

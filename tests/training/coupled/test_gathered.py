@@ -370,7 +370,12 @@ def test_what_does_not_work_together_is_refused(option, backend):
 @pytest.mark.parametrize(
     "name, ranks, chosen",
     [
-        ("native", 3, "float64 or not trains"),
+        (
+            "native",
+            3,
+            "float64 and (weights or own-loss or two-outputs) or exactly or middle",
+        ),
+        pytest.param("native", 3, "float64 or not trains", marks=MATRIX),
         pytest.param("native", 2, "float64 or dice or not trains", marks=MATRIX),
         pytest.param(
             "mpi",

@@ -222,7 +222,8 @@ def test_a_gradient_of_a_gradient(backend):
 @pytest.mark.parametrize(
     "name, ranks, chosen",
     [
-        ("native", 3, "float64"),
+        ("native", 3, "float64 and (nested or coupling) or gradient"),
+        pytest.param("native", 3, "float64", marks=MATRIX),
         pytest.param(
             "native", 2, "float64 or convolutional or not trains", marks=MATRIX
         ),

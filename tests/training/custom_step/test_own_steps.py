@@ -298,7 +298,18 @@ def test_writes_are_found_in_branches():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.matrix)])
+def test_some_on_ranks(tmp_path):
+    chosen = (
+        "[gan] or [two_frequencies] or [masks_and_weights] or resumed or not_finite"
+    )
+    tests = [HERE, "-k", f"{chosen} or counts_rows or leaves_nothing or eagerly"]
+    ended = launch.launch("native", 2, tests, tmp_path, seconds=420)
+    assert ended.passed() == 8
+
+
+@pytest.mark.launches
+@pytest.mark.matrix
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_on_ranks(ranks, tmp_path):
     ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=420)
     assert ended.code == 0, ended.output
