@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from collective.backends.quiet import quiet
+from collective.elastic import membership_file
 from collective.environment import detect
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.operations.kinds import ALGORITHMS, TRANSPORTS
@@ -246,6 +247,7 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         report=report,
     )
     if checkpoint is not None and checkpoint.failed:
+        membership_file.write(membership_file.DONE)
         raise CollectiveError(
             f"the last checkpoint was not written: {checkpoint.failed}",
             hint="see the warning above; then --resume",

@@ -12,8 +12,8 @@ import os
 
 VARIABLE = "COLLECTIVE_BOARD"
 # Written by a rank: it waits for the other ranks to join; it is in the job; it has left
-# the job, which continues.
-JOINING, JOINED, LEFT = b"w", b"j", b"l"
+# the job, which continues; its work has ended, so that no other rank redoes what fails now.
+JOINING, JOINED, LEFT, DONE = b"w", b"j", b"l", b"d"
 # Written by the launcher for other ranks (``native/membership/exited_ranks.cc``): the rank
 # has exited.
 EXITED = b"e"

@@ -13,7 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from collective.elastic import generations
-from collective.elastic.membership_file import JOINED, JOINING, LEFT, MembershipFile
+from collective.elastic.membership_file import (
+    DONE,
+    JOINED,
+    JOINING,
+    LEFT,
+    MembershipFile,
+)
 from collective.launch import processes
 from collective.launch.options import COOLDOWN_SECONDS, INIT_SECONDS, TIMEOUT_SECONDS
 from collective.launch.output import OutputStyle, print_message
@@ -77,6 +83,7 @@ class ElasticSupervisor(Supervisor):
         self.membership = membership
         self.growth = growth
         self.succeeded = 0
+        self.incomplete = False  # something failed when the work was done
         self.next_rank = len(specs)
         self.slots = {spec.rank: spec.rank for spec in specs}  # by rank
         self.joining: set[int] = set()
@@ -110,7 +117,7 @@ class ElasticSupervisor(Supervisor):
             self.failed = None  # a signal to the launcher ended it
         elif self.restarts:
             self.failed, self.exit_code = None, generations.EXIT_CODE
-        elif self.succeeded >= self.min_np:
+        elif self.succeeded >= self.min_np and not self.incomplete:
             self.failed, self.exit_code = (
                 None,
                 0,
@@ -131,7 +138,9 @@ class ElasticSupervisor(Supervisor):
         if self.ending or self.restarts or rank in self.joining & self.dismissed:
             self.joining.discard(rank)
             return
-        left = self.membership.read(rank) == LEFT
+        state = self.membership.read(rank)
+        left = state == LEFT
+        self.incomplete |= bool(code) and state == DONE
         self.membership.note_exit(rank)
         if code:
             self._note_failure(rank, code, f"; {_ranks(len(self.slots))} left")

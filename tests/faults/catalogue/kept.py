@@ -63,26 +63,30 @@ def _complete_trace(job: Job) -> None:
     json.loads((job.folder / "disk" / "trace").read_text())
 
 
+FULL_DISK = Fault(
+    "a full disk: checkpoints",
+    training(
+        *JSON, "--checkpoint-dir", "{folder}/disk/runs", "--checkpoint-every", "3"
+    ),
+    "a warning for each; the training continues; the losses are the undisturbed ones",
+    code=1,
+    seconds=None,
+    messages=(
+        "the checkpoint of step 3 could not be written to .*No space left",
+        "error: the last checkpoint was not written",
+        "HINT: free some space",
+    ),
+    holds=_only_whole_ones,
+    disk="16k",
+    needs=why_no_mounts,
+)
 FAULTS = [
     _harmed("a torn checkpoint", _tear, "model.weights.h5 is torn"),
     _harmed("a bit of a checkpoint flips", _flip, "model.weights.h5 is torn"),
     _harmed("a foreign checkpoint", _swap, "no checkpoint of this program"),
-    Fault(
-        "a full disk: checkpoints",
-        training(
-            *JSON, "--checkpoint-dir", "{folder}/disk/runs", "--checkpoint-every", "3"
-        ),
-        "a warning for each; the training continues; the losses are the undisturbed ones",
-        code=1,
-        seconds=None,
-        messages=(
-            "the checkpoint of step 3 could not be written to .*No space left",
-            "error: the last checkpoint was not written",
-            "HINT: free some space",
-        ),
-        holds=_only_whole_ones,
-        disk="16k",
-        needs=why_no_mounts,
+    FULL_DISK,
+    FULL_DISK.but(
+        name="a full disk: checkpoints, --min-np 1", launcher_options=("--min-np", "1")
     ),
     Fault(
         "a full disk: the ledger",
