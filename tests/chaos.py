@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 
+from collective import recorder
 from tests import launch
 from tests.collective.meeting import names_of
 from tests.faults.catalogue.killed import KEPT
@@ -202,6 +203,7 @@ def one_round(seed: int, folder: Path) -> str:
         words += ["--min-np", str(LEAST), "--rank-timeout", str(RANK_TIMEOUT)]
     chaos = CATALOGUE[name]
     variables = {"FAULT_PACE": PACE, "TMPDIR": str(folder)}
+    variables[recorder.VARIABLE] = str(folder)
     if chaos.inside:
         place, step = rng.choice(["input", "forward", "update"]), rng.randrange(STEPS)
         tried = tried.replace(f"after {moment:.1f} s", f"in {place} of step {step}")
