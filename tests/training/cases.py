@@ -174,8 +174,8 @@ def regularised() -> keras.Model:
             activity_regularizer=activity_regularizer(),
         ),
         AddsLoss(),
-        # Not L1, which Keras 3.12, the last for Python 3.10, cannot do in float64.
-        keras.layers.Dense(CLASSES, bias_regularizer=keras.regularizers.L2(0.01)),
+        # As L1, which Keras 3.12, the last for Python 3.10, cannot do in float64.
+        keras.layers.Dense(CLASSES, bias_regularizer=keras.regularizers.L1L2(l1=0.01)),
     ]
     return compiled(keras.Sequential(layers), sgd())
 
