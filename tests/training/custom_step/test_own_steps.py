@@ -41,7 +41,7 @@ def backend(backends_by_name):
 
 def made(make, floatx="float64"):
     """The program's model, new, with the same weights each time, and its rows."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(floatx)
     keras.utils.set_random_seed(7)
     return make()
