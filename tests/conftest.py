@@ -83,9 +83,35 @@ def proved_by_a_launch(item: pytest.Item) -> bool:
     return item.get_closest_marker("on_ranks") is not None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ranks start no ranks. Elsewhere launches come first: they take longest."""
+def launches_between(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The order in which each worker starts ranks now and then until most is done.
+
+    pytest-xdist cuts it into as many pieces as there are workers. A launch waits much
+    of its time, so that several at once, or some at the end, leave processors idle.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    others = []
+    for item in items:
+        if item.get_closest_marker("launches"):
+            files.setdefault(item.path, []).append(item)
+        else:
+            others.append(item)
+    # Whole files, as they share fixtures; those of training, which take longest, first.
+    ordered = [files[path] for path in sorted(files, reverse=True)]
+    result: list[pytest.Item] = []
+    for worker in range(workers):
+        launches = [item for tests in ordered[worker::workers] for item in tests]
+        until = len(items) * (worker + 1) // workers - len(launches)
+        beside, others = others[: until - len(result)], others[until - len(result) :]
+        while launches or beside:
+            result += launches[:1] + beside[:4]
+            launches, beside = launches[1:], beside[4:]
+    return result + others
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Ranks start no ranks."""
     for item in items:
         if TRAINING & set(getattr(item, "fixturenames", ())):
             item.add_marker("trains")
@@ -93,8 +119,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("matrix")
     if launch.launched():
         items[:] = [i for i in items if not i.get_closest_marker("launches")]
-    else:
-        items.sort(key=lambda i: i.get_closest_marker("launches") is None)
+    yield  # those that the command line leaves out go here
+    if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+        items[:] = launches_between(items, int(workers))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
