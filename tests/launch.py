@@ -25,7 +25,8 @@ from collective import recorder
 from collective.launch import programs
 
 ROOT = Path(__file__).resolve().parent.parent
-LEAN = ROOT / "tests" / "lean"  # its sitecustomize.py says what for
+# Of processes that tests start: sitecustomize.py in tests/lean says what for.
+PYTHONPATH = f"{ROOT / 'tests' / 'lean'}{os.pathsep}{ROOT}"
 
 # Set for the ranks of a launch: the backend under test, and where they write results.
 BACKEND = "COLLECTIVE_TEST_BACKEND"
@@ -110,7 +111,7 @@ def environment(**more: str) -> dict[str, str]:
         "TF_CONFIG",
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
-    env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": f"{LEAN}{os.pathsep}{ROOT}"}
+    env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": PYTHONPATH}
     env["COLLECTIVE_PROBE"] = "0"  # no measurement of an earlier job decides
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
     if "COLLECTIVE_LIBRARY" in os.environ:  # another core than the installed one

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from collective import library
+from tests.launch import PYTHONPATH
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.launches,
     pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
@@ -37,7 +37,7 @@ class Ranks:
                 [sys.executable, "-c", textwrap.dedent(code)],
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(ROOT),
+                    "PYTHONPATH": PYTHONPATH,
                     "COLLECTIVE_RANK": str(rank),
                     "COLLECTIVE_SIZE": str(size),
                     "COLLECTIVE_LOCAL_RANK": str(rank),
@@ -360,7 +360,7 @@ def test_different_process_sets_are_told_on_every_rank(call):
 
 
 def test_handles_that_wait_for_a_slow_rank_are_no_circle():
-    code = (ROOT / "tests/collective/ranks_no_circle.py").read_text()
+    code = (Path(__file__).parent / "ranks_no_circle.py").read_text()
     for exit_code, out, err in Ranks(3, code, COLLECTIVE_STALL_SECONDS="0.3").finish():
         assert exit_code == 0, out + err
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from collective import library
+from tests.launch import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -25,7 +26,7 @@ def command(size, *arguments):
 
 
 def launch(size, *arguments, timeout=300, **variables):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
     return subprocess.run(
         command(size, *arguments),
         env={**environment, **variables},
