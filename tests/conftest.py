@@ -50,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "horovod: needs Horovod (make horovod)")
     if not launch.launched():
         launch.redirect_dumps(config)
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            launch.prepare_forkserver(config)
         refuse_a_stale_core()
         # SIGTERM as SIGINT: what a test has started is ended with the session.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

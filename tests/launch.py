@@ -23,6 +23,7 @@ import pytest
 
 from collective import recorder
 from collective.launch import programs
+from tests.lean import forkserver
 
 ROOT = Path(__file__).resolve().parent.parent
 # Of processes that tests start: sitecustomize.py in tests/lean says what for.
@@ -34,6 +35,8 @@ REFERENCE = "COLLECTIVE_TEST_REFERENCE"
 MUTATION = "COLLECTIVE_TEST_MUTATION"
 RESULTS = "COLLECTIVE_TEST_RESULTS"
 DEADLINE = "COLLECTIVE_TEST_DEADLINE"
+# Of a session and its workers: the path of the servers that fork ranks.
+FORKSERVER = "TESTS_FORKSERVER"
 
 # Process backends and the launcher that starts their ranks.
 LAUNCHERS = {
@@ -99,6 +102,13 @@ def redirect_dumps(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
 
 
+def prepare_forkserver(config: pytest.Config) -> None:
+    """Has the ranks that this session starts forked off a process with TensorFlow."""
+    folder = tempfile.TemporaryDirectory(prefix="forkserver-")
+    os.environ[FORKSERVER] = os.path.join(folder.name, str(os.getpid()))
+    config.add_cleanup(folder.cleanup)
+
+
 def environment(**more: str) -> dict[str, str]:
     """The environment of a process that a test starts: that of no launcher's rank."""
     prefixes = (
@@ -124,6 +134,9 @@ def environment(**more: str) -> dict[str, str]:
         env |= dict.fromkeys(
             ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"
         )
+    if path := os.environ.get(FORKSERVER):
+        forkserver.start(path, env)
+        env[forkserver.VARIABLE] = path
     return env | more
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+import tests.launch
 from collective import library
-from tests.launch import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -26,7 +26,11 @@ def command(size, *arguments):
 
 
 def launch(size, *arguments, timeout=300, **variables):
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": tests.launch.PYTHONPATH,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     return subprocess.run(
         command(size, *arguments),
         env={**environment, **variables},
@@ -59,7 +63,7 @@ def test_the_other_tests_on_several_ranks(size, settings):
         size,
         *[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"],
         *map(str, files),
-        **settings,
+        **tests.launch.environment(**settings),
     )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     assert result.stdout.count(" passed") == size

@@ -3,11 +3,18 @@
 Keras imports scikit-learn, SciPy and matplotlib, where they are installed, for a few
 functions that no test calls: two fifths of the processor time of its own import, in
 hundreds of processes. Who else imports them gets them. And Python collects garbage less
-often: to import and to trace makes millions of objects that live on.
+often: to import and to trace makes millions of objects that live on. A rank need not
+import Keras at all where forkserver.py has.
 """
 
 import gc
+import os
 import sys
+
+if server := os.environ.get("COLLECTIVE_TEST_FORKSERVER"):
+    import forkserver
+
+    forkserver.hand_over(server)
 
 gc.set_threshold(100_000, 50, 50)
 

@@ -1,0 +1,295 @@
+"""Forks ranks off a process that has imported TensorFlow and Keras already.
+
+To import them takes two seconds of processor time, and the tests start hundreds of
+ranks. Run as a script, this file is the server: it imports them once, and forks for
+whoever connects. ``hand_over``, called by sitecustomize.py in a process that has only
+just started, sends the server this process' program, environment and open files, waits
+for the fork to end, and ends the same way; signals to the one reach the other.
+
+There are two servers, for even and for odd ranks: ranks that share their seed for the
+order of sets would hide a program that depends on this order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+# The path of the sockets without the parity; where unset, each process imports itself.
+VARIABLE = "COLLECTIVE_TEST_FORKSERVER"
+RANKS = ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
+# What TensorFlow, Keras and NumPy read when they are imported: a process that sets one
+# otherwise than the server has it imports them itself.
+READ_AT_IMPORT = ("TF_", "KERAS_", "XLA_", "OMP_", "OPENBLAS_", "MKL_", "PYTHON")
+BUT = {"TF_CONFIG", "PYTHONHASHSEED", "PYTHONUNBUFFERED"}
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+FILES = 250  # a message takes 253 at most
+
+
+def read_at_import(environment: dict[str, str]) -> dict[str, str]:
+    """The part of an environment that must be the server's own."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(READ_AT_IMPORT) and name not in BUT
+    }
+
+
+def hand_over(path: str) -> None:
+    """Has the server run this process' program, and ends as it ends.
+
+    Returns only where the server does not take it: this process then runs it itself.
+    """
+    rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), None)
+    if rank is None:
+        return
+    connection = socket.socket(socket.AF_UNIX)
+    with contextlib.closing(connection):
+        try:
+            connection.connect(f"{path}.{rank % 2}")
+        except OSError:
+            return
+        os.environ.pop(VARIABLE)
+        own = connection.fileno()
+        files = [int(name) for name in os.listdir("/proc/self/fd") if int(name) != own]
+        files = [number for number in files if _is_open(number)]
+        program = {
+            "arguments": sys.orig_argv[1:],
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "files": files,
+            "processors": sorted(os.sched_getaffinity(0)),
+        }
+        text = os.memfd_create("program")
+        os.write(text, json.dumps(program).encode())
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        socket.send_fds(connection, [b"."], [text, *files])
+        os.close(text)
+        answer = connection.makefile()
+        if not (process := int(answer.readline() or 0)):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            return
+        for number in SIGNALS:
+            signal.signal(number, lambda number, _: _signal(process, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        code = int(answer.readline() or -signal.SIGKILL)
+    if code >= 0:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    time.sleep(60)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _signal(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+class Server:
+    """Forks until the process for which it was started has ended."""
+
+    def __init__(self, path: str, owner: int):
+        self.owner = os.pidfd_open(owner)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(f"{path}.new")
+        self.listener.listen(64)
+        os.rename(f"{path}.new", path)
+        self.selector = selectors.DefaultSelector()
+        self._register(self.owner, self._end)
+        self._register(self.listener, self._accept)
+        # Of each fork: its file for waiting, and the connection to who stands for it.
+        self.forks: dict[int, tuple[int, socket.socket]] = {}
+        self.program: dict | None = None
+
+    def run(self) -> dict:
+        """Serves; in a fork, returns the program that it is to run."""
+        while self.program is None:
+            for key, _ in self.selector.select():
+                key.data()
+                if self.program is not None:
+                    break
+        return self.program
+
+    def _end(self) -> None:
+        for process in self.forks:
+            _signal(process, signal.SIGKILL)
+        os._exit(0)
+
+    def _accept(self) -> None:
+        connection = self.listener.accept()[0]
+        _, files, _, _ = socket.recv_fds(connection, 1, FILES + 3)
+        if not files:
+            connection.close()
+            return
+        with os.fdopen(files[0], "rb") as text:
+            text.seek(0)
+            program = json.load(text)
+        same = read_at_import(program["environment"]) == read_at_import(os.environ)
+        process = os.fork() if same else 0
+        if same and process == 0:
+            self._become(program, files[1:], connection)
+            return
+        for number in files[1:]:
+            os.close(number)
+        with contextlib.suppress(OSError):
+            connection.sendall(f"{process}\n".encode())
+        if not same:
+            connection.close()
+            return
+        waiting = os.pidfd_open(process)
+        self.forks[process] = waiting, connection
+        self._register(waiting, lambda: self._ended(process))
+        self._register(connection, lambda: self._left(process))
+
+    def _register(self, file: int | socket.socket, call: Callable[[], None]) -> None:
+        self.selector.register(file, selectors.EVENT_READ, call)
+
+    def _ended(self, process: int) -> None:
+        waiting, connection = self.forks.pop(process)
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        self.selector.unregister(waiting)
+        os.close(waiting)
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(connection)
+        with contextlib.suppress(OSError):
+            connection.sendall(f"{code}\n".encode())
+        connection.close()
+
+    def _left(self, process: int) -> None:
+        """Ends a fork with the process that stands for it."""
+        if process in self.forks:
+            self.selector.unregister(self.forks[process][1])
+            _signal(process, signal.SIGKILL)
+
+    def _become(self, program: dict, files: list[int], connection) -> None:
+        """Takes over files, folder and environment of the process that has asked."""
+        files = [fcntl.fcntl(number, fcntl.F_DUPFD, 500) for number in files]
+        os.closerange(3, 500)
+        for number, target in zip(files, program["files"], strict=True):
+            os.dup2(number, target)
+            os.close(number)
+        for kept in (connection, self.listener):
+            kept.detach()
+        os.environ.clear()
+        os.environ.update(program["environment"])
+        os.chdir(program["folder"])
+        os.sched_setaffinity(0, program["processors"])
+        self.program = program
+
+
+def start(path: str, environment: dict[str, str]) -> None:
+    """Starts both servers, unless another process of the session has; waits for none.
+
+    Args:
+        path: Of their sockets, without the parity, in a folder that exists; its name is
+            the number of the process with which they end.
+        environment: Theirs.
+    """
+    try:
+        os.close(os.open(f"{path}.started", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    for parity in range(2):
+        subprocess.Popen(
+            [sys.executable, __file__, f"{path}.{parity}", os.path.basename(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**environment, "PYTHONHASHSEED": str(os.getpid() * 2 + parity)},
+        )
+
+
+def run(program: dict) -> None:
+    """Runs what the words behind ``python`` say, in a fork, as ``python`` does."""
+    words = program["arguments"]
+    buffered = "PYTHONUNBUFFERED" not in os.environ
+    while words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        buffered = buffered and words[0] != "-u"
+        words = words[1:]
+    for name, number in ("stdout", 1), ("stderr", 2):
+        file = os.fdopen(number, "wb", -1 if buffered else 0, closefd=False)
+        line = os.isatty(number) or number == 2
+        text = io.TextIOWrapper(file, line_buffering=line, write_through=not buffered)
+        setattr(sys, name, text)
+    sys.stdin = os.fdopen(0, closefd=False)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    if words[0] == "-m":
+        sys.argv, sys.path[0] = words[1:], os.getcwd()
+        runpy._run_module_as_main(words[1])
+        return
+    if words[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+        code = compile(words[1], "<string>", "exec")
+    else:
+        sys.argv, sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
+        main.__file__ = words[0]
+        with open(words[0], "rb") as file:
+            code = compile(file.read(), words[0], "exec")
+    exec(code, main.__dict__)
+
+
+def end(run: Callable[[dict], None], program: dict) -> None:
+    """Runs a program and ends without taking TensorFlow's modules apart, for seconds."""
+    code = 0
+    try:
+        run(program)
+    except SystemExit as error:
+        code = (
+            error.code if isinstance(error.code, int) else int(error.code is not None)
+        )
+        if code and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        code = -signal.SIGINT
+    except BaseException:
+        code = 1
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for file in sys.stdout, sys.stderr:
+        with contextlib.suppress(OSError, ValueError):
+            file.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code & 255)
+
+
+if __name__ == "__main__":
+    import atexit
+    import builtins
+    import io
+    import runpy
+    import threading
+    import types
+
+    import keras  # noqa: F401
+    import numpy as np
+    import pytest  # noqa: F401
+    import tensorflow  # noqa: F401
+
+    program = Server(sys.argv[1], int(sys.argv[2])).run()
+    np.random.seed()
+    end(run, program)
