@@ -88,6 +88,10 @@ LOOSER = {
         "stock Keras without oneDNN is 1.7e-6 away after 52 steps with momentum",
         Tolerance(5e-6, 2e-5, 1e-5),
     ),
+    "retrieval": Looser(
+        "stock Keras without oneDNN is 1e-6 away on an Intel Xeon: rows are coupled",
+        Tolerance(3e-6, 1e-5, 1e-5),
+    ),
     "mixed_precision": Looser(
         "bfloat16 has eight bits: one rounding the other way is 0.4 % of a gradient",
         Tolerance(0.1, 2, 0.1),
