@@ -79,8 +79,6 @@ PYTEST   := $(BIN)/python -m pytest
 PARALLEL  = --numprocesses $(or $(WORKERS),3) --dist worksteal
 # These are held to ends in time, and run with as many workers as there are cores.
 test-faults: WORKERS ?= 2
-# One: growing jobs compare what is left in /tmp, which other tests write, too.
-test-hosts: WORKERS ?= 1
 
 test: core
 	$(PYTEST) $(PARALLEL)
