@@ -2,8 +2,7 @@
  *
  * Numbers stand for the enumerations in types.h and failure.h. Functions return
  * a Code, 0 for success; collective_error() has the message, per thread. */
-#ifndef COLLECTIVE_NATIVE_C_API_H_
-#define COLLECTIVE_NATIVE_C_API_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -197,5 +196,3 @@ COLLECTIVE_EXPORT int32_t collective_bandwidth(int32_t kernel, int64_t bytes,
 #ifdef __cplusplus
 }
 #endif
-
-#endif /* COLLECTIVE_NATIVE_C_API_H_ */

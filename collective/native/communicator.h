@@ -20,8 +20,7 @@
 //
 // A communicator runs one collective at a time; its queue ensures that
 // (queue.h).
-#ifndef COLLECTIVE_NATIVE_COMMUNICATOR_H_
-#define COLLECTIVE_NATIVE_COMMUNICATOR_H_
+#pragma once
 
 #include <cstdlib>
 #include <map>
@@ -232,5 +231,3 @@ void Communicator::Exchange(int to, const void* data, size_t send_bytes,
 }
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_COMMUNICATOR_H_

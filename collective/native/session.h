@@ -1,6 +1,5 @@
 // What the C interface's files share: the core of this process, and requests.
-#ifndef COLLECTIVE_NATIVE_SESSION_H_
-#define COLLECTIVE_NATIVE_SESSION_H_
+#pragma once
 
 #include <memory>
 
@@ -16,5 +15,3 @@ std::shared_ptr<Core> CurrentCore();
 void Convert(const collective_request& from, Request* to);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_SESSION_H_

@@ -2,8 +2,7 @@
 //
 // The versions for shared memory and for messages refuse the same calls in the
 // same words this way.
-#ifndef COLLECTIVE_NATIVE_ALGORITHMS_ARGUMENTS_H_
-#define COLLECTIVE_NATIVE_ALGORITHMS_ARGUMENTS_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -53,5 +52,3 @@ inline void CheckRoot(const Communicator& ranks, const Request& request) {
 }
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_ALGORITHMS_ARGUMENTS_H_

@@ -5,8 +5,7 @@
 // calls with kInvalidArgument. A P2p collective uses Communicator::Exchange
 // only; its cost in steps is that of [Thakur, Rabenseifner and Gropp, Int. J.
 // High Perform. Comput. Appl. 19(1), 2005].
-#ifndef COLLECTIVE_NATIVE_ALGORITHMS_COLLECTIVES_H_
-#define COLLECTIVE_NATIVE_ALGORITHMS_COLLECTIVES_H_
+#pragma once
 
 #include "communicator.h"
 
@@ -45,5 +44,3 @@ void AllToAll(Communicator& ranks, const Request& request);
 void P2pAllToAll(Communicator& ranks, const Request& request);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_ALGORITHMS_COLLECTIVES_H_

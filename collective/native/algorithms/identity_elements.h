@@ -2,8 +2,7 @@
 //
 // A rank that has joined (join.h) contributes them to the reductions of the
 // other ranks.
-#ifndef COLLECTIVE_NATIVE_ALGORITHMS_IDENTITY_ELEMENTS_H_
-#define COLLECTIVE_NATIVE_ALGORITHMS_IDENTITY_ELEMENTS_H_
+#pragma once
 
 #include "kernels/types.h"
 
@@ -14,5 +13,3 @@ namespace collective {
 void FillIdentity(Op op, const Tensor& tensor);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_ALGORITHMS_IDENTITY_ELEMENTS_H_

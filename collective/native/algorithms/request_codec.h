@@ -2,8 +2,7 @@
 //
 // A rank that has joined (join.h) gets the request of another rank in this
 // form, so that it can take part.
-#ifndef COLLECTIVE_NATIVE_ALGORITHMS_REQUEST_CODEC_H_
-#define COLLECTIVE_NATIVE_ALGORITHMS_REQUEST_CODEC_H_
+#pragma once
 
 #include <vector>
 
@@ -17,5 +16,3 @@ std::vector<char> Encode(const Request& request);
 Request Decode(const std::vector<char>& bytes);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_ALGORITHMS_REQUEST_CODEC_H_

@@ -1,6 +1,5 @@
 // What the files of TensorFlow ops share: attributes, statuses, registration.
-#ifndef COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_
-#define COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_
+#pragma once
 
 #include <cstdio>
 #include <cstring>
@@ -261,5 +260,3 @@ void Register(const char* name, Texts attributes, Texts inputs, Texts outputs,
 }
 
 }  // namespace collective::tensorflow
-
-#endif  // COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_

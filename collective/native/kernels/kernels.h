@@ -3,8 +3,7 @@
 // They are compiled once for each instruction set and chosen once at run time,
 // so that one library runs everywhere and fast; the rest of the core sees only
 // this interface.
-#ifndef COLLECTIVE_NATIVE_KERNELS_KERNELS_H_
-#define COLLECTIVE_NATIVE_KERNELS_KERNELS_H_
+#pragma once
 
 #include <cstddef>
 
@@ -63,5 +62,3 @@ extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsAvx512;
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_KERNELS_KERNELS_H_

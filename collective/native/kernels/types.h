@@ -2,8 +2,7 @@
 //
 // The numbers are part of the C ABI (c_api.h) and of the Python module that
 // mirrors it, so new ones go at the end.
-#ifndef COLLECTIVE_NATIVE_KERNELS_TYPES_H_
-#define COLLECTIVE_NATIVE_KERNELS_TYPES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -114,5 +113,3 @@ struct Request {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_KERNELS_TYPES_H_

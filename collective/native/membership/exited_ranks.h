@@ -3,8 +3,7 @@
 // The launcher and its ranks share a membership file with one byte for each
 // launch rank (COLLECTIVE_BOARD names it). Before the rendezvous a rank has no
 // descriptor of the other processes, so only the launcher can know.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_EXITED_RANKS_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_EXITED_RANKS_H_
+#pragma once
 
 #include <functional>
 
@@ -15,5 +14,3 @@ namespace collective {
 std::function<bool(int)> ExitedRanks(int size);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_EXITED_RANKS_H_

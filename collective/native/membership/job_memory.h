@@ -3,8 +3,7 @@
 // Each rank writes only its own RankState; other ranks read it when they wait
 // long, to report who waits for whom and to detect deadlocks. Every field is
 // atomic but for texts, of which a reader may see a torn line and no more.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_JOB_MEMORY_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_JOB_MEMORY_H_
+#pragma once
 
 #include <sched.h>
 
@@ -81,5 +80,3 @@ inline int64_t Now() {
 }
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_JOB_MEMORY_H_

@@ -11,8 +11,7 @@
 // lowest, but the dead stay dead, so all soon see the same one. New processes
 // wait at the JoinListener of local rank 0 and are taken in at the next
 // reconfiguration.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_RENDEZVOUS_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_RENDEZVOUS_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -73,5 +72,3 @@ Rendezvous Reconfigure(const RankInfo& info, int generation,
 Rendezvous RequestJoin(const std::string& job);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_RENDEZVOUS_H_

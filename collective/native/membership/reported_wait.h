@@ -3,8 +3,7 @@
 // Across hosts no rank can end another that hangs. So ranks report long waits
 // to the process that supervises them, and the supervisors end the rank that
 // waits for nobody (collective/elastic/wait_report.py).
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_REPORTED_WAIT_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_REPORTED_WAIT_H_
+#pragma once
 
 namespace collective {
 
@@ -17,5 +16,3 @@ class ReportedWait {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_REPORTED_WAIT_H_

@@ -10,8 +10,7 @@
 // waits in Watch, samples the stack of the main thread, and writes a dump when
 // Watch returns kDump. One rank of a host writes; the others wait for it a few
 // seconds, so that they still run when they are read.
-#ifndef COLLECTIVE_NATIVE_RECORDER_RECORDER_H_
-#define COLLECTIVE_NATIVE_RECORDER_RECORDER_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -181,5 +180,3 @@ class RecordedRun {
 void RequestDump(const std::string& reason);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_RECORDER_RECORDER_H_

@@ -1,7 +1,6 @@
 // What the files of the recorder share: the clock, and the first page of the
 // memory.
-#ifndef COLLECTIVE_NATIVE_RECORDER_RECORDER_MEMORY_H_
-#define COLLECTIVE_NATIVE_RECORDER_RECORDER_MEMORY_H_
+#pragma once
 
 #include <time.h>
 
@@ -27,5 +26,3 @@ struct Recorder::Header {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_RECORDER_RECORDER_MEMORY_H_

@@ -3,8 +3,7 @@
 // The file is a complete JSON array after every event: each write puts an event
 // and the closing bracket over the old bracket, in one system call. So it opens
 // whatever kills the job. It never grows over a limit.
-#ifndef COLLECTIVE_NATIVE_RECORDER_TIMELINE_H_
-#define COLLECTIVE_NATIVE_RECORDER_TIMELINE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -32,5 +31,3 @@ class TimelineEntry {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_RECORDER_TIMELINE_H_

@@ -12,8 +12,7 @@
 // of chunks is written the other way; the more that costs, the more seldom, so
 // that it takes a hundredth of the time at most. All members follow that
 // member's choice. Sums do not depend on it.
-#ifndef COLLECTIVE_NATIVE_TRANSPORT_SLOT_STORES_H_
-#define COLLECTIVE_NATIVE_TRANSPORT_SLOT_STORES_H_
+#pragma once
 
 #include <atomic>
 #include <cstddef>
@@ -96,5 +95,3 @@ class SlotStores {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_TRANSPORT_SLOT_STORES_H_

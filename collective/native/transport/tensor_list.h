@@ -2,8 +2,7 @@
 //
 // Many small tensors are reduced as one message this way, without a fusion
 // buffer to copy them into.
-#ifndef COLLECTIVE_NATIVE_TRANSPORT_TENSOR_LIST_H_
-#define COLLECTIVE_NATIVE_TRANSPORT_TENSOR_LIST_H_
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -59,5 +58,3 @@ inline size_t ShareBegin(size_t count, int member, int size, size_t align) {
 }
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_TRANSPORT_TENSOR_LIST_H_

@@ -3,8 +3,7 @@
 //
 // It converts while it copies into and out of shared memory, so that a narrow
 // transport costs no pass of its own.
-#ifndef COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
-#define COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
+#pragma once
 
 #include "algorithms/all_reduce.h"
 
@@ -56,5 +55,3 @@ class WireCodec {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
