@@ -19,7 +19,7 @@
 #include "recorder/recorder.h"
 #include "recorder/timeline.h"
 #include "session.h"
-#include "transport/messages.h"
+#include "transport/network.h"
 
 namespace collective {
 namespace {

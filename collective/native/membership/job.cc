@@ -96,7 +96,7 @@ Job::Job(const RankInfo& info, const Settings& settings, int generation)
       JoinRendezvous(info_, generation, kMemoryBytes, settings.start_seconds);
   Open("init");
   if (one_host) return;
-  network_ = std::make_unique<Network>(info_, settings.start_seconds);
+  network_ = Network::Start(info_, settings.start_seconds);
   hosts_ = network_->Gather(
       *std::min_element(local_.ranks.begin(), local_.ranks.end()));
 }

@@ -6,8 +6,7 @@
 // sleeping rank polls ten times a second: a peer that died or left, a job that
 // another rank has broken, a deadlock and a deadline all end the wait with a
 // Failure. The ranks of another host report their dead by control messages.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_JOB_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_JOB_H_
+#pragma once
 
 #include <atomic>
 #include <limits>
@@ -26,7 +25,7 @@
 #include "membership/rank_info.h"
 #include "membership/rendezvous.h"
 #include "membership/reported_wait.h"
-#include "transport/messages.h"
+#include "transport/network.h"
 
 namespace collective {
 
@@ -281,5 +280,3 @@ class Job {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_JOB_H_

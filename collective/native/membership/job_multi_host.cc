@@ -20,11 +20,10 @@ void Job::ReconfigureAcrossHosts(const Job& former) {
   }
   previous_ranks_.resize(former.size());
   std::iota(previous_ranks_.begin(), previous_ranks_.end(), 0);
-  const Network* before = former.network_.get();
+  Network* before = former.network_.get();
   bool nobody_died = !former.broken();
   for (bool formed = false; !formed; nobody_died = false) {
-    auto next = std::make_unique<Network>(*before, nobody_died,
-                                          settings_.timeout_seconds);
+    auto next = before->Reconfigure(nobody_died, settings_.timeout_seconds);
     const bool fewer = next->previous_ranks().size() < previous_ranks_.size();
     std::vector<int> survivors;
     for (int rank : next->previous_ranks()) {
