@@ -103,27 +103,20 @@ class Direct {
     SlotStores::Timer timer(stores_);
     const size_t start = Offset(turn);
     const void* sources[kMaxRanks];
-    ReduceJob job = {};
-    job.sources = sources;
-    job.nsources = ranks_.size();
-    job.own = ranks_.me();
-    job.divisor = r_.divisor;
-    job.stream_out = stream_out_;
-    job.stream_slot = stores_.stream();
-    ForPart(turn, ranks_.me(),
-            [&](const Tensor& tensor, size_t offset, size_t position,
-                size_t count) {
-              for (int member = 0; member < ranks_.size(); ++member) {
-                sources[member] = ranks_.Slot(chunk, member) + start +
-                                  position * wire_.bytes();
-              }
-              sources[ranks_.me()] = wire_.Input(tensor, offset);
-              job.out = wire_.Output(tensor, offset);
-              job.slot =
-                  ranks_.Result(chunk) + start + position * wire_.bytes();
-              job.count = count;
-              r_.kernel(job);
-            });
+    ForPart(
+        turn, ranks_.me(),
+        [&](const Tensor& tensor, size_t offset, size_t position,
+            size_t count) {
+          for (int member = 0; member < ranks_.size(); ++member) {
+            sources[member] =
+                ranks_.Slot(chunk, member) + start + position * wire_.bytes();
+          }
+          sources[ranks_.me()] = wire_.Input(tensor, offset);
+          r_.kernel({sources, ranks_.size(), ranks_.me(),
+                     wire_.Output(tensor, offset), count, r_.divisor,
+                     ranks_.Result(chunk) + start + position * wire_.bytes(),
+                     stream_out_, stores_.stream()});
+        });
     ranks_.Pass(Communicator::kRead, chunk);
   }
 

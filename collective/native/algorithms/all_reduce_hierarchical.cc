@@ -185,11 +185,7 @@ class Hierarchical {
     local_.AwaitFree(Communicator::kDone, chunk, r_.request);
     local_.AwaitAll(Communicator::kFilled, chunk, r_.request);
     std::vector<const void*> sources(local_.size());
-    ReduceJob job = {};
-    job.sources = sources.data();
-    job.nsources = local_.size();
-    job.own = local_.me();
-    job.divisor = divides_early_ ? r_.divisor : 1;
+    const int divisor = divides_early_ ? r_.divisor : 1;
     ForLane(turn, local_.me(),
             [&](const Tensor& tensor, size_t offset, size_t position,
                 size_t count) {
@@ -197,9 +193,8 @@ class Hierarchical {
                 sources[i] = local_.Slot(chunk, i) + position * wire_bytes_;
               }
               sources[local_.me()] = codec_.Input(tensor, offset);
-              job.slot = Result(turn, position);
-              job.count = count;
-              r_.kernel(job);
+              r_.kernel({sources.data(), local_.size(), local_.me(), nullptr,
+                         count, divisor, Result(turn, position)});
             });
   }
 
@@ -213,14 +208,9 @@ class Hierarchical {
     for (int i = 1; i < hosts_; ++i) {
       sources[OtherHost(i)] = &flight.parts[mine * (i - 1)];
     }
-    ReduceJob job = {};
-    job.sources = sources.data();
-    job.nsources = hosts_;
-    job.own = -1;  // all sources are of the wire's type
-    job.slot = flight.sum + at;
-    job.count = mine / wire_bytes_;
-    job.divisor = divides_early_ ? 1 : r_.divisor;
-    r_.kernel(job);
+    constexpr int kNone = -1;  // all sources are of the wire's type
+    r_.kernel({sources.data(), hosts_, kNone, nullptr, mine / wire_bytes_,
+               divides_early_ ? 1 : r_.divisor, flight.sum + at});
     for (int i = 1; i < hosts_; ++i) {
       const int host = OtherHost(i);
       p2p_.Receive(peer(host), flight.sum + HostBegin(turn, host) * wire_bytes_,

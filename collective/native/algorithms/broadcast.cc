@@ -1,11 +1,11 @@
-// Broadcast through shared memory.
+// Broadcast.
 //
-// The root writes chunks into its slots and every other rank reads them, with
-// up to four chunks in flight. Steps: 1. Bytes: the root writes the message
-// once, and each other rank reads it once. A few bytes travel within the root's
-// post.
+// Through shared memory, the root writes chunks into its slots and every other
+// rank reads them, with up to four chunks in flight. Steps: 1. Bytes: the root
+// writes the message once, and each other rank reads it once. A few bytes
+// travel within the root's post. By messages: a binomial tree, ceil(log2 n)
+// steps.
 
-#include "algorithms/arguments.h"
 #include "algorithms/collectives.h"
 #include "transport/tensor_list.h"
 
@@ -92,12 +92,44 @@ void BroadcastBySlots(Communicator& ranks, const Request& request,
   ranks.Finish(turn);
 }
 
+// When the root has copied its inputs to its outputs.
+void BroadcastByMessages(Communicator& ranks, const Request& request) {
+  const int n = ranks.size();
+  const int me = (ranks.me() - request.root + n) % n;  // relative to the root
+  const auto absolute = [&](int member) { return (member + request.root) % n; };
+  for (const Tensor& tensor : request.tensors) {
+    char* output = static_cast<char*>(tensor.output);
+    int mask = 1;
+    while (mask < n && !(me & mask)) mask *= 2;
+    if (me != 0) {
+      const int parent = absolute(me - mask);
+      ranks.Exchange(parent, nullptr, 0, parent, output, tensor.bytes(),
+                     request);
+    }
+    for (mask /= 2; mask > 0; mask /= 2) {
+      if (me + mask >= n) continue;
+      const int child = absolute(me + mask);
+      ranks.Exchange(child, output, tensor.bytes(), child, nullptr, 0, request);
+    }
+  }
+}
+
 }  // namespace
 
 void Broadcast(Communicator& ranks, const Request& request) {
-  CheckRoot(ranks, request);
+  if (request.root < 0 || request.root >= ranks.size()) {
+    throw Failure(Code::kInvalidArgument,
+                  request.Describe() + ": there is no such root",
+                  "choose one from 0 to " + std::to_string(ranks.size() - 1));
+  }
   const bool root = request.root == ranks.me();
   Bytes bytes(ranks, request);
+  if (ranks.spans_hosts()) {
+    ranks.Post(request);
+    ranks.VerifyMatch(request);
+    if (root) bytes.CopyToOutputs();
+    return BroadcastByMessages(ranks, request);
+  }
   if (root) bytes.CopyToOutputs();
   if (bytes.size() > Communicator::kPostBytes) {
     ranks.Post(request);

@@ -25,11 +25,10 @@ struct ReduceJob {
               // are of the transport type (often the same)
   void* out;  // user memory, tensor's type; may be null or equal a source;
               // like the sources, at any address
-  bool stream_out;
-  void* slot;  // shared memory, transport type; may be null
-  bool stream_slot;
   size_t count;
-  int divisor;  // 1, or the number of ranks for an average
+  int divisor;           // 1, or the number of ranks for an average
+  void* slot = nullptr;  // shared memory, transport type; may be null
+  bool stream_out = false, stream_slot = false;
 };
 
 using ReduceKernel = void (*)(const ReduceJob& job);

@@ -75,6 +75,16 @@ struct Hash {
 
 }  // namespace
 
+size_t Tensor::bytes() const {
+  return static_cast<size_t>(count) * SizeOf(dtype);
+}
+
+size_t Request::bytes() const {
+  size_t bytes = 0;
+  for (const Tensor& tensor : tensors) bytes += tensor.bytes();
+  return bytes;
+}
+
 uint64_t Request::Signature() const {
   Hash hash;
   hash.Add(static_cast<uint64_t>(kind) | static_cast<uint64_t>(algorithm) << 8 |

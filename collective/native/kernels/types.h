@@ -77,6 +77,8 @@ struct Tensor {
   int64_t count = 0;  // elements of the input
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;  // only compared, and shown in errors
+
+  size_t bytes() const;  // of the input
 };
 
 // One collective call on one rank.
@@ -105,6 +107,7 @@ struct Request {
   bool posted = false;        // already, by PostOneShot
   double posted_at = 0;       // TimelineNow() before that
 
+  size_t bytes() const;  // of all tensors
   // Equal on two ranks if and only if (but for hash collisions) they call the
   // same collective.
   uint64_t Signature() const;

@@ -109,13 +109,13 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
   };
   float *x = aligned(a), *y = aligned(b);
   const void* sources[2] = {x, y};
-  collective::ReduceJob job = {};
-  job.sources = sources;
-  job.nsources = 2;
-  job.out = kernel == 2 ? aligned(c) : x;
-  job.slot = kernel == 0 ? y : nullptr;
-  job.count = count;
-  job.divisor = 1;
+  const collective::ReduceJob job = {sources,
+                                     2,
+                                     0,
+                                     kernel == 2 ? aligned(c) : x,
+                                     count,
+                                     1,
+                                     kernel == 0 ? y : nullptr};
   const collective::Kernels& kernels = collective::BestKernels();
   std::vector<char> line(bytes > (1 << 18) ? 1 << 18 : bytes, 1);
   const auto once = [&] {

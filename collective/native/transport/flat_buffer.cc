@@ -51,36 +51,21 @@ void FlatBuffer::Reduce(int to, size_t send_begin, size_t send_end, int from,
                   [&](const char* received, size_t offset, size_t length) {
                     char* mine = at(begin) + offset;
                     const void* sources[2] = {received, mine};
-                    ReduceJob job = {};
-                    job.sources = sources;
-                    job.nsources = 2;
-                    job.own = 1;
-                    job.out = mine;
-                    job.count = length / size_;
-                    job.divisor = 1;
-                    combine_(job);
+                    combine_({sources, 2, 1, mine, length / size_, 1});
                   });
 }
 
 void FlatBuffer::Replace(int to, size_t send_begin, size_t send_end, int from,
                          size_t begin, size_t end) {
   ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
-                  bytes(end - begin), reduction_.request,
-                  [&](const char* received, size_t offset, size_t length) {
-                    CopyBytes(at(begin) + offset, received, length);
-                  });
+                  at(begin), bytes(end - begin), reduction_.request);
 }
 
 void FlatBuffer::Scale(size_t begin, size_t end) {
   if (reduction_.divisor == 1 || begin == end) return;
   const void* sources[1] = {at(begin)};
-  ReduceJob job = {};
-  job.sources = sources;
-  job.nsources = 1;
-  job.out = at(begin);
-  job.count = end - begin;
-  job.divisor = reduction_.divisor;
-  reduction_.kernel(job);
+  reduction_.kernel(
+      {sources, 1, 0, at(begin), end - begin, reduction_.divisor});
 }
 
 }  // namespace collective
