@@ -60,25 +60,6 @@ void ThrowIfForked() {
   if (forked) throw Failure(Code::kInvalidArgument, ForkOf(*core), kForkHint);
 }
 
-// Runs `action`; turns what it throws into a code and this thread's error.
-template <class Action>
-int32_t Guard(Action&& action) {
-  try {
-    action();
-    return 0;
-  } catch (const Failure& failure) {
-    error = failure.what();
-    return static_cast<int32_t>(failure.code());
-  } catch (const std::bad_alloc&) {
-    error = std::string("out of memory\nHINT: ") + kOutOfMemoryHint;
-    return static_cast<int32_t>(Code::kInternal);
-  } catch (const std::exception& exception) {
-    error = std::string(exception.what()) +
-            "\nHINT: this is a defect of the native core; please report it";
-    return static_cast<int32_t>(Code::kInternal);
-  }
-}
-
 [[noreturn]] void Invalid(const std::string& what) {
   throw Failure(Code::kInvalidArgument, what,
                 "the library and its callers must be of one version");
@@ -115,6 +96,21 @@ void Replace(std::shared_ptr<Core> next, int32_t* rank, int32_t* size,
 }
 
 }  // namespace
+
+int32_t SetErrorFromException() {
+  try {
+    throw;
+  } catch (const Failure& failure) {
+    error = failure.what();
+    return static_cast<int32_t>(failure.code());
+  } catch (const std::bad_alloc&) {
+    error = std::string("out of memory\nHINT: ") + kOutOfMemoryHint;
+  } catch (const std::exception& exception) {
+    error = std::string(exception.what()) +
+            "\nHINT: this is a defect of the native core; please report it";
+  }
+  return static_cast<int32_t>(Code::kInternal);
+}
 
 std::shared_ptr<Core> CurrentCore() {
   ThrowIfForked();

@@ -7,14 +7,12 @@
 #include "algorithms/collectives.h"
 #include "kernels/denormals.h"
 #include "recorder/recorder.h"
-#include "recorder/timeline.h"
 
 namespace collective {
 
 void Execute(Communicator& ranks, const Request& request) try {
   if (ranks.job().broken()) ranks.job().Check(ranks.job().rank());
   const KeepDenormals keep;
-  const TimelineEntry entry(request);
   const RecordedRun recorded(request, ranks.area(), ranks.CountRun());
   switch (request.kind) {
     case Kind::kAllReduce:

@@ -14,4 +14,18 @@ std::shared_ptr<Core> CurrentCore();
 // Copies a request; throws kInvalidArgument where a number means nothing.
 void Convert(const collective_request& from, Request* to);
 
+// Makes the exception that was caught this thread's error; returns its code.
+int32_t SetErrorFromException();
+
+// Runs `action`; turns what it throws into a code and this thread's error.
+template <class Action>
+int32_t Guard(Action&& action) {
+  try {
+    action();
+    return 0;
+  } catch (...) {
+    return SetErrorFromException();
+  }
+}
+
 }  // namespace collective

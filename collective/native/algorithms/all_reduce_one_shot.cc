@@ -34,7 +34,7 @@ void PostOneShot(Communicator& ranks, const Request& request) {
 }
 
 void AllReduceOneShot(Communicator& ranks, const Request& request) {
-  if (!request.posted) PostOneShot(ranks, request);
+  if (!request.posted_at) PostOneShot(ranks, request);
   ranks.VerifyMatch(request);
   const void* sources[kMaxRanks];
   size_t offset = 0;

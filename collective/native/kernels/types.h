@@ -104,8 +104,7 @@ struct Request {
   int64_t* issued = nullptr;  // receives its own ticket (c_api.h)
   const char* among = "";     // which ranks, for Describe
   uint64_t recorded = 0;      // its number in the recorder (recorder.h), if any
-  bool posted = false;        // already, by PostOneShot
-  double posted_at = 0;       // TimelineNow() before that
+  int64_t posted_at = 0;      // Now() if PostOneShot has posted it already
 
   size_t bytes() const;  // of all tensors
   // Equal on two ranks if and only if (but for hash collisions) they call the

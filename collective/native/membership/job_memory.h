@@ -8,9 +8,9 @@
 #include <sched.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 
+#include "clock.h"
 #include "membership/job.h"
 
 namespace collective {
@@ -70,13 +70,6 @@ struct Job::Header {
 
 // A thread that has not polled for so long was stopped: ten times as long as it
 // sleeps at most.
-constexpr int64_t kStopped = 1'000'000'000;
-
-// The monotonic clock, which the ranks of a host share.
-inline int64_t Now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
+constexpr int64_t kStopped = kSecond;
 
 }  // namespace collective

@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "clock.h"
 #include "membership/descriptor.h"
-#include "membership/job_memory.h"
 
 namespace collective {
 namespace {

@@ -1,7 +1,6 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <future>
@@ -9,6 +8,7 @@
 #include <numeric>
 #include <thread>
 
+#include "clock.h"
 #include "failure.h"
 #include "membership/reported_wait.h"
 #include "transport/mpi_abi.h"
@@ -19,8 +19,8 @@ namespace {
 
 constexpr int kControlTag = 1 << 14;  // above the tags of all communicators
 // How long control messages may take to leave before they are abandoned.
-constexpr std::chrono::milliseconds kSendTimeout(200);
-constexpr std::chrono::microseconds kPollInterval(200);
+constexpr int64_t kSendTimeout = 200 * kMillisecond;
+constexpr int64_t kPollInterval = 200'000;  // nanoseconds
 constexpr int kSuccess = 0;
 constexpr int kMaxErrorString = 512;  // the largest of the three
 
@@ -266,8 +266,7 @@ class MpiNetwork final : public Network {
   }
 
   bool Agree(bool yes, double seconds) override {
-    const auto deadline = std::chrono::steady_clock::now() +
-                          std::chrono::duration<double>(seconds);
+    const int64_t deadline = DeadlineIn(seconds);
     Lock lock(mpi_mutex);
     auto* agreement = new Transfer;
     agreement->yes = yes;
@@ -276,9 +275,9 @@ class MpiNetwork final : public Network {
     for (;;) {
       const int done = TestLocked(agreement);
       if (done) return done > 0;
-      if (std::chrono::steady_clock::now() > deadline) break;
+      if (Now() > deadline) break;
       lock.unlock();
-      std::this_thread::sleep_for(kPollInterval);
+      SleepFor(kPollInterval);
       lock.lock();
     }
     throw Failure(Code::kDeadlineExceeded,
@@ -491,8 +490,8 @@ void Network::SendControl(const std::vector<int>& ranks,
   for (int rank : ranks) {
     sends.push_back(Send(rank, kControlTag, copy, sizeof(*copy)));
   }
-  const auto deadline = std::chrono::steady_clock::now() + kSendTimeout;
-  while (!sends.empty() && std::chrono::steady_clock::now() < deadline) {
+  const int64_t deadline = Now() + kSendTimeout;
+  while (!sends.empty() && Now() < deadline) {
     if (Test(sends.front())) {
       sends.pop_front();
     } else {

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "clock.h"
 #include "kernels/types.h"
 
 namespace collective {
@@ -54,9 +55,9 @@ class SlotStores {
   class Timer {
    public:
     explicit Timer(SlotStores& stores)
-        : stores_(stores), start_(stores.measuring_ ? Clock() : 0) {}
+        : stores_(stores), start_(stores.measuring_ ? Now() : 0) {}
     ~Timer() {
-      if (start_) stores_.Add(Clock() - start_);
+      if (start_) stores_.Add(Now() - start_);
     }
     Timer(const Timer&) = delete;
 
@@ -78,7 +79,6 @@ class SlotStores {
   };
 
   static int SizeClassOf(size_t total);
-  static int64_t Clock();
   void Advance(size_t chunk);
   void EndWindow(State& state);
   void Add(int64_t nanoseconds);
