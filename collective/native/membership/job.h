@@ -68,9 +68,7 @@ class Job {
   // The ranks of this host.
   const Rendezvous& local() const { return local_; }
   // By rank: its number in the job before; kNewcomer: it was not there.
-  const std::vector<int>& previous_ranks() const {
-    return previous_ranks_.empty() ? local_.previous_ranks : previous_ranks_;
-  }
+  const std::vector<int>& previous_ranks() const { return previous_ranks_; }
   // Null on one host.
   Network* network() { return network_.get(); }
   // Whether a host has fewer cores than ranks; the same on all ranks of a host.
@@ -258,7 +256,7 @@ class Job {
   int reconfigurations_ = 0;  // of this generation, before this job
   std::unique_ptr<JoinListener> join_listener_;
   std::unique_ptr<Network> network_;
-  std::vector<int> previous_ranks_;  // by rank, on several hosts
+  std::vector<int> previous_ranks_;
   Rendezvous local_;
   std::vector<int> hosts_;               // by rank
   std::vector<std::atomic<bool>> left_;  // by rank, of other hosts

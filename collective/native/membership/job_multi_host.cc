@@ -69,10 +69,7 @@ bool Job::RendezvousOfThisHost(const Job& former, std::string* error) {
   std::vector<int> previous;  // local rank in the former job, by local rank
   for (int rank = 0; rank < info_.size; ++rank) {
     if (hosts_[rank] != hosts_[info_.rank]) continue;
-    const std::vector<int>& ranks = former.local_.ranks;
-    previous.push_back(static_cast<int>(
-        std::find(ranks.begin(), ranks.end(), previous_ranks_[rank]) -
-        ranks.begin()));
+    previous.push_back(former.local_.Find(previous_ranks_[rank]));
   }
   const GoneFunction former_gone = former.GoneOrStuck();
   try {
@@ -82,7 +79,7 @@ bool Job::RendezvousOfThisHost(const Job& former, std::string* error) {
             std::to_string(reconfigurations_),
         kMemoryBytes, settings_.timeout_seconds,
         [&](int local_rank) { return former_gone(previous[local_rank]); });
-    if (local_.pids.size() < previous.size()) return false;
+    if (local_.processes.size() < previous.size()) return false;
     Open("regroup");
     return true;
   } catch (const Failure& failure) {
