@@ -26,6 +26,18 @@ enum class DType : int32_t {
 };
 constexpr int kDTypes = 9;
 
+// All that is known of a dtype, by DType.
+struct DTypeRow {
+  const char* name;
+  int bytes;
+  char numpy;      // kind of NumPy's; 'V': one that NumPy does not know
+  int tensorflow;  // TensorFlow's number
+};
+constexpr DTypeRow kDTypeTable[kDTypes] = {
+    {"float32", 4, 'f', 1},   {"float64", 8, 'f', 2}, {"float16", 2, 'f', 19},
+    {"bfloat16", 2, 'V', 14}, {"int8", 1, 'i', 6},    {"uint8", 1, 'u', 4},
+    {"int32", 4, 'i', 3},     {"int64", 8, 'i', 9},   {"bool", 1, 'b', 10}};
+
 enum class Op : int32_t {
   kSum = 0,
   kAverage = 1,
@@ -68,6 +80,11 @@ const char* NameOf(Algorithm algorithm);
 
 // Escapes what a terminal would act on: a name may come from anywhere.
 std::string Printable(const std::string& text);
+
+// "; rank 0,2: ...; rank 1: ...": which ranks have the same text. Both lists
+// are by member.
+std::string ListByText(const std::vector<int>& ranks,
+                       const std::vector<std::string>& texts);
 
 // One tensor of a collective. `input` may equal `output`; they must not overlap
 // in any other way.
