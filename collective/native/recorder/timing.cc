@@ -35,10 +35,7 @@ void TimeEach(Queue& queue, int repetitions, int inner, double* seconds,
 }  // namespace
 }  // namespace collective
 
-using collective::CurrentCore;
-using collective::Guard;
-using collective::Now;
-using collective::Order;
+using namespace collective;
 
 extern "C" {
 
@@ -46,12 +43,10 @@ int32_t collective_time(const collective_request* request, int32_t repetitions,
                         int32_t inner, double* seconds) {
   return Guard([&] {
     const auto core = CurrentCore();
-    collective::Request converted;
-    collective::Convert(*request, &converted);
-    collective::Queue& queue =
-        core->queue(request->group, Order::kProgramOrder);
-    collective::TimeEach(queue, repetitions, inner, seconds,
-                         [&] { queue.Run(converted); });
+    Request converted;
+    Convert(*request, &converted);
+    Queue& queue = core->queue(request->group, Order::kProgramOrder);
+    TimeEach(queue, repetitions, inner, seconds, [&] { queue.Run(converted); });
   });
 }
 
@@ -65,17 +60,16 @@ int32_t collective_time_mpi(void* allreduce, const void* input, void* output,
   const auto call = reinterpret_cast<Allreduce>(allreduce);
   return Guard([&] {
     const auto core = CurrentCore();
-    collective::TimeEach(
-        core->queue(0, Order::kProgramOrder), repetitions, inner, seconds,
-        [&] { call(input, output, count, datatype, op, communicator); });
+    TimeEach(core->queue(0, Order::kProgramOrder), repetitions, inner, seconds,
+             [&] { call(input, output, count, datatype, op, communicator); });
   });
 }
 
 int32_t collective_probe(double* nanoseconds) {
   return Guard([&] {
     const auto core = CurrentCore();
-    const collective::Request barrier = collective::NamedBarrier("probe");
-    collective::Queue& queue = core->queue(0, Order::kProgramOrder);
+    const Request barrier = NamedBarrier("probe");
+    Queue& queue = core->queue(0, Order::kProgramOrder);
     queue.Run(barrier);
     *nanoseconds = 0;
     if (core->job().size() < 2) return;
@@ -96,8 +90,8 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
   const void* sources[2] = {x, y};
   void* const out = kernel == 2 ? aligned(c) : x;
   void* const slot = kernel == 0 ? y : nullptr;
-  const collective::ReduceJob job = {sources, 2, 0, out, count, 1, slot};
-  const collective::Kernels& kernels = collective::BestKernels();
+  const ReduceJob job = {sources, 2, 0, out, count, 1, slot};
+  const Kernels& kernels = BestKernels();
   std::vector<char> line(bytes > (1 << 18) ? 1 << 18 : bytes, 1);
   const auto once = [&] {
     if (kernel == 1) {
@@ -114,8 +108,7 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
   // The average over a time in which, but for its ends, all ranks are at work:
   // the best of single passes would be what one core reaches while the others
   // rest.
-  constexpr int64_t kStart = 10 * collective::kMillisecond,
-                    kEnd = 50 * collective::kMillisecond;
+  constexpr int64_t kStart = 10 * kMillisecond, kEnd = 50 * kMillisecond;
   const int64_t traffic = kernel == 0 ? 4 * bytes : bytes;
   const int64_t begin = Now();
   int64_t from = 0, now = begin;
