@@ -10,8 +10,8 @@
 #include <cstring>
 #include <utility>
 
-#include "membership/exited_ranks.h"
 #include "membership/job_memory.h"
+#include "membership/launcher_files.h"
 #include "recorder/recorder.h"
 
 namespace collective {
@@ -171,6 +171,13 @@ int Job::PendingJoins() {
   return join_listener_->PendingCount();
 }
 
+void Job::ThrowNoMemory() const {
+  throw Failure(
+      Code::kInternal,
+      "rank " + std::to_string(info_.rank) + ": mmap: " + std::strerror(errno),
+      kOutOfMemoryHint);
+}
+
 Job::RankState& Job::my_state() const {
   return header_->ranks[info_.local_rank];
 }
@@ -178,12 +185,7 @@ Job::RankState& Job::my_state() const {
 void Job::Open(const char* name) {
   void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
                       MAP_SHARED, local_.memory.get(), 0);
-  if (memory == MAP_FAILED) {
-    throw Failure(Code::kInternal,
-                  "rank " + std::to_string(info_.rank) +
-                      ": mmap: " + std::strerror(errno),
-                  kOutOfMemoryHint);
-  }
+  if (memory == MAP_FAILED) ThrowNoMemory();
   header_ = static_cast<Header*>(memory);
   RankState& mine = my_state();
   sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
@@ -235,12 +237,6 @@ void Job::Close() {
 
 char* Job::MapArea(int index, size_t bytes) {
   bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  if (index >= kMaxAreas || bytes > kAreaStride) {
-    throw Failure(Code::kInvalidArgument, "too many process sets",
-                  "at most " + std::to_string(kMaxAreas / 2 - 1) +
-                      " can be made in one job: keep them, do not make one a "
-                      "step");
-  }
   // More than needed, to put the mapping on a boundary of huge pages.
   void* space = mmap(nullptr, bytes + kHugePage, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -256,12 +252,7 @@ char* Job::MapArea(int index, size_t bytes) {
     const uintptr_t tail = start + kHugePage - aligned;
     if (tail) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
   }
-  if (memory == MAP_FAILED) {
-    throw Failure(Code::kInternal,
-                  "rank " + std::to_string(info_.rank) +
-                      ": mmap: " + std::strerror(errno),
-                  kOutOfMemoryHint);
-  }
+  if (memory == MAP_FAILED) ThrowNoMemory();
   madvise(memory, bytes, MADV_HUGEPAGE);  // where the kernel allows it
   areas_[index] = static_cast<char*>(memory);
   area_bytes_[index] = bytes;

@@ -22,9 +22,9 @@
 #include "failure.h"
 #include "kernels/types.h"
 #include "membership/futex_word.h"
+#include "membership/launcher_files.h"
 #include "membership/rank_info.h"
 #include "membership/rendezvous.h"
-#include "membership/reported_wait.h"
 #include "transport/network.h"
 
 namespace collective {
@@ -81,7 +81,8 @@ class Job {
   // From here on, the memory of local() is the flight recorder's.
   static constexpr size_t kRecorderAt = kAreaStride / 2;
   // The shared memory of one communicator on this host, zeroed when any rank
-  // first maps it. Mapped until the job ends. `index` < kMaxAreas.
+  // first maps it. Mapped until the job ends. `index` < kMaxAreas; `bytes`: at
+  // most kAreaStride, of which 128 ranks need a tenth.
   char* MapArea(int index, size_t bytes);
 
   // ---- waits ---------------------------------------------------------------
@@ -193,6 +194,7 @@ class Job {
   struct Header;
   static constexpr size_t kMemoryBytes = kAreaStride * (1 + kMaxAreas);
   RankState& my_state() const;
+  [[noreturn]] void ThrowNoMemory() const;
   void AwaitSlowPath(FutexWord& word, uint32_t target, int rank,
                      const Request& request);
 

@@ -10,7 +10,7 @@
 
 #include "clock.h"
 #include "failure.h"
-#include "membership/reported_wait.h"
+#include "membership/launcher_files.h"
 #include "transport/mpi_abi.h"
 #include "transport/network.h"
 
