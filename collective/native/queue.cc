@@ -27,6 +27,9 @@ uint64_t HashOf(const Request& request) {
 constexpr double kQuietSeconds = 5;
 constexpr std::chrono::milliseconds kPollInterval(100);
 
+constexpr char kShutDown[] =
+    "shut down before it ran\nHINT: wait for every handle before shutdown()";
+
 thread_local bool in_worker = false;
 
 // Waking the worker takes about as long.
@@ -75,9 +78,7 @@ Queue::~Queue() {
     change_.wait_for(lock, std::chrono::milliseconds(1));
   }
   for (Item& item : items_) {
-    item.done(Code::kUnavailable,
-              "shut down before it ran\nHINT: wait for every handle before "
-              "shutdown()");
+    item.done(Code::kUnavailable, kShutDown);
   }
 }
 
@@ -326,9 +327,7 @@ std::deque<Queue::Item>::iterator Queue::AwaitSubmission(
     change_.wait_for(lock, kPollInterval);
     wait.Poll();
     if (closing_) {
-      throw Failure(Code::kUnavailable,
-                    "shut down before it ran\nHINT: wait for every handle "
-                    "before shutdown()");
+      throw Failure(Code::kUnavailable, kShutDown);
     }
     if (items_.size() != submitted) last = Now();  // still more come
     submitted = items_.size();

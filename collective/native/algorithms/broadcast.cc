@@ -37,19 +37,16 @@ class Bytes {
   }
   // [begin, end) to shared memory on the root, from it on every other rank.
   void Copy(size_t begin, size_t end, char* shared, bool stream) {
-    list_.ForEach(begin, end,
-                  [&](const Tensor& tensor, size_t offset, size_t position,
-                      size_t count) {
-                    char* at = shared + (position - begin);
-                    if (is_root_) {
-                      ranks_.kernels().copy(
-                          at, static_cast<const char*>(tensor.input) + offset,
-                          count, stream);
-                    } else {
-                      CopyBytes(static_cast<char*>(tensor.output) + offset, at,
-                                count);
-                    }
-                  });
+    list_.ForEach(begin, end, begin, [&](const Piece& piece) {
+      char* at = shared + piece.position;
+      const auto* input = static_cast<const char*>(piece.tensor.input);
+      auto* output = static_cast<char*>(piece.tensor.output);
+      if (is_root_) {
+        ranks_.kernels().copy(at, input + piece.offset, piece.count, stream);
+      } else {
+        CopyBytes(output + piece.offset, at, piece.count);
+      }
+    });
   }
 
  private:

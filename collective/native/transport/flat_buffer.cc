@@ -12,36 +12,32 @@ FlatBuffer::FlatBuffer(Communicator& ranks, const Reduction& reduction)
   combine_ =
       ranks.kernels()
           .reduce[static_cast<int>(reduction.dtype)][static_cast<int>(op)];
-  reduction.tensors.ForEach(
-      0, count_, [&](const Tensor& tensor, size_t, size_t, size_t count) {
-        if (count == count_) {
-          packed_ = false;
-          data_ = static_cast<char*>(tensor.output);
-          if (tensor.input != tensor.output) {
-            CopyBytes(tensor.output, tensor.input, bytes(count));
-          }
-        }
-      });
+  reduction.tensors.ForEach(0, count_, 0, [&](const Piece& piece) {
+    if (piece.count != count_) return;
+    const Tensor& tensor = piece.tensor;
+    packed_ = false;
+    data_ = static_cast<char*>(tensor.output);
+    if (tensor.input != tensor.output) {
+      CopyBytes(tensor.output, tensor.input, bytes(piece.count));
+    }
+  });
   if (!packed_) return;
   buffer_.assign(bytes(count_), 0);
   data_ = buffer_.data();
-  reduction.tensors.ForEach(
-      0, count_,
-      [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
-        CopyBytes(at(position),
-                  static_cast<const char*>(tensor.input) + bytes(offset),
-                  bytes(count));
-      });
+  reduction.tensors.ForEach(0, count_, 0, [&](const Piece& piece) {
+    const auto* input = static_cast<const char*>(piece.tensor.input);
+    CopyBytes(at(piece.position), input + bytes(piece.offset),
+              bytes(piece.count));
+  });
 }
 
 void FlatBuffer::Finish() {
   if (!packed_) return;
-  reduction_.tensors.ForEach(
-      0, count_,
-      [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
-        CopyBytes(static_cast<char*>(tensor.output) + bytes(offset),
-                  at(position), bytes(count));
-      });
+  reduction_.tensors.ForEach(0, count_, 0, [&](const Piece& piece) {
+    auto* output = static_cast<char*>(piece.tensor.output);
+    CopyBytes(output + bytes(piece.offset), at(piece.position),
+              bytes(piece.count));
+  });
 }
 
 void FlatBuffer::Reduce(int to, size_t send_begin, size_t send_end, int from,
