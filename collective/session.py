@@ -21,7 +21,6 @@ _place: Environment | None = None
 _process = 0  # that joined: a fork of it is not a rank
 # Of a process that joins a running job, until it has joined.
 _launch_info: Environment | None = None
-_MOST_RANKS = 128
 
 
 def init(environment: Environment | None = None) -> None:
@@ -147,13 +146,12 @@ def _meet(how: Callable[..., int]) -> list[int]:
     global _place
     launcher = place().launcher
     rank, size = ctypes.c_int32(), ctypes.c_int32()
-    former = (ctypes.c_int32 * max(_MOST_RANKS, place().size))()
-    library.check(how(ctypes.byref(rank), ctypes.byref(size), former))
-    hosts = (ctypes.c_int32 * size.value)()
-    library.check(library.load().collective_hosts(hosts))
+    library.check(how(ctypes.byref(rank), ctypes.byref(size)))
+    hosts, former = (ctypes.c_int32 * size.value)(), (ctypes.c_int32 * size.value)()
+    library.check(library.load().collective_hosts(hosts, former))
     _place = place_on(launcher, rank.value, list(hosts))
     recorder.reopen(_place, _launch_info)
-    return list(former[: size.value])
+    return list(former)
 
 
 def is_initialized() -> bool:

@@ -19,7 +19,7 @@
 #include "recorder/recorder.h"
 #include "recorder/timeline.h"
 #include "session.h"
-#include "transport/messages.h"
+#include "transport/network.h"
 
 namespace collective {
 namespace {
@@ -60,25 +60,6 @@ void ThrowIfForked() {
   if (forked) throw Failure(Code::kInvalidArgument, ForkOf(*core), kForkHint);
 }
 
-// Runs `action`; turns what it throws into a code and this thread's error.
-template <class Action>
-int32_t Guard(Action&& action) {
-  try {
-    action();
-    return 0;
-  } catch (const Failure& failure) {
-    error = failure.what();
-    return static_cast<int32_t>(failure.code());
-  } catch (const std::bad_alloc&) {
-    error = std::string("out of memory\nHINT: ") + kOutOfMemoryHint;
-    return static_cast<int32_t>(Code::kInternal);
-  } catch (const std::exception& exception) {
-    error = std::string(exception.what()) +
-            "\nHINT: this is a defect of the native core; please report it";
-    return static_cast<int32_t>(Code::kInternal);
-  }
-}
-
 [[noreturn]] void Invalid(const std::string& what) {
   throw Failure(Code::kInvalidArgument, what,
                 "the library and its callers must be of one version");
@@ -103,18 +84,30 @@ std::shared_ptr<Core> NewCore(Arguments&&... arguments) {
 }
 
 // Replaces the core of the former job.
-void Replace(std::shared_ptr<Core> next, int32_t* rank, int32_t* size,
-             int32_t* former) {
-  const Job& job = next->job();
-  *rank = job.rank();
-  *size = job.size();
-  std::copy(job.previous_ranks().begin(), job.previous_ranks().end(), former);
+void Replace(std::shared_ptr<Core> next, int32_t* rank, int32_t* size) {
+  *rank = next->job().rank();
+  *size = next->job().size();
   std::lock_guard<std::mutex> lock(core_mutex);
-  generation = job.generation() + 1;
+  generation = next->job().generation() + 1;
   core = std::move(next);
 }
 
 }  // namespace
+
+int32_t SetErrorFromException() {
+  try {
+    throw;
+  } catch (const Failure& failure) {
+    error = failure.what();
+    return static_cast<int32_t>(failure.code());
+  } catch (const std::bad_alloc&) {
+    error = std::string("out of memory\nHINT: ") + kOutOfMemoryHint;
+  } catch (const std::exception& exception) {
+    error = std::string(exception.what()) +
+            "\nHINT: this is a defect of the native core; please report it";
+  }
+  return static_cast<int32_t>(Code::kInternal);
+}
 
 std::shared_ptr<Core> CurrentCore() {
   ThrowIfForked();
@@ -180,11 +173,7 @@ void SetCallerWaiting(bool waits) {
 
 }  // namespace collective
 
-using collective::Code;
-using collective::CurrentCore;
-using collective::Guard;
-using collective::Order;
-using collective::Recorder;
+using namespace collective;
 
 struct collective_handle {
   std::mutex mutex;
@@ -199,31 +188,30 @@ extern "C" {
 int32_t collective_init(int32_t rank, int32_t size, int32_t local_rank,
                         int32_t local_size, const char* job) {
   return Guard([&] {
-    collective::ThrowIfForked();
-    std::lock_guard<std::mutex> lock(collective::core_mutex);
-    if (collective::core) return;
-    collective::core = collective::NewCore(
-        collective::RankInfo{rank, size, local_rank, local_size, job},
-        collective::generation);
-    ++collective::generation;
+    ThrowIfForked();
+    std::lock_guard<std::mutex> lock(core_mutex);
+    if (core) return;
+    core =
+        NewCore(RankInfo{rank, size, local_rank, local_size, job}, generation);
+    ++generation;
   });
 }
 
 int32_t collective_shutdown(void) {
-  if (collective::forked) return 0;  // the job is the parent's to leave
+  if (forked) return 0;  // the job is the parent's to leave
   return Guard([&] {
-    std::shared_ptr<collective::Core> last;
+    std::shared_ptr<Core> last;
     {
-      std::lock_guard<std::mutex> lock(collective::core_mutex);
-      last.swap(collective::core);
+      std::lock_guard<std::mutex> lock(core_mutex);
+      last.swap(core);
     }
     if (last) last->job().Leave();
   });
 }
 
-const char* collective_error(void) { return collective::error.c_str(); }
+const char* collective_error(void) { return error.c_str(); }
 
-const char* collective_kernels(void) { return collective::BestKernels().name; }
+const char* collective_kernels(void) { return BestKernels().name; }
 
 int32_t collective_group(const int32_t* ranks, int32_t length, int32_t* group) {
   return Guard([&] {
@@ -234,7 +222,7 @@ int32_t collective_group(const int32_t* ranks, int32_t length, int32_t* group) {
 int32_t collective_members(int32_t group, int32_t* size, int32_t* me) {
   return Guard([&] {
     const auto core = CurrentCore();
-    const collective::Communicator& ranks =
+    const Communicator& ranks =
         core->queue(group, Order::kProgramOrder).ranks();
     *size = ranks.size();
     *me = ranks.me();
@@ -244,7 +232,7 @@ int32_t collective_members(int32_t group, int32_t* size, int32_t* me) {
 int32_t collective_rank_info(int32_t group, collective_ranks* info) {
   return Guard([&] {
     const auto core = CurrentCore();
-    const collective::Job& job = core->job();
+    const Job& job = core->job();
     const std::vector<int>& members = core->members(group);
     *info = {-1, static_cast<int32_t>(members.size()), 0, 0};
     for (int i = 0; i < info->size; ++i) {
@@ -264,9 +252,9 @@ int32_t collective_rank_of(int32_t group, int32_t member, int32_t* rank) {
 int32_t collective_run(const collective_request* request) {
   return Guard([&] {
     const auto core = CurrentCore();
-    static thread_local collective::Request converted;  // keeps its memory
-    collective::Convert(*request, &converted);
-    collective::Queue& queue =
+    static thread_local Request converted;  // keeps its memory
+    Convert(*request, &converted);
+    Queue& queue =
         core->queue(request->group, static_cast<Order>(request->order));
     converted.among = queue.among();
     queue.Run(converted);
@@ -276,10 +264,10 @@ int32_t collective_run(const collective_request* request) {
 static int32_t Submit(const collective_request* request, collective_done done,
                       void* argument, bool blocks) {
   return Guard([&] {
-    collective::Request converted;
-    collective::Convert(*request, &converted);
+    Request converted;
+    Convert(*request, &converted);
     const auto core = CurrentCore();
-    collective::Queue& queue =
+    Queue& queue =
         core->queue(request->group, static_cast<Order>(request->order));
     converted.among = queue.among();
     queue.Submit(
@@ -318,26 +306,26 @@ int32_t collective_start(const collective_request* request,
 
 int32_t collective_wait(collective_handle* handle) {
   // In a fork nothing finishes it, and its mutex may have been held.
-  if (collective::forked) return Guard(&collective::ThrowIfForked);
+  if (forked) return Guard(&ThrowIfForked);
   std::unique_ptr<collective_handle> owned(handle);
   std::unique_lock<std::mutex> lock(owned->mutex);
   const auto finished = [&] { return owned->finished; };
   bool waits = false;
-  while (!owned->change.wait_for(lock, collective::kPollInterval, finished)) {
+  while (!owned->change.wait_for(lock, kPollInterval, finished)) {
     // The last owner of the core fails its handles, which takes this lock.
     lock.unlock();
-    collective::SetCallerWaiting(waits = true);
+    SetCallerWaiting(waits = true);
     lock.lock();
   }
-  if (waits) collective::SetCallerWaiting(false);
+  if (waits) SetCallerWaiting(false);
   const Code code = owned->code;
-  if (code != Code::kOk) collective::error = owned->message;
+  if (code != Code::kOk) error = owned->message;
   lock.unlock();
   return static_cast<int32_t>(code);
 }
 
 int32_t collective_finished(collective_handle* handle) {
-  if (collective::forked) return 1;
+  if (forked) return 1;
   std::lock_guard<std::mutex> lock(handle->mutex);
   return handle->finished;
 }
@@ -348,15 +336,15 @@ int32_t collective_join(int64_t* served) {
 
 void collective_plan(int32_t plan, int32_t group, const char* function,
                      const char* name) {
-  collective::AddToPlan(plan, collective::Core::IndexOf(group), function, name);
+  AddToPlan(plan, Core::IndexOf(group), function, name);
 }
 
 int32_t collective_timeline_start(const char* path, int64_t limit,
                                   int32_t process) {
-  return Guard([&] { collective::StartTimeline(path, limit, process); });
+  return Guard([&] { StartTimeline(path, limit, process); });
 }
 
-void collective_timeline_stop() { collective::StopTimeline(); }
+void collective_timeline_stop() { StopTimeline(); }
 
 int32_t collective_lost(void) {
   bool lost = false;
@@ -364,11 +352,11 @@ int32_t collective_lost(void) {
   return lost;
 }
 
-int32_t collective_reconfigure(int32_t* rank, int32_t* size, int32_t* former) {
+int32_t collective_reconfigure(int32_t* rank, int32_t* size) {
   return Guard([&] {
     const auto last = CurrentCore();
     last->job().Retire();
-    collective::Replace(collective::NewCore(*last), rank, size, former);
+    Replace(NewCore(*last), rank, size);
   });
 }
 
@@ -382,19 +370,18 @@ int32_t collective_pending_joins(void) {
   return waiting;
 }
 
-int32_t collective_late_join(int32_t* rank, int32_t* size, int32_t* former) {
-  return Guard([&] {
-    collective::Replace(
-        collective::NewCore(*CurrentCore(), collective::Job::LateJoin{}), rank,
-        size, former);
-  });
+int32_t collective_late_join(int32_t* rank, int32_t* size) {
+  return Guard(
+      [&] { Replace(NewCore(*CurrentCore(), Job::LateJoin{}), rank, size); });
 }
 
-int32_t collective_hosts(int32_t* hosts) {
+int32_t collective_hosts(int32_t* hosts, int32_t* former) {
   return Guard([&] {
     const auto core = CurrentCore();
-    for (int rank = 0; rank < core->job().size(); ++rank) {
-      hosts[rank] = core->job().host_of(rank);
+    const Job& job = core->job();
+    for (int rank = 0; rank < job.size(); ++rank) {
+      hosts[rank] = job.host_of(rank);
+      former[rank] = job.previous_ranks()[rank];
     }
   });
 }
@@ -410,20 +397,18 @@ int32_t collective_recorder_open(int32_t rank, int32_t size, int32_t local_rank,
                                  int32_t local_size, const char* job,
                                  int32_t launch_rank) {
   return Guard([&] {
-    const auto settings = collective::Settings::FromEnvironment();
-    Recorder::Open(
-        collective::RankInfo{rank, size, local_rank, local_size, job},
-        launch_rank, settings.start_seconds, settings.stall_seconds);
+    const auto settings = Settings::FromEnvironment();
+    Recorder::Open(RankInfo{rank, size, local_rank, local_size, job},
+                   launch_rank, settings.start_seconds, settings.stall_seconds);
   });
 }
 
 int32_t collective_recorder_reopen(int32_t launch_rank, int32_t joined) {
   return Guard([&] {
     const auto core = CurrentCore();
-    const collective::Job& job = core->job();
-    Recorder::Reopen(job.rank_info(), job.local().Copy(),
-                     collective::Job::kRecorderAt, launch_rank, joined != 0,
-                     job.settings().stall_seconds);
+    const Job& job = core->job();
+    Recorder::Reopen(job.rank_info(), job.local().Copy(), Job::kRecorderAt,
+                     launch_rank, joined != 0, job.settings().stall_seconds);
   });
 }
 
@@ -452,7 +437,7 @@ double* collective_recorder_position(void) {
 }
 
 void collective_recorder_request_dump(const char* reason) {
-  collective::RequestDump(reason);
+  RequestDump(reason);
 }
 
 int32_t collective_recorder_watch(int32_t milliseconds) {

@@ -2,8 +2,7 @@
  *
  * Numbers stand for the enumerations in types.h and failure.h. Functions return
  * a Code, 0 for success; collective_error() has the message, per thread. */
-#ifndef COLLECTIVE_NATIVE_C_API_H_
-#define COLLECTIVE_NATIVE_C_API_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -111,23 +110,21 @@ COLLECTIVE_EXPORT void collective_plan(int32_t plan, int32_t group,
 /* Whether the job is broken because ranks died or left. All survivors may then
  * call collective_reconfigure, which forms a job of them, numbered from 0 in
  * their old order, without groups. It needs no death: ranks may have shut down,
- * or others wait to join. `former`, by rank: its former rank, or -1 if it has
- * just joined; room for 128. */
+ * or others wait to join. */
 COLLECTIVE_EXPORT int32_t collective_lost(void);
-COLLECTIVE_EXPORT int32_t collective_reconfigure(int32_t* rank, int32_t* size,
-                                                 int32_t* former);
+COLLECTIVE_EXPORT int32_t collective_reconfigure(int32_t* rank, int32_t* size);
 /* On several hosts, before collective_shutdown: lets the other ranks call
  * collective_reconfigure without this one. */
 COLLECTIVE_EXPORT int32_t collective_depart(void);
 
-/* By rank: the first rank on its host. */
-COLLECTIVE_EXPORT int32_t collective_hosts(int32_t* hosts);
+/* By rank: the first rank on its host; and, after collective_reconfigure or
+ * collective_late_join, its former rank, or -1 if it has just joined. */
+COLLECTIVE_EXPORT int32_t collective_hosts(int32_t* hosts, int32_t* former);
 /* On rank 0: how many processes wait to join; elsewhere 0. */
 COLLECTIVE_EXPORT int32_t collective_pending_joins(void);
 /* For a process that is a job of its own: waits until the running job of that
  * name takes it in. Arguments as for collective_reconfigure. */
-COLLECTIVE_EXPORT int32_t collective_late_join(int32_t* rank, int32_t* size,
-                                               int32_t* former);
+COLLECTIVE_EXPORT int32_t collective_late_join(int32_t* rank, int32_t* size);
 
 /* Breaks the job: collectives of all ranks fail with this message. */
 COLLECTIVE_EXPORT void collective_abort(const char* message);
@@ -197,5 +194,3 @@ COLLECTIVE_EXPORT int32_t collective_bandwidth(int32_t kernel, int64_t bytes,
 #ifdef __cplusplus
 }
 #endif
-
-#endif /* COLLECTIVE_NATIVE_C_API_H_ */

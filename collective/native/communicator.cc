@@ -228,6 +228,15 @@ void Communicator::Finish(uint32_t chunks) {
   }
 }
 
+void Communicator::Exchange(int to, const void* data, size_t send_bytes,
+                            int from, char* target, size_t receive_bytes,
+                            const Request& request) {
+  Exchange(to, data, send_bytes, from, receive_bytes, request,
+           [target](const char* piece, size_t offset, size_t bytes) {
+             CopyBytes(target + offset, piece, bytes);
+           });
+}
+
 void Communicator::Announce(uint32_t number, const Announcement& announcement) {
   if (p2p_) return p2p_->Announce(announcement);
   // There is always room: every rank has run the collective before the last, or

@@ -20,8 +20,7 @@
 //
 // A communicator runs one collective at a time; its queue ensures that
 // (queue.h).
-#ifndef COLLECTIVE_NATIVE_COMMUNICATOR_H_
-#define COLLECTIVE_NATIVE_COMMUNICATOR_H_
+#pragma once
 
 #include <cstdlib>
 #include <map>
@@ -109,6 +108,13 @@ class Communicator {
     if (pages == 0 || pages > room / kPage) return 0;
     return chunk / kDepth % (room / kPage / pages) * pages * kPage;
   }
+  // The same in one of `parts` equal parts of a slot, of PartBytes(parts) each:
+  // whole pairs of cache lines.
+  static size_t PartBytes(int parts) { return kChunkBytes / parts / 128 * 128; }
+  char* Part(uint32_t chunk, int member, int part, int parts, size_t bytes) {
+    const size_t room = PartBytes(parts);
+    return Slot(chunk, member) + part * room + SlotOffset(chunk, bytes, room);
+  }
   SlotStores& stores() { return stores_; }
   // This rank has passed a stage for all chunks up to and including this one.
   void Pass(Stage stage, uint32_t chunk) {
@@ -137,6 +143,9 @@ class Communicator {
   void Exchange(int to, const void* data, size_t send_bytes, int from,
                 size_t receive_bytes, const Request& request,
                 Consume&& consume);
+  // The same into memory.
+  void Exchange(int to, const void* data, size_t send_bytes, int from,
+                char* target, size_t receive_bytes, const Request& request);
 
   // ---- order by name (queue.h) ---------------------------------------------
 
@@ -232,5 +241,3 @@ void Communicator::Exchange(int to, const void* data, size_t send_bytes,
 }
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_COMMUNICATOR_H_

@@ -3,8 +3,7 @@
 // It is what the C API and the TensorFlow ops work on. A reconfiguration makes
 // a new Core, so that handles and process sets of the former job are refused
 // rather than mixed up with those of the new one.
-#ifndef COLLECTIVE_NATIVE_CORE_H_
-#define COLLECTIVE_NATIVE_CORE_H_
+#pragma once
 
 #include <memory>
 #include <mutex>
@@ -68,5 +67,3 @@ class Core {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_CORE_H_

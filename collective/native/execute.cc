@@ -7,28 +7,24 @@
 #include "algorithms/collectives.h"
 #include "kernels/denormals.h"
 #include "recorder/recorder.h"
-#include "recorder/timeline.h"
 
 namespace collective {
 
 void Execute(Communicator& ranks, const Request& request) try {
   if (ranks.job().broken()) ranks.job().Check(ranks.job().rank());
   const KeepDenormals keep;
-  const TimelineEntry entry(request);
   const RecordedRun recorded(request, ranks.area(), ranks.CountRun());
-  const bool by_p2p = ranks.spans_hosts();
   switch (request.kind) {
     case Kind::kAllReduce:
       return AllReduce(ranks, request);
     case Kind::kBroadcast:
-      return by_p2p ? P2pBroadcast(ranks, request) : Broadcast(ranks, request);
+      return Broadcast(ranks, request);
     case Kind::kAllGather:
-      return by_p2p ? P2pAllGather(ranks, request) : AllGather(ranks, request);
+      return AllGather(ranks, request);
     case Kind::kReduceScatter:
-      return by_p2p ? P2pReduceScatter(ranks, request)
-                    : ReduceScatter(ranks, request);
+      return ReduceScatter(ranks, request);
     case Kind::kAllToAll:
-      return by_p2p ? P2pAllToAll(ranks, request) : AllToAll(ranks, request);
+      return AllToAll(ranks, request);
     case Kind::kBarrier:
     case Kind::kJoin:
       return Barrier(ranks, request);

@@ -3,8 +3,7 @@
 // One switch, so that queues, join() and tests run every collective in the same
 // way: recorded, timed, and with running out of memory as an error on all
 // ranks.
-#ifndef COLLECTIVE_NATIVE_EXECUTE_H_
-#define COLLECTIVE_NATIVE_EXECUTE_H_
+#pragma once
 
 #include "communicator.h"
 
@@ -15,5 +14,3 @@ namespace collective {
 void Execute(Communicator& ranks, const Request& request);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_EXECUTE_H_

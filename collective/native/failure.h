@@ -1,6 +1,5 @@
 // The one exception of the core: what went wrong, in words and as a code.
-#ifndef COLLECTIVE_NATIVE_FAILURE_H_
-#define COLLECTIVE_NATIVE_FAILURE_H_
+#pragma once
 
 #include <cstdint>
 #include <stdexcept>
@@ -37,5 +36,3 @@ class Failure : public std::runtime_error {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_FAILURE_H_

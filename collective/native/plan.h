@@ -5,8 +5,7 @@
 // with different names would wait for each other for ever. Hashes of their
 // plans travel with each announced name (queue.h), and distinguish such ranks
 // from ranks that only compute longer.
-#ifndef COLLECTIVE_NATIVE_PLAN_H_
-#define COLLECTIVE_NATIVE_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -40,5 +39,3 @@ Plan PlanOf(int number, int group);
 bool PlanHas(int number, int group, uint64_t name);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_PLAN_H_

@@ -1,7 +1,6 @@
 #include "queue.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <future>
 #include <limits>
@@ -11,8 +10,8 @@
 
 #include "algorithms/all_reduce.h"
 #include "algorithms/join.h"
+#include "clock.h"
 #include "recorder/recorder.h"
-#include "recorder/timeline.h"
 
 namespace collective {
 namespace {
@@ -28,18 +27,21 @@ uint64_t HashOf(const Request& request) {
 constexpr double kQuietSeconds = 5;
 constexpr std::chrono::milliseconds kPollInterval(100);
 
+constexpr char kShutDown[] =
+    "shut down before it ran\nHINT: wait for every handle before shutdown()";
+
 thread_local bool in_worker = false;
 
 // Waking the worker takes about as long.
-constexpr auto kBriefWait = std::chrono::microseconds(30);
+constexpr int64_t kBriefWait = 30'000;  // nanoseconds
 
 // Whether the condition becomes true within that time. If ranks share cores,
 // they need the core: no wait.
 template <class Condition>
 bool AwaitBriefly(bool shared_cores, Condition&& condition) {
-  const auto end = std::chrono::steady_clock::now() + kBriefWait;
+  const int64_t end = Now() + kBriefWait;
   while (!condition()) {
-    if (shared_cores || std::chrono::steady_clock::now() > end) return false;
+    if (shared_cores || Now() > end) return false;
   }
   return true;
 }
@@ -76,9 +78,7 @@ Queue::~Queue() {
     change_.wait_for(lock, std::chrono::milliseconds(1));
   }
   for (Item& item : items_) {
-    item.done(Code::kUnavailable,
-              "shut down before it ran\nHINT: wait for every handle before "
-              "shutdown()");
+    item.done(Code::kUnavailable, kShutDown);
   }
 }
 
@@ -142,7 +142,7 @@ void Queue::Submit(Request request, Done done, bool blocks) {
   blocks = blocks && (in_worker || ranks_->job().IsCaller());
   Recorder* recorder = Recorder::Current();
   if (recorder && request.kind != Kind::kJoin) {
-    request.recorded = recorder->Announce(request, false);
+    request.recorded = recorder->Announce(request, Now());
   }
   Item item{std::move(request), std::move(done), name, blocks};
   if (item.request.once && ranks_->size() > 1 && !once_.insert(name).second) {
@@ -162,7 +162,7 @@ void Queue::Submit(Request request, Done done, bool blocks) {
     running_ = false;
   }
   if (blocks) ranks_->job().SetCallerBlocked(true);
-  const bool posted = item.request.posted;
+  const bool posted = item.request.posted_at != 0;
   items_.insert(posted ? items_.begin() : items_.end(), std::move(item));
   SetBusy(true);
   lock.unlock();
@@ -185,9 +185,9 @@ bool Queue::TryInCallersThread(Item& item) {
     ++number_;
   }
   if (item.request.issued) *item.request.issued = number_;
-  item.request.posted_at = TimelineNow();
+  const int64_t posted_at = Now();
   PostOneShot(*ranks_, item.request);
-  item.request.posted = true;
+  item.request.posted_at = posted_at;
   return AwaitBriefly(shared, [&] { return ranks_->AllPosted(); });
 }
 
@@ -285,7 +285,7 @@ std::deque<Queue::Item>::iterator Queue::Find(uint64_t name) {
 
 Queue::Item Queue::Next(std::unique_lock<std::mutex>& lock) {
   auto found = items_.begin();
-  const bool posted = found->request.posted;
+  const bool posted = found->request.posted_at != 0;
   if (order_ == Order::kByName && ranks_->size() > 1 && !posted) {
     ++number_;
     const bool announces = ranks_->me() == 0;
@@ -322,20 +322,16 @@ std::deque<Queue::Item>::iterator Queue::AwaitSubmission(
   Job::LongWait wait(&ranks_->job(), ranks_->rank_of(0),
                      items_.front().request);
   size_t submitted = items_.size();
-  auto last = std::chrono::steady_clock::now();
+  int64_t last = Now();
   while (found == items_.end()) {
     change_.wait_for(lock, kPollInterval);
     wait.Poll();
     if (closing_) {
-      throw Failure(Code::kUnavailable,
-                    "shut down before it ran\nHINT: wait for every handle "
-                    "before shutdown()");
+      throw Failure(Code::kUnavailable, kShutDown);
     }
-    const auto now = std::chrono::steady_clock::now();
-    if (items_.size() != submitted) last = now;  // still more come
+    if (items_.size() != submitted) last = Now();  // still more come
     submitted = items_.size();
-    const std::chrono::duration<double> quiet = now - last;
-    if (quiet.count() > Patience(next)) ThrowNotSubmitted(next);
+    if (SecondsSince(last) > Patience(next)) ThrowNotSubmitted(next);
     found = Find(next.name);
   }
   return found;

@@ -13,8 +13,7 @@
 // The number of an announcement, equal on all members, is the ticket of the
 // collective: combined with it, the name of a later collective that belongs to
 // it (its gradient) is unique, however often both run.
-#ifndef COLLECTIVE_NATIVE_QUEUE_H_
-#define COLLECTIVE_NATIVE_QUEUE_H_
+#pragma once
 
 #include <condition_variable>
 #include <deque>
@@ -95,5 +94,3 @@ class Queue {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_QUEUE_H_

@@ -1,6 +1,5 @@
 // What the C interface's files share: the core of this process, and requests.
-#ifndef COLLECTIVE_NATIVE_SESSION_H_
-#define COLLECTIVE_NATIVE_SESSION_H_
+#pragma once
 
 #include <memory>
 
@@ -15,6 +14,18 @@ std::shared_ptr<Core> CurrentCore();
 // Copies a request; throws kInvalidArgument where a number means nothing.
 void Convert(const collective_request& from, Request* to);
 
-}  // namespace collective
+// Makes the exception that was caught this thread's error; returns its code.
+int32_t SetErrorFromException();
 
-#endif  // COLLECTIVE_NATIVE_SESSION_H_
+// Runs `action`; turns what it throws into a code and this thread's error.
+template <class Action>
+int32_t Guard(Action&& action) {
+  try {
+    action();
+    return 0;
+  } catch (...) {
+    return SetErrorFromException();
+  }
+}
+
+}  // namespace collective

@@ -7,30 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collective import library
+from collective.operations.kinds import DTYPES, Kind, Op
 
-KINDS = (
-    "all-reduce",
-    "broadcast",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "barrier",
-    "join",
-    "",
-)
+# By the numbers of the core.
+KINDS = (*(kind.name.lower().replace("_", "-") for kind in Kind), "join", "")
 _COLLECTIVES = 7  # kinds before this are
-_OPS = ("sum", "average", "min", "max", "product")
-_DTYPES = (
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "int8",
-    "uint8",
-    "int32",
-    "int64",
-    "bool",
-)
+_OPS = [op.name.lower() for op in Op]
+_DTYPES = list(DTYPES)
 STATES = ("alive", "dead", "left")
 
 
@@ -167,7 +150,7 @@ def _position(at: float) -> str:
 
 
 def _detail(entry: Mapping[str, Any]) -> str:
-    reduces = entry["kind"] in (0, 3)
+    reduces = entry["kind"] in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER)
     tensors = f"{entry['tensors']} tensors" if entry["tensors"] > 1 else ""
     parts = (reduces and _of(_OPS, entry["op"]), _of(_DTYPES, entry["dtype"]), tensors)
     return " ".join(part for part in parts if part)

@@ -30,13 +30,14 @@ static_assert(Abi::kFaultTolerance == MPIX_FT, "MPIX_FT");
 #endif
 
 int main() {
-  const bool same = Is(Abi::CommWorld(), MPI_COMM_WORLD) &&
-                    Is(Abi::CommSelf(), MPI_COMM_SELF) &&
-                    Is(Abi::CommNull(), MPI_COMM_NULL) &&
-                    Is(Abi::GroupEmpty(), MPI_GROUP_EMPTY) &&
-                    Is(Abi::ErrorsReturn(), MPI_ERRORS_RETURN) &&
-                    Is(Abi::RequestNull(), MPI_REQUEST_NULL) &&
-                    Is(Abi::Byte(), MPI_BYTE) && Is(Abi::Int(), MPI_INT) &&
-                    Abi::StatusIgnore() == (Status*)MPI_STATUS_IGNORE;
+  const Abi abi;
+  const bool same = Is(abi.comm_world, MPI_COMM_WORLD) &&
+                    Is(abi.comm_self, MPI_COMM_SELF) &&
+                    Is(abi.comm_null, MPI_COMM_NULL) &&
+                    Is(abi.group_empty, MPI_GROUP_EMPTY) &&
+                    Is(abi.errors_return, MPI_ERRORS_RETURN) &&
+                    Is(abi.request_null, MPI_REQUEST_NULL) &&
+                    Is(abi.byte, MPI_BYTE) && Is(abi.integer, MPI_INT) &&
+                    abi.status_ignore == (Status*)MPI_STATUS_IGNORE;
   return same ? 0 : 1;
 }

@@ -1,12 +1,12 @@
-// All-gather through shared memory.
+// All-gather.
 //
-// Each rank writes its data into its slots, chunk by chunk, and reads the slots
-// of the other ranks; a chunk is read while the next one is written. Steps: 1.
-// Bytes: each rank writes its own data once and reads the other ranks' data
-// once. A few bytes travel within the posts.
-#include <algorithm>
-
+// Through shared memory, each rank writes its data into its slots, chunk by
+// chunk, and reads the slots of the other ranks; a chunk is read while the next
+// one is written. Steps: 1. Bytes: each rank writes its own data once and reads
+// the other ranks' data once. A few bytes travel within the posts. By messages:
+// a ring, n-1 steps.
 #include "algorithms/arguments.h"
+#include "algorithms/chunks.h"
 #include "algorithms/collectives.h"
 
 namespace collective {
@@ -50,46 +50,38 @@ void GatherBySlots(Communicator& ranks, const Request& request,
                    const Layout& layout, const char* input, char* output) {
   constexpr size_t kChunk = Communicator::kChunkBytes;
   const int n = ranks.size(), me = ranks.me();
-  const uint32_t chunks =
-      static_cast<uint32_t>((layout.longest + kChunk - 1) / kChunk);
-  const uint32_t first = ranks.first_chunk();
-  const auto length = [&](int member, size_t begin) {
-    const size_t all = layout.lengths[member];
-    return begin < all ? std::min(kChunk, all - begin) : 0;
-  };
   const auto slot = [&](uint32_t chunk, int member, size_t bytes) {
     return ranks.Slot(chunk, member) + Communicator::SlotOffset(chunk, bytes);
   };
-  SlotStores& stores = ranks.stores();
-  for (uint32_t turn = 0; turn < chunks + 1; ++turn) {
-    if (turn < chunks) {
-      const uint32_t chunk = first + turn;
-      const size_t begin = turn * kChunk;
-      const size_t bytes = length(me, begin);
-      ranks.AwaitFree(Communicator::kRead, chunk, request);
-      stores.Next(request.kind, layout.longest,
-                  std::min(kChunk, layout.longest - begin), me == 0);
-      SlotStores::Timer timer(stores);
-      ranks.kernels().copy(slot(chunk, me, bytes), input + begin, bytes,
-                           stores.stream());
-      ranks.Pass(Communicator::kFilled, chunk);
-    }
-    if (turn == 0) continue;
-    if (turn == 1) ranks.VerifyMatch(request);
-    const uint32_t chunk = first + turn - 1;
-    const size_t begin = (turn - 1) * kChunk;
-    for (int i = 1; i < n; ++i) {
-      const int member = (me + i) % n;
-      ranks.AwaitStage(Communicator::kFilled, chunk, member, request);
-      if (const size_t bytes = length(member, begin)) {
-        SlotStores::Timer timer(stores);
-        CopyBytes(output + layout.starts[member] + begin,
-                  slot(chunk, member, bytes), bytes);
-      }
-    }
-    ranks.Pass(Communicator::kRead, chunk);
+  ForChunks(
+      ranks, request, layout.longest, kChunk, 1,
+      [&](uint32_t chunk, size_t begin) {
+        const size_t bytes = PieceOf(layout.lengths[me], begin, kChunk);
+        ranks.kernels().copy(slot(chunk, me, bytes), input + begin, bytes,
+                             ranks.stores().stream());
+      },
+      [&](uint32_t chunk, size_t begin) {
+        for (int i = 1; i < n; ++i) {
+          const int member = (me + i) % n;
+          const size_t bytes = PieceOf(layout.lengths[member], begin, kChunk);
+          ranks.AwaitStage(Communicator::kFilled, chunk, member, request);
+          if (bytes == 0) continue;
+          SlotStores::Timer timer(ranks.stores());
+          CopyBytes(output + layout.starts[member] + begin,
+                    slot(chunk, member, bytes), bytes);
+        }
+      });
+}
+
+void GatherByMessages(Communicator& ranks, const Request& request,
+                      const Layout& layout, char* output) {
+  const int n = ranks.size(), me = ranks.me();
+  for (int step = 0; step < n - 1; ++step) {
+    const int out = (me - step + n) % n, in = (me - step - 1 + n) % n;
+    ranks.Exchange((me + 1) % n, output + layout.starts[out],
+                   layout.lengths[out], (me + n - 1) % n,
+                   output + layout.starts[in], layout.lengths[in], request);
   }
-  ranks.Finish(chunks);
 }
 
 }  // namespace
@@ -101,14 +93,18 @@ void AllGather(Communicator& ranks, const Request& request) {
   char* output = static_cast<char*>(tensor.output);
   const size_t start = layout.starts[ranks.me()];
   const size_t bytes = layout.lengths[ranks.me()];
-  const bool by_posts = layout.longest <= Communicator::kPostBytes;
+  const bool by_posts =
+      !ranks.spans_hosts() && layout.longest <= Communicator::kPostBytes;
   if (by_posts && bytes) CopyBytes(ranks.PostData(), input, bytes);
   ranks.Post(request);
+  if (ranks.spans_hosts()) ranks.VerifyMatch(request);
   if (bytes && output + start != input) {
     CopyBytes(output + start, input, bytes);
   }
   if (by_posts) {
     GatherByPosts(ranks, request, layout, output);
+  } else if (ranks.spans_hosts()) {
+    GatherByMessages(ranks, request, layout, output);
   } else {
     GatherBySlots(ranks, request, layout, input, output);
   }

@@ -15,12 +15,6 @@ constexpr size_t kOneShotBytesOnSharedCores = size_t{16} << 10;
 // Between hosts, up to here fewer messages matter more than fewer bytes.
 constexpr size_t kLatencyBoundBytes = size_t{64} << 10;
 
-size_t TotalBytes(const Request& request) {
-  size_t bytes = 0;
-  for (const Tensor& tensor : request.tensors) bytes += BytesOf(tensor);
-  return bytes;
-}
-
 bool AveragesBools(const Request& request) {
   for (const Tensor& tensor : request.tensors) {
     if (tensor.dtype == DType::kBool && request.op == Op::kAverage) return true;
@@ -113,7 +107,7 @@ Reduction ReductionOf(const Communicator& ranks, const Request& request,
       narrowed
           ? ranks.kernels().reduce_16[request.transport == DType::kBFloat16][op]
           : ranks.kernels().reduce[static_cast<int>(dtype)][op],
-      request.op == Op::kAverage ? ranks.size() : 1,
+      DivisorOf(ranks, request),
       in_place,
   };
 }
@@ -121,7 +115,7 @@ Reduction ReductionOf(const Communicator& ranks, const Request& request,
 void CopyInputs(const Request& request) {
   for (const Tensor& tensor : request.tensors) {
     if (tensor.input != tensor.output && tensor.count > 0) {
-      CopyBytes(tensor.output, tensor.input, BytesOf(tensor));
+      CopyBytes(tensor.output, tensor.input, tensor.bytes());
     }
   }
 }
@@ -132,7 +126,7 @@ bool IsOneShot(const Communicator& ranks, const Request& request) {
   return request.kind == Kind::kAllReduce && ranks.size() > 1 &&
          !ranks.spans_hosts() && !request.has_transport &&
          FitsOneShot(request) && !AveragesBools(request) &&
-         OnOneHost(ranks, request, TotalBytes(request)) == Algorithm::kOneShot;
+         OnOneHost(ranks, request, request.bytes()) == Algorithm::kOneShot;
 }
 
 void AllReduce(Communicator& ranks, const Request& request) {
@@ -140,7 +134,7 @@ void AllReduce(Communicator& ranks, const Request& request) {
   if (ranks.size() == 1) return CopyInputs(request);
   if (IsOneShot(ranks, request)) return AllReduceOneShot(ranks, request);
 
-  const size_t bytes = TotalBytes(request);
+  const size_t bytes = request.bytes();
   const Algorithm algorithm = ranks.spans_hosts()
                                   ? BetweenHosts(ranks, request, bytes)
                                   : OnOneHost(ranks, request, bytes);

@@ -2,8 +2,7 @@
 //
 // Outputs have the same bits on every rank, whatever the algorithm: each
 // element is either summed by one rank, or by all ranks in the same order.
-#ifndef COLLECTIVE_NATIVE_ALGORITHMS_ALL_REDUCE_H_
-#define COLLECTIVE_NATIVE_ALGORITHMS_ALL_REDUCE_H_
+#pragma once
 
 #include "communicator.h"
 #include "kernels/types.h"
@@ -46,5 +45,3 @@ void AllReduceExchange(Communicator& ranks, const Reduction& reduction);
 void AllReduceHierarchical(Communicator& ranks, const Reduction& reduction);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_ALGORITHMS_ALL_REDUCE_H_

@@ -59,17 +59,16 @@ class Direct {
   size_t Length(uint32_t turn) const {
     return std::min(per_chunk_, r_.tensors.length() - Begin(turn));
   }
-  // Calls visit(tensor, offset in it, offset in the chunk, count) for each
-  // piece of a member's part.
+  // Calls visit(piece) for each piece of a member's part; positions are those
+  // in the chunk.
   template <class Visit>
   void ForPart(uint32_t turn, int member, Visit&& visit) {
     const size_t length = Length(turn), begin = Begin(turn);
     const size_t align = TensorList::kAlign;
     r_.tensors.ForEach(
         begin + ShareBegin(length, member, ranks_.size(), align),
-        begin + ShareBegin(length, member + 1, ranks_.size(), align),
-        [&](const Tensor& tensor, size_t offset, size_t position,
-            size_t count) { visit(tensor, offset, position - begin, count); });
+        begin + ShareBegin(length, member + 1, ranks_.size(), align), begin,
+        visit);
   }
   // Where a chunk begins in its slots.
   size_t Offset(uint32_t turn) const {
@@ -87,12 +86,10 @@ class Direct {
     SlotStores::Timer timer(stores_);
     char* slot = ranks_.Slot(chunk, ranks_.me()) + Offset(turn);
     for (int i = 1; i < ranks_.size(); ++i) {
-      ForPart(turn, Other(i),
-              [&](const Tensor& tensor, size_t offset, size_t position,
-                  size_t count) {
-                wire_.CopyIn(slot + position * wire_.bytes(), tensor, offset,
-                             count, stores_.stream());
-              });
+      ForPart(turn, Other(i), [&](const Piece& piece) {
+        wire_.CopyIn(slot + piece.position * wire_.bytes(), piece,
+                     stores_.stream());
+      });
     }
   }
 
@@ -103,27 +100,16 @@ class Direct {
     SlotStores::Timer timer(stores_);
     const size_t start = Offset(turn);
     const void* sources[kMaxRanks];
-    ReduceJob job = {};
-    job.sources = sources;
-    job.nsources = ranks_.size();
-    job.own = ranks_.me();
-    job.divisor = r_.divisor;
-    job.stream_out = stream_out_;
-    job.stream_slot = stores_.stream();
-    ForPart(turn, ranks_.me(),
-            [&](const Tensor& tensor, size_t offset, size_t position,
-                size_t count) {
-              for (int member = 0; member < ranks_.size(); ++member) {
-                sources[member] = ranks_.Slot(chunk, member) + start +
-                                  position * wire_.bytes();
-              }
-              sources[ranks_.me()] = wire_.Input(tensor, offset);
-              job.out = wire_.Output(tensor, offset);
-              job.slot =
-                  ranks_.Result(chunk) + start + position * wire_.bytes();
-              job.count = count;
-              r_.kernel(job);
-            });
+    ForPart(turn, ranks_.me(), [&](const Piece& piece) {
+      const size_t at = start + piece.position * wire_.bytes();
+      for (int member = 0; member < ranks_.size(); ++member) {
+        sources[member] = ranks_.Slot(chunk, member) + at;
+      }
+      sources[ranks_.me()] = wire_.Input(piece);
+      r_.kernel({sources, ranks_.size(), ranks_.me(), wire_.Output(piece),
+                 piece.count, r_.divisor, ranks_.Result(chunk) + at,
+                 stream_out_, stores_.stream()});
+    });
     ranks_.Pass(Communicator::kRead, chunk);
   }
 
@@ -134,12 +120,10 @@ class Direct {
       const int member = Other(i);
       ranks_.AwaitStage(Communicator::kRead, chunk, member, r_.request);
       SlotStores::Timer timer(stores_);
-      ForPart(turn, member,
-              [&](const Tensor& tensor, size_t offset, size_t position,
-                  size_t count) {
-                wire_.CopyOut(tensor, offset, sums + position * wire_.bytes(),
-                              count, stream_out_);
-              });
+      ForPart(turn, member, [&](const Piece& piece) {
+        wire_.CopyOut(piece, sums + piece.position * wire_.bytes(),
+                      stream_out_);
+      });
     }
     ranks_.Pass(Communicator::kDone, chunk);
   }

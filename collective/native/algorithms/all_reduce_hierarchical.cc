@@ -23,6 +23,7 @@
 // then rounded once, and integers are averaged without overflow. A rank that is
 // alone on its host needs no slots: a chunk of one tensor is sent, received and
 // summed in place.
+#include <optional>
 #include <vector>
 
 #include "algorithms/all_reduce.h"
@@ -107,18 +108,16 @@ class Hierarchical {
   char* Result(uint32_t turn, size_t element) {
     return local_.Result(first_ + turn) + element * wire_bytes_;
   }
-  // The tensor that holds all of a chunk, if the chunk need not go through
-  // slots: there is nothing to sum on this host, to convert or to divide.
-  const Tensor* Whole(uint32_t turn, size_t* offset) const {
-    const Tensor* whole = nullptr;
+  // The piece that is all of a chunk, if the chunk need not go through slots:
+  // there is nothing to sum on this host, to convert or to divide.
+  std::optional<Piece> Whole(uint32_t turn) const {
+    std::optional<Piece> whole;
     if (codec_.narrow() || divides_early_ || local_.size() > 1) return whole;
     const size_t begin = turn * per_chunk_;
-    r_.tensors.ForEach(
-        begin, begin + Length(turn),
-        [&](const Tensor& tensor, size_t at, size_t, size_t count) {
-          if (count == Length(turn)) whole = &tensor;
-          *offset = at;
-        });
+    r_.tensors.ForEach(begin, begin + Length(turn), begin,
+                       [&](const Piece& piece) {
+                         if (piece.count == Length(turn)) whole.emplace(piece);
+                       });
     return whole;
   }
   Flight& FlightOf(uint32_t turn) {
@@ -128,15 +127,13 @@ class Hierarchical {
   int peer(int host) const { return members_[host][local_.me()]; }
   int OtherHost(int i) const { return (my_host_ + i) % hosts_; }
 
-  // Calls visit(tensor, offset in it, offset in the chunk, count) for each
-  // piece of a lane.
+  // Calls visit(piece) for each piece of a lane; positions are those in the
+  // chunk.
   template <class Visit>
   void ForLane(uint32_t turn, int lane, Visit&& visit) {
     const size_t begin = turn * per_chunk_;
-    r_.tensors.ForEach(
-        begin + LaneBegin(turn, lane), begin + LaneBegin(turn, lane + 1),
-        [&](const Tensor& tensor, size_t offset, size_t position,
-            size_t count) { visit(tensor, offset, position - begin, count); });
+    r_.tensors.ForEach(begin + LaneBegin(turn, lane),
+                       begin + LaneBegin(turn, lane + 1), begin, visit);
   }
 
   void CopyIn(uint32_t turn) {
@@ -145,12 +142,9 @@ class Hierarchical {
     char* slot = local_.Slot(chunk, local_.me());
     for (int lane = 0; lane < lanes_; ++lane) {
       if (lane == local_.me()) continue;
-      ForLane(turn, lane,
-              [&](const Tensor& tensor, size_t offset, size_t position,
-                  size_t count) {
-                codec_.CopyIn(slot + position * wire_bytes_, tensor, offset,
-                              count, true);
-              });
+      ForLane(turn, lane, [&](const Piece& piece) {
+        codec_.CopyIn(slot + piece.position * wire_bytes_, piece, true);
+      });
     }
     local_.Pass(Communicator::kFilled, chunk);
   }
@@ -158,10 +152,9 @@ class Hierarchical {
   void SumLane(uint32_t turn) {
     if (!carries()) return;
     Flight& flight = FlightOf(turn);
-    size_t offset = 0;
-    if (const Tensor* whole = Whole(turn, &offset)) {
-      flight.host_sum = codec_.Input(*whole, offset);
-      flight.sum = codec_.Output(*whole, offset);
+    if (const std::optional<Piece> whole = Whole(turn)) {
+      flight.host_sum = codec_.Input(*whole);
+      flight.sum = codec_.Output(*whole);
     } else {
       SumSlots(turn);
       flight.host_sum = flight.sum = Result(turn, 0);
@@ -185,22 +178,15 @@ class Hierarchical {
     local_.AwaitFree(Communicator::kDone, chunk, r_.request);
     local_.AwaitAll(Communicator::kFilled, chunk, r_.request);
     std::vector<const void*> sources(local_.size());
-    ReduceJob job = {};
-    job.sources = sources.data();
-    job.nsources = local_.size();
-    job.own = local_.me();
-    job.divisor = divides_early_ ? r_.divisor : 1;
-    ForLane(turn, local_.me(),
-            [&](const Tensor& tensor, size_t offset, size_t position,
-                size_t count) {
-              for (int i = 0; i < local_.size(); ++i) {
-                sources[i] = local_.Slot(chunk, i) + position * wire_bytes_;
-              }
-              sources[local_.me()] = codec_.Input(tensor, offset);
-              job.slot = Result(turn, position);
-              job.count = count;
-              r_.kernel(job);
-            });
+    const int divisor = divides_early_ ? r_.divisor : 1;
+    ForLane(turn, local_.me(), [&](const Piece& piece) {
+      for (int i = 0; i < local_.size(); ++i) {
+        sources[i] = local_.Slot(chunk, i) + piece.position * wire_bytes_;
+      }
+      sources[local_.me()] = codec_.Input(piece);
+      r_.kernel({sources.data(), local_.size(), local_.me(), nullptr,
+                 piece.count, divisor, Result(turn, piece.position)});
+    });
   }
 
   void SumHosts(uint32_t turn) {
@@ -213,14 +199,9 @@ class Hierarchical {
     for (int i = 1; i < hosts_; ++i) {
       sources[OtherHost(i)] = &flight.parts[mine * (i - 1)];
     }
-    ReduceJob job = {};
-    job.sources = sources.data();
-    job.nsources = hosts_;
-    job.own = -1;  // all sources are of the wire's type
-    job.slot = flight.sum + at;
-    job.count = mine / wire_bytes_;
-    job.divisor = divides_early_ ? 1 : r_.divisor;
-    r_.kernel(job);
+    constexpr int kNone = -1;  // all sources are of the wire's type
+    r_.kernel({sources.data(), hosts_, kNone, nullptr, mine / wire_bytes_,
+               divides_early_ ? 1 : r_.divisor, flight.sum + at});
     for (int i = 1; i < hosts_; ++i) {
       const int host = OtherHost(i);
       p2p_.Receive(peer(host), flight.sum + HostBegin(turn, host) * wire_bytes_,
@@ -240,19 +221,15 @@ class Hierarchical {
 
   void CopyOut(uint32_t turn) {
     const uint32_t chunk = first_ + turn;
-    size_t offset = 0;
-    const int lanes = Whole(turn, &offset) ? 0 : lanes_;
+    const int lanes = Whole(turn) ? 0 : lanes_;
     for (int i = 0; i < lanes; ++i) {
       const int lane = (local_.me() + i) % lanes_;
       if (lane != local_.me()) {
         local_.AwaitStage(Communicator::kRead, chunk, lane, r_.request);
       }
-      ForLane(turn, lane,
-              [&](const Tensor& tensor, size_t offset, size_t position,
-                  size_t count) {
-                codec_.CopyOut(tensor, offset, Result(turn, position), count,
-                               false);
-              });
+      ForLane(turn, lane, [&](const Piece& piece) {
+        codec_.CopyOut(piece, Result(turn, piece.position), false);
+      });
     }
     local_.Pass(Communicator::kDone, chunk);
   }

@@ -19,7 +19,7 @@ size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 bool FitsOneShot(const Request& request) {
   size_t bytes = 0;
   for (const Tensor& tensor : request.tensors) {
-    bytes += Aligned(BytesOf(tensor));
+    bytes += Aligned(tensor.bytes());
   }
   return bytes <= Communicator::kPostBytes;
 }
@@ -27,31 +27,25 @@ bool FitsOneShot(const Request& request) {
 void PostOneShot(Communicator& ranks, const Request& request) {
   char* to = ranks.PostData();
   for (const Tensor& tensor : request.tensors) {
-    if (tensor.count > 0) CopyBytes(to, tensor.input, BytesOf(tensor));
-    to += Aligned(BytesOf(tensor));
+    if (tensor.count > 0) CopyBytes(to, tensor.input, tensor.bytes());
+    to += Aligned(tensor.bytes());
   }
   ranks.Post(request);
 }
 
 void AllReduceOneShot(Communicator& ranks, const Request& request) {
-  if (!request.posted) PostOneShot(ranks, request);
+  if (!request.posted_at) PostOneShot(ranks, request);
   ranks.VerifyMatch(request);
   const void* sources[kMaxRanks];
-  ReduceJob job = {};
-  job.sources = sources;
-  job.nsources = ranks.size();
-  job.own = ranks.me();
-  job.divisor = request.op == Op::kAverage ? ranks.size() : 1;
   size_t offset = 0;
   for (const Tensor& tensor : request.tensors) {
     for (int member = 0; member < ranks.size(); ++member) {
       sources[member] = ranks.PostedBy(member) + offset;
     }
-    job.out = tensor.output;
-    job.count = static_cast<size_t>(tensor.count);
-    ranks.kernels().reduce[static_cast<int>(tensor.dtype)]
-                          [static_cast<int>(request.op)](job);
-    offset += Aligned(BytesOf(tensor));
+    KernelOf(ranks, request, tensor.dtype)(
+        {sources, ranks.size(), ranks.me(), tensor.output,
+         static_cast<size_t>(tensor.count), DivisorOf(ranks, request)});
+    offset += Aligned(tensor.bytes());
   }
 }
 

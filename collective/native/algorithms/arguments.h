@@ -1,11 +1,6 @@
 // What several collectives compute and check about their arguments.
-//
-// The versions for shared memory and for messages refuse the same calls in the
-// same words this way.
-#ifndef COLLECTIVE_NATIVE_ALGORITHMS_ARGUMENTS_H_
-#define COLLECTIVE_NATIVE_ALGORITHMS_ARGUMENTS_H_
+#pragma once
 
-#include <string>
 #include <vector>
 
 #include "communicator.h"
@@ -13,10 +8,6 @@
 #include "kernels/types.h"
 
 namespace collective {
-
-inline size_t BytesOf(const Tensor& tensor) {
-  return static_cast<size_t>(tensor.count) * SizeOf(tensor.dtype);
-}
 
 // Where the part of each rank begins, followed by where the last one ends.
 inline std::vector<size_t> OffsetsOf(const std::vector<int64_t>& counts,
@@ -45,13 +36,9 @@ inline ReduceKernel KernelOf(const Communicator& ranks, const Request& request,
   return kernel;
 }
 
-inline void CheckRoot(const Communicator& ranks, const Request& request) {
-  if (request.root >= 0 && request.root < ranks.size()) return;
-  throw Failure(Code::kInvalidArgument,
-                request.Describe() + ": there is no such root",
-                "choose one from 0 to " + std::to_string(ranks.size() - 1));
+// The number of ranks for an average, else 1.
+inline int DivisorOf(const Communicator& ranks, const Request& request) {
+  return request.op == Op::kAverage ? ranks.size() : 1;
 }
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_ALGORITHMS_ARGUMENTS_H_

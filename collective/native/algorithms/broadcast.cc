@@ -1,11 +1,11 @@
-// Broadcast through shared memory.
+// Broadcast.
 //
-// The root writes chunks into its slots and every other rank reads them, with
-// up to four chunks in flight. Steps: 1. Bytes: the root writes the message
-// once, and each other rank reads it once. A few bytes travel within the root's
-// post.
+// Through shared memory, the root writes chunks into its slots and every other
+// rank reads them, with up to four chunks in flight. Steps: 1. Bytes: the root
+// writes the message once, and each other rank reads it once. A few bytes
+// travel within the root's post. By messages: a binomial tree, ceil(log2 n)
+// steps.
 
-#include "algorithms/arguments.h"
 #include "algorithms/collectives.h"
 #include "transport/tensor_list.h"
 
@@ -37,19 +37,16 @@ class Bytes {
   }
   // [begin, end) to shared memory on the root, from it on every other rank.
   void Copy(size_t begin, size_t end, char* shared, bool stream) {
-    list_.ForEach(begin, end,
-                  [&](const Tensor& tensor, size_t offset, size_t position,
-                      size_t count) {
-                    char* at = shared + (position - begin);
-                    if (is_root_) {
-                      ranks_.kernels().copy(
-                          at, static_cast<const char*>(tensor.input) + offset,
-                          count, stream);
-                    } else {
-                      CopyBytes(static_cast<char*>(tensor.output) + offset, at,
-                                count);
-                    }
-                  });
+    list_.ForEach(begin, end, begin, [&](const Piece& piece) {
+      char* at = shared + piece.position;
+      const auto* input = static_cast<const char*>(piece.tensor.input);
+      auto* output = static_cast<char*>(piece.tensor.output);
+      if (is_root_) {
+        ranks_.kernels().copy(at, input + piece.offset, piece.count, stream);
+      } else {
+        CopyBytes(output + piece.offset, at, piece.count);
+      }
+    });
   }
 
  private:
@@ -92,12 +89,44 @@ void BroadcastBySlots(Communicator& ranks, const Request& request,
   ranks.Finish(turn);
 }
 
+// When the root has copied its inputs to its outputs.
+void BroadcastByMessages(Communicator& ranks, const Request& request) {
+  const int n = ranks.size();
+  const int me = (ranks.me() - request.root + n) % n;  // relative to the root
+  const auto absolute = [&](int member) { return (member + request.root) % n; };
+  for (const Tensor& tensor : request.tensors) {
+    char* output = static_cast<char*>(tensor.output);
+    int mask = 1;
+    while (mask < n && !(me & mask)) mask *= 2;
+    if (me != 0) {
+      const int parent = absolute(me - mask);
+      ranks.Exchange(parent, nullptr, 0, parent, output, tensor.bytes(),
+                     request);
+    }
+    for (mask /= 2; mask > 0; mask /= 2) {
+      if (me + mask >= n) continue;
+      const int child = absolute(me + mask);
+      ranks.Exchange(child, output, tensor.bytes(), child, nullptr, 0, request);
+    }
+  }
+}
+
 }  // namespace
 
 void Broadcast(Communicator& ranks, const Request& request) {
-  CheckRoot(ranks, request);
+  if (request.root < 0 || request.root >= ranks.size()) {
+    throw Failure(Code::kInvalidArgument,
+                  request.Describe() + ": there is no such root",
+                  "choose one from 0 to " + std::to_string(ranks.size() - 1));
+  }
   const bool root = request.root == ranks.me();
   Bytes bytes(ranks, request);
+  if (ranks.spans_hosts()) {
+    ranks.Post(request);
+    ranks.VerifyMatch(request);
+    if (root) bytes.CopyToOutputs();
+    return BroadcastByMessages(ranks, request);
+  }
   if (root) bytes.CopyToOutputs();
   if (bytes.size() > Communicator::kPostBytes) {
     ranks.Post(request);

@@ -1,10 +1,10 @@
 #include "algorithms/join.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <vector>
 
-#include "algorithms/identity_elements.h"
-#include "algorithms/request_codec.h"
 #include "execute.h"
 #include "membership/mismatch.h"
 
@@ -38,15 +38,114 @@ void Broadcast(Communicator& ranks, int root, void* data, size_t bytes) {
   Execute(ranks, request);
 }
 
+// Copies a request to bytes or from them, without its tensors' data. Only
+// between processes of one machine type and one build: numbers are copied as
+// they lie in memory.
+struct RequestCodec {
+  std::vector<char>& bytes;
+  const bool reads;
+  size_t at = 0;
+
+  template <class T>
+  void operator()(T& value) {
+    if (!reads) bytes.resize(at + sizeof(T));
+    void* const target = reads ? static_cast<void*>(&value) : &bytes[at];
+    std::memcpy(target, reads ? static_cast<void*>(&bytes[at]) : &value,
+                sizeof(T));
+    at += sizeof(T);
+  }
+  template <class List>
+  void Each(List& list) {
+    size_t size = list.size();
+    (*this)(size);
+    list.resize(size);
+    for (auto& one : list) (*this)(one);
+  }
+  void operator()(Tensor& tensor) {
+    (*this)(tensor.count);
+    (*this)(tensor.dtype);
+    Each(tensor.shape);
+  }
+  void operator()(Request& request) {
+    (*this)(request.kind);
+    (*this)(request.op);
+    (*this)(request.root);
+    (*this)(request.algorithm);
+    (*this)(request.has_transport);
+    (*this)(request.transport);
+    Each(request.name);
+    Each(request.counts);
+    Each(request.tensors);
+  }
+};
+
 // The request of `caller`, without its data.
-Request ReceiveRequest(Communicator& ranks, int caller, const Request& mine) {
+Request ReceiveRequest(Communicator& ranks, int caller, Request request) {
   std::vector<char> bytes;
-  if (ranks.me() == caller) bytes = Encode(mine);
+  if (ranks.me() == caller) RequestCodec{bytes, false}(request);
   uint64_t size = bytes.size();
   Broadcast(ranks, caller, &size, sizeof(size));
   bytes.resize(size);
   Broadcast(ranks, caller, bytes.data(), bytes.size());
-  return Decode(bytes);
+  Request received;
+  RequestCodec{bytes, true}(received);
+  return received;
+}
+
+// ---- identity elements: values that change no result ------------------------
+
+template <class T>
+struct Values {
+  T zero, one, greatest, least;
+};
+
+template <class T>
+constexpr Values<T> ValuesOf() {
+  using Limits = std::numeric_limits<T>;
+  if constexpr (Limits::has_infinity) {
+    return {0, 1, Limits::infinity(), -Limits::infinity()};
+  } else {
+    return {0, 1, Limits::max(), Limits::min()};
+  }
+}
+
+// 16-bit floats as bits. Infinity is their greatest value.
+constexpr Values<uint16_t> kFloat16 = {0, 0x3C00, 0x7C00, 0xFC00};
+constexpr Values<uint16_t> kBFloat16 = {0, 0x3F80, 0x7F80, 0xFF80};
+constexpr Values<uint8_t> kBool = {0, 1, 1, 0};
+
+template <class T>
+void Fill(Op op, const Tensor& tensor, const Values<T>& values) {
+  const T value = op == Op::kProduct ? values.one
+                  : op == Op::kMin   ? values.greatest
+                  : op == Op::kMax   ? values.least
+                                     : values.zero;
+  std::fill_n(static_cast<T*>(tensor.output), tensor.count, value);
+}
+
+// Fills the output: 0 for a sum or an average, 1 for a product, the greatest
+// value of the type for a minimum and the least for a maximum.
+void FillIdentity(Op op, const Tensor& tensor) {
+  switch (tensor.dtype) {
+    case DType::kFloat32:
+      return Fill(op, tensor, ValuesOf<float>());
+    case DType::kFloat64:
+      return Fill(op, tensor, ValuesOf<double>());
+    case DType::kFloat16:
+      return Fill(op, tensor, kFloat16);
+    case DType::kBFloat16:
+      return Fill(op, tensor, kBFloat16);
+    case DType::kInt8:
+      return Fill(op, tensor, ValuesOf<int8_t>());
+    case DType::kUInt8:
+      return Fill(op, tensor, ValuesOf<uint8_t>());
+    case DType::kInt32:
+      return Fill(op, tensor, ValuesOf<int32_t>());
+    case DType::kInt64:
+      return Fill(op, tensor, ValuesOf<int64_t>());
+    case DType::kBool:
+      return Fill(op, tensor, kBool);
+  }
 }
 
 // Runs the call of the other ranks with identity elements, or zero rows.
@@ -91,7 +190,6 @@ void ExecuteWithJoined(Communicator& ranks, const Request& request) {
     }
   }
   Request again = request;
-  again.posted = false;
   again.posted_at = 0;
   Execute(ranks, again);
 }

@@ -5,8 +5,7 @@
 // joined ranks are the reason, the lowest rank that has not joined broadcasts
 // its request, and all ranks run it: the joined ones with identity elements. As
 // long as no rank has joined, this costs nothing.
-#ifndef COLLECTIVE_NATIVE_ALGORITHMS_JOIN_H_
-#define COLLECTIVE_NATIVE_ALGORITHMS_JOIN_H_
+#pragma once
 
 #include "communicator.h"
 
@@ -27,5 +26,3 @@ bool ServeJoined(Communicator& ranks, const Request& join);
 Announcement AgreeOnNext(Communicator& ranks, Announcement mine);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_ALGORITHMS_JOIN_H_

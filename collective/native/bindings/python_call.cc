@@ -40,30 +40,12 @@ bool IsBFloat16(PyObject* array) {
 
 // The dtype of an array, or -1.
 int32_t DTypeOf(PyObject* array, const ArrayStruct& fields) {
-  const auto dtype = [&] {
-    switch (fields.kind << 8 | fields.itemsize) {
-      case 'f' << 8 | 2:
-        return DType::kFloat16;
-      case 'f' << 8 | 4:
-        return DType::kFloat32;
-      case 'f' << 8 | 8:
-        return DType::kFloat64;
-      case 'i' << 8 | 1:
-        return DType::kInt8;
-      case 'i' << 8 | 4:
-        return DType::kInt32;
-      case 'i' << 8 | 8:
-        return DType::kInt64;
-      case 'u' << 8 | 1:
-        return DType::kUInt8;
-      case 'b' << 8 | 1:
-        return DType::kBool;
-      case 'V' << 8 | 2:
-        if (IsBFloat16(array)) return DType::kBFloat16;
-    }
-    return static_cast<DType>(-1);
-  };
-  return static_cast<int32_t>(dtype());
+  for (int32_t i = 0; i < kDTypes; ++i) {
+    const DTypeRow& row = kDTypeTable[i];
+    if (row.numpy != fields.kind || row.bytes != fields.itemsize) continue;
+    return row.numpy != 'V' || IsBFloat16(array) ? i : -1;
+  }
+  return -1;
 }
 
 bool Is(PyObject* object, const char* text) {

@@ -1,6 +1,5 @@
 // What the files of the Python extension share (python.cc).
-#ifndef COLLECTIVE_NATIVE_BINDINGS_PYTHON_CALL_H_
-#define COLLECTIVE_NATIVE_BINDINGS_PYTHON_CALL_H_
+#pragma once
 
 // Python's stable ABI, as of the oldest version that is served.
 #define Py_LIMITED_API 0x030A0000
@@ -114,5 +113,3 @@ class Call {
 PyObject* ReadRecorder(PyObject*, PyObject* local_rank);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_BINDINGS_PYTHON_CALL_H_

@@ -4,8 +4,7 @@
 // it instead of including it lets the ops be built where TensorFlow is not
 // installed, as in pip's build environment, and makes one library for all
 // versions. (tests/collective/test_tensorflow.py runs what would break.)
-#ifndef COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_C_H_
-#define COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_C_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -93,5 +92,3 @@ TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, int dtype,
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
 
 }  // extern "C"
-
-#endif  // COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_C_H_

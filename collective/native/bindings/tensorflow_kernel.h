@@ -1,6 +1,5 @@
 // What the files of TensorFlow ops share: attributes, statuses, registration.
-#ifndef COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_
-#define COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_
+#pragma once
 
 #include <cstdio>
 #include <cstring>
@@ -38,9 +37,8 @@ inline int CodeOf(int32_t code) {
 
 // The core's dtype for TensorFlow's, or -1.
 inline int DTypeOf(int dtype) {
-  constexpr int kTypes[kDTypes] = {1, 2, 19, 14, 6, 4, 3, 9, 10};  // by DType
   for (int i = 0; i < kDTypes; ++i) {
-    if (kTypes[i] == dtype) return i;
+    if (kDTypeTable[i].tensorflow == dtype) return i;
   }
   return -1;
 }
@@ -121,32 +119,41 @@ class Run {
  protected:
   static constexpr int kInt64 = 9;  // TensorFlow's
 
-  // An input, held until the end. Null: it has failed, and must be finished.
-  TF_Tensor* Input(int index) {
-    Status status;
-    TF_Tensor* tensor = nullptr;
-    TF_GetInput(context_, index, &tensor, status.get());
-    if (!status.ok()) {
-      TF_OpKernelContext_Failure(context_, status.get());
-      return nullptr;
-    }
+  // False: the run has failed, and must be finished.
+  bool Check(Status& status) {
+    if (!status.ok()) TF_OpKernelContext_Failure(context_, status.get());
+    return status.ok();
+  }
+
+  // A tensor, held until the end; null, as Check, if it was not had.
+  TF_Tensor* Hold(TF_Tensor* tensor, Status& status) {
+    if (!Check(status)) return nullptr;
     held_.push_back(tensor);
     return tensor;
   }
 
-  // An output, as an input.
+  TF_Tensor* Input(int index) {
+    Status status;
+    TF_Tensor* tensor = nullptr;
+    TF_GetInput(context_, index, &tensor, status.get());
+    return Hold(tensor, status);
+  }
+
   TF_Tensor* Output(int index, int dtype, const std::vector<int64_t>& shape,
                     size_t bytes) {
     Status status;
-    TF_Tensor* tensor =
+    return Hold(
         TF_AllocateOutput(context_, index, dtype, shape.data(),
-                          static_cast<int>(shape.size()), bytes, status.get());
-    if (!status.ok()) {
-      TF_OpKernelContext_Failure(context_, status.get());
-      return nullptr;
+                          static_cast<int>(shape.size()), bytes, status.get()),
+        status);
+  }
+
+  static std::vector<int64_t> ShapeOf(const TF_Tensor* tensor) {
+    std::vector<int64_t> shape(TF_NumDims(tensor));
+    for (size_t axis = 0; axis < shape.size(); ++axis) {
+      shape[axis] = TF_Dim(tensor, static_cast<int>(axis));
     }
-    held_.push_back(tensor);
-    return tensor;
+    return shape;
   }
 
   // Every op's last input is the ticket of the op whose gradient it is, or 0;
@@ -261,5 +268,3 @@ void Register(const char* name, Texts attributes, Texts inputs, Texts outputs,
 }
 
 }  // namespace collective::tensorflow
-
-#endif  // COLLECTIVE_NATIVE_BINDINGS_TENSORFLOW_KERNEL_H_

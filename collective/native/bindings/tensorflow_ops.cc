@@ -17,32 +17,31 @@ class RunOnList : public Run {
   using Run::Run;
 
   void Start(const Attributes& attributes) {
-    Status status;
-    if (!Prepare(status.get())) {
-      TF_OpKernelContext_Failure(context_, status.get());
-      return Finish();
-    }
-    // Fails by itself.
-    const int tickets = static_cast<int>(tensors_.size());
-    if (!HasTickets(tickets, tickets)) return Finish();
-    const int32_t code = Submit(attributes);
+    const int tickets = TF_NumInputs(context_) - 1;
+    if (!Prepare(tickets) || !HasTickets(tickets, tickets)) return Finish();
+    collective_request request = RequestOf(attributes);
+    request.tensors = tensors_.data();
+    request.tensors_length = static_cast<int32_t>(tensors_.size());
+    const int32_t code = collective_submit(
+        &request,
+        [](void* argument, int32_t code, const char* message) {
+          static_cast<RunOnList*>(argument)->End(code, message);
+        },
+        this);
     if (code != 0) End(code, collective_error());
   }
 
  private:
-  bool Prepare(TF_Status* status) {
-    const int length = TF_NumInputs(context_) - 1;
+  bool Prepare(int length) {
     tensors_.resize(length);
     shapes_.resize(length);
     for (int i = 0; i < length; ++i) {
+      Status status;
       TF_Tensor* input = nullptr;
-      TF_GetInput(context_, i, &input, status);
-      if (TF_GetCode(status) != 0) return false;
+      TF_GetInput(context_, i, &input, status.get());
+      if (!Check(status)) return false;
       collective_tensor& tensor = tensors_[i];
-      shapes_[i].resize(TF_NumDims(input));
-      for (size_t axis = 0; axis < shapes_[i].size(); ++axis) {
-        shapes_[i][axis] = TF_Dim(input, static_cast<int>(axis));
-      }
+      shapes_[i] = ShapeOf(input);
       tensor.shape = shapes_[i].data();
       tensor.dimensions = static_cast<int32_t>(shapes_[i].size());
       tensor.count = TF_TensorElementCount(input);
@@ -52,31 +51,16 @@ class RunOnList : public Run {
       int forwarded = -1;
       TF_Tensor* output = TF_ForwardInputOrAllocateOutput(
           context_, &i, 1, i, tensor.shape, tensor.dimensions, &forwarded,
-          status);
-      if (TF_GetCode(status) != 0) return false;
-      held_.push_back(output);
-      tensor.output = TF_TensorData(output);
-      tensor.input = tensor.output;
+          status.get());
+      if (!Hold(output, status)) return false;
+      tensor.input = tensor.output = TF_TensorData(output);
       if (forwarded == i) continue;
-      TF_GetInput(context_, i, &input, status);
-      if (TF_GetCode(status) != 0) return false;
-      held_.push_back(input);
+      if (!(input = Input(i))) return false;
       tensor.input = TF_TensorData(input);
     }
     return true;
   }
 
-  int32_t Submit(const Attributes& attributes) {
-    collective_request request = RequestOf(attributes);
-    request.tensors = tensors_.data();
-    request.tensors_length = static_cast<int32_t>(tensors_.size());
-    return collective_submit(
-        &request,
-        [](void* argument, int32_t code, const char* message) {
-          static_cast<RunOnList*>(argument)->End(code, message);
-        },
-        this);
-  }
   std::vector<collective_tensor> tensors_;
   std::vector<std::vector<int64_t>> shapes_;
 };

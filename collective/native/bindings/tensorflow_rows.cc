@@ -31,10 +31,7 @@ class RunOnRows : public Run {
     if (code != 0) return End(code, collective_error());
     input_ = Input(0);
     if (!input_) return Finish();
-    const int dimensions = TF_NumDims(input_);
-    for (int axis = 0; axis < dimensions; ++axis) {
-      shape_.push_back(TF_Dim(input_, axis));
-    }
+    shape_ = ShapeOf(input_);
     for (size_t axis = 1; axis < shape_.size(); ++axis) row_ *= shape_[axis];
     const bool all_to_all = attributes_.kind == Kind::kAllToAll;
     if (!HasTickets(TF_NumInputs(context_) - 1, all_to_all ? 2 : 1)) {
@@ -67,44 +64,27 @@ class RunOnRows : public Run {
   static constexpr int32_t kDisagree =
       static_cast<int32_t>(collective::Code::kFailedPrecondition);
 
-  // What a rank sends before its rows: the numbers that must be the same on
-  // every rank, and then the numbers of its rows. All zeros: it has joined.
+  // What a rank sends before its rows: what must be the same on every rank, and
+  // then the numbers of its rows. All zeros: it has joined.
   struct Header {
-    static constexpr int kDimensions = 7;
-    int64_t dtype = 0;  // plus 1
+    int64_t hash = 0;  // of the text
     int64_t misfit = 0;
-    int64_t dimensions = 0;
-    int64_t inner[kDimensions] = {};  // all but the first
-    int64_t further = 0;              // a hash of those beyond
-
-    bool operator==(const Header& other) const {
-      return std::memcmp(this, &other, sizeof(Header)) == 0;
-    }
-    std::string Describe() const {
-      std::string text =
-          collective::NameOf(static_cast<collective::DType>(dtype - 1));
-      text += dimensions ? "[?" : "[";
-      for (int i = 0; i + 1 < dimensions; ++i) {
-        text += i < kDimensions ? "," + std::to_string(inner[i]) : ",...";
-        if (i == kDimensions) break;
-      }
-      return text + (misfit ? "], whose splits do not fit it" : "]");
-    }
+    char text[112] = {};  // or its beginning
   };
   static constexpr size_t kHeader = sizeof(Header) / sizeof(int64_t);
 
   Header HeaderOf() const {
-    Header header;
-    header.dtype = DTypeOf(TF_TensorType(input_)) + 1;
-    header.misfit = misfit_;
-    header.dimensions = static_cast<int64_t>(shape_.size());
+    const int dtype = DTypeOf(TF_TensorType(input_));
+    std::string text = collective::kDTypeTable[dtype].name;
+    text += shape_.empty() ? "[" : "[?";
     for (size_t axis = 1; axis < shape_.size(); ++axis) {
-      if (axis <= Header::kDimensions) {
-        header.inner[axis - 1] = shape_[axis];
-      } else {
-        header.further = header.further * 1000003 + shape_[axis];
-      }
+      text += "," + std::to_string(shape_[axis]);
     }
+    text += misfit_ ? "], whose splits do not fit it" : "]";
+    Header header;
+    header.hash = static_cast<int64_t>(std::hash<std::string>()(text) | 1);
+    header.misfit = misfit_;
+    std::snprintf(header.text, sizeof(header.text), "%s", text.c_str());
     return header;
   }
 
@@ -153,36 +133,31 @@ class RunOnRows : public Run {
   bool AllFit() {
     const Header mine = HeaderOf();
     bool same = true, misfit = false;
-    std::vector<std::pair<std::string, std::string>> shapes;  // and whose
+    std::vector<int> ranks;
+    std::vector<std::string> texts;
+    std::string call = collective::NameOf(attributes_.kind);
+    if (!name_.empty()) call += " '" + name_ + "'";
     for (int member = 0; member < size_; ++member) {
       Header theirs;
       std::memcpy(static_cast<void*>(&theirs), &all_[member * mine_.size()],
                   sizeof(theirs));
-      if (theirs.dtype == 0) continue;
-      same = same && theirs == mine;
+      if (theirs.hash == 0) continue;
+      same = same && theirs.hash == mine.hash;
       misfit = misfit || theirs.misfit;
-      const std::string text = theirs.Describe();
-      auto group = shapes.begin();
-      while (group != shapes.end() && group->first != text) ++group;
-      if (group == shapes.end()) group = shapes.insert(group, {text, ""});
       int32_t rank = member;
       collective_rank_of(static_cast<int32_t>(attributes_.process_set), member,
                          &rank);
-      group->second +=
-          (group->second.empty() ? "" : ",") + std::to_string(rank);
+      ranks.push_back(rank);
+      texts.push_back(call + " " + theirs.text);
     }
-    if (!misfit && mine.dimensions == 0) {
+    if (!misfit && shape_.empty()) {
       End(kInvalid, "a scalar has no rows\nHINT: reshape it to [1]");
       return false;
     }
     if (same && !misfit) return true;
-    std::string what = misfit ? "the splits do not fit the tensor"
-                              : "ranks do not agree on a collective";
-    for (const auto& [text, ranks] : shapes) {
-      what += "; rank " + ranks + ": " + collective::NameOf(attributes_.kind);
-      if (!name_.empty()) what += " '" + name_ + "'";
-      what += " " + text;
-    }
+    const std::string what = (misfit ? "the splits do not fit the tensor"
+                                     : "ranks do not agree on a collective") +
+                             collective::ListByText(ranks, texts);
     End(misfit ? kInvalid : kDisagree,
         (what + (misfit
                      ? "\nHINT: give each rank its number of rows, adding up "

@@ -3,8 +3,7 @@
 // TensorFlow's threads flush denormals to zero, and a thread inherits that from
 // its creator. Ranks whose sums ran in different threads would end with
 // different bits.
-#ifndef COLLECTIVE_NATIVE_KERNELS_DENORMALS_H_
-#define COLLECTIVE_NATIVE_KERNELS_DENORMALS_H_
+#pragma once
 
 #include <cstdint>
 #if defined(__x86_64__)
@@ -51,5 +50,3 @@ class KeepDenormals {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_KERNELS_DENORMALS_H_

@@ -3,8 +3,7 @@
 // They are compiled once for each instruction set and chosen once at run time,
 // so that one library runs everywhere and fast; the rest of the core sees only
 // this interface.
-#ifndef COLLECTIVE_NATIVE_KERNELS_KERNELS_H_
-#define COLLECTIVE_NATIVE_KERNELS_KERNELS_H_
+#pragma once
 
 #include <cstddef>
 
@@ -26,11 +25,10 @@ struct ReduceJob {
               // are of the transport type (often the same)
   void* out;  // user memory, tensor's type; may be null or equal a source;
               // like the sources, at any address
-  bool stream_out;
-  void* slot;  // shared memory, transport type; may be null
-  bool stream_slot;
   size_t count;
-  int divisor;  // 1, or the number of ranks for an average
+  int divisor;           // 1, or the number of ranks for an average
+  void* slot = nullptr;  // shared memory, transport type; may be null
+  bool stream_out = false, stream_slot = false;
 };
 
 using ReduceKernel = void (*)(const ReduceJob& job);
@@ -63,5 +61,3 @@ extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsAvx512;
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_KERNELS_KERNELS_H_

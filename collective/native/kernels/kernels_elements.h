@@ -4,8 +4,7 @@
 // own. So everything is in an unnamed namespace, and no header with inline
 // functions may be included here: the linker would keep one copy of them,
 // perhaps the one that this processor cannot run.
-#ifndef COLLECTIVE_NATIVE_KERNELS_KERNELS_ELEMENTS_H_
-#define COLLECTIVE_NATIVE_KERNELS_KERNELS_ELEMENTS_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -273,5 +272,3 @@ COLLECTIVE_INLINE void StreamsDone() {
 
 }  // namespace
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_KERNELS_KERNELS_ELEMENTS_H_

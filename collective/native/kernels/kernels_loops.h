@@ -3,8 +3,7 @@
 // Written once in GCC's vector extensions, and compiled by each kernels_*.cc
 // with an instruction set of its own. See kernels_elements.h for what may be
 // included.
-#ifndef COLLECTIVE_NATIVE_KERNELS_KERNELS_LOOPS_H_
-#define COLLECTIVE_NATIVE_KERNELS_KERNELS_LOOPS_H_
+#pragma once
 
 #include "kernels/kernels.h"
 #include "kernels/kernels_elements.h"
@@ -442,5 +441,3 @@ constexpr void FillIntegers(ReduceKernel* row) {
 
 }  // namespace
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_KERNELS_KERNELS_LOOPS_H_

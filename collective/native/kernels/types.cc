@@ -1,19 +1,16 @@
 #include "kernels/types.h"
 
 #include <cstdio>
+#include <utility>
 
 namespace collective {
 
 size_t SizeOf(DType dtype) {
-  constexpr size_t kSizes[kDTypes] = {4, 8, 2, 2, 1, 1, 4, 8, 1};
-  return kSizes[static_cast<int>(dtype)];
+  return kDTypeTable[static_cast<int>(dtype)].bytes;
 }
 
 const char* NameOf(DType dtype) {
-  constexpr const char* kNames[kDTypes] = {"float32",  "float64", "float16",
-                                           "bfloat16", "int8",    "uint8",
-                                           "int32",    "int64",   "bool"};
-  return kNames[static_cast<int>(dtype)];
+  return kDTypeTable[static_cast<int>(dtype)].name;
 }
 
 const char* NameOf(Op op) {
@@ -54,6 +51,23 @@ std::string Printable(const std::string& text) {
   return shown;
 }
 
+std::string ListByText(const std::vector<int>& ranks,
+                       const std::vector<std::string>& texts) {
+  std::vector<std::pair<std::string, std::string>> groups;  // text, ranks
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    auto same = groups.begin();
+    while (same != groups.end() && same->first != texts[i]) ++same;
+    if (same == groups.end()) same = groups.insert(same, {texts[i], ""});
+    same->second +=
+        (same->second.empty() ? "" : ",") + std::to_string(ranks[i]);
+  }
+  std::string list;
+  for (const auto& [text, callers] : groups) {
+    list += "; rank " + callers + ": " + text;
+  }
+  return list;
+}
+
 namespace {
 
 bool Reduces(Kind kind) {
@@ -74,6 +88,16 @@ struct Hash {
 };
 
 }  // namespace
+
+size_t Tensor::bytes() const {
+  return static_cast<size_t>(count) * SizeOf(dtype);
+}
+
+size_t Request::bytes() const {
+  size_t bytes = 0;
+  for (const Tensor& tensor : tensors) bytes += tensor.bytes();
+  return bytes;
+}
 
 uint64_t Request::Signature() const {
   Hash hash;

@@ -2,8 +2,7 @@
 //
 // The numbers are part of the C ABI (c_api.h) and of the Python module that
 // mirrors it, so new ones go at the end.
-#ifndef COLLECTIVE_NATIVE_KERNELS_TYPES_H_
-#define COLLECTIVE_NATIVE_KERNELS_TYPES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +25,18 @@ enum class DType : int32_t {
   kBool = 8,
 };
 constexpr int kDTypes = 9;
+
+// All that is known of a dtype, by DType.
+struct DTypeRow {
+  const char* name;
+  int bytes;
+  char numpy;      // kind of NumPy's; 'V': one that NumPy does not know
+  int tensorflow;  // TensorFlow's number
+};
+constexpr DTypeRow kDTypeTable[kDTypes] = {
+    {"float32", 4, 'f', 1},   {"float64", 8, 'f', 2}, {"float16", 2, 'f', 19},
+    {"bfloat16", 2, 'V', 14}, {"int8", 1, 'i', 6},    {"uint8", 1, 'u', 4},
+    {"int32", 4, 'i', 3},     {"int64", 8, 'i', 9},   {"bool", 1, 'b', 10}};
 
 enum class Op : int32_t {
   kSum = 0,
@@ -70,6 +81,11 @@ const char* NameOf(Algorithm algorithm);
 // Escapes what a terminal would act on: a name may come from anywhere.
 std::string Printable(const std::string& text);
 
+// "; rank 0,2: ...; rank 1: ...": which ranks have the same text. Both lists
+// are by member.
+std::string ListByText(const std::vector<int>& ranks,
+                       const std::vector<std::string>& texts);
+
 // One tensor of a collective. `input` may equal `output`; they must not overlap
 // in any other way.
 struct Tensor {
@@ -78,6 +94,8 @@ struct Tensor {
   int64_t count = 0;  // elements of the input
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;  // only compared, and shown in errors
+
+  size_t bytes() const;  // of the input
 };
 
 // One collective call on one rank.
@@ -103,9 +121,9 @@ struct Request {
   int64_t* issued = nullptr;  // receives its own ticket (c_api.h)
   const char* among = "";     // which ranks, for Describe
   uint64_t recorded = 0;      // its number in the recorder (recorder.h), if any
-  bool posted = false;        // already, by PostOneShot
-  double posted_at = 0;       // TimelineNow() before that
+  int64_t posted_at = 0;      // Now() if PostOneShot has posted it already
 
+  size_t bytes() const;  // of all tensors
   // Equal on two ranks if and only if (but for hash collisions) they call the
   // same collective.
   uint64_t Signature() const;
@@ -114,5 +132,3 @@ struct Request {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_KERNELS_TYPES_H_

@@ -173,7 +173,8 @@ std::string Job::FindUnmatchedWait(const Plan& mine) const {
       if (one.rank.load() == rank() + 1 && now - one.since >= Patience() &&
           now - one.polled <= kStopped &&
           unmatched(one.function, one.group, one.name)) {
-        return Line(local_.ranks[i], rank(), DescriptionOf(one)) + "; ";
+        return Line(local_.processes[i].rank, rank(), DescriptionOf(one)) +
+               "; ";
       }
     }
   }

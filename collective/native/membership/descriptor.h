@@ -1,8 +1,7 @@
 // A file descriptor that closes itself.
 //
 // The rendezvous holds up to kMaxRanks of them and may throw at any point.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_DESCRIPTOR_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_DESCRIPTOR_H_
+#pragma once
 
 #include <unistd.h>
 
@@ -31,5 +30,3 @@ class Descriptor {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_DESCRIPTOR_H_

@@ -3,8 +3,7 @@
 // Counters only grow (modulo 2^32) and are compared by signed difference, so
 // they never need a reset, and a late reader is not confused. Raising one
 // releases everything written before it.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_FUTEX_WORD_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_FUTEX_WORD_H_
+#pragma once
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -52,5 +51,3 @@ struct FutexWord {
 struct alignas(128) Flag : FutexWord {};
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_FUTEX_WORD_H_

@@ -5,15 +5,13 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 #include <utility>
 
-#include "membership/exited_ranks.h"
 #include "membership/job_memory.h"
+#include "membership/launcher_files.h"
 #include "recorder/recorder.h"
 
 namespace collective {
@@ -24,7 +22,7 @@ constexpr int kSpins = 2000;
 // How long MPI is given to learn which rank has died: polls, and their
 // interval.
 constexpr int kDeathPolls = 10;
-constexpr std::chrono::milliseconds kDeathPollInterval(10);
+constexpr int64_t kDeathPollInterval = 10 * kMillisecond;
 // How often a rank that finds the job broken yields while the message is being
 // written: far longer than that takes.
 constexpr int kMessageYields = 1000;
@@ -96,9 +94,12 @@ Job::Job(const RankInfo& info, const Settings& settings, int generation)
       JoinRendezvous(info_, generation, kMemoryBytes, settings.start_seconds);
   Open("init");
   if (one_host) return;
-  network_ = std::make_unique<Network>(info_, settings.start_seconds);
-  hosts_ = network_->Gather(
-      *std::min_element(local_.ranks.begin(), local_.ranks.end()));
+  network_ = Network::Start(info_, settings.start_seconds);
+  int first = info_.rank;
+  for (const Process& process : local_.processes) {
+    first = std::min(first, process.rank);
+  }
+  hosts_ = network_->Gather(first);
 }
 
 Job::Job(Job& former)
@@ -137,9 +138,13 @@ void Job::RendezvousSurvivors(const RankInfo& before, const GoneFunction& gone,
 }
 
 bool Job::OpenReconfigured() {
-  info_.size = info_.local_size = static_cast<int>(local_.pids.size());
+  info_.size = info_.local_size = static_cast<int>(local_.processes.size());
   info_.rank = info_.local_rank = local_.local_rank;
-  for (int i = 0; i < info_.size; ++i) local_.ranks[i] = i;
+  previous_ranks_.clear();
+  for (int i = 0; i < info_.size; ++i) {
+    local_.processes[i].rank = i;
+    previous_ranks_.push_back(local_.processes[i].previous);
+  }
   try {
     Open(reconfigurations_ ? "regroup" : "init");
   } catch (const Failure&) {
@@ -166,6 +171,13 @@ int Job::PendingJoins() {
   return join_listener_->PendingCount();
 }
 
+void Job::ThrowNoMemory() const {
+  throw Failure(
+      Code::kInternal,
+      "rank " + std::to_string(info_.rank) + ": mmap: " + std::strerror(errno),
+      kOutOfMemoryHint);
+}
+
 Job::RankState& Job::my_state() const {
   return header_->ranks[info_.local_rank];
 }
@@ -173,12 +185,7 @@ Job::RankState& Job::my_state() const {
 void Job::Open(const char* name) {
   void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
                       MAP_SHARED, local_.memory.get(), 0);
-  if (memory == MAP_FAILED) {
-    throw Failure(Code::kInternal,
-                  "rank " + std::to_string(info_.rank) +
-                      ": mmap: " + std::strerror(errno),
-                  kOutOfMemoryHint);
-  }
+  if (memory == MAP_FAILED) ThrowNoMemory();
   header_ = static_cast<Header*>(memory);
   RankState& mine = my_state();
   sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
@@ -202,8 +209,8 @@ void Job::AwaitAttached(const char* name) {
   uint32_t formed = 0;
   try {
     for (int i = 0; i < info_.local_size; ++i) {
-      Await(header_->ranks[i].state, RankState::kAttached, local_.ranks[i],
-            request);
+      Await(header_->ranks[i].state, RankState::kAttached,
+            local_.processes[i].rank, request);
     }
   } catch (const Failure&) {
     // If another rank has seen all ranks, the job had formed before it broke.
@@ -230,12 +237,6 @@ void Job::Close() {
 
 char* Job::MapArea(int index, size_t bytes) {
   bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  if (index >= kMaxAreas || bytes > kAreaStride) {
-    throw Failure(Code::kInvalidArgument, "too many process sets",
-                  "at most " + std::to_string(kMaxAreas / 2 - 1) +
-                      " can be made in one job: keep them, do not make one a "
-                      "step");
-  }
   // More than needed, to put the mapping on a boundary of huge pages.
   void* space = mmap(nullptr, bytes + kHugePage, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -251,12 +252,7 @@ char* Job::MapArea(int index, size_t bytes) {
     const uintptr_t tail = start + kHugePage - aligned;
     if (tail) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
   }
-  if (memory == MAP_FAILED) {
-    throw Failure(Code::kInternal,
-                  "rank " + std::to_string(info_.rank) +
-                      ": mmap: " + std::strerror(errno),
-                  kOutOfMemoryHint);
-  }
+  if (memory == MAP_FAILED) ThrowNoMemory();
   madvise(memory, bytes, MADV_HUGEPAGE);  // where the kernel allows it
   areas_[index] = static_cast<char*>(memory);
   area_bytes_[index] = bytes;
@@ -282,10 +278,8 @@ bool Job::EndIfStuck(int local_rank, double waited) const {
     return false;
   }
   const int64_t last = header_->ranks[local_rank].last_waited;
-  if (static_cast<double>(Now() - last) * 1e-9 <= most) return false;
-  const std::string who = "rank " + std::to_string(local_.ranks[local_rank]) +
-                          " (process " +
-                          std::to_string(local_.pids[local_rank]) + ")";
+  if (SecondsSince(last) <= most) return false;
+  const std::string who = local_.NameOf(local_rank);
   RequestDump(who + " makes no progress");
   if (!local_.Kill(local_rank)) return false;
   std::fprintf(stderr,
@@ -304,7 +298,7 @@ std::string Job::NextMeeting(int local_rank) const {
 GoneFunction Job::GoneOrStuck() const {
   return [this, since = Now()](int local_rank) {
     if (HasLeft(local_rank) || Dead(local_rank)) return true;
-    EndIfStuck(local_rank, static_cast<double>(Now() - since) * 1e-9);
+    EndIfStuck(local_rank, SecondsSince(since));
     return false;
   };
 }
@@ -376,12 +370,11 @@ void Job::Check(int waited_for) {
   }
   for (int i = 0; i < info_.local_size; ++i) {
     // A rank that has left may exit. Only a rank that waits for it fails.
-    const int rank = local_.ranks[i];
+    const int rank = local_.processes[i].rank;
     const bool left = HasLeft(i);
     if (left && rank == waited_for) BreakForLeft(rank);
     if (!left && Dead(i) && !HasLeft(i)) {
-      BreakForDead("rank " + std::to_string(rank) + " (process " +
-                   std::to_string(local_.pids[i]) + ")");
+      BreakForDead(local_.NameOf(i));
     }
   }
   if (network_) CheckOtherHosts(waited_for);
@@ -401,7 +394,7 @@ void Job::CheckOtherHosts(int waited_for) {
       if (host_of(rank) == host_of(this->rank()) || left_[rank]) continue;
       BreakForDead("rank " + std::to_string(rank));
     }
-    if (revoked) std::this_thread::sleep_for(kDeathPollInterval);
+    if (revoked) SleepFor(kDeathPollInterval);
   }
   if (revoked) BreakForDead("a rank");
 }

@@ -6,8 +6,7 @@
 // sleeping rank polls ten times a second: a peer that died or left, a job that
 // another rank has broken, a deadlock and a deadline all end the wait with a
 // Failure. The ranks of another host report their dead by control messages.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_JOB_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_JOB_H_
+#pragma once
 
 #include <atomic>
 #include <limits>
@@ -23,10 +22,10 @@
 #include "failure.h"
 #include "kernels/types.h"
 #include "membership/futex_word.h"
+#include "membership/launcher_files.h"
 #include "membership/rank_info.h"
 #include "membership/rendezvous.h"
-#include "membership/reported_wait.h"
-#include "transport/messages.h"
+#include "transport/network.h"
 
 namespace collective {
 
@@ -69,9 +68,7 @@ class Job {
   // The ranks of this host.
   const Rendezvous& local() const { return local_; }
   // By rank: its number in the job before; kNewcomer: it was not there.
-  const std::vector<int>& previous_ranks() const {
-    return previous_ranks_.empty() ? local_.previous_ranks : previous_ranks_;
-  }
+  const std::vector<int>& previous_ranks() const { return previous_ranks_; }
   // Null on one host.
   Network* network() { return network_.get(); }
   // Whether a host has fewer cores than ranks; the same on all ranks of a host.
@@ -84,7 +81,8 @@ class Job {
   // From here on, the memory of local() is the flight recorder's.
   static constexpr size_t kRecorderAt = kAreaStride / 2;
   // The shared memory of one communicator on this host, zeroed when any rank
-  // first maps it. Mapped until the job ends. `index` < kMaxAreas.
+  // first maps it. Mapped until the job ends. `index` < kMaxAreas; `bytes`: at
+  // most kAreaStride, of which 128 ranks need a tenth.
   char* MapArea(int index, size_t bytes);
 
   // ---- waits ---------------------------------------------------------------
@@ -196,6 +194,7 @@ class Job {
   struct Header;
   static constexpr size_t kMemoryBytes = kAreaStride * (1 + kMaxAreas);
   RankState& my_state() const;
+  [[noreturn]] void ThrowNoMemory() const;
   void AwaitSlowPath(FutexWord& word, uint32_t target, int rank,
                      const Request& request);
 
@@ -259,7 +258,7 @@ class Job {
   int reconfigurations_ = 0;  // of this generation, before this job
   std::unique_ptr<JoinListener> join_listener_;
   std::unique_ptr<Network> network_;
-  std::vector<int> previous_ranks_;  // by rank, on several hosts
+  std::vector<int> previous_ranks_;
   Rendezvous local_;
   std::vector<int> hosts_;               // by rank
   std::vector<std::atomic<bool>> left_;  // by rank, of other hosts
@@ -281,5 +280,3 @@ class Job {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_JOB_H_

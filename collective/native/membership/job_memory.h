@@ -3,15 +3,14 @@
 // Each rank writes only its own RankState; other ranks read it when they wait
 // long, to report who waits for whom and to detect deadlocks. Every field is
 // atomic but for texts, of which a reader may see a torn line and no more.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_JOB_MEMORY_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_JOB_MEMORY_H_
+#pragma once
 
 #include <sched.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 
+#include "clock.h"
 #include "membership/job.h"
 
 namespace collective {
@@ -71,15 +70,6 @@ struct Job::Header {
 
 // A thread that has not polled for so long was stopped: ten times as long as it
 // sleeps at most.
-constexpr int64_t kStopped = 1'000'000'000;
-
-// The monotonic clock, which the ranks of a host share.
-inline int64_t Now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
+constexpr int64_t kStopped = kSecond;
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_JOB_MEMORY_H_

@@ -20,11 +20,10 @@ void Job::ReconfigureAcrossHosts(const Job& former) {
   }
   previous_ranks_.resize(former.size());
   std::iota(previous_ranks_.begin(), previous_ranks_.end(), 0);
-  const Network* before = former.network_.get();
+  Network* before = former.network_.get();
   bool nobody_died = !former.broken();
   for (bool formed = false; !formed; nobody_died = false) {
-    auto next = std::make_unique<Network>(*before, nobody_died,
-                                          settings_.timeout_seconds);
+    auto next = before->Reconfigure(nobody_died, settings_.timeout_seconds);
     const bool fewer = next->previous_ranks().size() < previous_ranks_.size();
     std::vector<int> survivors;
     for (int rank : next->previous_ranks()) {
@@ -70,10 +69,7 @@ bool Job::RendezvousOfThisHost(const Job& former, std::string* error) {
   std::vector<int> previous;  // local rank in the former job, by local rank
   for (int rank = 0; rank < info_.size; ++rank) {
     if (hosts_[rank] != hosts_[info_.rank]) continue;
-    const std::vector<int>& ranks = former.local_.ranks;
-    previous.push_back(static_cast<int>(
-        std::find(ranks.begin(), ranks.end(), previous_ranks_[rank]) -
-        ranks.begin()));
+    previous.push_back(former.local_.Find(previous_ranks_[rank]));
   }
   const GoneFunction former_gone = former.GoneOrStuck();
   try {
@@ -83,7 +79,7 @@ bool Job::RendezvousOfThisHost(const Job& former, std::string* error) {
             std::to_string(reconfigurations_),
         kMemoryBytes, settings_.timeout_seconds,
         [&](int local_rank) { return former_gone(previous[local_rank]); });
-    if (local_.pids.size() < previous.size()) return false;
+    if (local_.processes.size() < previous.size()) return false;
     Open("regroup");
     return true;
   } catch (const Failure& failure) {

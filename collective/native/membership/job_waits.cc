@@ -47,10 +47,8 @@ void Job::RecordCore() {
 }
 
 bool Job::RunsOnOtherCore(int rank) const {
-  const auto local = std::find(local_.ranks.begin(), local_.ranks.end(), rank) -
-                     local_.ranks.begin();
-  const int mine = my_state().core;
-  return header_->ranks[local].core.load(std::memory_order_relaxed) != mine;
+  const RankState& theirs = header_->ranks[local_.Find(rank)];
+  return theirs.core.load(std::memory_order_relaxed) != my_state().core;
 }
 
 void Job::SpinBriefly(const FutexWord& word, uint32_t target) {
@@ -144,10 +142,9 @@ void Job::LongWait::Poll() {
 }
 
 void Job::LongWait::EndStuckRank(double waited) {
-  const std::vector<int>& ranks = job_->local_.ranks;
-  const auto found = std::find(ranks.begin(), ranks.end(), rank_);
-  if (found == ranks.end()) return;  // on another host
-  job_->EndIfStuck(static_cast<int>(found - ranks.begin()), waited);
+  const int local_rank = job_->local_.Find(rank_);
+  if (local_rank == job_->info_.local_size) return;  // on another host
+  job_->EndIfStuck(local_rank, waited);
 }
 
 void Job::LongWait::CheckDeadline(double waited) {
@@ -240,14 +237,15 @@ std::string Job::DescribeWaits() const {
   std::string table;
   const int64_t now = Now();
   for (int i = 0; i < info_.local_size; ++i) {
-    const std::string who = "  rank " + std::to_string(local_.ranks[i]);
+    const std::string who =
+        "  rank " + std::to_string(local_.processes[i].rank);
     bool waits = false;
     for (const WaitRecord& one : header_->ranks[i].waiting) {
       const int other = one.rank.load();
       if (other <= 0) continue;
       waits = true;
       table += who + " waits for rank " + std::to_string(other - 1) +
-               " since " + std::to_string((now - one.since) / 1'000'000'000) +
+               " since " + std::to_string((now - one.since) / kSecond) +
                " s in " + DescriptionOf(one) + "\n";
     }
     if (!waits) table += who + " is not in a collective\n";

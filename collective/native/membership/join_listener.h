@@ -4,8 +4,7 @@
 // process sends a JoinRequest there and waits. The ranks take it in at their
 // next reconfiguration (rendezvous.h), between two steps, so that no collective
 // ever sees a changing membership.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_JOIN_LISTENER_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_JOIN_LISTENER_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -44,5 +43,3 @@ class JoinListener {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_JOIN_LISTENER_H_

@@ -3,8 +3,7 @@
 // The address is abstract: it has no file, so nothing is left behind if the job
 // is killed. Any user may bind any abstract name, so both ends ask the kernel
 // who the other one is before they trust a byte.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_LOCAL_SOCKET_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_LOCAL_SOCKET_H_
+#pragma once
 
 #include <sys/socket.h>
 
@@ -58,5 +57,3 @@ void SendReply(int socket, const JoinReply& reply,
 bool ReceiveReply(int socket, JoinReply* reply, std::vector<int>* files);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_LOCAL_SOCKET_H_

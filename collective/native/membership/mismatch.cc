@@ -1,7 +1,5 @@
 #include "membership/mismatch.h"
 
-#include <utility>
-
 #include "failure.h"
 #include "kernels/types.h"
 #include "recorder/recorder.h"
@@ -31,18 +29,8 @@ void ThrowIfJoined(const std::vector<int>& ranks,
 
 void ThrowMismatch(const std::vector<int>& ranks,
                    const std::vector<std::string>& texts) {
-  std::vector<std::pair<std::string, std::string>> calls;  // text, ranks
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    auto same = calls.begin();
-    while (same != calls.end() && same->first != texts[i]) ++same;
-    if (same == calls.end()) same = calls.insert(same, {texts[i], ""});
-    same->second +=
-        (same->second.empty() ? "" : ",") + std::to_string(ranks[i]);
-  }
-  std::string what = "ranks do not agree on a collective";
-  for (const auto& [text, callers] : calls) {
-    what += "; rank " + callers + ": " + text;
-  }
+  const std::string what =
+      "ranks do not agree on a collective" + ListByText(ranks, texts);
   RequestDump(what);
   throw Failure(Code::kFailedPrecondition, what,
                 "make the same calls, with the same name, shape, dtype and "

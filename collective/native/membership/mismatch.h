@@ -2,8 +2,7 @@
 //
 // Every rank sees the same signatures, so every rank throws the same error and
 // none waits for another. Ranks that have called join() are no mismatch.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_MISMATCH_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_MISMATCH_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -29,5 +28,3 @@ void ThrowIfJoined(const std::vector<int>& ranks,
                                 const std::vector<std::string>& texts);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_MISMATCH_H_

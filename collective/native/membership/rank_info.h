@@ -3,8 +3,7 @@
 // The launcher's environment gives the numbers (OMPI_COMM_WORLD_RANK, PMI_RANK,
 // ...); Python reads it and passes them in, so that the core needs no knowledge
 // of launchers.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_RANK_INFO_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_RANK_INFO_H_
+#pragma once
 
 #include <string>
 
@@ -24,5 +23,3 @@ struct RankInfo {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_RANK_INFO_H_

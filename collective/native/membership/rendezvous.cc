@@ -10,21 +10,18 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <utility>
 
+#include "clock.h"
 #include "failure.h"
 #include "membership/local_socket.h"
 
 namespace collective {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // How often a coordinator looks whether a survivor has died.
 constexpr int kLookMilliseconds = 10;
@@ -55,16 +52,19 @@ bool HasExited(int pid) {
   return end_of_name && end_of_name[1] && end_of_name[2] == 'Z';
 }
 
-int MillisecondsUntil(Clock::time_point deadline) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-                        deadline - Clock::now())
-                        .count();
-  return left < 0 ? 0 : static_cast<int>(left) + 1;
+int MillisecondsUntil(int64_t deadline) {
+  return static_cast<int>(std::max<int64_t>(0, deadline - Now()) /
+                          kMillisecond) +
+         1;
 }
 
-Clock::time_point DeadlineIn(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                            std::chrono::duration<double>(seconds));
+Process OpenProcess(int pid, int rank, int previous) {
+#ifdef SYS_pidfd_open
+  const auto pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+#else
+  const int pidfd = -1;
+#endif
+  return {Descriptor(pidfd), pid, rank, previous};
 }
 
 void SendRefusal(int socket, const std::string& what, const std::string& hint) {
@@ -79,18 +79,13 @@ void SendRefusal(int socket, const std::string& what, const std::string& hint) {
 class Coordinator {
  public:
   // `gone` is empty at the first rendezvous, which every rank must join.
-  Coordinator(const RankInfo& info, const std::string& name,
-              Clock::time_point deadline, const GoneFunction& gone)
-      : info_(info),
-        deadline_(deadline),
-        gone_(gone),
-        connections_(info.local_size) {
+  Coordinator(const RankInfo& info, const std::string& name, int64_t deadline,
+              const GoneFunction& gone)
+      : info_(info), deadline_(deadline), gone_(gone), peers_(info.local_size) {
     // A rank that is alone on its host waits for nobody.
     if (info.local_size > 1) listener_ = OpenListener(info, name);
-    found_.pidfds.resize(info.local_size);
-    found_.pids.assign(info.local_size, 0);
-    found_.ranks.assign(info.local_size, info.rank);
-    AddProcess(info.local_rank, getpid());
+    peers_[info.local_rank].process =
+        OpenProcess(getpid(), info.rank, info.local_rank);
   }
 
   // `reply` holds the generation; `listener` may be null.
@@ -100,27 +95,27 @@ class Coordinator {
     }
     RemoveGone();
     if (listener) AddNewcomers(listener);
-    CreateMemory(bytes);
-    SendReplies(&reply);
+    found_.memory = CreateMemory(bytes);
     found_.generation = reply.generation;
     found_.reconfigurations = reply.reconfigurations;
+    SendReplies(&reply);
+    for (Peer& peer : peers_) {
+      found_.processes.push_back(std::move(peer.process));
+    }
     return std::move(found_);
   }
 
  private:
-  void AddProcess(int index, int pid) {
-    found_.pids[index] = pid;
-#ifdef SYS_pidfd_open
-    found_.pidfds[index] =
-        Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-#endif
-  }
+  struct Peer {
+    Process process;
+    Descriptor connection;  // invalid: it has not connected, or is this process
+  };
 
   // " 1 3": the local ranks that have not connected and are not gone.
   std::string Missing() const {
     std::string missing;
     for (int i = 0; i < info_.local_size; ++i) {
-      if (i == info_.local_rank || connections_[i].valid()) continue;
+      if (i == info_.local_rank || peers_[i].connection.valid()) continue;
       if (!gone_ || !gone_(i)) missing += " " + std::to_string(i);
     }
     return missing;
@@ -128,8 +123,10 @@ class Coordinator {
 
   [[noreturn]] void Refuse(Code code, const std::string& what,
                            const std::string& hint) {
-    for (const Descriptor& connection : connections_) {
-      if (connection.valid()) SendRefusal(connection.get(), what, hint);
+    for (const Peer& peer : peers_) {
+      if (peer.connection.valid()) {
+        SendRefusal(peer.connection.get(), what, hint);
+      }
     }
     throw Failure(code, what, hint);
   }
@@ -137,14 +134,15 @@ class Coordinator {
   // Waits until a rank connects or hangs up; with `gone`, not for long.
   void AwaitConnection(const std::string& missing) {
     std::vector<pollfd> watched = {{listener_.get(), POLLIN, 0}};
-    for (const Descriptor& connection : connections_) {
-      if (connection.valid()) watched.push_back({connection.get(), POLLIN, 0});
+    for (const Peer& peer : peers_) {
+      if (!peer.connection.valid()) continue;
+      watched.push_back({peer.connection.get(), POLLIN, 0});
     }
     const int left = MillisecondsUntil(deadline_);
     const int ready = poll(watched.data(), watched.size(),
                            gone_ ? std::min(left, kLookMilliseconds) : left);
     if (ready < 0 && errno == EINTR) return;
-    if (ready == 0 && Clock::now() < deadline_) return;
+    if (ready == 0 && Now() < deadline_) return;
     if (ready == 0) {
       Refuse(Code::kDeadlineExceeded,
              "local ranks did not come to init:" + missing,
@@ -158,10 +156,10 @@ class Coordinator {
   // has hung up.
   void DropDisconnected() {
     for (int i = 0; i < info_.local_size; ++i) {
-      if (!connections_[i].valid()) continue;
-      pollfd one = {connections_[i].get(), POLLIN, 0};
+      if (!peers_[i].connection.valid()) continue;
+      pollfd one = {peers_[i].connection.get(), POLLIN, 0};
       if (poll(&one, 1, 0) <= 0) continue;
-      connections_[i] = Descriptor();
+      peers_[i] = Peer();
       if (gone_) continue;
       Refuse(Code::kUnavailable,
              "local rank " + std::to_string(i) + " died during init",
@@ -184,7 +182,7 @@ class Coordinator {
     if (request.version != kVersion || request.size != info_.size ||
         request.local_size != info_.local_size || i < 0 ||
         i == info_.local_rank || i >= info_.local_size ||
-        connections_[i].valid()) {
+        peers_[i].connection.valid()) {
       const std::string what =
           "a process came to init as local rank " + std::to_string(i) + " of " +
           std::to_string(request.local_size) + " (rank " +
@@ -195,40 +193,30 @@ class Coordinator {
       SendRefusal(caller.get(), what, kLauncherHint);
       Refuse(Code::kFailedPrecondition, what, kLauncherHint);
     }
-    AddProcess(i, peer.pid);
-    found_.ranks[i] = request.rank;
-    connections_[i] = std::move(caller);
+    peers_[i] = {OpenProcess(peer.pid, request.rank, i), std::move(caller)};
   }
 
   void RemoveGone() {
-    for (int i = info_.local_size - 1; i >= 0; --i) {
-      if (i == info_.local_rank || connections_[i].valid()) {
-        found_.previous_ranks.insert(found_.previous_ranks.begin(), i);
-        continue;
-      }
-      found_.pidfds.erase(found_.pidfds.begin() + i);
-      found_.pids.erase(found_.pids.begin() + i);
-      found_.ranks.erase(found_.ranks.begin() + i);
-    }
+    const auto gone = [this](const Peer& peer) {
+      return peer.process.pid != getpid() && !peer.connection.valid();
+    };
+    peers_.erase(std::remove_if(peers_.begin(), peers_.end(), gone),
+                 peers_.end());
   }
 
   void AddNewcomers(JoinListener* listener) {
     for (Descriptor& newcomer : listener->TakePending()) {
-      if (found_.pids.size() == kMaxRanks) return;
-      const int index = static_cast<int>(found_.pids.size());
-      found_.pidfds.emplace_back();
-      found_.pids.push_back(0);
-      found_.ranks.push_back(kNewcomer);
-      found_.previous_ranks.push_back(kNewcomer);
-      AddProcess(index, PeerCredentials(newcomer.get()).pid);
-      connections_.push_back(std::move(newcomer));
+      if (peers_.size() == kMaxRanks) return;
+      const int pid = PeerCredentials(newcomer.get()).pid;
+      peers_.push_back(
+          {OpenProcess(pid, kNewcomer, kNewcomer), std::move(newcomer)});
     }
   }
 
-  void CreateMemory(size_t bytes) {
-    found_.memory = Descriptor(
+  Descriptor CreateMemory(size_t bytes) {
+    Descriptor memory(
         static_cast<int>(syscall(SYS_memfd_create, "collective", MFD_CLOEXEC)));
-    if (!found_.memory.valid()) ThrowSystem(info_, "memfd_create");
+    if (!memory.valid()) ThrowSystem(info_, "memfd_create");
     // The memory is a file with a large hole: what counts against the limit on
     // the size of files is the hole. The soft limit is not meant for that.
     rlimit limit = {};
@@ -236,44 +224,43 @@ class Coordinator {
     const rlimit raised = {limit.rlim_max, limit.rlim_max};
     setrlimit(RLIMIT_FSIZE, &raised);
     const int failed =
-        ftruncate(found_.memory.get(), static_cast<off_t>(bytes)) ? errno : 0;
+        ftruncate(memory.get(), static_cast<off_t>(bytes)) ? errno : 0;
     setrlimit(RLIMIT_FSIZE, &limit);
     errno = failed;
     if (failed) ThrowSystem(info_, "ftruncate");
+    return memory;
   }
 
   void SendReplies(JoinReply* reply) {
-    reply->size = static_cast<int32_t>(found_.pids.size());
+    reply->size = static_cast<int32_t>(peers_.size());
     // All pidfds or none: a receiver tells them apart by their order only.
-    const bool complete =
-        std::all_of(found_.pidfds.begin(), found_.pidfds.end(),
-                    [](const Descriptor& pidfd) { return pidfd.valid(); });
+    const bool complete = std::all_of(
+        peers_.begin(), peers_.end(),
+        [](const Peer& peer) { return peer.process.pidfd.valid(); });
     reply->pidfds = complete ? reply->size : 0;
     std::vector<int> files = {found_.memory.get()};
     for (int i = 0; i < reply->size; ++i) {
-      reply->pids[i] = found_.pids[i];
-      reply->ranks[i] = found_.ranks[i];
-      reply->previous[i] = found_.previous_ranks[i];
-      if (complete) files.push_back(found_.pidfds[i].get());
+      const Process& process = peers_[i].process;
+      reply->pids[i] = process.pid;
+      reply->ranks[i] = process.rank;
+      reply->previous[i] = process.previous;
+      if (complete) files.push_back(process.pidfd.get());
     }
-    int newcomer = info_.local_size;  // their connections come last
     for (int i = 0; i < reply->size; ++i) {
-      const int previous = found_.previous_ranks[i];
-      if (previous == info_.local_rank) {
-        found_.local_rank = i;
-        continue;
-      }
-      const int connection = previous == kNewcomer ? newcomer++ : previous;
       reply->local_rank = i;
-      SendReply(connections_[connection].get(), *reply, files);
+      if (peers_[i].connection.valid()) {
+        SendReply(peers_[i].connection.get(), *reply, files);
+      } else {
+        found_.local_rank = i;
+      }
     }
   }
 
   const RankInfo& info_;
-  const Clock::time_point deadline_;
+  const int64_t deadline_;
   const GoneFunction& gone_;
   Descriptor listener_;
-  std::vector<Descriptor> connections_;  // by local rank, then newcomers
+  std::vector<Peer> peers_;  // by local rank, then newcomers
   Rendezvous found_;
 };
 
@@ -281,25 +268,24 @@ class Coordinator {
 
 // Connects to the coordinator; invalid if it is gone.
 Descriptor ConnectTo(const RankInfo& info, int coordinator,
-                     const std::string& name, Clock::time_point deadline,
+                     const std::string& name, int64_t deadline,
                      const GoneFunction& gone) {
   for (int pause_ms = 1;;
        pause_ms = std::min(2 * pause_ms, kMaxPauseMilliseconds)) {
     Descriptor connection = Connect(info, name);
     if (connection.valid() || (gone && gone(coordinator))) return connection;
-    if (Clock::now() > deadline) {
+    if (Now() > deadline) {
       throw Failure(
           Code::kDeadlineExceeded,
           ToString(info) + ": local rank " + std::to_string(coordinator) +
               " did not come to init",
           std::string("see whether it failed before; ") + kSlowStartHint);
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+    SleepFor(pause_ms * kMillisecond);
   }
 }
 
-void AwaitReply(const RankInfo& info, int connection,
-                Clock::time_point deadline) {
+void AwaitReply(const RankInfo& info, int connection, int64_t deadline) {
   for (;;) {
     pollfd one = {connection, POLLIN, 0};
     const int ready =
@@ -317,12 +303,10 @@ void AwaitReply(const RankInfo& info, int connection,
 Rendezvous FromReply(const JoinReply& reply, const std::vector<int>& files) {
   Rendezvous found;
   found.memory = Descriptor(files[0]);
-  found.pidfds.resize(reply.size);
   for (int i = 0; i < reply.size; ++i) {
-    found.pids.push_back(reply.pids[i]);
-    found.ranks.push_back(reply.ranks[i]);
-    found.previous_ranks.push_back(reply.previous[i]);
-    if (reply.pidfds) found.pidfds[i] = Descriptor(files[1 + i]);
+    found.processes.push_back({Descriptor(reply.pidfds ? files[1 + i] : -1),
+                               reply.pids[i], reply.ranks[i],
+                               reply.previous[i]});
   }
   found.local_rank = reply.local_rank;
   found.generation = reply.generation;
@@ -332,8 +316,7 @@ Rendezvous FromReply(const JoinReply& reply, const std::vector<int>& files) {
 
 // False if the coordinator is gone, or gave this rendezvous up.
 bool TryJoin(const RankInfo& info, int coordinator, const std::string& name,
-             Clock::time_point deadline, const GoneFunction& gone,
-             Rendezvous* found) {
+             int64_t deadline, const GoneFunction& gone, Rendezvous* found) {
   const Descriptor connection =
       ConnectTo(info, coordinator, name, deadline, gone);
   if (!connection.valid()) return false;
@@ -368,18 +351,31 @@ bool TryJoin(const RankInfo& info, int coordinator, const std::string& name,
 
 }  // namespace
 
+int Rendezvous::Find(int rank) const {
+  const auto found = std::find_if(
+      processes.begin(), processes.end(),
+      [rank](const Process& process) { return process.rank == rank; });
+  return static_cast<int>(found - processes.begin());
+}
+
+std::string Rendezvous::NameOf(int local_rank) const {
+  const Process& process = processes[local_rank];
+  return "rank " + std::to_string(process.rank) + " (process " +
+         std::to_string(process.pid) + ")";
+}
+
 bool Rendezvous::Dead(int local_rank) const {
-  const Descriptor& pidfd = pidfds[local_rank];
-  if (!pidfd.valid()) return HasExited(pids[local_rank]);
-  pollfd one = {pidfd.get(), POLLIN, 0};
+  const Process& process = processes[local_rank];
+  if (!process.pidfd.valid()) return HasExited(process.pid);
+  pollfd one = {process.pidfd.get(), POLLIN, 0};
   return poll(&one, 1, 0) > 0;
 }
 
 bool Rendezvous::Kill(int local_rank) const {
 #ifdef SYS_pidfd_send_signal
-  return pidfds[local_rank].valid() &&
-         syscall(SYS_pidfd_send_signal, pidfds[local_rank].get(), SIGKILL,
-                 nullptr, 0) == 0;
+  const Descriptor& pidfd = processes[local_rank].pidfd;
+  return pidfd.valid() &&
+         syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) == 0;
 #else
   return false;
 #endif
@@ -390,17 +386,12 @@ Rendezvous Rendezvous::Copy() const {
     return Descriptor(file.valid() ? fcntl(file.get(), F_DUPFD_CLOEXEC, 0)
                                    : -1);
   };
-  Rendezvous copy;
-  copy.memory = duplicate(memory);
-  for (const Descriptor& pidfd : pidfds) {
-    copy.pidfds.push_back(duplicate(pidfd));
+  Rendezvous copy = {
+      duplicate(memory), {}, local_rank, generation, reconfigurations};
+  for (const Process& process : processes) {
+    copy.processes.push_back({duplicate(process.pidfd), process.pid,
+                              process.rank, process.previous});
   }
-  copy.pids = pids;
-  copy.ranks = ranks;
-  copy.previous_ranks = previous_ranks;
-  copy.local_rank = local_rank;
-  copy.generation = generation;
-  copy.reconfigurations = reconfigurations;
   return copy;
 }
 

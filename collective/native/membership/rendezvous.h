@@ -11,8 +11,7 @@
 // lowest, but the dead stay dead, so all soon see the same one. New processes
 // wait at the JoinListener of local rank 0 and are taken in at the next
 // reconfiguration.
-#ifndef COLLECTIVE_NATIVE_MEMBERSHIP_RENDEZVOUS_H_
-#define COLLECTIVE_NATIVE_MEMBERSHIP_RENDEZVOUS_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -30,17 +29,25 @@ using GoneFunction = std::function<bool(int local_rank)>;
 // The name of the rendezvous that a local rank coordinates.
 using MeetingFunction = std::function<std::string(int local_rank)>;
 
-// The outcome: the ranks of this host. All lists are by local rank.
+struct Process {
+  Descriptor pidfd;  // invalid if the kernel has none
+  int pid = 0;
+  int rank = 0;      // of the job
+  int previous = 0;  // local rank in the job before; kNewcomer
+};
+
+// The outcome: the ranks of this host.
 struct Rendezvous {
   Descriptor memory;               // zeroed, shared by all
-  std::vector<Descriptor> pidfds;  // invalid if the kernel has none
-  std::vector<int> pids;
-  std::vector<int> ranks;           // of the job
-  std::vector<int> previous_ranks;  // local rank in the job before; kNewcomer
-  int local_rank = 0;               // of this process
+  std::vector<Process> processes;  // by local rank
+  int local_rank = 0;              // of this process
   // Of a reconfiguration: of which init(), and how many there were before.
   int generation = 0, reconfigurations = 0;
 
+  // The local rank of a rank; how many there are if it is on another host.
+  int Find(int rank) const;
+  // "rank 3 (process 1234)".
+  std::string NameOf(int local_rank) const;
   bool Dead(int local_rank) const;
   // By SIGKILL. False without a pidfd: the number may be another process' now.
   bool Kill(int local_rank) const;
@@ -73,5 +80,3 @@ Rendezvous Reconfigure(const RankInfo& info, int generation,
 Rendezvous RequestJoin(const std::string& job);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_MEMBERSHIP_RENDEZVOUS_H_

@@ -5,7 +5,7 @@
 // other rank waits until it is written, or too late.
 #include <algorithm>
 
-#include "recorder/recorder_memory.h"
+#include "recorder/recorder.h"
 
 namespace collective {
 namespace {
@@ -116,7 +116,7 @@ bool Recorder::ClaimDeath() {
         continue;
       }
       SetReason("rank " + std::to_string(RankOf(i)) + " (process " +
-                std::to_string(local_.pids[i]) + ") died");
+                std::to_string(local_.processes[i].pid) + ") died");
       return true;
     } else if (header_->dumps >= kMaxDumps) {
       known_dead_[i] = true;

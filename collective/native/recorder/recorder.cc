@@ -11,7 +11,7 @@
 #include <exception>
 
 #include "failure.h"
-#include "recorder/recorder_memory.h"
+#include "recorder/timeline.h"
 
 namespace collective {
 namespace {
@@ -113,7 +113,7 @@ void Recorder::CopyFrom(const Recorder& former) {
   }
   for (int i = 0; i < info_.local_size; ++i) {
     for (int j = 0; j < former.info_.local_size; ++j) {
-      if (former.local_.pids[j] == local_.pids[i] &&
+      if (former.local_.processes[j].pid == local_.processes[i].pid &&
           former.ranks_[j].death_reported) {
         ranks_[i].death_reported = 1;  // it died after the rendezvous
       }
@@ -146,11 +146,12 @@ Recorder::Entry* Recorder::EntryOf(uint64_t number) {
                                                                  : nullptr;
 }
 
-uint64_t Recorder::Begin(int kind, const char* name, int64_t bytes) {
+uint64_t Recorder::Begin(int kind, const char* name, int64_t bytes,
+                         int64_t now) {
   const uint64_t number = 1 + mine_->last.fetch_add(1);
   Entry& entry = mine_->entries[number % kEntries];
   entry.number.store(0, std::memory_order_relaxed);
-  entry.announced = entry.started = Now();
+  entry.announced = entry.started = now;
   entry.ended = 0;
   entry.bytes = bytes;
   entry.kind = kind;
@@ -167,15 +168,12 @@ uint64_t Recorder::Begin(int kind, const char* name, int64_t bytes) {
   return number;
 }
 
-uint64_t Recorder::Announce(const Request& request, bool started) {
-  int64_t bytes = 0;
-  for (const Tensor& tensor : request.tensors) {
-    bytes += tensor.count * static_cast<int64_t>(SizeOf(tensor.dtype));
-  }
+uint64_t Recorder::Announce(const Request& request, int64_t now) {
   const uint64_t number =
-      Begin(static_cast<int>(request.kind), request.name.c_str(), bytes);
+      Begin(static_cast<int>(request.kind), request.name.c_str(),
+            static_cast<int64_t>(request.bytes()), now);
   Entry& entry = mine_->entries[number % kEntries];
-  if (!started) entry.started = 0;
+  entry.started = 0;
   entry.op = static_cast<int32_t>(request.op);
   entry.tensors = static_cast<int32_t>(request.tensors.size());
   if (entry.tensors) {
@@ -184,34 +182,43 @@ uint64_t Recorder::Announce(const Request& request, bool started) {
   return number;
 }
 
-void Recorder::Start(uint64_t number, int area, uint32_t sequence) {
+void Recorder::Start(uint64_t number, int area, uint32_t sequence,
+                     int64_t now) {
   Entry* entry = EntryOf(number);
   if (!entry) return;
   entry->area = area;
   entry->sequence = sequence;
-  if (!entry->started) entry->started = Now();
+  entry->started = now;
 }
 
-void Recorder::End(uint64_t number, bool failed) {
+void Recorder::End(uint64_t number, bool failed, int64_t now) {
   Entry* entry = EntryOf(number);
   if (!entry) return;
   entry->failed = failed;
-  entry->ended = Now();
+  entry->ended = now;
 }
 
 RecordedRun::RecordedRun(const Request& request, int area, uint32_t sequence)
-    : recorder_(Recorder::Current()) {
-  if (!recorder_) return;
-  number_ =
-      request.recorded ? request.recorded : recorder_->Announce(request, true);
-  recorder_->Start(number_, area, sequence);
+    : request_(request),
+      recorder_(Recorder::Current()),
+      traced_(TimelineRecords()) {
+  if (!recorder_ && !traced_) return;
+  // Another rank may have ended a posted one already.
+  begin_ = request.posted_at ? request.posted_at : Now();
   failures_ = std::uncaught_exceptions();
+  if (!recorder_) return;
+  number_ = request.recorded ? request.recorded
+                             : recorder_->Announce(request, begin_);
+  recorder_->Start(number_, area, sequence, begin_);
 }
 
 RecordedRun::~RecordedRun() {
+  if (!begin_) return;
+  const int64_t end = Now();
   if (recorder_) {
-    recorder_->End(number_, std::uncaught_exceptions() > failures_);
+    recorder_->End(number_, std::uncaught_exceptions() > failures_, end);
   }
+  if (traced_) AddToTimeline(request_, begin_, end);
 }
 
 void RequestDump(const std::string& reason) {
@@ -220,7 +227,7 @@ void RequestDump(const std::string& reason) {
 
 int Recorder::RankOf(int local_rank) const {
   const Rank& rank = ranks_[local_rank];
-  return rank.pid ? rank.rank.load() : local_.ranks[local_rank];
+  return rank.pid ? rank.rank.load() : local_.processes[local_rank].rank;
 }
 
 bool Recorder::Dead(int local_rank) const {
@@ -237,7 +244,7 @@ __attribute__((no_sanitize_thread)) int Recorder::Read(int local_rank,
   for (size_t i = 0; i < sizeof(Rank) / sizeof(uint64_t); ++i) to[i] = from[i];
   if (into->pid == 0) {  // it died after the rendezvous, before it opened this
     into->rank = into->launch_rank = RankOf(local_rank);
-    into->pid = local_.pids[local_rank];
+    into->pid = local_.processes[local_rank].pid;
   }
   if (ranks_[local_rank].left) return 2;
   return Dead(local_rank) ? 1 : 0;

@@ -10,8 +10,7 @@
 // waits in Watch, samples the stack of the main thread, and writes a dump when
 // Watch returns kDump. One rank of a host writes; the others wait for it a few
 // seconds, so that they still run when they are read.
-#ifndef COLLECTIVE_NATIVE_RECORDER_RECORDER_H_
-#define COLLECTIVE_NATIVE_RECORDER_RECORDER_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -19,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "clock.h"
 #include "kernels/types.h"
 #include "membership/rendezvous.h"
 
@@ -30,7 +30,7 @@ class Recorder {
   static constexpr int kOtherKind = 7;  // not a collective; Kind ends before
   static constexpr int kNoArea = -1;    // of what the core does not run
 
-  // Times are nanoseconds of the monotonic clock, 0 for "not yet".
+  // Times are those of Now(), 0 for "not yet".
   struct Entry {
     std::atomic<uint64_t> number;  // from 1; 0: empty, or being written
     int64_t announced, started, ended;
@@ -80,12 +80,13 @@ class Recorder {
   // this rank, and omits the others from later dumps.
   void Renumber(int rank);
 
-  // `started`: it starts at once; otherwise Start records when.
-  uint64_t Announce(const Request& request, bool started);
-  void Start(uint64_t number, int area, uint32_t sequence);
-  void End(uint64_t number, bool failed);
+  // Start records when it starts.
+  uint64_t Announce(const Request& request, int64_t now);
+  void Start(uint64_t number, int area, uint32_t sequence, int64_t now);
+  void End(uint64_t number, bool failed, int64_t now = Now());
   // Starts an entry that is no collective of the core.
-  uint64_t Begin(int kind, const char* name, int64_t bytes);
+  uint64_t Begin(int kind, const char* name, int64_t bytes,
+                 int64_t now = Now());
   // Rank::at, followed by Rank::since; store `since` first.
   double* position() { return &mine_->at; }
 
@@ -108,7 +109,13 @@ class Recorder {
   void Close();
 
  private:
-  struct Header;
+  struct Header {
+    // When the last dump was claimed; when that claim ended, written or not;
+    // and when a dump was last written.
+    std::atomic<int64_t> claimed, done, written;
+    std::atomic<uint32_t> dumps;
+    std::atomic<uint32_t> asked;  // sample requests
+  };
   Recorder(const RankInfo& info, Rendezvous local, size_t offset,
            double stall_seconds);
   static void Install(Recorder* opened);
@@ -164,7 +171,8 @@ class Recorder {
   std::vector<bool> known_dead_;
 };
 
-// Records one collective of the core while it runs.
+// Records one collective of the core while it runs: in the flight recorder and,
+// when it has ended, in the timeline.
 class RecordedRun {
  public:
   RecordedRun(const Request& request, int area, uint32_t sequence);
@@ -172,7 +180,10 @@ class RecordedRun {
   RecordedRun(const RecordedRun&) = delete;
 
  private:
-  Recorder* recorder_;
+  const Request& request_;
+  Recorder* const recorder_;
+  const bool traced_;
+  int64_t begin_ = 0;
   uint64_t number_ = 0;
   int failures_ = 0;
 };
@@ -181,5 +192,3 @@ class RecordedRun {
 void RequestDump(const std::string& reason);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_RECORDER_RECORDER_H_

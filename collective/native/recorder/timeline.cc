@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <string>
 
+#include "clock.h"
 #include "failure.h"
 #include "membership/descriptor.h"
 
@@ -24,12 +24,6 @@ Descriptor file;
 int64_t length = 0;  // of the file, without kEnd
 int64_t limit = 0;
 int32_t process = 0;
-
-double Microseconds() {
-  return std::chrono::duration<double, std::micro>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // A row of the trace for each thread that runs collectives.
 int Row() {
@@ -62,7 +56,7 @@ void Append(const std::string& event) {
 std::string Note(const char* name) {
   return std::string("{\"name\":\"") + name +
          "\",\"ph\":\"i\",\"s\":\"g\",\"ts\":" +
-         std::to_string(Microseconds()) +
+         std::to_string(static_cast<double>(Now()) * 1e-3) +
          ",\"pid\":" + std::to_string(process) + ",\"tid\":0}";
 }
 
@@ -91,35 +85,20 @@ void StopTimeline() {
   file = Descriptor();
 }
 
-double TimelineNow() {
-  return recording.load(std::memory_order_relaxed) ? Microseconds() : 0;
-}
+bool TimelineRecords() { return recording.load(std::memory_order_relaxed); }
 
-TimelineEntry::TimelineEntry(const Request& request) {
-  if (!recording.load(std::memory_order_relaxed)) return;
-  request_ = &request;
-  // Another rank may have ended a posted one already.
-  begin_ = request.posted_at > 0 ? request.posted_at : Microseconds();
-}
-
-TimelineEntry::~TimelineEntry() {
-  if (!request_) return;
-  const double end = Microseconds();
-  int64_t bytes = 0;
-  for (const Tensor& tensor : request_->tensors) {
-    bytes += tensor.count * static_cast<int64_t>(SizeOf(tensor.dtype));
-  }
+void AddToTimeline(const Request& request, int64_t begin, int64_t end) {
   char numbers[160];
   std::snprintf(numbers, sizeof(numbers),
                 "\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d,"
-                "\"args\":{\"bytes\":%lld,\"call\":\"",
-                begin_, end - begin_, process, Row(),
-                static_cast<long long>(bytes));
+                "\"args\":{\"bytes\":%zu,\"call\":\"",
+                static_cast<double>(begin) * 1e-3,
+                static_cast<double>(end - begin) * 1e-3, process, Row(),
+                request.bytes());
   const std::string event =
       "{\"name\":\"" +
-      Escaped(request_->name.empty() ? NameOf(request_->kind)
-                                     : request_->name) +
-      "\"," + numbers + Escaped(request_->Describe()) + "\"}}";
+      Escaped(request.name.empty() ? NameOf(request.kind) : request.name) +
+      "\"," + numbers + Escaped(request.Describe()) + "\"}}";
   std::lock_guard<std::mutex> lock(mutex);
   if (!recording) return;
   constexpr int64_t kSpare = 200;  // for the last note

@@ -3,8 +3,7 @@
 // The file is a complete JSON array after every event: each write puts an event
 // and the closing bracket over the old bracket, in one system call. So it opens
 // whatever kills the job. It never grows over a limit.
-#ifndef COLLECTIVE_NATIVE_RECORDER_TIMELINE_H_
-#define COLLECTIVE_NATIVE_RECORDER_TIMELINE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -15,22 +14,8 @@ namespace collective {
 // Begins to record; throws kInvalidArgument where the file cannot be written.
 void StartTimeline(const char* path, int64_t limit_bytes, int32_t process);
 void StopTimeline();
-// Microseconds, for Request::posted_at; 0 while nothing is recorded.
-double TimelineNow();
-
-// Records a collective from its construction to its end. Costs one load while
-// nothing is recorded.
-class TimelineEntry {
- public:
-  explicit TimelineEntry(const Request& request);
-  ~TimelineEntry();
-  TimelineEntry(const TimelineEntry&) = delete;
-
- private:
-  const Request* request_ = nullptr;
-  double begin_ = 0;  // microseconds
-};
+bool TimelineRecords();
+// Adds a collective that has ended; times are those of Now().
+void AddToTimeline(const Request& request, int64_t begin, int64_t end);
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_RECORDER_TIMELINE_H_

@@ -3,31 +3,15 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <vector>
 
+#include "clock.h"
 #include "execute.h"
 #include "session.h"
 
 namespace collective {
 namespace {
-
-double Now() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-template <class Action>
-int32_t Quietly(Action&& action) {
-  try {
-    action();
-    return 0;
-  } catch (const Failure& failure) {
-    return static_cast<int32_t>(failure.code());
-  }
-}
 
 Request NamedBarrier(const char* name) {
   Request request;
@@ -35,31 +19,34 @@ Request NamedBarrier(const char* name) {
   return request;
 }
 
+// Seconds of each repetition of `inner` calls, with a barrier before each.
+template <class Call>
+void TimeEach(Queue& queue, int repetitions, int inner, double* seconds,
+              Call&& call) {
+  const Request barrier = NamedBarrier("bench");
+  for (int i = 0; i < repetitions; ++i) {
+    queue.Run(barrier);
+    const int64_t start = Now();
+    for (int j = 0; j < inner; ++j) call();
+    seconds[i] = SecondsSince(start) / inner;
+  }
+}
+
 }  // namespace
 }  // namespace collective
 
-using collective::CurrentCore;
-using collective::Now;
-using collective::Order;
-using collective::Quietly;
+using namespace collective;
 
 extern "C" {
 
 int32_t collective_time(const collective_request* request, int32_t repetitions,
                         int32_t inner, double* seconds) {
-  return Quietly([&] {
+  return Guard([&] {
     const auto core = CurrentCore();
-    collective::Request converted;
-    collective::Convert(*request, &converted);
-    const collective::Request barrier = collective::NamedBarrier("bench");
-    collective::Queue& queue =
-        core->queue(request->group, Order::kProgramOrder);
-    for (int i = 0; i < repetitions; ++i) {
-      queue.Run(barrier);
-      const double start = Now();
-      for (int j = 0; j < inner; ++j) queue.Run(converted);
-      seconds[i] = (Now() - start) / inner;
-    }
+    Request converted;
+    Convert(*request, &converted);
+    Queue& queue = core->queue(request->group, Order::kProgramOrder);
+    TimeEach(queue, repetitions, inner, seconds, [&] { queue.Run(converted); });
   });
 }
 
@@ -71,26 +58,18 @@ int32_t collective_time_mpi(void* allreduce, const void* input, void* output,
   // register here, of which the callee looks at its part.
   using Allreduce = int (*)(const void*, void*, int, void*, void*, void*);
   const auto call = reinterpret_cast<Allreduce>(allreduce);
-  return Quietly([&] {
+  return Guard([&] {
     const auto core = CurrentCore();
-    const collective::Request barrier = collective::NamedBarrier("bench");
-    collective::Queue& queue = core->queue(0, Order::kProgramOrder);
-    for (int i = 0; i < repetitions; ++i) {
-      queue.Run(barrier);
-      const double start = Now();
-      for (int j = 0; j < inner; ++j) {
-        call(input, output, count, datatype, op, communicator);
-      }
-      seconds[i] = (Now() - start) / inner;
-    }
+    TimeEach(core->queue(0, Order::kProgramOrder), repetitions, inner, seconds,
+             [&] { call(input, output, count, datatype, op, communicator); });
   });
 }
 
 int32_t collective_probe(double* nanoseconds) {
-  return Quietly([&] {
+  return Guard([&] {
     const auto core = CurrentCore();
-    const collective::Request barrier = collective::NamedBarrier("probe");
-    collective::Queue& queue = core->queue(0, Order::kProgramOrder);
+    const Request barrier = NamedBarrier("probe");
+    Queue& queue = core->queue(0, Order::kProgramOrder);
     queue.Run(barrier);
     *nanoseconds = 0;
     if (core->job().size() < 2) return;
@@ -109,14 +88,10 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
   };
   float *x = aligned(a), *y = aligned(b);
   const void* sources[2] = {x, y};
-  collective::ReduceJob job = {};
-  job.sources = sources;
-  job.nsources = 2;
-  job.out = kernel == 2 ? aligned(c) : x;
-  job.slot = kernel == 0 ? y : nullptr;
-  job.count = count;
-  job.divisor = 1;
-  const collective::Kernels& kernels = collective::BestKernels();
+  void* const out = kernel == 2 ? aligned(c) : x;
+  void* const slot = kernel == 0 ? y : nullptr;
+  const ReduceJob job = {sources, 2, 0, out, count, 1, slot};
+  const Kernels& kernels = BestKernels();
   std::vector<char> line(bytes > (1 << 18) ? 1 << 18 : bytes, 1);
   const auto once = [&] {
     if (kernel == 1) {
@@ -133,10 +108,10 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
   // The average over a time in which, but for its ends, all ranks are at work:
   // the best of single passes would be what one core reaches while the others
   // rest.
-  constexpr double kStart = 0.01, kEnd = 0.05;
+  constexpr int64_t kStart = 10 * kMillisecond, kEnd = 50 * kMillisecond;
   const int64_t traffic = kernel == 0 ? 4 * bytes : bytes;
-  const double begin = Now();
-  double from = 0, now = begin;
+  const int64_t begin = Now();
+  int64_t from = 0, now = begin;
   int64_t passes = 0;
   while (now < begin + kEnd || passes == 0) {  // one, however busy the cores
     once();
@@ -147,7 +122,8 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
       ++passes;
     }
   }
-  *rate = static_cast<double>(traffic * passes) / (now - from);
+  *rate = static_cast<double>(traffic * passes) * 1e9 /
+          static_cast<double>(now - from);
   return 0;
 }
 

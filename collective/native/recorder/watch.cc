@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "recorder/recorder_memory.h"
+#include "recorder/recorder.h"
 
 namespace collective {
 namespace {
@@ -28,7 +28,7 @@ Recorder::Event Recorder::Watch(int milliseconds) {
   do {
     std::vector<pollfd> watched = {{wake_.get(), POLLIN, 0}};
     for (int i = 0; i < info_.local_size; ++i) {
-      const int process = local_.pidfds[i].get();
+      const int process = local_.processes[i].pidfd.get();
       // While another rank writes, a death that it reports would end every
       // poll at once.
       const bool ignored =
@@ -95,8 +95,8 @@ void Recorder::OnTermination(int number) {
   if (Recorder* recorder = Current()) {
     bool defers = recorder->DumpInProgress() || recorder->WaitsLong();
     for (int i = 0; i < recorder->info_.local_size && !defers; ++i) {
-      defers =
-          recorder->local_.pidfds[i].valid() && recorder->HasUnreportedDeath(i);
+      defers = recorder->local_.processes[i].pidfd.valid() &&
+               recorder->HasUnreportedDeath(i);
     }
     if (defers && recorder->watching_ && !recorder->closing_ &&
         !recorder->terminated_.exchange(number)) {

@@ -12,36 +12,32 @@ FlatBuffer::FlatBuffer(Communicator& ranks, const Reduction& reduction)
   combine_ =
       ranks.kernels()
           .reduce[static_cast<int>(reduction.dtype)][static_cast<int>(op)];
-  reduction.tensors.ForEach(
-      0, count_, [&](const Tensor& tensor, size_t, size_t, size_t count) {
-        if (count == count_) {
-          packed_ = false;
-          data_ = static_cast<char*>(tensor.output);
-          if (tensor.input != tensor.output) {
-            CopyBytes(tensor.output, tensor.input, bytes(count));
-          }
-        }
-      });
+  reduction.tensors.ForEach(0, count_, 0, [&](const Piece& piece) {
+    if (piece.count != count_) return;
+    const Tensor& tensor = piece.tensor;
+    packed_ = false;
+    data_ = static_cast<char*>(tensor.output);
+    if (tensor.input != tensor.output) {
+      CopyBytes(tensor.output, tensor.input, bytes(piece.count));
+    }
+  });
   if (!packed_) return;
   buffer_.assign(bytes(count_), 0);
   data_ = buffer_.data();
-  reduction.tensors.ForEach(
-      0, count_,
-      [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
-        CopyBytes(at(position),
-                  static_cast<const char*>(tensor.input) + bytes(offset),
-                  bytes(count));
-      });
+  reduction.tensors.ForEach(0, count_, 0, [&](const Piece& piece) {
+    const auto* input = static_cast<const char*>(piece.tensor.input);
+    CopyBytes(at(piece.position), input + bytes(piece.offset),
+              bytes(piece.count));
+  });
 }
 
 void FlatBuffer::Finish() {
   if (!packed_) return;
-  reduction_.tensors.ForEach(
-      0, count_,
-      [&](const Tensor& tensor, size_t offset, size_t position, size_t count) {
-        CopyBytes(static_cast<char*>(tensor.output) + bytes(offset),
-                  at(position), bytes(count));
-      });
+  reduction_.tensors.ForEach(0, count_, 0, [&](const Piece& piece) {
+    auto* output = static_cast<char*>(piece.tensor.output);
+    CopyBytes(output + bytes(piece.offset), at(piece.position),
+              bytes(piece.count));
+  });
 }
 
 void FlatBuffer::Reduce(int to, size_t send_begin, size_t send_end, int from,
@@ -51,36 +47,21 @@ void FlatBuffer::Reduce(int to, size_t send_begin, size_t send_end, int from,
                   [&](const char* received, size_t offset, size_t length) {
                     char* mine = at(begin) + offset;
                     const void* sources[2] = {received, mine};
-                    ReduceJob job = {};
-                    job.sources = sources;
-                    job.nsources = 2;
-                    job.own = 1;
-                    job.out = mine;
-                    job.count = length / size_;
-                    job.divisor = 1;
-                    combine_(job);
+                    combine_({sources, 2, 1, mine, length / size_, 1});
                   });
 }
 
 void FlatBuffer::Replace(int to, size_t send_begin, size_t send_end, int from,
                          size_t begin, size_t end) {
   ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
-                  bytes(end - begin), reduction_.request,
-                  [&](const char* received, size_t offset, size_t length) {
-                    CopyBytes(at(begin) + offset, received, length);
-                  });
+                  at(begin), bytes(end - begin), reduction_.request);
 }
 
 void FlatBuffer::Scale(size_t begin, size_t end) {
   if (reduction_.divisor == 1 || begin == end) return;
   const void* sources[1] = {at(begin)};
-  ReduceJob job = {};
-  job.sources = sources;
-  job.nsources = 1;
-  job.out = at(begin);
-  job.count = end - begin;
-  job.divisor = reduction_.divisor;
-  reduction_.kernel(job);
+  reduction_.kernel(
+      {sources, 1, 0, at(begin), end - begin, reduction_.divisor});
 }
 
 }  // namespace collective

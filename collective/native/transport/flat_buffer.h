@@ -3,8 +3,7 @@
 // A message is contiguous, so several tensors are packed into a fusion buffer
 // first and unpacked at the end; a single tensor is reduced in its output. (The
 // direct algorithm needs neither.)
-#ifndef COLLECTIVE_NATIVE_TRANSPORT_FLAT_BUFFER_H_
-#define COLLECTIVE_NATIVE_TRANSPORT_FLAT_BUFFER_H_
+#pragma once
 
 #include <vector>
 
@@ -44,5 +43,3 @@ class FlatBuffer {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_TRANSPORT_FLAT_BUFFER_H_

@@ -4,8 +4,7 @@
 // Each is frozen by those who make it, so declaring it is as safe as building
 // with one version's mpi.h, and one built core works with all of them.
 // tests/hosts/mpi_abi.cc compares these numbers with the headers themselves.
-#ifndef COLLECTIVE_NATIVE_TRANSPORT_MPI_ABI_H_
-#define COLLECTIVE_NATIVE_TRANSPORT_MPI_ABI_H_
+#pragma once
 
 #include <dlfcn.h>
 
@@ -24,42 +23,16 @@ struct OpenMpi {
   static constexpr int kAnySource = -1, kUndefined = -32766, kErrOther = 16;
   static constexpr int kThreadSerialized = 2, kThreadMultiple = 3;
   static constexpr int kFaultTolerance = 12;  // the attribute MPIX_FT
-  static Handle CommWorld() {
-    static void* const a = Find("ompi_mpi_comm_world");
-    return a;
-  }
-  static Handle CommSelf() {
-    static void* const a = Find("ompi_mpi_comm_self");
-    return a;
-  }
-  static Handle CommNull() {
-    static void* const a = Find("ompi_mpi_comm_null");
-    return a;
-  }
-  static Handle GroupEmpty() {
-    static void* const a = Find("ompi_mpi_group_empty");
-    return a;
-  }
-  static Handle ErrorsReturn() {
-    static void* const a = Find("ompi_mpi_errors_return");
-    return a;
-  }
-  static Handle RequestNull() {
-    static void* const a = Find("ompi_request_null");
-    return a;
-  }
-  static Handle Byte() {
-    static void* const a = Find("ompi_mpi_byte");
-    return a;
-  }
-  static Handle Int() {
-    static void* const a = Find("ompi_mpi_int");
-    return a;
-  }
-  static Status* StatusIgnore() { return nullptr; }
-
- private:
-  static void* Find(const char* name) { return dlsym(RTLD_DEFAULT, name); }
+  static Handle Find(const char* name) { return dlsym(RTLD_DEFAULT, name); }
+  const Handle comm_world = Find("ompi_mpi_comm_world");
+  const Handle comm_self = Find("ompi_mpi_comm_self");
+  const Handle comm_null = Find("ompi_mpi_comm_null");
+  const Handle group_empty = Find("ompi_mpi_group_empty");
+  const Handle errors_return = Find("ompi_mpi_errors_return");
+  const Handle request_null = Find("ompi_request_null");
+  const Handle byte = Find("ompi_mpi_byte");
+  const Handle integer = Find("ompi_mpi_int");
+  Status* const status_ignore = nullptr;
 };
 
 // MPICH, and what is compatible with it since 2013 (Intel MPI, MVAPICH, Cray
@@ -72,15 +45,15 @@ struct Mpich {
   static constexpr int kAnySource = -2, kUndefined = -32766, kErrOther = 15;
   static constexpr int kThreadSerialized = 2, kThreadMultiple = 3;
   static constexpr int kFaultTolerance = -1;  // none
-  static Handle CommWorld() { return 0x44000000; }
-  static Handle CommSelf() { return 0x44000001; }
-  static Handle CommNull() { return 0x04000000; }
-  static Handle GroupEmpty() { return 0x48000000; }
-  static Handle ErrorsReturn() { return 0x54000001; }
-  static Handle RequestNull() { return 0x2c000000; }
-  static Handle Byte() { return 0x4c00010d; }
-  static Handle Int() { return 0x4c000405; }
-  static Status* StatusIgnore() { return reinterpret_cast<Status*>(1); }
+  const Handle comm_world = 0x44000000;
+  const Handle comm_self = 0x44000001;
+  const Handle comm_null = 0x04000000;
+  const Handle group_empty = 0x48000000;
+  const Handle errors_return = 0x54000001;
+  const Handle request_null = 0x2c000000;
+  const Handle byte = 0x4c00010d;
+  const Handle integer = 0x4c000405;
+  Status* const status_ignore = reinterpret_cast<Status*>(1);
 };
 
 // The standard one of MPI 5: libmpi_abi.so.
@@ -92,22 +65,16 @@ struct Standard {
   static constexpr int kAnySource = -1, kUndefined = -32766, kErrOther = 16;
   static constexpr int kThreadSerialized = 2048, kThreadMultiple = 4096;
   static constexpr int kFaultTolerance = -1;  // none
-  static Handle CommWorld() { return Number(0x101); }
-  static Handle CommSelf() { return Number(0x102); }
-  static Handle CommNull() { return Number(0x100); }
-  static Handle GroupEmpty() { return Number(0x109); }
-  static Handle ErrorsReturn() { return Number(0x143); }
-  static Handle RequestNull() { return Number(0x180); }
-  static Handle Byte() { return Number(0x247); }
-  static Handle Int() { return Number(0x209); }
-  static Status* StatusIgnore() { return nullptr; }
-
- private:
-  static Handle Number(uintptr_t number) {
-    return reinterpret_cast<Handle>(number);
-  }
+  static Handle Number(uintptr_t n) { return reinterpret_cast<Handle>(n); }
+  const Handle comm_world = Number(0x101);
+  const Handle comm_self = Number(0x102);
+  const Handle comm_null = Number(0x100);
+  const Handle group_empty = Number(0x109);
+  const Handle errors_return = Number(0x143);
+  const Handle request_null = Number(0x180);
+  const Handle byte = Number(0x247);
+  const Handle integer = Number(0x209);
+  Status* const status_ignore = nullptr;
 };
 
 }  // namespace collective::mpi_abi
-
-#endif  // COLLECTIVE_NATIVE_TRANSPORT_MPI_ABI_H_

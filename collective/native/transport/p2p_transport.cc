@@ -1,13 +1,12 @@
 #include "transport/p2p_transport.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <thread>
 #include <utility>
 
-#include "membership/job_memory.h"
+#include "clock.h"
 #include "membership/mismatch.h"
 
 namespace collective {
@@ -24,10 +23,10 @@ constexpr size_t kTextBytes = 2048;
 // 10 Gb/s, so that a busy link is never waited for asleep.
 constexpr int64_t kPollNanoseconds = 100'000;
 constexpr int kPollsPerYield = 16;
-constexpr std::chrono::microseconds kNap(50);
+constexpr int64_t kNap = 50'000;
 // Before a lost connection is blamed on the rank at its other end.
 constexpr int kDeathPolls = 10;
-constexpr std::chrono::milliseconds kDeathPollInterval(10);
+constexpr int64_t kDeathPollInterval = 10 * kMillisecond;
 
 }  // namespace
 
@@ -46,7 +45,7 @@ bool P2pTransport::Test(void* transfer, int member) {
   // those of that rank's host, get time to report it: then Check throws.
   for (int i = 0; i < kDeathPolls; ++i) {
     job_->Check(members_[member]);
-    std::this_thread::sleep_for(kDeathPollInterval);
+    SleepFor(kDeathPollInterval);
   }
   const std::string rank = std::to_string(members_[member]);
   job_->Break(Code::kUnavailable,
@@ -68,7 +67,7 @@ void P2pTransport::Await(void* transfer, int member, const Request& request) {
   Job::LongWait wait(job_, members_[member], request);
   while (!Test(transfer, member)) {
     wait.Poll();
-    std::this_thread::sleep_for(kNap);
+    SleepFor(kNap);
   }
 }
 

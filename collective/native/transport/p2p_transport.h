@@ -3,15 +3,14 @@
 // It stands for the shared memory that such a communicator does not have: the
 // comparison of calls, announcements and Communicator::Exchange all go through
 // here, in messages that are short enough to overlap with the summing.
-#ifndef COLLECTIVE_NATIVE_TRANSPORT_P2P_TRANSPORT_H_
-#define COLLECTIVE_NATIVE_TRANSPORT_P2P_TRANSPORT_H_
+#pragma once
 
 #include <deque>
 #include <functional>
 #include <vector>
 
 #include "membership/job.h"
-#include "transport/messages.h"
+#include "transport/network.h"
 
 namespace collective {
 
@@ -67,5 +66,3 @@ class P2pTransport {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_TRANSPORT_P2P_TRANSPORT_H_

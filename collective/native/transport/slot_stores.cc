@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "membership/job_memory.h"
+#include "clock.h"
 
 namespace collective {
 namespace {
@@ -32,8 +32,6 @@ SlotStores::SlotStores() {
 int SlotStores::SizeClassOf(size_t total) {
   return total < size_t{256} << 10 ? 0 : total < size_t{8} << 20 ? 1 : 2;
 }
-
-int64_t SlotStores::Clock() { return Now(); }
 
 bool SlotStores::Measured(const State& state) const {
   return Tries(state) || state.window + 1 == state.next ||

@@ -12,14 +12,14 @@
 // of chunks is written the other way; the more that costs, the more seldom, so
 // that it takes a hundredth of the time at most. All members follow that
 // member's choice. Sums do not depend on it.
-#ifndef COLLECTIVE_NATIVE_TRANSPORT_SLOT_STORES_H_
-#define COLLECTIVE_NATIVE_TRANSPORT_SLOT_STORES_H_
+#pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
+#include "clock.h"
 #include "kernels/types.h"
 
 namespace collective {
@@ -55,9 +55,9 @@ class SlotStores {
   class Timer {
    public:
     explicit Timer(SlotStores& stores)
-        : stores_(stores), start_(stores.measuring_ ? Clock() : 0) {}
+        : stores_(stores), start_(stores.measuring_ ? Now() : 0) {}
     ~Timer() {
-      if (start_) stores_.Add(Clock() - start_);
+      if (start_) stores_.Add(Now() - start_);
     }
     Timer(const Timer&) = delete;
 
@@ -79,7 +79,6 @@ class SlotStores {
   };
 
   static int SizeClassOf(size_t total);
-  static int64_t Clock();
   void Advance(size_t chunk);
   void EndWindow(State& state);
   void Add(int64_t nanoseconds);
@@ -96,5 +95,3 @@ class SlotStores {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_TRANSPORT_SLOT_STORES_H_

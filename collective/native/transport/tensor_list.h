@@ -2,8 +2,7 @@
 //
 // Many small tensors are reduced as one message this way, without a fusion
 // buffer to copy them into.
-#ifndef COLLECTIVE_NATIVE_TRANSPORT_TENSOR_LIST_H_
-#define COLLECTIVE_NATIVE_TRANSPORT_TENSOR_LIST_H_
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -11,6 +10,14 @@
 #include "kernels/types.h"
 
 namespace collective {
+
+// A part of a tensor, in elements.
+struct Piece {
+  const Tensor& tensor;
+  size_t offset;    // in the tensor
+  size_t position;  // in the long array
+  size_t count;
+};
 
 // Each tensor begins on a multiple of kAlign elements of the long array, so
 // that it begins on a cache line of shared memory whatever precedes it.
@@ -30,17 +37,18 @@ class TensorList {
   // Elements, including the gaps between tensors.
   size_t length() const { return end_; }
 
-  // Calls visit(tensor, offset in it, position in the long array, count) for
-  // every part of a tensor in [begin, end).
+  // Calls visit(piece) for every part of a tensor in [begin, end). The pieces'
+  // positions are counted from `origin`.
   template <class Visit>
-  void ForEach(size_t begin, size_t end, Visit&& visit) const {
+  void ForEach(size_t begin, size_t end, size_t origin, Visit&& visit) const {
     size_t i = std::upper_bound(starts_.begin(), starts_.end(), begin) -
                starts_.begin();
     for (i = i ? i - 1 : 0; i < starts_.size() && starts_[i] < end; ++i) {
       const size_t count = static_cast<size_t>(tensors_[i]->count);
       const size_t from = begin > starts_[i] ? begin - starts_[i] : 0;
       const size_t to = std::min(end - starts_[i], count);
-      if (from < to) visit(*tensors_[i], from, starts_[i] + from, to - from);
+      if (from >= to) continue;
+      visit(Piece{*tensors_[i], from, starts_[i] + from - origin, to - from});
     }
   }
 
@@ -59,5 +67,3 @@ inline size_t ShareBegin(size_t count, int member, int size, size_t align) {
 }
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_TRANSPORT_TENSOR_LIST_H_

@@ -3,8 +3,7 @@
 //
 // It converts while it copies into and out of shared memory, so that a narrow
 // transport costs no pass of its own.
-#ifndef COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
-#define COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
+#pragma once
 
 #include "algorithms/all_reduce.h"
 
@@ -22,28 +21,26 @@ class WireCodec {
   size_t bytes() const { return bytes_; }
   bool narrow() const { return narrow_; }
 
-  const char* Input(const Tensor& tensor, size_t offset) const {
-    return static_cast<const char*>(tensor.input) + offset * size_;
+  const char* Input(const Piece& piece) const {
+    return static_cast<const char*>(piece.tensor.input) + piece.offset * size_;
   }
-  char* Output(const Tensor& tensor, size_t offset) const {
-    return static_cast<char*>(tensor.output) + offset * size_;
+  char* Output(const Piece& piece) const {
+    return static_cast<char*>(piece.tensor.output) + piece.offset * size_;
   }
   // From a tensor's input. `stream`: by non-temporal stores (kernels.h).
-  void CopyIn(void* to, const Tensor& tensor, size_t offset, size_t count,
-              bool stream) const {
+  void CopyIn(void* to, const Piece& piece, bool stream) const {
     if (narrow_) {
-      kernels_.narrow[narrow_type_](to, Input(tensor, offset), count, stream);
+      kernels_.narrow[narrow_type_](to, Input(piece), piece.count, stream);
     } else {
-      kernels_.copy(to, Input(tensor, offset), count * size_, stream);
+      kernels_.copy(to, Input(piece), piece.count * size_, stream);
     }
   }
   // To its output.
-  void CopyOut(const Tensor& tensor, size_t offset, const void* from,
-               size_t count, bool stream) const {
+  void CopyOut(const Piece& piece, const void* from, bool stream) const {
     if (narrow_) {
-      kernels_.widen[narrow_type_](Output(tensor, offset), from, count, stream);
+      kernels_.widen[narrow_type_](Output(piece), from, piece.count, stream);
     } else {
-      kernels_.copy(Output(tensor, offset), from, count * size_, stream);
+      kernels_.copy(Output(piece), from, piece.count * size_, stream);
     }
   }
 
@@ -56,5 +53,3 @@ class WireCodec {
 };
 
 }  // namespace collective
-
-#endif  // COLLECTIVE_NATIVE_TRANSPORT_WIRE_CODEC_H_
