@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collective.environment import Environment
-from collective.environment.horovodrun import SET_BY_US
+from collective.environment.base import SETS_HOROVOD_RANK
 from collective.errors import UsageError
 from collective.launch.output import print_message
 
@@ -116,7 +116,7 @@ def place(environment: Environment) -> dict[str, str]:
         **({"CROSS_RANK": across, "CROSS_SIZE": hosts} if across >= 0 else {}),
     }
     numbers = {f"HOROVOD_{name}": str(number) for name, number in known.items()}
-    return {**numbers, SET_BY_US: "1"}
+    return {**numbers, SETS_HOROVOD_RANK: "1"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

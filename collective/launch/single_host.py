@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collective.elastic.membership_file import VARIABLE as MEMBERSHIP_FILE
 from collective.elastic.membership_file import MembershipFile
 from collective.environment import Environment
-from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
-from collective.environment.collectiverun import JOINS
+from collective.environment.base import JOINS, MAX_NP, MIN_NP, RANK_TIMEOUT
 from collective.hosts import Rank
 from collective.launch import cores, horovod_settings
 from collective.launch.elastic import ElasticSupervisor, Growth
