@@ -21,8 +21,8 @@ from collective.elastic.membership_file import (
     MembershipFile,
 )
 from collective.launch import processes
-from collective.launch.options import COOLDOWN_SECONDS, INIT_SECONDS, TIMEOUT_SECONDS
-from collective.launch.output import OutputStyle, print_message
+from collective.launch.options import INIT_SECONDS, LaunchOptions
+from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
 
 POLL_SECONDS = 0.1
@@ -30,29 +30,25 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Growth:
-    """How a job may grow.
+    """How a job may grow."""
 
-    Attributes:
-        slots: Returns how many ranks there should be now.
-        max_np: The largest number of ranks.
-        spec: Makes the process of a new rank from its number and its free slot.
-    """
-
-    slots: Callable[[], int]
+    slots: Callable[[], int]  # returns how many ranks there should be now
     max_np: int
-    spec: Callable[[int, int], ProcessSpec]
+    # Makes the process of a rank from its number, its free slot, and whether it joins
+    # the running job.
+    spec: Callable[[int, int, bool], ProcessSpec]
 
 
 class ElasticSupervisor(Supervisor):
     """The processes of one job on this host, some of which may fail or join later.
 
+    The job has succeeded when ``min_np`` ranks of its last membership did.
+
     Args:
-        specs, size, style, verbose: As for ``Supervisor``.
-        min_np: The job has succeeded when so many ranks of its last membership did.
+        specs: What to start.
+        options: The command line, with ``min_np``.
         membership: Where ranks note that they have joined or left.
         growth: None: no rank joins later.
-        rank_timeout, cooldown, reset_limit: See ``ElasticOptions``.
-        start_timeout: Seconds that ranks wait for each other in ``collective.init``.
     """
 
     membership: MembershipFile
@@ -64,22 +60,15 @@ class ElasticSupervisor(Supervisor):
     def __init__(
         self,
         specs: Sequence[ProcessSpec],
-        size: int,
-        style: OutputStyle,
-        *,
-        verbose: bool,
-        min_np: int,
+        options: LaunchOptions,
         membership: MembershipFile,
         growth: Growth | None,
-        rank_timeout: float = TIMEOUT_SECONDS,
-        start_timeout: float = INIT_SECONDS,
-        cooldown: tuple[float, float] = COOLDOWN_SECONDS,
-        reset_limit: int | None = None,
     ):
+        verbose = options.verbose
         super().__init__(
-            specs, size, style, verbose=verbose, elastic=True, membership=membership
+            specs, len(specs), options.style, verbose=verbose, elastic=True
         )
-        self.min_np = min_np
+        self.min_np = options.elastic.min_np or 1
         self.membership = membership
         self.growth = growth
         self.succeeded = 0
@@ -88,12 +77,14 @@ class ElasticSupervisor(Supervisor):
         self.slots = {spec.rank: spec.rank for spec in specs}  # by rank
         self.joining: set[int] = set()
         self.dismissed: set[int] = set()
+        rank_timeout = options.rank_timeout
+        start_timeout = options.seconds("COLLECTIVE_START_TIMEOUT", INIT_SECONDS)
         # A little before the ranks that wait would give up.
         self.absent = Lasting(min(rank_timeout, 0.9 * start_timeout))
         self.in_vain = Lasting(rank_timeout)
-        self.cooldown = cooldown
-        self.not_before, self.pause = 0.0, cooldown[0]
-        self.reset_limit, self.resets = reset_limit, 0
+        self.cooldown = options.elastic.cooldown
+        self.not_before, self.pause = 0.0, self.cooldown[0]
+        self.reset_limit, self.resets = options.elastic.reset_limit, 0
         self.restart_requested = self.restarts = False
 
     def request_restart(self) -> None:
@@ -118,10 +109,8 @@ class ElasticSupervisor(Supervisor):
         elif self.restarts:
             self.failed, self.exit_code = None, generations.EXIT_CODE
         elif self.succeeded >= self.min_np and not self.incomplete:
-            self.failed, self.exit_code = (
-                None,
-                0,
-            )  # it continued without the failed rank
+            # It continued without the failed rank.
+            self.failed, self.exit_code = None, 0
 
     def _note_joined(self) -> None:
         for rank in [r for r in self.joining if self.membership.read(r) == JOINED]:
@@ -228,7 +217,7 @@ class ElasticSupervisor(Supervisor):
 
     def _start_late(self, slot: int) -> None:
         assert self.growth is not None
-        spec = self.growth.spec(self.next_rank, slot)
+        spec = self.growth.spec(self.next_rank, slot, True)
         print_message(f"{self._name(spec.rank)} is started to join the job")
         self.slots[spec.rank] = slot
         self.joining.add(spec.rank)

@@ -43,6 +43,7 @@ class RankSupervisor(Supervisor):
         timeout: For how long it waits before the launcher hears of it.
     """
 
+    inherits_files = True  # as the ranks of MPICH must
     report: WaitReport | None = None
     timeout = math.inf
 
@@ -161,7 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         verbose=options.verbose,
         elastic=elastic,
-        inherit_files=True,
         membership=membership if elastic else None,
     )
     if elastic and RANK_TIMEOUT in os.environ:

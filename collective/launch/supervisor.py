@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from collective.elastic import membership_file
 from collective.elastic.membership_file import JOINING, MembershipFile
 from collective.launch import processes
 from collective.launch.cores import describe
@@ -38,21 +40,13 @@ _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process to start.
+    """One process to start."""
 
-    Attributes:
-        rank: Its number; the prefix of its lines.
-        command: Program and arguments.
-        variables: Added to the environment.
-        cores: Logical cores that it runs on; empty for all.
-        takes_input: Whether it gets the standard input of this process.
-    """
-
-    rank: int
+    rank: int  # the prefix of its lines
     command: Sequence[str]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    cores: Sequence[int] = ()
-    takes_input: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)  # added to ours
+    cores: Sequence[int] = ()  # logical cores that it runs on; empty for all
+    takes_input: bool = False  # gets the standard input of this process
 
 
 class Supervisor:
@@ -65,9 +59,10 @@ class Supervisor:
         verbose: Whether to print what is started and how it ends.
         elastic: Whether ranks save their state on SIGTERM: then a closed terminal
             (SIGHUP) reaches them as SIGTERM.
-        inherit_files: Whether they get all open files, as the ranks of MPICH must.
         membership: Where ranks note that they wait for each other, or have joined.
     """
+
+    inherits_files = False  # whether processes get all open files
 
     def __init__(
         self,
@@ -77,21 +72,26 @@ class Supervisor:
         *,
         verbose: bool = False,
         elastic: bool = False,
-        inherit_files: bool = False,
         membership: MembershipFile | None = None,
     ):
-        self.specs = specs
-        self.size = size
-        self.style = style
-        self.verbose = verbose
-        self.elastic = elastic
-        self.inherit_files = inherit_files
-        self.membership = membership
+        self.specs, self.size, self.style = specs, size, style
+        self.verbose, self.elastic, self.membership = verbose, elastic, membership
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
         self.outputs: dict[int, RankOutput] = {}  # by rank
         self.ending = False
         self.exit_code = 0
         self.failed: tuple[int, str] | None = None  # rank, and how it ended
+
+    def commands(self) -> str:
+        """What would be started, as shell commands."""
+        lines = []
+        for spec in self.specs:
+            variables = sorted(spec.variables.items())
+            assigned = [f"{name}={shlex.quote(value)}" for name, value in variables]
+            lines.append(
+                f"[{spec.rank}] {' '.join(assigned)} {shlex.join(spec.command)}"
+            )
+        return "\n".join(lines)
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
         """Starts the processes and waits for them.
@@ -131,15 +131,18 @@ class Supervisor:
         output = self._output(spec.rank)
         pipe = subprocess.PIPE if self._captures() else None
         wants_input = spec.takes_input and not sys.stdin.isatty()
+        variables = {**os.environ, **spec.variables}
+        if self.membership is not None:
+            variables[membership_file.VARIABLE] = self.membership.path
         process = processes.start(
             spec.command,
             has_threads=has_threads,
             cores=spec.cores,
-            env={**os.environ, **spec.variables},
+            env=variables,
             stdin=None if wants_input else subprocess.DEVNULL,
             stdout=None if self.style.plain_stdout else pipe,
             stderr=pipe,
-            close_fds=not self.inherit_files,
+            close_fds=not self.inherits_files,
         )
         self.processes[process.pid] = (spec.rank, process)
         self.watchdog.add(process.pid)
