@@ -1,4 +1,4 @@
-"""The ranks and sizes of a process, and variables that the launcher and its ranks share."""
+"""Ranks and sizes of a process, and the variables that a launcher and its ranks share."""
 
 from __future__ import annotations
 
