@@ -212,8 +212,7 @@ class ElasticSupervisor(Supervisor):
         for rank in self.joining - self.dismissed:
             self._dismiss(rank)
         for rank in set(self.slots) - self.joining:
-            if self.membership.read(rank) == JOINED:
-                self.membership.ask_to_restart(rank)
+            self.membership.ask_to_restart(rank)
 
     def _start_late(self, slot: int) -> None:
         assert self.growth is not None

