@@ -21,13 +21,10 @@ def physical(cores: Iterable[int], topology: Path = _TOPOLOGY) -> list[list[int]
     def where(core: int) -> tuple[int, int]:
         folder = topology / f"cpu{core}" / "topology"
         try:
-            package, inside = (
-                int((folder / name).read_text())
-                for name in ("physical_package_id", "core_id")
-            )
+            package = int((folder / "physical_package_id").read_text())
+            return package, int((folder / "core_id").read_text())
         except (OSError, ValueError):
             return 0, core
-        return package, inside
 
     return [list(c) for _, c in itertools.groupby(sorted(cores, key=where), where)]
 
@@ -60,10 +57,7 @@ def share(
 
 def describe(cores: Sequence[int]) -> str:
     """Short form of core numbers: ``0-3,8``."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
+    # A number less its place is the same throughout a run.
+    places = itertools.groupby(enumerate(sorted(cores)), lambda pair: pair[1] - pair[0])
+    runs = [[core for _, core in run] for _, run in places]
     return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)

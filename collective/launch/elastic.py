@@ -6,6 +6,7 @@ to the number of slots; each joins by itself when it is ready (``collective.sess
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -197,7 +198,7 @@ class ElasticSupervisor(Supervisor):
                     f"{self.absent.seconds:g} s, and other ranks wait for it: killed it\n"
                     "HINT: COLLECTIVE_START_TIMEOUT=seconds gives it more time"
                 )
-                self._signal_rank(rank, signal.SIGKILL)
+                self._signal_all(signal.SIGKILL, rank)
         too_few = len(present) + self.succeeded < self.min_np and self.growth is None
         done = self.succeeded > 0 and all(map(processes.is_stopped, self.processes))
         if self.in_vain.since(bool(present) and (too_few or done)):
@@ -228,12 +229,7 @@ class ElasticSupervisor(Supervisor):
         """Asks a rank to leave; one that has not joined yet is killed."""
         self.dismissed.add(rank)
         number = signal.SIGKILL if rank in self.joining else signal.SIGTERM
-        self._signal_rank(rank, number)
-
-    def _signal_rank(self, rank: int, number: signal.Signals) -> None:
-        for pid, (other, _) in self.processes.items():
-            if other == rank:
-                processes.signal_group(pid, number)
+        self._signal_all(number, rank)
 
 
 class Lasting:
@@ -241,17 +237,13 @@ class Lasting:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._began: float | None = None
+        self._began = math.inf
 
     def since(self, is_so: bool) -> bool:
         """Takes note of whether it is so now."""
-        if not is_so:
-            self._began = None
-        elif self._began is None:
-            self._began = time.monotonic()
-        return self._began is not None and (
-            time.monotonic() - self._began > self.seconds
-        )
+        now = time.monotonic()
+        self._began = min(self._began, now) if is_so else math.inf
+        return now - self._began > self.seconds
 
 
 def _ranks(count: int) -> str:

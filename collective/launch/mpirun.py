@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
@@ -23,7 +22,7 @@ from collective.launch.output import (
     report_failure,
 )
 from collective.launch.relay import Relay
-from collective.launch.supervisor import ProcessSpec, Supervisor
+from collective.launch.supervisor import ProcessSpec, Supervisor, start_timer
 
 NOT_STARTED = 124  # the exit code of timeout(1)
 _CALL_BACK_SECONDS = 5
@@ -59,7 +58,7 @@ class MpirunSupervisor(Supervisor):
         super().__init__(
             [],
             slots_of(hosts),
-            OutputStyle(prefix=False),
+            OutputStyle(),
             verbose=options.verbose,
             elastic=self.min_np is not None,
         )
@@ -109,7 +108,7 @@ class MpirunSupervisor(Supervisor):
         return super().run(on_started)
 
     def _wait(self) -> None:
-        timer = _start_timer(self.start_seconds, self._end_if_not_all_started)
+        timer = start_timer(self.start_seconds, self._end_if_not_all_started)
         super()._wait()
         timer.cancel()
 
@@ -158,15 +157,12 @@ class MpirunSupervisor(Supervisor):
     def _output(self, rank: int) -> RankOutput:
         return self.relay
 
-    def _captures(self) -> bool:
-        return True
-
     def _name(self, rank: int) -> str:
         return "mpirun"
 
     def _on_rank_failure(self, early: bool) -> None:
         if self.min_np is None or early:
-            _start_timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
+            start_timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
@@ -249,10 +245,3 @@ def _command(
     given = {**options.rank_variables, **variables, RANKS_PER_HOST: slurm.tasks(hosts)}
     exported = [name for name in mpi.exported(os.environ) if name not in given]
     return mpi.compose(found, options, hosts, words, given, exported)
-
-
-def _start_timer(seconds: float, then: Callable[[], None]) -> threading.Timer:
-    timer = threading.Timer(seconds, then)
-    timer.daemon = True
-    timer.start()
-    return timer

@@ -71,7 +71,7 @@ class Relay(RankOutput):
         on_wait: Callable[[], None] = lambda: None,
         verbose: bool = False,
     ) -> None:
-        super().__init__(0, 1, OutputStyle(prefix=False))
+        super().__init__(0, 1, OutputStyle())
         self.errors_of_rank: dict[int, list[str]] = {}
         self.started: dict[int, str] = {}  # rank: host
         self.ends: dict[int, RankEnd] = {}

@@ -93,10 +93,7 @@ class RestartingLauncher:
                     "restarting the job on the remaining hosts, from its last checkpoint"
                 )
                 self.placed = ()  # every host is asked again
-                code = generations.EXIT_CODE
-            elif not self.grows:
-                return code
-            if code != generations.EXIT_CODE:
+            elif not self.grows or code != generations.EXIT_CODE:
                 return code
             limit = self.options.elastic.reset_limit
             if limit is not None and number >= limit:
@@ -120,7 +117,8 @@ class RestartingLauncher:
             time.sleep(POLL_SECONDS)
         raise UsageError(
             f"no slots for {least} ranks within {seconds} s",
-            hint="a smaller --min-np or a longer --elastic-timeout; the messages above name hosts that do not answer",
+            hint="a smaller --min-np or a longer --elastic-timeout; the messages above "
+            "name hosts that do not answer",
         )
 
     def _remove_kept_state(self) -> None:
@@ -208,23 +206,22 @@ class RestartingLauncher:
         if now < self.retry_at.get(host.login, 0):
             return False
         reason = self.only_local or self._why_unreachable(host)
-        if not reason:
-            return True
-        self.retry_at[host.login] = now + (1e9 if self.only_local else RETRY_SECONDS)
-        print_message(f"{host.name} is left out: {reason}")
-        return False
+        if reason:
+            pause = 1e9 if self.only_local else RETRY_SECONDS
+            self.retry_at[host.login] = now + pause
+            print_message(f"{host.name} is left out: {reason}")
+        return not reason
 
     def _why_unreachable(self, host: Host) -> str:
         options = self.options
         try:
             mpirun = mpi.find(options.mpi.program).program
             seconds = options.start_timeout or ANSWER_SECONDS
-            cut_off = reachability.check(
-                [host], options.shell, options.mpi.nics, mpirun, seconds
-            )
+            nics = options.mpi.nics
+            cut_off = reachability.check([host], options.shell, nics, mpirun, seconds)
+            return "".join(cut_off.values())
         except CollectiveError as error:
             return str(error)
-        return "".join(cut_off.values())
 
     def _local_slots(self) -> int:
         return slots_of(host for host in self.present() if hosts.is_local(host))

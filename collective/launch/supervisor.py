@@ -128,7 +128,7 @@ class Supervisor:
 
     def _start(self, spec: ProcessSpec, has_threads: bool = False) -> None:
         output = self._output(spec.rank)
-        pipe = subprocess.PIPE if self._captures() else None
+        pipe = subprocess.PIPE if self.style.captures else None
         wants_input = spec.takes_input and not sys.stdin.isatty()
         variables = {**os.environ, **spec.variables}
         if self.membership is not None:
@@ -156,9 +156,6 @@ class Supervisor:
     def _output(self, rank: int) -> RankOutput:
         return RankOutput(rank, self.size, self.style)
 
-    def _captures(self) -> bool:
-        return self.style.captures
-
     def _name(self, rank: int) -> str:
         return f"rank {rank}"
 
@@ -172,11 +169,12 @@ class Supervisor:
         """A process ended: ``code`` is its exit code, or minus the signal."""
         if self.verbose:
             print_message(f"{self._name(rank)} ended {how_ended(code)}")
+        membership = self.membership
         if self.ending:
             return
         if code == 0:
-            if self.membership is not None and not self.membership.has_joined(rank):
-                args = (rank, self.membership)
+            if membership is not None and not membership.has_joined(rank):
+                args = (rank, membership)
                 threading.Thread(target=self._end_if_awaited, args=args).start()
             return
         consequence = self._consequence()
@@ -249,26 +247,31 @@ class Supervisor:
         self._signal_all(signal.SIGCONT)  # a stopped process gets the signal, too
         if not self.ending:
             self.ending = True
-            timer = threading.Timer(GRACE_SECONDS, self._signal_all, (signal.SIGKILL,))
-            timer.daemon = True
-            timer.start()
+            start_timer(GRACE_SECONDS, lambda: self._signal_all(signal.SIGKILL))
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        for pid in list(self.processes):
-            processes.signal_group(pid, number)
+    def _signal_all(self, number: signal.Signals, only: int | None = None) -> None:
+        """Signals the process groups of all ranks, or of one."""
+        for pid, (rank, _) in list(self.processes.items()):
+            if only in (None, rank):
+                processes.signal_group(pid, number)
+
+
+def start_timer(seconds: float, then: Callable[[], None]) -> threading.Timer:
+    """Calls a function later, unless the process has ended."""
+    timer = threading.Timer(seconds, then)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def how_ended(code: int) -> str:
-    """``with exit code 7``, or ``by SIGKILL`` for -9."""
-    return f"by {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
-
-
-def _signal_name(number: int) -> str:
-    """As ``SIGKILL``; a real-time signal is ``SIGRT36``: Python names but two."""
+    """``with exit code 7``, or ``by SIGKILL`` for -9; a real-time signal is ``SIGRT36``."""
+    if code >= 0:
+        return f"with exit code {code}"
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRT{number}"
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:  # Python names but two real-time signals
+        return f"by SIGRT{-code}"
 
 
 def _why_not_started(error: OSError, program: str) -> str:

@@ -76,10 +76,10 @@ def folder(path: Path) -> None:
 
 
 def _check(path: str | os.PathLike[str], found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise _foreign(path, "is a link")
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise _foreign(
-            path, "is a link" if stat.S_ISLNK(found.st_mode) else "is not a file"
-        )
+        raise _foreign(path, "is not a file")
     if found.st_uid != os.geteuid():
         raise _foreign(path, f"belongs to user {found.st_uid}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
