@@ -13,9 +13,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 def physical(cores: Iterable[int], topology: Path = _TOPOLOGY) -> list[list[int]]:
     """The hardware threads of each core, cores of one package next to each other.
 
-    Args:
-        cores: Numbers of logical cores, as Linux counts hardware threads.
-        topology: Where Linux describes them.
+    Linux numbers hardware threads, as logical cores.
     """
 
     def where(core: int) -> tuple[int, int]:
@@ -37,12 +35,8 @@ def share(
     Ranks are bound if each can have a logical core or more. Without binding, the kernel
     sometimes runs threads of two ranks on one core while another is idle, and in
     synchronous training every rank waits for the slowest. Two ranks never get threads of
-    one physical core, unless there are more ranks than cores.
-
-    Args:
-        local_size: Ranks on this host.
-        cores: Those to share; by default the ones this process may use.
-        topology: Where Linux describes them.
+    one physical core, unless there are more ranks than cores. By default the cores are
+    those that this process may use.
     """
     usable = sorted(os.sched_getaffinity(0)) if cores is None else cores
     if len(usable) < local_size or local_size == 1:

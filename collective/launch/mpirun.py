@@ -14,7 +14,7 @@ from collective.elastic import generations
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
 from collective.launch import mpi, reachability
-from collective.launch.options import ANSWER_SECONDS, START_SECONDS, LaunchOptions
+from collective.launch.options import START_SECONDS, LaunchOptions
 from collective.launch.output import (
     OutputStyle,
     RankOutput,
@@ -87,14 +87,7 @@ class MpirunSupervisor(Supervisor):
             CollectiveError: If a host does not answer, or has other versions.
         """
         print_message(self.commands())
-        options = self.options
-        self.cut_off = reachability.check(
-            self.hosts,
-            options.shell,
-            options.mpi.nics,
-            self.mpi.program,
-            options.start_timeout or ANSWER_SECONDS,
-        )
+        self.cut_off = reachability.check(self.hosts, self.options, self.mpi.program)
         if self.cut_off:
             self.start_seconds = min(self.start_seconds, _CALL_BACK_SECONDS)
         words = list(self.words)

@@ -151,12 +151,9 @@ class Result:
 
 
 def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
-    """Runs a command with a deadline. Never raises.
+    """Runs a command, and kills it with all that it has started at a deadline.
 
-    Args:
-        command: The program and its arguments, which all users of the machine see.
-        seconds: After which it is killed, with all that it has started.
-        stdin: What it can read from its standard input.
+    All users of the machine see the command, but not what it reads from ``stdin``.
     """
     try:
         process = subprocess.Popen(

@@ -24,8 +24,8 @@ from typing import Any
 from collective.errors import CollectiveError
 from collective.hosts import Host, is_local
 from collective.launch import mpi, remote_shell, versions
+from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.processes import run
-from collective.launch.remote_shell import RemoteShell
 from collective.net import interfaces, shared_secret
 
 _AT_ONCE = 32
@@ -33,21 +33,13 @@ _CONNECT_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 
 
-def check(
-    hosts: Sequence[Host],
-    shell: RemoteShell,
-    nics: Sequence[str],
-    mpirun: str,
-    seconds: float,
-) -> dict[str, str]:
+def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> dict[str, str]:
     """Has each other host report its versions, and connect back to this one.
 
     Args:
-        hosts: Each with a rank.
-        shell: What reaches them.
-        nics: Interfaces that carry the traffic; empty for all.
+        hosts: Those of the ranks.
+        options: What reaches them, by which interfaces, and how long that may take.
         mpirun: Program that must exist on each.
-        seconds: For an answer.
 
     Returns:
         Hosts that cannot open a connection to this one, each with the reason. This alone
@@ -61,12 +53,13 @@ def check(
     if not others:
         return {}
     key = shared_secret.generate()
+    seconds = options.start_timeout or ANSWER_SECONDS
     with (
-        listening(nics, key) as way_back,
+        listening(options.mpi.nics, key) as way_back,
         concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool,
     ):
         words = ["collective.launch.reachability", "--mpirun", mpirun, *way_back]
-        commands = [shell.command(host, *words) for host in others]
+        commands = [options.shell.command(host, *words) for host in others]
         answers = list(
             pool.map(lambda command: run(command, seconds, f"{key}\n"), commands)
         )
@@ -135,9 +128,7 @@ class _Listener(socketserver.ThreadingTCPServer):
 def listening(nics: Sequence[str], secret: str) -> Iterator[list[str]]:
     """Answers probes of other hosts, at the addresses that they get and no others.
 
-    Args:
-        nics: Interfaces that carry the traffic; empty for all but loopback.
-        secret: What a probe must know to be answered.
+    Without ``nics`` at those of all interfaces but loopback.
 
     Yields:
         Where a probe finds this host: each address, a colon, and its port.
@@ -165,11 +156,9 @@ def _local_versions(mpirun: str) -> dict[str, str]:
 
 
 def why_cut_off(addresses: Sequence[str], secret: str) -> str:
-    """Why none of the launcher's addresses can be connected to; empty if one can.
+    """Why nobody who knows the secret answers at any of the addresses; empty if one does.
 
-    Args:
-        addresses: Each with a colon and its port.
-        secret: What proves that the launcher answers.
+    Each address has a colon and its port.
     """
 
     def connect(address: str) -> str:

@@ -25,7 +25,7 @@ from collective.hosts import Host, slots_of
 from collective.launch import mpi, processes, reachability, single_host
 from collective.launch.elastic import ElasticSupervisor
 from collective.launch.mpirun import MpirunSupervisor
-from collective.launch.options import ANSWER_SECONDS, LaunchOptions
+from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import SIGNALS, Supervisor
 
@@ -123,7 +123,7 @@ class RestartingLauncher:
 
     def _remove_kept_state(self) -> None:
         """Removes what hosts have kept for a generation that did not take place there."""
-        generations.remove_state_of(self.name)
+        generations.remove_state(self.name)
         here = {host.login for host in self.placed}
         for login, host in self.logins.items():
             if login not in here:
@@ -213,12 +213,9 @@ class RestartingLauncher:
         return not reason
 
     def _why_unreachable(self, host: Host) -> str:
-        options = self.options
         try:
-            mpirun = mpi.find(options.mpi.program).program
-            seconds = options.start_timeout or ANSWER_SECONDS
-            nics = options.mpi.nics
-            cut_off = reachability.check([host], options.shell, nics, mpirun, seconds)
+            mpirun = mpi.find(self.options.mpi.program).program
+            cut_off = reachability.check([host], self.options, mpirun)
             return "".join(cut_off.values())
         except CollectiveError as error:
             return str(error)

@@ -30,18 +30,13 @@ def installed() -> dict[str, str]:
 
 
 def differing(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """What is not the same on every host.
-
-    Args:
-        versions: For each host, versions by name; a missing one counts as "none".
+    """What is not the same on every host, of versions by name for each host.
 
     Returns:
-        For each name that differs, the hosts of each version: ``3.15 on a; 3.14 on b, c``.
+        For each name that differs, the hosts of each version: ``3.15 on a; none on b, c``.
     """
     found = {}
-    for name in dict.fromkeys(
-        name for of_host in versions.values() for name in of_host
-    ):
+    for name in dict.fromkeys(name for each in versions.values() for name in each):
         hosts: dict[str, list[str]] = {}
         for host, of_host in versions.items():
             hosts.setdefault(of_host.get(name) or "none", []).append(host)

@@ -20,6 +20,7 @@ from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
 from collective.hosts import Host
 from collective.launch import output, processes, reachability
+from collective.launch.options import LaunchOptions
 from collective.launch.remote_shell import RemoteShell
 from collective.net import interfaces, private_files, shared_secret
 from tests import launch
@@ -150,7 +151,7 @@ def test_no_secret_is_on_a_command_line(monkeypatch):
     monkeypatch.setattr(multi_host, "run", asked)
     shell = RemoteShell()
     with pytest.raises(CollectiveError):
-        reachability.check([Host("192.0.2.1")], shell, [], "mpirun", 30)
+        reachability.check([Host("192.0.2.1")], LaunchOptions(), "mpirun")
     multi_host.measure([Host("127.0.0.2"), Host("127.0.0.3")], shell)
     assert len(said) == 2
     for command, given in said:
