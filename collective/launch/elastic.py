@@ -11,33 +11,15 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from collective.elastic import generations
-from collective.elastic.membership_file import (
-    DONE,
-    JOINED,
-    JOINING,
-    LEFT,
-    MembershipFile,
-)
+from collective.elastic import generations, membership_file
+from collective.elastic.membership_file import MembershipFile
 from collective.launch import processes
 from collective.launch.options import INIT_SECONDS, LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
 
 POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class Growth:
-    """How a job may grow."""
-
-    slots: Callable[[], int]  # returns how many ranks there should be now
-    max_np: int
-    # Makes the process of a rank from its number, its free slot, and whether it joins
-    # the running job.
-    spec: Callable[[int, int, bool], ProcessSpec]
 
 
 class ElasticSupervisor(Supervisor):
@@ -49,7 +31,9 @@ class ElasticSupervisor(Supervisor):
         specs: What to start.
         options: The command line, with ``min_np``.
         membership: Where ranks note that they have joined or left.
-        growth: None: no rank joins later.
+        spec_of: Makes the process of a rank from its number, its free slot, and whether
+            it joins the running job.
+        wanted: Returns how many ranks there should be now; None: no rank joins later.
     """
 
     membership: MembershipFile
@@ -63,15 +47,17 @@ class ElasticSupervisor(Supervisor):
         specs: Sequence[ProcessSpec],
         options: LaunchOptions,
         membership: MembershipFile,
-        growth: Growth | None,
+        spec_of: Callable[[int, int, bool], ProcessSpec],
+        wanted: Callable[[], int] | None,
     ):
         verbose = options.verbose
         super().__init__(
             specs, len(specs), options.style, verbose=verbose, elastic=True
         )
         self.min_np = options.elastic.min_np or 1
+        self.max_np = options.elastic.max_np or 0
         self.membership = membership
-        self.growth = growth
+        self.spec_of, self.wanted = spec_of, wanted
         self.succeeded = 0
         self.incomplete = False  # something failed when the work was done
         self.next_rank = len(specs)
@@ -114,7 +100,9 @@ class ElasticSupervisor(Supervisor):
             self.failed, self.exit_code = None, 0
 
     def _note_joined(self) -> None:
-        for rank in [r for r in self.joining if self.membership.read(r) == JOINED]:
+        for rank in [
+            r for r in self.joining if self.membership.read(r) == membership_file.JOINED
+        ]:
             self.joining.remove(rank)
             self.pause = self.cooldown[0]
             self._count_reset()
@@ -129,8 +117,8 @@ class ElasticSupervisor(Supervisor):
             self.joining.discard(rank)
             return
         state = self.membership.read(rank)
-        left = state == LEFT
-        self.incomplete |= bool(code) and state == DONE
+        left = state == membership_file.LEFT
+        self.incomplete |= bool(code) and state == membership_file.DONE
         self.membership.note_exit(rank)
         if code:
             self._note_failure(rank, code, f"; {_ranks(len(self.slots))} left")
@@ -140,7 +128,7 @@ class ElasticSupervisor(Supervisor):
             self.joining.remove(rank)
             self.pause = min(2 * self.pause, self.cooldown[1])
         elif not left and code >= 0:
-            self.growth = None  # the job is over; or a new rank would fail likewise
+            self.wanted = None  # the job is over; or a new rank would fail likewise
         self.not_before = time.monotonic() + self.pause
         if (code or left) and self.slots:
             self._count_reset()
@@ -168,9 +156,9 @@ class ElasticSupervisor(Supervisor):
             for rank in self.joining - self.dismissed:
                 self._dismiss(rank)  # there is no job left that it could join
             return
-        if self.growth is None:
+        if self.wanted is None:
             return
-        wanted = max(self.min_np, min(self.growth.slots(), self.growth.max_np))
+        wanted = max(self.min_np, min(self.wanted(), self.max_np))
         for rank in sorted(set(self.slots) - self.dismissed)[wanted:]:
             print_message(
                 f"{self._name(rank)} is asked to leave: the job has slots for "
@@ -191,7 +179,9 @@ class ElasticSupervisor(Supervisor):
         present = set(self.slots) - self.joining
         states = {rank: self.membership.read(rank) for rank in present}
         absent = [rank for rank, state in states.items() if not state]
-        if self.absent.since(bool(absent) and JOINING in states.values()):
+        if self.absent.since(
+            bool(absent) and membership_file.JOINING in states.values()
+        ):
             for rank in absent:
                 print_message(
                     f"{self._name(rank)} has not called collective.init() within "
@@ -199,7 +189,7 @@ class ElasticSupervisor(Supervisor):
                     "HINT: COLLECTIVE_START_TIMEOUT=seconds gives it more time"
                 )
                 self._signal_all(signal.SIGKILL, rank)
-        too_few = len(present) + self.succeeded < self.min_np and self.growth is None
+        too_few = len(present) + self.succeeded < self.min_np and self.wanted is None
         done = self.succeeded > 0 and all(map(processes.is_stopped, self.processes))
         if self.in_vain.since(bool(present) and (too_few or done)):
             print_message(
@@ -209,15 +199,14 @@ class ElasticSupervisor(Supervisor):
             self._signal_all(signal.SIGKILL)
 
     def _ask_to_restart(self) -> None:
-        self.growth = None
+        self.wanted = None
         for rank in self.joining - self.dismissed:
             self._dismiss(rank)
         for rank in set(self.slots) - self.joining:
             self.membership.ask_to_restart(rank)
 
     def _start_late(self, slot: int) -> None:
-        assert self.growth is not None
-        spec = self.growth.spec(self.next_rank, slot, True)
+        spec = self.spec_of(self.next_rank, slot, True)
         print_message(f"{self._name(spec.rank)} is started to join the job")
         self.slots[spec.rank] = slot
         self.joining.add(spec.rank)

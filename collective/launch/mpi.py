@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,21 +59,14 @@ def find(program: str | None = None) -> MPI:
             f"there is no {program or 'mpirun'} on this host: it starts the ranks",
             hint=HINT_INSTALL,
         )
-    try:
-        printed = subprocess.run(
-            [found, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            stdin=subprocess.DEVNULL,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{found} does not run: {error}", hint=HINT_INSTALL) from None
-    known = recognize(printed, found)
+    answer = processes.run([found, "--version"], 20)
+    if answer.code is None:
+        raise UsageError(f"{found} does not run: {answer.error}", hint=HINT_INSTALL)
+    known = recognize(answer.out, found)
     if known is None:
         raise UsageError(
             f"{found} is not the mpirun of Open MPI, MPICH or Intel MPI; its --version "
-            f"prints {' '.join(printed.split())[:80]!r}",
+            f"prints {' '.join(answer.out.split())[:80]!r}",
             hint=f"--mpirun PROGRAM, or {HINT_INSTALL}",
         )
     return known
@@ -136,17 +128,13 @@ class HostfileText(str):
 
 def shell_line(words: Sequence[str], file: str = "hosts.collective") -> str:
     """The line to type; a hostfile that it needs is written by it, to ``file``."""
-    written = [
-        f"printf {shlex.quote(_escaped(word))} > {shlex.quote(file)} && "
-        for word in words
-        if isinstance(word, HostfileText)
-    ]
+    written = ""
+    for word in words:
+        if isinstance(word, HostfileText):
+            escaped = word.replace("%", "%%").replace("\n", "\\n")
+            written = f"printf {shlex.quote(escaped)} > {shlex.quote(file)} && "
     named = [file if isinstance(word, HostfileText) else word for word in words]
-    return "".join(written) + shlex.join(named)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%%").replace("\n", "\\n")
+    return written + shlex.join(named)
 
 
 def _keepalive(heartbeat: int) -> dict[str, int]:

@@ -98,12 +98,17 @@ class RankOutput:
     def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
         label = f"[{self.rank}] " if self.style.prefix and not self._files else ""
         for line in lines(pipe):
-            if is_error:
-                self.last_errors.append(line[:KEPT_CHARACTERS])
+            if is_error and not self._is_shown(line):
+                continue
             # A closed screen must not end the job.
             with contextlib.suppress(OSError, ValueError):
                 target.write(self._time() + label + line)
                 target.flush()
+
+    def _is_shown(self, line: str) -> bool:
+        """Keeps a line of stderr; returns whether it is shown."""
+        self.last_errors.append(line[:KEPT_CHARACTERS])
+        return True
 
     def _time(self) -> str:
         if not self.style.timestamp:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collective.elastic import generations, membership_file, wait_report
-from collective.elastic.membership_file import LEFT, MembershipFile
+from collective.elastic.membership_file import MembershipFile
 from collective.elastic.wait_report import WaitReport
 from collective.environment import detect
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
@@ -102,7 +102,10 @@ class RankSupervisor(Supervisor):
         super()._on_exit(rank, code)
         if code:
             return
-        if self.membership is not None and self.membership.read(0) == LEFT:
+        if (
+            self.membership is not None
+            and self.membership.read(0) == membership_file.LEFT
+        ):
             self._print("left")
         elif not self.verbose:  # else it is printed already
             self._print("ended with exit code 0")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
 
 from collective.elastic import generations
 from collective.launch.output import (
@@ -15,7 +14,6 @@ from collective.launch.output import (
     KEPT_LINES,
     OutputStyle,
     RankOutput,
-    lines,
 )
 
 # What collective.launch.rank prints of the rank that it supervises.
@@ -71,14 +69,15 @@ class Relay(RankOutput):
         on_wait: Callable[[], None] = lambda: None,
         verbose: bool = False,
     ) -> None:
-        super().__init__(0, 1, OutputStyle())
-        self.errors_of_rank: dict[int, list[str]] = {}
+        super().__init__(0, 1, OutputStyle(prefix=False))
+        self.errors_of_rank: dict[int, collections.deque[str]] = (
+            collections.defaultdict(lambda: collections.deque(maxlen=KEPT_LINES))
+        )
         self.started: dict[int, str] = {}  # rank: host
         self.ends: dict[int, RankEnd] = {}
         self.left: set[int] = set()  # asked to end; the job continues without them
         self.lost_hosts: list[str] = []
-        self._on_failure = on_failure
-        self._on_wait = on_wait
+        self._on_failure, self._on_wait = on_failure, on_wait
         self._verbose = verbose
 
     @property
@@ -115,16 +114,8 @@ class Relay(RankOutput):
         """Ranks that have started, and whose end nobody reported."""
         return sorted(set(self.started) - set(self.ends) - self.left)
 
-    def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
-        for line in lines(pipe):
-            if is_error and not self._is_shown(line):
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                target.write(line)
-                target.flush()
-
     def _is_shown(self, line: str) -> bool:
-        """Takes note of a line; False for one that was meant for the launcher only."""
+        """False for a line that was meant for the launcher only."""
         message = _MESSAGE.search(line)
         if message:
             rank, host, what, early = message.groups()
@@ -132,12 +123,10 @@ class Relay(RankOutput):
         if lost := _LOST_HOST.search(line):
             self.lost_hosts.append(lost[1])
         of_rank = _RANK_LINE.search(line)
-        if of_rank:
-            kept = self.errors_of_rank.setdefault(int(of_rank[1]), [])
-            kept.append(of_rank[2][:KEPT_CHARACTERS])
-            del kept[:-KEPT_LINES]
-        else:
-            self.last_errors.append(line[:KEPT_CHARACTERS])
+        if not of_rank:
+            return super()._is_shown(line)
+        kept = self.errors_of_rank[int(of_rank[1])]
+        kept.append(of_rank[2][:KEPT_CHARACTERS])
         return True
 
     def _note(self, rank: int, host: str, what: str, early: bool) -> bool:

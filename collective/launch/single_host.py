@@ -11,7 +11,7 @@ from collective.elastic.membership_file import MembershipFile
 from collective.environment import Environment
 from collective.environment.base import JOINS, MAX_NP, MIN_NP
 from collective.launch import cores, horovod_settings
-from collective.launch.elastic import ElasticSupervisor, Growth
+from collective.launch.elastic import ElasticSupervisor
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor
@@ -72,7 +72,7 @@ def job(
         return Supervisor(
             specs, size, options.style, verbose=options.verbose, membership=membership
         )
-    growth = None
+    wanted = None
     if options.elastic.max_np is not None:
-        growth = Growth(slots or (lambda: size), options.elastic.max_np, spec)
-    return ElasticSupervisor(specs, options, membership, growth)
+        wanted = slots or (lambda: size)
+    return ElasticSupervisor(specs, options, membership, spec, wanted)
