@@ -15,11 +15,7 @@ from collective.environment.launchers import HorovodGloo as HorovodGloo
 
 
 def launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
-    """The launcher that started this process; None without one.
-
-    Args:
-        variables: The environment to read; ``os.environ`` by default.
-    """
+    """The launcher that started this process; None without one."""
     env = os.environ if variables is None else variables
     return next((kind(env) for kind in LAUNCHERS if kind(env).started_us()), None)
 

@@ -10,7 +10,7 @@ try:
     from collective import environment, hosts
     from collective.elastic import generations
     from collective.errors import CollectiveError, UsageError
-    from collective.launch import command_line, single_host
+    from collective.launch import command_line, single_host, versions
     from collective.launch.discovery import Discovery
     from collective.launch.options import LaunchOptions, MpiOptions
     from collective.launch.output import print_message
@@ -32,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = command_line.parse(arguments)
         if options.check_build:
-            from collective.launch import check_build
-
-            print(check_build.text())
+            print(versions.check_build())
             return 0
         return _launch(options)
     except CollectiveError as error:

@@ -163,15 +163,16 @@ class MpirunSupervisor(Supervisor):
 
     def _report(self) -> None:
         failed, unfinished = self.relay.failed, self.relay.unfinished
+        codes = self.relay.codes
         if self.interrupted:
             return super()._report()
         if self.not_started and (self.cut_off or self.exit_code == NOT_STARTED):
             return self._report_not_started()
-        if self.relay.restarts:
+        if generations.EXIT_CODE in codes:
             self.exit_code = generations.EXIT_CODE
             return None
         if self.min_np is not None:
-            if self.relay.succeeded >= self.min_np:
+            if codes.count(0) >= self.min_np:
                 self.exit_code = 0  # the job continued without the failed rank
                 return None
             failed = self.relay.gave_up or failed
@@ -186,14 +187,12 @@ class MpirunSupervisor(Supervisor):
 
     def _report_not_started(self) -> None:
         self.exit_code = NOT_STARTED
-        names = ", ".join(
-            dict.fromkeys(self.host_of[rank] for rank in self.not_started)
-        )
+        hosts = dict.fromkeys(self.host_of[rank] for rank in self.not_started)
         reasons = "".join(f"\n  {name}: {why}" for name, why in self.cut_off.items())
         hint = "" if reasons else "; --start-timeout SECONDS allows a slow start"
         print_message(
             f"{len(self.not_started)} of {self.size} ranks did not start within "
-            f"{self.start_seconds:g} s, on {names}{reasons}\n"
+            f"{self.start_seconds:g} s, on {', '.join(hosts)}{reasons}\n"
             "HINT: python -m collective.doctor with the same hosts; a firewall between "
             "them, or the wrong interface (--network-interfaces), keeps mpirun waiting"
             f"{hint}"

@@ -51,15 +51,13 @@ class RankOutput:
         size: Number of ranks, for the width of numbers in file names.
         style: How to show it.
 
-    Attributes:
-        last_errors: The last lines of its error stream.
-
     Raises:
         OSError: If its files cannot be written.
     """
 
     def __init__(self, rank: int, size: int, style: OutputStyle):
         self.rank, self.style = rank, style
+        # The last lines of its error stream.
         self.last_errors: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._threads: list[threading.Thread] = []
         self._files: list[IO[str]] = []

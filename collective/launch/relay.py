@@ -88,20 +88,15 @@ class Relay(RankOutput):
         return next(iter([*killed, *ends]), None)
 
     @property
-    def succeeded(self) -> int:
-        """How many ranks have ended with exit code 0."""
-        return sum(end.code == 0 for end in self.ends.values())
+    def codes(self) -> list[int]:
+        """The exit codes of the ranks that have ended."""
+        return [end.code for end in list(self.ends.values())]
 
     @property
     def gave_up(self) -> RankEnd | None:
         """The first rank that exited by itself, with an error."""
         ends = list(self.ends.values())
         return next((e for e in ends if e.failed and e.how.startswith("with")), None)
-
-    @property
-    def restarts(self) -> bool:
-        """Whether ranks have ended for the job's next generation."""
-        return any(end.code == generations.EXIT_CODE for end in self.ends.values())
 
     @property
     def lost_ranks(self) -> set[int]:

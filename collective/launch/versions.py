@@ -1,9 +1,11 @@
-"""Versions that must agree between the hosts of a job."""
+"""What is installed: versions, which must agree between hosts, and ``--check-build``."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
+import shutil
 from collections.abc import Mapping
 
 _PACKAGES = {
@@ -43,3 +45,30 @@ def differing(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
         if len(hosts) > 1:
             found[name] = "; ".join(f"{v} on {', '.join(h)}" for v, h in hosts.items())
     return found
+
+
+def check_build() -> str:
+    """What this installation can do, in horovodrun's form. Imports none of it."""
+    from collective import library  # which takes a while
+
+    native, mpirun = library.path().exists(), shutil.which("mpirun") is not None
+    tensorflow, keras, mpi4py, horovod = (
+        importlib.util.find_spec(module) is not None
+        for module in ("tensorflow", "keras", "mpi4py", "horovod")
+    )
+    parts = {
+        "Frameworks": {"TensorFlow": tensorflow, "Keras": keras},
+        "Controllers": {"this launcher": True, "MPI": mpirun, "Horovod": horovod},
+        "Tensor Operations": {
+            "the native core, one host": native,
+            "the native core, several hosts": native and mpirun,
+            "MPI (mpi4py)": mpi4py,
+            "TensorFlow's own": tensorflow,
+            "Horovod": horovod,
+        },
+    }
+    lines = [f"collective {installed().get('collective', '0+unknown')}:"]
+    for title, entries in parts.items():
+        lines += ["", f"Available {title}:"]
+        lines += [f"    [{'X' if ok else ' '}] {name}" for name, ok in entries.items()]
+    return "\n".join(lines)
