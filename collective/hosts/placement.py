@@ -20,12 +20,8 @@ def slots_of(hosts: Iterable[Host]) -> int:
 def place(hosts: Sequence[Host], size: int | None = None) -> list[Host]:
     """The hosts that get ranks, each with its number of ranks as slots.
 
-    Hosts are filled in their order. Hosts without a number of slots share evenly what
-    the rest leaves.
-
-    Args:
-        hosts: Each once.
-        size: Number of ranks; None for all slots.
+    Hosts are filled in their order; without a ``size``, all slots are. Hosts without a
+    number of slots share evenly what the rest leaves.
 
     Raises:
         UsageError: If there are not enough slots.

@@ -48,11 +48,7 @@ def read(file: str | Path) -> list[Host]:
 
 
 def parse(text: str, source: str = "hostfile") -> list[Host]:
-    """The hosts of a hostfile's text.
-
-    Args:
-        text: Lines in any dialect; ``#`` begins a comment.
-        source: The file, for errors.
+    """The hosts of lines in any dialect; errors name their ``source``.
 
     Raises:
         HostError: At the first bad line; or if there is no host at all.

@@ -26,9 +26,7 @@ def allocation(
 ) -> list[Host]:
     """The hosts that the variables name, with their tasks; none outside of Slurm.
 
-    Args:
-        variables: The environment, or what a file lists of it.
-        source: Where they come from, for errors.
+    Errors name the ``source`` of the variables.
 
     Raises:
         HostError: If a variable is malformed, or two contradict each other.

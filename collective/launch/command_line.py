@@ -41,13 +41,14 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
         SystemExit: From argparse: 0 for ``--help``, 2 for bad arguments.
     """
     parsed = parser().parse_args(arguments)
+    if parsed.check_build:
+        return LaunchOptions(check_build=True)
     parsed.nics = [nic for given in parsed.nics for nic in given.split(",") if nic]
     parsed.cooldown = tuple(parsed.cooldown or COOLDOWN_SECONDS)
     if parsed.config_file:
         horovod_settings.read_config(parsed.config_file, parsed)
-    if not parsed.check_build:
-        _check(parsed)
-        _check_keras(parsed)
+    _check(parsed)
+    _check_keras(parsed)
     if parsed.max_np is not None and parsed.min_np is None:
         parsed.min_np = parsed.num_proc or 1  # as horovodrun
     of_rank_zero = parsed.keras and parsed.output != "all"
@@ -88,7 +89,6 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
         start_timeout=parsed.start_timeout,
         verbose=parsed.verbose,
         dry_run=parsed.dry_run,
-        check_build=parsed.check_build,
     )
 
 

@@ -73,11 +73,11 @@ class Discovery:
                     self._print_once(str(error))
 
     def _run_script(self) -> list[hosts.Host]:
-        self._process = process = processes.start(
+        self._process = process = subprocess.Popen(
             ["sh", "-c", self.script],
-            on_parent_death=None,  # the launcher has threads by now
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # with a process group, to be killed as a whole
         )
         try:
             output, _ = process.communicate(timeout=_SCRIPT_SECONDS)

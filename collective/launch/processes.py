@@ -44,7 +44,7 @@ def find_program(name: str) -> str | None:
 def start(
     command: Sequence[str],
     *,
-    on_parent_death: signal.Signals | None = signal.SIGKILL,
+    on_parent_death: signal.Signals = signal.SIGKILL,
     has_threads: bool = False,
     cores: Sequence[int] = (),
     **popen: Any,
@@ -54,7 +54,7 @@ def start(
     Args:
         command: Program and arguments.
         on_parent_death: What the kernel sends to the program when the thread that
-            started it ends; None for nothing.
+            started it ends.
         has_threads: Whether this process has threads: then no Python code may run
             between fork and exec, and a second interpreter runs it.
         cores: Logical cores that it runs on; empty for those of this process.
@@ -64,8 +64,7 @@ def start(
         OSError: If the program cannot be started.
     """
     parent = os.getpid()
-    by_fork = on_parent_death is not None and not has_threads
-    if on_parent_death is not None and has_threads:
+    if has_threads:
         number = str(int(on_parent_death))
         before = [sys.executable, "-I", "-S", "-c", _BY_EXEC, str(parent), number]
         command = [*before, *command]
@@ -80,10 +79,10 @@ def start(
     process = subprocess.Popen(
         list(command),
         start_new_session=True,
-        preexec_fn=in_child if by_fork else None,
+        preexec_fn=None if has_threads else in_child,
         **popen,
     )
-    if cores and not by_fork:
+    if cores and has_threads:
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(process.pid, cores)
     return process
