@@ -10,7 +10,7 @@ from pathlib import Path
 
 import collective
 from collective.backends.launchers import STARTS, ranks
-from collective.launch import programs
+from collective.launch.processes import find_program
 
 # The folder from which ranks import this package.
 ROOT = Path(collective.__file__).resolve().parent.parent
@@ -44,7 +44,7 @@ def line(
     if launcher == "collectiverun":
         start = [sys.executable, "-m", "collective.launch"]
     else:
-        start = [programs.find(launcher) or launcher]
+        start = [find_program(launcher) or launcher]
     return [*start, "-np", str(ranks(backend, processes)), *python]
 
 

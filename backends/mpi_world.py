@@ -9,7 +9,7 @@ from typing import Any
 from collective.backends.base import Availability
 from collective.backends.hints import python
 from collective.elastic import membership_file
-from collective.environment import Environment, horovodrun
+from collective.environment import Environment, HorovodGloo
 from collective.errors import UsageError
 
 # Under every other launcher, each process is alone as far as MPI knows.
@@ -27,7 +27,7 @@ def availability(environment: Environment) -> Availability:
         return Availability(
             False, "one process, started without mpirun", f"mpirun -np 4 {python()}"
         )
-    if environment.launcher not in START_MPI or horovodrun.without_mpi(os.environ):
+    if environment.launcher not in START_MPI or HorovodGloo(os.environ).started_us():
         return Availability(
             False,
             f"{environment.launcher} starts no MPI",

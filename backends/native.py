@@ -36,7 +36,7 @@ from collective.backends.capabilities import (
     TensorParallelOptions,
 )
 from collective.backends.hints import python
-from collective.environment import Environment, detect, horovodrun
+from collective.environment import Environment, HorovodGloo, detect
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import algorithm_number, transport_number
 
@@ -271,7 +271,7 @@ class NativeBackend(
 def _between_hosts(environment: Environment) -> Availability:
     spread = f"{environment.size} processes, {environment.local_size} on this host"
     by_mpi = environment.launcher in ("mpirun", "horovodrun")
-    by_mpi &= not horovodrun.without_mpi(os.environ)
+    by_mpi &= not HorovodGloo(os.environ).started_us()
     by_mpi |= "PMIX_NAMESPACE" in os.environ  # srun --mpi=pmix
     if by_mpi:
         try:

@@ -19,7 +19,7 @@ from collective.backends.tf_one_device import OneDeviceBackend
 from collective.backends.tf_tpu import TPUBackend
 from collective.environment import Environment, detect
 from collective.errors import UsageError
-from collective.launch import programs
+from collective.launch import processes
 
 BACKENDS: dict[str, type[Backend]] = {
     kind.name: kind
@@ -54,7 +54,7 @@ def can_start(backend: str, replicas: int) -> Availability:
     kind, launcher = BACKENDS[backend], STARTS[backend].launcher
     if not launcher:
         return kind.availability(Environment())
-    if launcher != "collectiverun" and not programs.find(launcher):
+    if launcher != "collectiverun" and not processes.find_program(launcher):
         made_by = "make horovod" if launcher == "horovodrun" else "make train"
         return Availability(False, f"there is no {launcher}", made_by)
     size = ranks(backend, replicas)

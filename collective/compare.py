@@ -13,18 +13,17 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from collective.comparison.perturbations import PERTURBATIONS
 from collective.errors import exit_code
 from collective.streams import open_streams, outlive_readers
-from collective.train import count
+from collective.train import Parser, count
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; options that it does not know are those of ``train.py``."""
-    p = _Parser("compare.py", description=__doc__, allow_abbrev=False,
+    p = Parser("compare.py", description=__doc__, allow_abbrev=False,
                 epilog="All other options are those of train.py (python train.py "
                 "--help).", formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = p.add_argument
@@ -39,13 +38,8 @@ def parser() -> argparse.ArgumentParser:
         help="for report.html, results.json and figures (default: %(default)s)")  # fmt: skip
     add("--against", type=Path, metavar="FILE", help="an earlier results.json: list "
         "what changed beyond noise; exit code 1 if anything is worse")  # fmt: skip
-    add(
-        "--deadline",
-        type=_seconds,
-        default=600,
-        metavar="SECONDS",
-        help="time limit of one run",
-    )
+    add("--deadline", type=_seconds, default=600, metavar="SECONDS",
+        help="time limit of one run")  # fmt: skip
     add("--precision", metavar="NAME",
         choices=("float32", "float64", "mixed_bfloat16", "mixed_float16"),
         help="of the timed runs; float64 or float32: of the equality test, too")  # fmt: skip
@@ -75,11 +69,6 @@ def _seconds(text: str) -> float:
             f"{text!r} is not a positive number of seconds"
         )
     return seconds
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\nHINT: python compare.py --help\n")
 
 
 def main(argv: list[str] | None = None) -> int:

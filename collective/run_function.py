@@ -124,13 +124,11 @@ def _words(options: Mapping[str, Any]) -> list[str]:
     """The launcher's command line."""
     found: list[str] = []
     for name, value in options.items():
-        if value is None or value is False:
-            continue
-        if name == "--blacklist-cooldown-range":
-            found += [name, *map(str, value)]
-        elif value is True:
+        if value is True:
             found.append(name)
-        else:
+        elif name == "--blacklist-cooldown-range" and value is not None:
+            found += [name, *map(str, value)]
+        elif value is not None and value is not False:
             text = value if isinstance(value, str | int) else ",".join(value)
             found.append(f"{name}={text}")
     return found
@@ -146,7 +144,8 @@ def _results(folder: Path, ranks: int | None, code: int) -> list[Any]:
     failures = sorted(
         folder.glob("*.failure"), key=lambda file: file.stat().st_mtime_ns
     )
-    for file in failures if code or ranks is not None else ():
+    if failures and (code or ranks is not None):
+        file = failures[0]
         raise CollectiveError(
             f"collective.run: rank {file.stem} failed\n{file.read_text()}",
             hint="the last line above says why",

@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from collective.backends.quiet import quiet
@@ -25,29 +26,17 @@ if TYPE_CHECKING:
     from collective.training import Checkpoint
     from collective.training.reporting.summary import Summary
 
-EXAMPLES = {
-    "backend": "mpirun -np 4 python train.py --backend tf-multiworker",
-    "model and data": "python train.py --model resnet50 --data synthetic:64x64x3:10",
-    "training": "python train.py --global-batch-size 256 --accumulate 4 --epochs 20",
-    "optimizer": "python train.py --optimizer sgd --learning-rate 0.1 "
-    "--global-clipnorm 1",
-    "keeping": "python train.py --checkpoint-dir runs/digits --resume "
-    "--ledger runs/digits.ledger",
-    "many": "python train.py --sweep sweep.yaml",
-    "numbers": "python train.py --precision float64 --seed 7 --json run.json",
-}
-
 
 def parser() -> argparse.ArgumentParser:
     """The options, each group with an example."""
-    p = _Parser(
+    p = Parser(
         "train.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    g = {
-        name: p.add_argument_group(name, example) for name, example in EXAMPLES.items()
-    }
 
-    add = g["backend"].add_argument
+    def group(name: str, example: str) -> Callable[..., argparse.Action]:
+        return p.add_argument_group(name, example).add_argument
+
+    add = group("backend", "mpirun -np 4 python train.py --backend tf-multiworker")
     add("--backend", default="auto", help="who sums the gradients (default: auto)")
     add("--list-backends", action="store_true", help="which can be used here, and why")
     add("--devices", type=count, metavar="N",
@@ -74,14 +63,18 @@ def parser() -> argparse.ArgumentParser:
         help="devices of each process over which the layers of a model are placed\n"
         "(single, native, mpi)")  # fmt: skip
 
-    add = g["model and data"].add_argument
+    add = group(
+        "model and data", "python train.py --model resnet50 --data synthetic:64x64x3:10"
+    )
     add("--model", default="cnn", metavar="NAME",
         help="mlp | cnn | resnet50 | transformer | module:function")  # fmt: skip
     add("--data", default="digits", metavar="NAME",
         help="digits | mnist | cifar10 | synthetic[:HxWxC[:CLASSES]] |\n"
         "file.npz | folder of images | module:function")  # fmt: skip
 
-    add = g["training"].add_argument
+    add = group(
+        "training", "python train.py --global-batch-size 256 --accumulate 4 --epochs 20"
+    )
     add("--global-batch-size", type=count, default=64, metavar="N",
         help="rows of one update, over all replicas (default: 64)")  # fmt: skip
     add("--accumulate", type=count, default=1, metavar="K",
@@ -97,16 +90,21 @@ def parser() -> argparse.ArgumentParser:
         help="each rank keeps a part of the optimizer's state only")  # fmt: skip
     add("--jit-compile", action="store_true", help="compile the gradients with XLA")
 
-    add = g["optimizer"].add_argument
+    add = group(
+        "optimizer",
+        "python train.py --optimizer sgd --learning-rate 0.1 --global-clipnorm 1",
+    )
     add("--optimizer", default="adam", help="any of keras.optimizers (default: adam)")
     add("--learning-rate", type=float, default=2e-3, help="(default: 0.002)")
-    add(
-        "--global-clipnorm", type=float, metavar="X", help="clip all gradients together"
-    )
+    add("--global-clipnorm", type=float, metavar="X",
+        help="clip all gradients together")  # fmt: skip
     add("--clipnorm", type=float, metavar="X", help="clip each gradient's norm")
     add("--clipvalue", type=float, metavar="X", help="clip each number")
 
-    add = g["keeping"].add_argument
+    add = group(
+        "keeping",
+        "python train.py --checkpoint-dir runs/digits --resume --ledger runs/digits.ledger",
+    )
     add("--checkpoint-dir", metavar="DIR", help="keep the state of the training there")
     add("--checkpoint-every", type=count, metavar="N",
         help="every N steps (default: at the end of each epoch)")  # fmt: skip
@@ -115,11 +113,13 @@ def parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="continue from the last good checkpoint")
     add("--ledger", metavar="FILE", help="write down which rows each step has used")
 
-    add = g["many"].add_argument
+    add = group("many", "python train.py --sweep sweep.yaml")
     add("--sweep", metavar="FILE",
         help="train all models that FILE names, and nothing else (docs/how-to/sweeps.md)")  # fmt: skip
 
-    add = g["numbers"].add_argument
+    add = group(
+        "numbers", "python train.py --precision float64 --seed 7 --json run.json"
+    )
     add("--precision", default="float32",
         help="float32 | float64 | mixed_bfloat16 | mixed_float16")  # fmt: skip
     add("--seed", type=_seed, default=0, help="of weights, order and random layers")
@@ -155,9 +155,12 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Of a script, whose errors have a HINT."""
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\nHINT: python train.py --help\n")
+        """Prints the message, and ends the program."""
+        self.exit(2, f"error: {message}\nHINT: python {self.prog} --help\n")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -193,10 +196,8 @@ def main(argv: list[str] | None = None) -> int:
         return end.exit_code
     except KeyboardInterrupt:
         if rank == 0:
-            again = "--resume continues from the last checkpoint"
-            hint = (
-                again if args.checkpoint_dir else f"--checkpoint-dir DIR; then {again}"
-            )
+            hint = "" if args.checkpoint_dir else "--checkpoint-dir DIR; then "
+            hint += "--resume continues from the last checkpoint"
             print(f"\ninterrupted\nHINT: {hint}", file=sys.stderr, flush=True)
         return 130
 
@@ -240,12 +241,8 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         if args.json:
             summary.write_json(args.json)
 
-    command.run(
-        command.Job.of(vars(args)),
-        checkpoint=checkpoint,
-        ledger=args.ledger,
-        report=report,
-    )
+    job = command.Job.of(vars(args))
+    command.run(job, checkpoint=checkpoint, ledger=args.ledger, report=report)
     if checkpoint is not None and checkpoint.failed:
         membership_file.write(membership_file.DONE)
         raise CollectiveError(
@@ -257,24 +254,18 @@ def _run(args: argparse.Namespace, rank: int) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    given = vars(args)
-    unlike = [
-        name
-        for name, value in vars(parser().parse_args([])).items()
-        if given[name] != value and name != "sweep"
-    ]
+    defaults = vars(parser().parse_args([])) | {"sweep": args.sweep}
+    given = {name: v for name, v in vars(args).items() if v != defaults[name]}
     with quiet():
         from collective.training.sweep import command, runner
-    if unlike:
-        option, known = (
-            f"--{unlike[0].replace('_', '-')}",
-            unlike[0] in runner.known_options(),
-        )
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
+        hint = f"drop {option}; docs/how-to/sweeps.md has what a sweep writes"
+        if name in runner.known_options():
+            hint = f"base: {{{name}: {value}}} in {args.sweep}"
         raise UsageError(
             f"{option} beside --sweep: the options of its trainings are in the file",
-            hint=f"base: {{{unlike[0]}: {given[unlike[0]]}}} in {args.sweep}"
-            if known
-            else f"drop {option}; docs/how-to/sweeps.md has what a sweep writes",
+            hint=hint,
         )
     return command.run(args.sweep)
 
@@ -292,10 +283,8 @@ def _checkpoint(args: argparse.Namespace) -> Checkpoint | None:
         )
     for name in ("resume", "checkpoint_every", "checkpoint_keep"):
         if getattr(args, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} needs a folder",
-                hint="--checkpoint-dir DIR",
-            )
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} needs a folder", hint="--checkpoint-dir DIR")
     return None
 
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from collective import recorder
-from collective.launch import programs
+from collective.launch import processes
 from tests.lean import forkserver
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,7 @@ def command(backend: str, ranks: int) -> list[str]:
     name = LAUNCHERS[backend]
     if name == "collectiverun":
         return [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
-    program = programs.find(name) or name
+    program = processes.find_program(name) or name
     more = ["--oversubscribe"] if name == "mpirun" else []
     if name == "horovodrun" and ranks > 2:
         more = ["--gloo"]  # by MPI with 2: so both are tested

@@ -7,6 +7,7 @@ step under way, each host keeps the state, and the next generation continues fro
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -39,8 +40,9 @@ def restart_requested() -> bool:
     return may_restart() and membership_file.read() == membership_file.RESTART
 
 
-def state_folder(job: str) -> Path:
-    """The folder in which this host keeps the state for the next generation."""
+def state_folder(job: str | None = None) -> Path:
+    """The folder in which this host keeps the state for the next generation of a job."""
+    job = job or os.environ[JOB_VARIABLE]
     return Path(tempfile.gettempdir(), f"collective-{job}-{socket.gethostname()}")
 
 
@@ -51,32 +53,26 @@ def make_state_folder() -> Path:
         OSError: If it cannot be made.
     """
     remove_state()
-    folder = state_folder(os.environ[JOB_VARIABLE])
+    folder = state_folder()
     folder.mkdir(mode=0o700)
     return folder
 
 
 def kept_state() -> Path | None:
     """That folder, if this user has made it in the generation before."""
-    if not may_restart() or not number():
-        return None
-    folder = state_folder(os.environ[JOB_VARIABLE])
-    try:
-        private_files.check(folder)
-    except (OSError, CollectiveError):
-        return None
-    return folder
+    if may_restart() and number():
+        with contextlib.suppress(OSError, CollectiveError):
+            folder = state_folder()
+            private_files.check(folder)
+            return folder
+    return None
 
 
-def remove_state() -> None:
-    """Removes the folder, when all ranks have its contents."""
-    remove_state_of(os.environ[JOB_VARIABLE])
-
-
-def remove_state_of(job: str) -> None:
-    """Removes what this host has kept of a job."""
+def remove_state(job: str | None = None) -> None:
+    """Removes what this host has kept of a job; of this one, when all ranks have it."""
     shutil.rmtree(state_folder(job), ignore_errors=True)
 
 
 if __name__ == "__main__":  # the launcher, on hosts that have left the job
-    remove_state_of(sys.stdin.readline().strip())
+    if job := sys.stdin.readline().strip():
+        remove_state(job)

@@ -33,9 +33,7 @@ class MembershipFile:
     """
 
     def __init__(self, size: int) -> None:
-        self._file = os.memfd_create("collective membership", os.MFD_CLOEXEC)
-        os.ftruncate(self._file, size)
-        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        self._file, self.path = memory("collective membership", size)
 
     def read(self, rank: int) -> bytes:
         """The state of a rank, by its number at the start; ``b""`` before all others."""
@@ -46,12 +44,20 @@ class MembershipFile:
         return self.read(rank) not in (b"", JOINING)
 
     def ask_to_restart(self, rank: int) -> None:
-        """Asks a rank, which has joined, to end for the next generation."""
-        os.pwrite(self._file, RESTART, rank)
+        """Asks a rank to end for the next generation, if it is in the job now."""
+        if self.read(rank) == JOINED:
+            os.pwrite(self._file, RESTART, rank)
 
     def note_exit(self, rank: int) -> None:
         """Reports to the other ranks that one has exited."""
         os.pwrite(self._file, EXITED, rank)
+
+
+def memory(name: str, size: int) -> tuple[int, str]:
+    """A descriptor of new memory, and the path by which ranks open it."""
+    file = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.ftruncate(file, size)
+    return file, f"/proc/{os.getpid()}/fd/{file}"
 
 
 def write(state: bytes) -> None:

@@ -15,6 +15,8 @@ import struct
 import time
 from collections.abc import Iterator
 
+from collective.elastic import membership_file
+
 VARIABLE = "COLLECTIVE_WAITS"
 # Nanoseconds of the monotonic clock: since when it waits, or 0; when it last ceased to.
 _LAYOUT = struct.Struct("qq")
@@ -28,10 +30,8 @@ class WaitReport:
     """
 
     def __init__(self) -> None:
-        file = os.memfd_create("collective waits", os.MFD_CLOEXEC)
-        os.ftruncate(file, _LAYOUT.size)
+        file, self.path = membership_file.memory("collective waits", _LAYOUT.size)
         self._memory = mmap.mmap(file, _LAYOUT.size)
-        self.path = f"/proc/{os.getpid()}/fd/{file}"
         _LAYOUT.pack_into(self._memory, 0, 0, time.monotonic_ns())
 
     def waits(self) -> float:
@@ -49,14 +49,13 @@ class WaitReport:
 def waiting() -> Iterator[None]:
     """While this context is entered, this rank waits for others."""
     memory = _memory(os.environ.get(VARIABLE, ""))
-    if memory is None:
-        yield
-        return
-    _LAYOUT.pack_into(memory, 0, time.monotonic_ns(), 0)
+    if memory is not None:
+        _LAYOUT.pack_into(memory, 0, time.monotonic_ns(), 0)
     try:
         yield
     finally:
-        _LAYOUT.pack_into(memory, 0, 0, time.monotonic_ns())
+        if memory is not None:
+            _LAYOUT.pack_into(memory, 0, 0, time.monotonic_ns())
 
 
 @functools.cache

@@ -1,8 +1,7 @@
 """Rank and size of this process, as its launcher wrote them into the environment.
 
 Nothing here starts MPI or imports TensorFlow: a few variables are enough to distinguish
-mpirun, srun, horovodrun, torchrun and our own launcher. One file for each; begin with
-``base``.
+mpirun, srun, horovodrun, torchrun and our own launcher.
 """
 
 from __future__ import annotations
@@ -11,38 +10,12 @@ import os
 from collections.abc import Mapping
 
 from collective.environment.base import Environment as Environment
-from collective.environment.base import Launcher as Launcher
-from collective.environment.collectiverun import CollectiveRun
-from collective.environment.horovodrun import HorovodGloo, HorovodHydra, HorovodOpenMPI
-from collective.environment.hydra import Hydra
-from collective.environment.openmpi import OpenMPI
-from collective.environment.pmix import PMIx
-from collective.environment.slurm import Slurm
-from collective.environment.tf_config import TFConfig
-from collective.environment.torchrun import TorchRun
-
-# The first whose variables are set wins. Open MPI sets PMIX_RANK too, and every job in a
-# Slurm allocation has SLURM_*: so inner launchers come before outer ones.
-LAUNCHERS: tuple[type[Launcher], ...] = (
-    CollectiveRun,
-    HorovodGloo,
-    HorovodOpenMPI,
-    HorovodHydra,
-    OpenMPI,
-    Hydra,
-    TorchRun,
-    Slurm,
-    PMIx,
-    TFConfig,
-)
+from collective.environment.launchers import LAUNCHERS, Launcher
+from collective.environment.launchers import HorovodGloo as HorovodGloo
 
 
 def launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
-    """The launcher that started this process; None without one.
-
-    Args:
-        variables: The environment to read; ``os.environ`` by default.
-    """
+    """The launcher that started this process; None without one."""
     env = os.environ if variables is None else variables
     return next((kind(env) for kind in LAUNCHERS if kind(env).started_us()), None)
 

@@ -1,15 +1,14 @@
 """The hosts of a job: reads every dialect of hostfile, writes any, places the ranks.
 
 ``reading`` turns a hostfile or ``-H`` into ``Host`` objects, ``slurm`` does so for Slurm's
-variables, ``placement`` says which rank runs where, and ``writing`` is the way back.
+variables, ``placement`` says how many ranks run where, and ``writing`` is the way back.
 """
 
 from collective.hosts.host import Host as Host
 from collective.hosts.host import HostError as HostError
-from collective.hosts.host import merged as merged
-from collective.hosts.local import is_local as is_local
-from collective.hosts.placement import Rank as Rank
+from collective.hosts.host import is_local as is_local
 from collective.hosts.placement import place as place
+from collective.hosts.placement import slots_of as slots_of
 from collective.hosts.reading import parse as parse
 from collective.hosts.reading import parse_list as parse_list
 from collective.hosts.reading import read as read

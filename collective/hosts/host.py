@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -51,11 +52,6 @@ class Host:
             raise ValueError(f"{self.name!r} is not the name or address of a host")
         if self.user and not _USER.fullmatch(self.user):
             raise ValueError(f"{self.user!r} is not a user name")
-        for count in (self.slots, self.max_slots):
-            if count is not None and count < 1:
-                raise ValueError(f"{count} slots: at least 1 is needed")
-        if self.max_slots is not None and self.max_slots < (self.slots or 1):
-            raise ValueError(f"max_slots={self.max_slots} is less than {self.slots}")
 
     @property
     def login(self) -> str:
@@ -87,22 +83,42 @@ def is_ipv6(text: str) -> bool:
     return True
 
 
+def is_local(host: Host) -> bool:
+    """Whether a host is this machine: by its name, or by an address of ours.
+
+    A host with a user name counts as another: a process there runs as somebody else.
+    """
+    if host.user:
+        return False
+    if host.name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
+        return True
+    try:
+        found = socket.getaddrinfo(host.name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)  # which only works with an address of ours
+            return True
+        except OSError:
+            continue
+    return False
+
+
 def merged(hosts: Iterable[Host]) -> list[Host]:
     """Each host once, in order of appearance.
 
     A host that is named twice has the slots of both, as under mpirun; a mention
     without slots then counts as one.
     """
-    found: dict[tuple[str, str], Host] = {}
+    found: dict[str, Host] = {}
     for host in hosts:
-        before = found.get((host.user, host.name))
-        if before is None:
-            found[host.user, host.name] = host
-            continue
-        slots = (before.slots or 1) + (host.slots or 1)
-        limits = [h.max_slots for h in (before, host) if h.max_slots is not None]
-        limit = max(slots, sum(limits)) if limits else None
-        found[host.user, host.name] = dataclasses.replace(
-            before, slots=slots, max_slots=limit
-        )
+        before = found.get(host.login)
+        if before is not None:
+            slots = (before.slots or 1) + (host.slots or 1)
+            limits = [h.max_slots for h in (before, host) if h.max_slots is not None]
+            limit = max(slots, sum(limits)) if limits else None
+            host = dataclasses.replace(before, slots=slots, max_slots=limit)
+        found[host.login] = host
     return list(found.values())

@@ -1,102 +1,53 @@
-"""Which rank runs where: every launcher starts from this table."""
+"""How many ranks each host gets: every launcher starts from this list.
+
+Ranks are numbered in the order of the hosts, and fill one host after the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from collective.errors import UsageError
 from collective.hosts.host import Host
 
 
-@dataclass(frozen=True)
-class Rank:
-    """A rank's place.
-
-    Attributes:
-        host: Where it runs.
-        rank, size: In the job.
-        local_rank, local_size: On its host.
-        cross_rank, cross_size: Number of its host, and of the hosts, among those that
-            have a rank with this ``local_rank``.
-    """
-
-    host: Host
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+def slots_of(hosts: Iterable[Host]) -> int:
+    """The slots of all hosts; 0 of one whose number is not given."""
+    return sum(host.slots or 0 for host in hosts)
 
 
-def share(hosts: Sequence[Host], size: int | None) -> list[Host]:
+def place(hosts: Sequence[Host], size: int | None = None) -> list[Host]:
     """The hosts that get ranks, each with its number of ranks as slots.
 
-    Hosts are filled in their order. Hosts without a number of slots share evenly what
-    the rest leaves.
-
-    Args:
-        hosts: Each once.
-        size: Number of ranks; None for all slots.
+    Hosts are filled in their order; without a ``size``, all slots are. Hosts without a
+    number of slots share evenly what the rest leaves.
 
     Raises:
         UsageError: If there are not enough slots.
     """
-    known = sum(host.slots or 0 for host in hosts)
-    unknown = [host for host in hosts if host.slots is None]
-    size = known + len(unknown) if size is None else size
-    left = max(0, size - known)
-    counts = {
-        id(host): left // len(unknown) + (i < left % len(unknown))
-        for i, host in enumerate(unknown)
-    }
-    shared, placed = [], 0
+    known = slots_of(hosts)
+    unknown = sum(host.slots is None for host in hosts)
+    size = known + unknown if size is None else size
+    each, more = divmod(max(0, size - known), unknown or 1)
+    placed: list[Host] = []
+    left = size
     for host in hosts:
-        slots = host.slots if host.slots is not None else counts[id(host)]
-        slots = min(slots, size - placed)
+        slots = host.slots
+        if slots is None:
+            slots, more = each + (more > 0), more - 1
+        slots = min(slots, left)
         if slots > (host.max_slots or slots):
             raise UsageError(
                 f"{slots} ranks for {host.name}, whose max_slots is {host.max_slots}",
                 hint=f"add a host, or raise max_slots of {host.name}",
             )
-        placed += slots
+        left -= slots
         if slots:
-            shared.append(replace(host, slots=slots))
-    if placed < size:
+            placed.append(replace(host, slots=slots, max_slots=None))
+    if left:
         raise UsageError(
-            f"{size} ranks, but the hosts have {placed} slots",
-            hint=f"-np {placed}, or more slots in -H or the hostfile",
+            f"{size} ranks, but the hosts have {size - left} slots",
+            hint=f"-np {size - left}, or more slots in -H or the hostfile",
         )
-    return shared
-
-
-def place(hosts: Sequence[Host], size: int | None = None) -> list[Rank]:
-    """The place of every rank, in order.
-
-    Raises:
-        UsageError: If there are not enough slots.
-    """
-    shared = share(hosts, size)
-    total = sum(host.slots or 0 for host in shared)
-    having = [
-        [number for number, host in enumerate(shared) if (host.slots or 0) > local]
-        for local in range(max(host.slots or 0 for host in shared))
-    ]
-    ranks: list[Rank] = []
-    for number, host in enumerate(shared):
-        slots = host.slots or 0
-        for local in range(slots):
-            at_local = having[local]
-            ranks.append(
-                Rank(
-                    host,
-                    rank=len(ranks),
-                    size=total,
-                    local_rank=local,
-                    local_size=slots,
-                    cross_rank=at_local.index(number),
-                    cross_size=len(at_local),
-                )
-            )
-    return ranks
+    return placed

@@ -1,4 +1,12 @@
-"""Reads hostfiles and ``-H``, whatever program they were written for."""
+"""Reads hostfiles and ``-H``, whatever program they were written for.
+
+All dialects but Slurm's fit one grammar, so a user need not say which one a file is in::
+
+    [user@]host[:slots] [slots=N] [max_slots=N] [user=NAME]
+
+where host is a name, an IPv4 address, an IPv6 address with or without brackets, or
+Slurm's short form of many names (``node[01-04,7]``).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +14,17 @@ import re
 from pathlib import Path
 
 from collective.errors import UsageError
-from collective.hosts import line as one_line
-from collective.hosts import names, slurm
-from collective.hosts.host import Host, HostError, merged
+from collective.hosts import slurm
+from collective.hosts.host import Host, HostError, is_ipv6, is_name, merged
 
 _VARIABLE = re.compile(r"(?:export\s+)?(SLURM_[A-Z_]+)=(.*)")
+_KEYS = ("slots", "max_slots", "user")
+# MPICH's, which do not affect how many ranks run where.
+_IGNORED = ("binding", "ifname")
+_EXPECTED = (
+    "a line like node1 slots=4 (Open MPI, DeepSpeed), node1:4 (MPICH, Intel MPI), "
+    "[2001:db8::1]:4 or user@node1"
+)
 
 
 def read(file: str | Path) -> list[Host]:
@@ -29,18 +43,12 @@ def read(file: str | Path) -> list[Host]:
         ) from None
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
-        raise HostError(
-            str(file), number, "not a text file", one_line.EXPECTED
-        ) from None
+        raise HostError(str(file), number, "not a text file", _EXPECTED) from None
     return parse(text, str(file))
 
 
 def parse(text: str, source: str = "hostfile") -> list[Host]:
-    """The hosts of a hostfile's text.
-
-    Args:
-        text: Lines in any dialect; ``#`` begins a comment.
-        source: The file, for errors.
+    """The hosts of lines in any dialect; errors name their ``source``.
 
     Raises:
         HostError: At the first bad line; or if there is no host at all.
@@ -49,28 +57,24 @@ def parse(text: str, source: str = "hostfile") -> list[Host]:
     variables: dict[str, str] = {}
     for number, whole in enumerate(text.splitlines(), start=1):
         line = " ".join(whole.partition("#")[0].split())
-        if not line:
-            continue
         variable = _VARIABLE.fullmatch(line)
         if variable:
             variables[variable[1]] = variable[2].strip().strip("\"'")
             if hosts:
-                raise HostError(
-                    source, number, f"{variable[1]} among lines of hosts", one_line.EXPECTED
-                )  # fmt: skip
-            continue
-        if variables:
-            raise HostError(
-                source, number, f"{line!r} among Slurm's variables", "SLURM_NAME=value"
-            )
-        try:
-            # After a blank there are options, which may have commas: "binding=user:0,1".
-            hosts += one_line.parse(line) if " " in line else _items(line)
-        except ValueError as error:
-            raise HostError(source, number, str(error), one_line.EXPECTED) from None
+                what = f"{variable[1]} among lines of hosts"
+                raise HostError(source, number, what, _EXPECTED)
+        elif line and variables:
+            what = f"{line!r} among Slurm's variables"
+            raise HostError(source, number, what, "SLURM_NAME=value")
+        elif line:
+            try:
+                # After a blank there are options, which may have commas.
+                hosts += _line(line) if " " in line else _items(line)
+            except ValueError as error:
+                raise HostError(source, number, str(error), _EXPECTED) from None
     hosts = hosts or slurm.allocation(variables, source)
     if not hosts:
-        raise HostError(source, 0, "no hosts in it", one_line.EXPECTED)
+        raise HostError(source, 0, "no hosts in it", _EXPECTED)
     return merged(hosts)
 
 
@@ -81,16 +85,73 @@ def parse_list(text: str, source: str = "-H") -> list[Host]:
         HostError: If an item is not a host.
     """
     try:
-        hosts = _items(text)
+        return merged(_items(text))
     except ValueError as error:
         raise HostError(source, 0, str(error), "-H node1:2,node2:2") from None
-    return merged(hosts)
 
 
 def _items(text: str) -> list[Host]:
     hosts: list[Host] = []
-    for item in names.split(text):
+    for item in slurm.split(text):
         if not item.strip():
             raise ValueError(f"{text!r} has an empty item")
-        hosts += one_line.parse(item.strip())
+        hosts += _line(item.strip())
     return hosts
+
+
+def _line(text: str) -> list[Host]:
+    """The hosts of one line: several where it holds a short form."""
+    # Some write "slots = 4", and Open MPI reads it.
+    first, *rest = re.sub(r"\s*=\s*", "=", text).split()
+    if "=" in first and "@" not in first.split("=")[0]:
+        raise ValueError(f"no host before {first!r}")
+    user, at, address = first.rpartition("@")
+    if at and not user:
+        raise ValueError(f"no user before the @ of {first!r}")
+    address, slots = _cut_slots(address)
+    options = {"slots": slots, "user": user}
+    options = {key: value for key, value in options.items() if value}
+    for option in rest:
+        key, equals, value = option.partition("=")
+        if equals and key in _IGNORED:
+            continue
+        key = key.replace("-", "_")
+        if not equals or key not in _KEYS:
+            raise ValueError(
+                f"{option!r} is not one of slots=N, max_slots=N and user=NAME"
+            )
+        if key in options:
+            raise ValueError(f"{key} is given twice")
+        options[key] = value
+    least, most = (_count(key, options) for key in ("slots", "max_slots"))
+    if least is not None and most is not None and most < least:
+        raise ValueError(f"max_slots={most} is less than slots={least}")
+    names = [address] if is_ipv6(address) else slurm.expand(address)
+    return [Host(name, least, most, options.get("user", "")) for name in names]
+
+
+def _cut_slots(text: str) -> tuple[str, str]:
+    """Cuts ``host:4`` into host and number; an address of IPv6 has colons itself."""
+    if is_ipv6(text):
+        return text, ""
+    inside, bracket, after = text.removeprefix("[").partition("]")
+    if text[:1] == "[" and bracket and is_ipv6(inside) and after[:1] in ("", ":"):
+        host, colon, number = inside, after[:1], after[1:]
+    else:
+        host, colon, number = text.partition(":")
+        if ":" in number:
+            raise ValueError(f"{text!r} is neither host:slots nor an IPv6 address")
+        if not ("[" in host or is_name(host)):
+            raise ValueError(f"{host!r} is not the name or address of a host")
+    if colon and not number:
+        raise ValueError(f"no number after the colon of {text!r}")
+    return host, number
+
+
+def _count(key: str, options: dict[str, str]) -> int | None:
+    text = options.get(key)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+        raise ValueError(f"{key}={text}: not a whole number from 1 up")
+    return int(text)

@@ -9,9 +9,8 @@ from collective.hosts.host import Host
 
 
 def _openmpi(host: Host) -> str:
-    slots = f" slots={host.slots}" if host.slots else ""
-    most = f" max_slots={host.max_slots}" if host.max_slots else ""
-    return f"{host.login}{slots}{most}"
+    limit = f" max_slots={host.max_slots}" if host.max_slots else ""
+    return _slots(host) + limit
 
 
 def _slots(host: Host) -> str:
@@ -25,24 +24,20 @@ def _mpich(host: Host) -> str:
             f"MPICH's mpirun takes no IPv6 address like {host.name}",
             hint="give the host's name instead",
         )
-    return f"{host.login}:{host.slots}" if host.slots else host.login
+    return _item(host)
 
 
 def _item(host: Host) -> str:
     return f"{host.bracketed}:{host.slots}" if host.slots else host.bracketed
 
 
-def _lines(one: Callable[[Host], str]) -> Callable[[Sequence[Host]], str]:
-    return lambda hosts: "".join(f"{one(host)}\n" for host in hosts)
-
-
-DIALECTS: dict[str, Callable[[Sequence[Host]], str]] = {
-    "openmpi": _lines(_openmpi),
-    "mpich": _lines(_mpich),
-    "intel": _lines(_mpich),
-    "deepspeed": _lines(_slots),
-    "mpi-operator": _lines(_slots),
-    "list": lambda hosts: ",".join(map(_item, hosts)),
+DIALECTS: dict[str, Callable[[Host], str]] = {
+    "openmpi": _openmpi,
+    "mpich": _mpich,
+    "intel": _mpich,
+    "deepspeed": _slots,
+    "mpi-operator": _slots,
+    "list": _item,
 }
 
 
@@ -58,4 +53,5 @@ def write(hosts: Sequence[Host], dialect: str) -> str:
         raise UsageError(
             f"unknown dialect {dialect!r}", hint=f"one of {', '.join(DIALECTS)}"
         )
-    return DIALECTS[dialect](hosts)
+    written = [DIALECTS[dialect](host) for host in hosts]
+    return ",".join(written) if dialect == "list" else "\n".join([*written, ""])

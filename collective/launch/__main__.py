@@ -10,12 +10,11 @@ try:
     from collective import environment, hosts
     from collective.elastic import generations
     from collective.errors import CollectiveError, UsageError
-    from collective.launch import command_line
+    from collective.launch import command_line, single_host, versions
     from collective.launch.discovery import Discovery
-    from collective.launch.launcher import Launcher
     from collective.launch.options import LaunchOptions, MpiOptions
     from collective.launch.output import print_message
-    from collective.launch.single_host import SingleHost
+    from collective.launch.supervisor import Supervisor
     from collective.streams import open_streams
 except KeyboardInterrupt:  # Ctrl-C in the first tenths of a second: no traceback
     raise SystemExit(130) from None
@@ -33,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = command_line.parse(arguments)
         if options.check_build:
-            from collective.launch import check_build
-
-            print(check_build.text())
+            print(versions.check_build())
             return 0
         return _launch(options)
     except CollectiveError as error:
@@ -47,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(options: LaunchOptions) -> int:
+    """Imports late what one host does not need."""
     for name in (generations.JOB_VARIABLE, generations.NUMBER_VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
     elastic = options.elastic
@@ -58,44 +56,42 @@ def _launch(options: LaunchOptions) -> int:
         with discovery:
             return RestartingLauncher(options, lambda: discovery.hosts).run()
     found = _hosts(options)
-    ranks = hosts.place(found, options.num_proc)
-    _check_elastic(options, len(ranks))
-    return _launcher(options, found, ranks).run(ranks)
-
-
-def _launcher(
-    options: LaunchOptions, found: list[hosts.Host], ranks: list[hosts.Rank]
-) -> Launcher:
-    """How ranks at these places are started. Imports what one host does not need late."""
-    others = dict.fromkeys(r.host.name for r in ranks if not hosts.is_local(r.host))
+    placed = hosts.place(found, options.num_proc)
+    size = hosts.slots_of(placed)
+    _check_elastic(options, size)
+    others = [host.name for host in placed if not hosts.is_local(host)]
     if not others and not options.mpi.always:
         _note_unused(options.mpi)
-        return SingleHost(options)
+        return _run(single_host.job(options, size), options)
     if options.mpi.never:
         raise UsageError(
             f"--gloo starts ranks on this host only, not on {', '.join(others)}",
             hint="leave --gloo out: mpirun reaches other hosts",
         )
-    if options.elastic.min_np is not None:
+    if elastic.min_np is not None:
         from collective.launch.restarting import RestartingLauncher
 
-        return RestartingLauncher(options, lambda: found)
-    from collective.launch.multi_host import MultiHost
+        return RestartingLauncher(options, lambda: found).run(placed)
+    from collective.launch.mpirun import MpirunSupervisor
 
-    return MultiHost(options)
+    return _run(MpirunSupervisor(options, placed), options)
+
+
+def _run(job: Supervisor, options: LaunchOptions) -> int:
+    if options.dry_run:
+        print(job.commands())
+        return 0
+    return job.run()
 
 
 def _note_unused(mpi: MpiOptions) -> None:
     """Says which options do nothing where no mpirun is used."""
-    given = [
-        name
-        for name, value in (
-            ("--mpi-args", mpi.arguments),
-            ("--tcp", mpi.tcp),
-            ("--mpirun", mpi.program),
-        )
-        if value
-    ]
+    values = {
+        "--mpi-args": mpi.arguments,
+        "--tcp": mpi.tcp,
+        "--mpirun": mpi.program,
+    }
+    given = [name for name, value in values.items() if value]
     if mpi.binding:
         print_message(
             "--binding-args: on one host it only keeps ranks from being bound"

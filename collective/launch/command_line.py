@@ -1,19 +1,22 @@
 """The command line: horovodrun's own flags, read the way horovodrun reads them.
 
 Everything from the first word that is not an option is the command. An option that is
-typed overrides the file of ``--config-file``, wherever the two stand.
+typed overrides the file of ``--config-file``, wherever the two stand. With ``--keras`` the
+command is a Keras script that knows of no ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from collective.errors import UsageError
-from collective.launch import horovod_settings, keras_script, remote_shell
+from collective.launch import horovod_settings, remote_shell
 from collective.launch.options import (
     COOLDOWN_SECONDS,
     ELASTIC_SECONDS,
@@ -26,7 +29,7 @@ from collective.launch.output import OutputStyle
 from collective.launch.versions import installed
 
 EXAMPLE = "python -m collective.launch -np 2 python train.py"
-_JSRUN = "LSF's jsrun is not supported; within an allocation: -H or --hostfile"
+_KERAS_EXAMPLE = "collectiverun -np 4 --keras script.py"
 
 
 def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
@@ -38,18 +41,32 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
         SystemExit: From argparse: 0 for ``--help``, 2 for bad arguments.
     """
     parsed = parser().parse_args(arguments)
+    if parsed.check_build:
+        return LaunchOptions(check_build=True)
     parsed.nics = [nic for given in parsed.nics for nic in given.split(",") if nic]
+    parsed.cooldown = tuple(parsed.cooldown or COOLDOWN_SECONDS)
     if parsed.config_file:
         horovod_settings.read_config(parsed.config_file, parsed)
-    if not parsed.check_build:
-        _check(parsed)
+    _check(parsed)
+    _check_keras(parsed)
+    if parsed.max_np is not None and parsed.min_np is None:
+        parsed.min_np = parsed.num_proc or 1  # as horovodrun
     of_rank_zero = parsed.keras and parsed.output != "all"
     return LaunchOptions(
-        command=_command(parsed),
+        command=_keras_command(parsed) if parsed.keras else parsed.command,
         num_proc=parsed.num_proc,
-        hosts=parsed.hosts or "",
-        hostfile=parsed.hostfile or "",
-        elastic=_elastic(parsed),
+        hosts=parsed.hosts,
+        hostfile=parsed.hostfile,
+        elastic=ElasticOptions(
+            parsed.min_np,
+            parsed.max_np,
+            parsed.host_discovery_script,
+            parsed.slots_per_host,
+            parsed.elastic_timeout,
+            parsed.reset_limit,
+            parsed.rank_timeout,
+            parsed.cooldown,
+        ),
         mpi=MpiOptions(
             program=parsed.mpirun,
             always=parsed.use_mpi,
@@ -64,7 +81,7 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
         style=OutputStyle(
             prefix=not parsed.no_prefix,
             timestamp=parsed.prefix_output_with_timestamp,
-            directory=Path(parsed.output_filename) if parsed.output_filename else None,
+            directory=parsed.output_filename,
             plain_stdout=of_rank_zero
             and not (parsed.output_filename or parsed.prefix_output_with_timestamp),
         ),
@@ -72,46 +89,42 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
         start_timeout=parsed.start_timeout,
         verbose=parsed.verbose,
         dry_run=parsed.dry_run,
-        check_build=parsed.check_build,
     )
 
 
 def _check(parsed: argparse.Namespace) -> None:
-    if parsed.num_proc is not None and parsed.num_proc < 1:
+    if parsed.jsrun:
         raise UsageError(
-            f"-np {parsed.num_proc}: at least 1 rank is needed", hint=EXAMPLE
+            "--jsrun: LSF's jsrun is not supported; within an allocation: -H or "
+            "--hostfile",
+            hint=EXAMPLE,
         )
-    if parsed.start_timeout is not None and parsed.start_timeout < 1:
-        raise UsageError(
-            f"--start-timeout {parsed.start_timeout}: at least 1 second",
-            hint="--start-timeout 120",
-        )
-    if parsed.heartbeat < 2:
-        raise UsageError(
-            f"--heartbeat {parsed.heartbeat}: at least 2 seconds", hint="--heartbeat 10"
-        )
+    for name, value, least, unit, hint in (
+        ("-np", parsed.num_proc, 1, " rank is needed", EXAMPLE),
+        ("--start-timeout", parsed.start_timeout, 1, " second", "--start-timeout 120"),
+        ("--heartbeat", parsed.heartbeat, 2, " seconds", "--heartbeat 10"),
+        ("--min-np", parsed.min_np, 1, "", "--min-np 1"),
+        ("--max-np", parsed.max_np, 1, "", "--max-np 1"),
+        ("--slots-per-host", parsed.slots_per_host, 1, "", "--slots-per-host 1"),
+        ("--elastic-timeout", parsed.elastic_timeout, 1, "", "--elastic-timeout 1"),
+        ("--reset-limit", parsed.reset_limit, 1, "", "--reset-limit 1"),
+        ("--rank-timeout", parsed.rank_timeout, 1, "", "--rank-timeout 1"),
+    ):
+        if value is not None and not value >= least:
+            raise UsageError(f"{name} {value}: at least {least}{unit}", hint=hint)
     script = parsed.host_discovery_script
     if script and (parsed.max_np is None or parsed.hosts or parsed.hostfile):
         raise UsageError(
             "--host-discovery-script needs --max-np, and replaces -H and --hostfile",
             hint="--min-np 2 --max-np 4 --host-discovery-script ./discover.sh",
         )
-    first, last = parsed.blacklist_cooldown_range or COOLDOWN_SECONDS
+    first, last = parsed.cooldown
     if not 0 < first <= last:
         raise UsageError(
             f"--blacklist-cooldown-range {first} {last}: the first number is at least "
             "1, and at most the second",
             hint="--blacklist-cooldown-range 10 100",
         )
-    for name, least in (
-        ("--min-np", parsed.min_np),
-        ("--max-np", parsed.max_np),
-        ("--elastic-timeout", parsed.elastic_timeout),
-        ("--reset-limit", parsed.reset_limit),
-        ("--rank-timeout", parsed.rank_timeout),
-    ):
-        if least is not None and not least >= 1:
-            raise UsageError(f"{name} {least}: at least 1", hint=f"{name} 1")
     if parsed.rank_timeout and parsed.min_np is None and parsed.max_np is None:
         raise UsageError(
             "--rank-timeout: without --min-np every rank waits for every other",
@@ -119,30 +132,49 @@ def _check(parsed: argparse.Namespace) -> None:
         )
     if not parsed.command:
         raise UsageError("no command to start", hint=EXAMPLE)
-    keras_script.check(parsed)
     if parsed.use_gloo and parsed.use_mpi:
         raise UsageError("--gloo and --mpi exclude each other", hint="give one of them")
 
 
-def _command(parsed: argparse.Namespace) -> list[str]:
-    return keras_script.command(parsed) if parsed.keras else parsed.command
+def _check_keras(parsed: argparse.Namespace) -> None:
+    if not parsed.keras:
+        for option in ("backend", "output"):
+            if getattr(parsed, option):
+                raise UsageError(
+                    f"--{option} goes with --keras; the command takes options of its "
+                    "own behind it",
+                    hint=_KERAS_EXAMPLE,
+                )
+        return
+    if parsed.min_np or parsed.max_np or parsed.host_discovery_script:
+        raise UsageError(
+            "--keras with --min-np, --max-np or --host-discovery-script: a rank that "
+            "joins or continues would be at another place of the script",
+            hint="leave them out, or call collective.fit in the script "
+            "(docs/how-to/elastic.md)",
+        )
+    first, second = [*parsed.command, ""][:2]
+    if _is_python(first) and second[:1] in ("", "-") and second != "-m":
+        raise UsageError(
+            f"--keras takes a script, not {' '.join(parsed.command[:2])!r}",
+            hint=_KERAS_EXAMPLE,
+        )
 
 
-def _elastic(parsed: argparse.Namespace) -> ElasticOptions:
-    min_np = parsed.min_np
-    if parsed.max_np is not None and min_np is None:
-        min_np = parsed.num_proc or 1  # as horovodrun
-    least, most = parsed.blacklist_cooldown_range or COOLDOWN_SECONDS
-    return ElasticOptions(
-        min_np,
-        parsed.max_np,
-        parsed.host_discovery_script or "",
-        parsed.slots_per_host,
-        parsed.elastic_timeout,
-        parsed.reset_limit,
-        parsed.rank_timeout,
-        (least, most),
-    )
+def _keras_command(parsed: argparse.Namespace) -> list[str]:
+    """What each rank runs; a ``python`` in front of the script is left as it is."""
+    words = list(parsed.command)
+    python = words.pop(0) if _is_python(words[0]) else sys.executable
+    options = ["--backend", parsed.backend] if parsed.backend else []
+    # Each rank has files of its own then.
+    output = "all" if parsed.output_filename else parsed.output
+    if output:
+        options += ["--output", output]
+    return [python, "-m", "collective.distribute", *options, *words]
+
+
+def _is_python(word: str) -> bool:
+    return re.fullmatch(r"python[\d.]*", Path(word).name) is not None
 
 
 def _words(option: str, text: str) -> list[str]:
@@ -163,12 +195,6 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
         print(f"collective {installed().get('collective', '(not installed)')}")
         parser.exit()
-
-
-class _Refuse(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
-        name = self.option_strings[0]
-        parser.exit(2, f"collective.launch: {name}: {_JSRUN}\nHINT: {EXAMPLE}\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -203,15 +229,28 @@ def parser() -> argparse.ArgumentParser:
     add("--rank-timeout", type=float, metavar="SECONDS",
         help="with --min-np, a rank for which others wait so long counts as dead "
         "(half of COLLECTIVE_TIMEOUT: 300)")  # fmt: skip
-    add("--blacklist-cooldown-range", type=int, nargs=2, metavar=("MIN", "MAX"),
+    add("--blacklist-cooldown-range", dest="cooldown", type=int, nargs=2,
+        metavar=("MIN", "MAX"),
         help="seconds before a lost rank is replaced: at first, and at most (1 64)")  # fmt: skip
-    add("--jsrun", nargs=0, action=_Refuse, help=argparse.SUPPRESS)
+    add("--jsrun", action="store_true", help=argparse.SUPPRESS)
 
-    keras_script.add_options(p)
+    add = p.add_argument_group("an unedited Keras script").add_argument
+    add("--keras", action="store_true",
+        help="the command is script.py: its fit, evaluate and predict run on all ranks")  # fmt: skip
+    add("--backend", metavar="NAME", help="who sums the gradients (default: auto)")
+    add("--output", choices=("rank0", "all"),
+        help="whose standard output is shown (default: rank0)")  # fmt: skip
+
     add = p.add_argument_group("hosts").add_mutually_exclusive_group().add_argument
-    add("-H", "--hosts", metavar="LIST", help="node1:2,node2:2 or node[01-04]:2")
-    add("-hostfile", "--hostfile", metavar="FILE", help="in any dialect")
-    add("--host-discovery-script", metavar="COMMAND",
+    add(
+        "-H",
+        "--hosts",
+        default="",
+        metavar="LIST",
+        help="node1:2,node2:2 or node[01-04]:2",
+    )
+    add("-hostfile", "--hostfile", default="", metavar="FILE", help="in any dialect")
+    add("--host-discovery-script", default="", metavar="COMMAND",
         help="prints host:slots lines; run each second, and ranks follow the slots")  # fmt: skip
 
     group = p.add_argument_group("several hosts")
@@ -234,7 +273,12 @@ def parser() -> argparse.ArgumentParser:
     add("--gloo", dest="use_gloo", action="store_true", help="never mpirun: one host")
 
     add = p.add_argument_group("output").add_argument
-    add("--output-filename", metavar="DIR", help="to DIR/rank.NN/{stdout,stderr}")
+    add(
+        "--output-filename",
+        type=Path,
+        metavar="DIR",
+        help="to DIR/rank.NN/{stdout,stderr}",
+    )
     add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
         help="begin each line with the time")  # fmt: skip
     add("--no-prefix", action="store_true", help="pass the ranks' output as it is")

@@ -13,21 +13,16 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 def physical(cores: Iterable[int], topology: Path = _TOPOLOGY) -> list[list[int]]:
     """The hardware threads of each core, cores of one package next to each other.
 
-    Args:
-        cores: Numbers of logical cores, as Linux counts hardware threads.
-        topology: Where Linux describes them.
+    Linux numbers hardware threads, as logical cores.
     """
 
     def where(core: int) -> tuple[int, int]:
         folder = topology / f"cpu{core}" / "topology"
         try:
-            package, inside = (
-                int((folder / name).read_text())
-                for name in ("physical_package_id", "core_id")
-            )
+            package = int((folder / "physical_package_id").read_text())
+            return package, int((folder / "core_id").read_text())
         except (OSError, ValueError):
             return 0, core
-        return package, inside
 
     return [list(c) for _, c in itertools.groupby(sorted(cores, key=where), where)]
 
@@ -40,12 +35,8 @@ def share(
     Ranks are bound if each can have a logical core or more. Without binding, the kernel
     sometimes runs threads of two ranks on one core while another is idle, and in
     synchronous training every rank waits for the slowest. Two ranks never get threads of
-    one physical core, unless there are more ranks than cores.
-
-    Args:
-        local_size: Ranks on this host.
-        cores: Those to share; by default the ones this process may use.
-        topology: Where Linux describes them.
+    one physical core, unless there are more ranks than cores. By default the cores are
+    those that this process may use.
     """
     usable = sorted(os.sched_getaffinity(0)) if cores is None else cores
     if len(usable) < local_size or local_size == 1:
@@ -60,10 +51,7 @@ def share(
 
 def describe(cores: Sequence[int]) -> str:
     """Short form of core numbers: ``0-3,8``."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
+    # A number less its place is the same throughout a run.
+    places = itertools.groupby(enumerate(sorted(cores)), lambda pair: pair[1] - pair[0])
+    runs = [[core for _, core in run] for _, run in places]
     return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)

@@ -23,15 +23,11 @@ class Discovery:
     Args:
         script: A shell command that prints a line ``host:slots`` for each host.
         slots_per_host: Of a host whose line names none.
-
-    Attributes:
-        hosts: Those that there are now, each with its slots.
     """
 
     def __init__(self, script: str, slots_per_host: int | None = None):
-        self.script = script
-        self.hosts: list[hosts.Host] = []
-        self._slots_per_host = slots_per_host
+        self.script, self._slots_per_host = script, slots_per_host
+        self.hosts: list[hosts.Host] = []  # those that there are now, with their slots
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._last_message = ""
@@ -39,17 +35,13 @@ class Discovery:
     def wait_for(self, least: int, seconds: float) -> None:
         """Returns when the hosts have slots for so many ranks.
 
-        Args:
-            least: How many.
-            seconds: How long to wait for them.
-
         Raises:
             UsageError: If the script fails, or there are not so many slots in time.
         """
         deadline = time.monotonic() + seconds
         while True:
             self.hosts = self._run_script()
-            slots = sum(host.slots or 0 for host in self.hosts)
+            slots = hosts.slots_of(self.hosts)
             if slots >= least:
                 return
             if time.monotonic() > deadline:
@@ -61,10 +53,9 @@ class Discovery:
             self._print_once(f"{slots} slots; waiting for {least}")
             time.sleep(EVERY_SECONDS)
 
-    def __enter__(self) -> Discovery:
+    def __enter__(self) -> None:
         """Runs the script each second from now on."""
         threading.Thread(target=self._watch, daemon=True).start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Ends the script, if it runs."""
@@ -82,11 +73,11 @@ class Discovery:
                     self._print_once(str(error))
 
     def _run_script(self) -> list[hosts.Host]:
-        self._process = process = processes.start(
+        self._process = process = subprocess.Popen(
             ["sh", "-c", self.script],
-            on_parent_death=None,  # the launcher has threads by now
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # with a process group, to be killed as a whole
         )
         try:
             output, _ = process.communicate(timeout=_SCRIPT_SECONDS)

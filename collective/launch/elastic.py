@@ -6,53 +6,34 @@ to the number of slots; each joins by itself when it is ready (``collective.sess
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from collective.elastic import generations
-from collective.elastic.membership_file import (
-    DONE,
-    JOINED,
-    JOINING,
-    LEFT,
-    MembershipFile,
-)
+from collective.elastic import generations, membership_file
+from collective.elastic.membership_file import MembershipFile
 from collective.launch import processes
-from collective.launch.options import COOLDOWN_SECONDS, INIT_SECONDS, TIMEOUT_SECONDS
-from collective.launch.output import OutputStyle, print_message
+from collective.launch.options import INIT_SECONDS, LaunchOptions
+from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
 
 POLL_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Growth:
-    """How a job may grow.
-
-    Attributes:
-        slots: Returns how many ranks there should be now.
-        max_np: The largest number of ranks.
-        spec: Makes the process of a new rank from its number and its free slot.
-    """
-
-    slots: Callable[[], int]
-    max_np: int
-    spec: Callable[[int, int], ProcessSpec]
-
-
 class ElasticSupervisor(Supervisor):
     """The processes of one job on this host, some of which may fail or join later.
 
+    The job has succeeded when ``min_np`` ranks of its last membership did.
+
     Args:
-        specs, size, style, verbose: As for ``Supervisor``.
-        min_np: The job has succeeded when so many ranks of its last membership did.
+        specs: What to start.
+        options: The command line, with ``min_np``.
         membership: Where ranks note that they have joined or left.
-        growth: None: no rank joins later.
-        rank_timeout, cooldown, reset_limit: See ``ElasticOptions``.
-        start_timeout: Seconds that ranks wait for each other in ``collective.init``.
+        spec_of: Makes the process of a rank from its number, its free slot, and whether
+            it joins the running job.
+        wanted: Returns how many ranks there should be now; None: no rank joins later.
     """
 
     membership: MembershipFile
@@ -64,36 +45,33 @@ class ElasticSupervisor(Supervisor):
     def __init__(
         self,
         specs: Sequence[ProcessSpec],
-        size: int,
-        style: OutputStyle,
-        *,
-        verbose: bool,
-        min_np: int,
+        options: LaunchOptions,
         membership: MembershipFile,
-        growth: Growth | None,
-        rank_timeout: float = TIMEOUT_SECONDS,
-        start_timeout: float = INIT_SECONDS,
-        cooldown: tuple[float, float] = COOLDOWN_SECONDS,
-        reset_limit: int | None = None,
+        spec_of: Callable[[int, int, bool], ProcessSpec],
+        wanted: Callable[[], int] | None,
     ):
+        verbose = options.verbose
         super().__init__(
-            specs, size, style, verbose=verbose, elastic=True, membership=membership
+            specs, len(specs), options.style, verbose=verbose, elastic=True
         )
-        self.min_np = min_np
+        self.min_np = options.elastic.min_np or 1
+        self.max_np = options.elastic.max_np or 0
         self.membership = membership
-        self.growth = growth
+        self.spec_of, self.wanted = spec_of, wanted
         self.succeeded = 0
         self.incomplete = False  # something failed when the work was done
         self.next_rank = len(specs)
         self.slots = {spec.rank: spec.rank for spec in specs}  # by rank
         self.joining: set[int] = set()
         self.dismissed: set[int] = set()
+        rank_timeout = options.rank_timeout
+        start_timeout = options.seconds("COLLECTIVE_START_TIMEOUT", INIT_SECONDS)
         # A little before the ranks that wait would give up.
         self.absent = Lasting(min(rank_timeout, 0.9 * start_timeout))
         self.in_vain = Lasting(rank_timeout)
-        self.cooldown = cooldown
-        self.not_before, self.pause = 0.0, cooldown[0]
-        self.reset_limit, self.resets = reset_limit, 0
+        self.cooldown = options.elastic.cooldown
+        self.not_before, self.pause = 0.0, self.cooldown[0]
+        self.reset_limit, self.resets = options.elastic.reset_limit, 0
         self.restart_requested = self.restarts = False
 
     def request_restart(self) -> None:
@@ -118,13 +96,13 @@ class ElasticSupervisor(Supervisor):
         elif self.restarts:
             self.failed, self.exit_code = None, generations.EXIT_CODE
         elif self.succeeded >= self.min_np and not self.incomplete:
-            self.failed, self.exit_code = (
-                None,
-                0,
-            )  # it continued without the failed rank
+            # It continued without the failed rank.
+            self.failed, self.exit_code = None, 0
 
     def _note_joined(self) -> None:
-        for rank in [r for r in self.joining if self.membership.read(r) == JOINED]:
+        for rank in [
+            r for r in self.joining if self.membership.read(r) == membership_file.JOINED
+        ]:
             self.joining.remove(rank)
             self.pause = self.cooldown[0]
             self._count_reset()
@@ -139,8 +117,8 @@ class ElasticSupervisor(Supervisor):
             self.joining.discard(rank)
             return
         state = self.membership.read(rank)
-        left = state == LEFT
-        self.incomplete |= bool(code) and state == DONE
+        left = state == membership_file.LEFT
+        self.incomplete |= bool(code) and state == membership_file.DONE
         self.membership.note_exit(rank)
         if code:
             self._note_failure(rank, code, f"; {_ranks(len(self.slots))} left")
@@ -150,7 +128,7 @@ class ElasticSupervisor(Supervisor):
             self.joining.remove(rank)
             self.pause = min(2 * self.pause, self.cooldown[1])
         elif not left and code >= 0:
-            self.growth = None  # the job is over; or a new rank would fail likewise
+            self.wanted = None  # the job is over; or a new rank would fail likewise
         self.not_before = time.monotonic() + self.pause
         if (code or left) and self.slots:
             self._count_reset()
@@ -178,9 +156,9 @@ class ElasticSupervisor(Supervisor):
             for rank in self.joining - self.dismissed:
                 self._dismiss(rank)  # there is no job left that it could join
             return
-        if self.growth is None:
+        if self.wanted is None:
             return
-        wanted = max(self.min_np, min(self.growth.slots(), self.growth.max_np))
+        wanted = max(self.min_np, min(self.wanted(), self.max_np))
         for rank in sorted(set(self.slots) - self.dismissed)[wanted:]:
             print_message(
                 f"{self._name(rank)} is asked to leave: the job has slots for "
@@ -201,15 +179,17 @@ class ElasticSupervisor(Supervisor):
         present = set(self.slots) - self.joining
         states = {rank: self.membership.read(rank) for rank in present}
         absent = [rank for rank, state in states.items() if not state]
-        if self.absent.since(bool(absent) and JOINING in states.values()):
+        if self.absent.since(
+            bool(absent) and membership_file.JOINING in states.values()
+        ):
             for rank in absent:
                 print_message(
                     f"{self._name(rank)} has not called collective.init() within "
                     f"{self.absent.seconds:g} s, and other ranks wait for it: killed it\n"
                     "HINT: COLLECTIVE_START_TIMEOUT=seconds gives it more time"
                 )
-                self._signal_rank(rank, signal.SIGKILL)
-        too_few = len(present) + self.succeeded < self.min_np and self.growth is None
+                self._signal_all(signal.SIGKILL, rank)
+        too_few = len(present) + self.succeeded < self.min_np and self.wanted is None
         done = self.succeeded > 0 and all(map(processes.is_stopped, self.processes))
         if self.in_vain.since(bool(present) and (too_few or done)):
             print_message(
@@ -219,16 +199,14 @@ class ElasticSupervisor(Supervisor):
             self._signal_all(signal.SIGKILL)
 
     def _ask_to_restart(self) -> None:
-        self.growth = None
+        self.wanted = None
         for rank in self.joining - self.dismissed:
             self._dismiss(rank)
         for rank in set(self.slots) - self.joining:
-            if self.membership.read(rank) == JOINED:
-                self.membership.ask_to_restart(rank)
+            self.membership.ask_to_restart(rank)
 
     def _start_late(self, slot: int) -> None:
-        assert self.growth is not None
-        spec = self.growth.spec(self.next_rank, slot)
+        spec = self.spec_of(self.next_rank, slot, True)
         print_message(f"{self._name(spec.rank)} is started to join the job")
         self.slots[spec.rank] = slot
         self.joining.add(spec.rank)
@@ -240,12 +218,7 @@ class ElasticSupervisor(Supervisor):
         """Asks a rank to leave; one that has not joined yet is killed."""
         self.dismissed.add(rank)
         number = signal.SIGKILL if rank in self.joining else signal.SIGTERM
-        self._signal_rank(rank, number)
-
-    def _signal_rank(self, rank: int, number: signal.Signals) -> None:
-        for pid, (other, _) in self.processes.items():
-            if other == rank:
-                processes.signal_group(pid, number)
+        self._signal_all(number, rank)
 
 
 class Lasting:
@@ -253,17 +226,13 @@ class Lasting:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._began: float | None = None
+        self._began = math.inf
 
     def since(self, is_so: bool) -> bool:
         """Takes note of whether it is so now."""
-        if not is_so:
-            self._began = None
-        elif self._began is None:
-            self._began = time.monotonic()
-        return self._began is not None and (
-            time.monotonic() - self._began > self.seconds
-        )
+        now = time.monotonic()
+        self._began = min(self._began, now) if is_so else math.inf
+        return now - self._began > self.seconds
 
 
 def _ranks(count: int) -> str:

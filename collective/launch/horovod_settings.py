@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collective.environment import Environment
-from collective.environment.horovodrun import SET_BY_US
+from collective.environment.base import SETS_HOROVOD_RANK
 from collective.errors import UsageError
 from collective.launch.output import print_message
 
@@ -21,82 +21,76 @@ LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 _NEVER = "1000000000"
 
 
-def _flag(value: Any) -> str:
-    return "1" if value else "0"
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _megabytes(value: Any) -> str:
     return str(int(value) * 1024 * 1024)
 
 
+def _opposite(value: Any) -> str:
+    return _text(not value)
+
+
+# Of an option, before the key; other sections begin with their own name.
+_PREFIXES = {"params": "", "library_options": "", "logging": "log_"}
+
+
 @dataclass(frozen=True)
 class Setting:
-    """An option and its variable.
+    """An option and its variable."""
 
-    Attributes:
-        option: Without the dashes; a switch also has its opposite, ``--no-OPTION``.
-        variable: What the ranks see.
-        kind: Type of its value; ``bool`` for a switch.
-        section, key: Where the YAML file has it.
-        text: Turns the value into the variable's text.
-    """
-
-    option: str
-    variable: str
-    kind: Callable[[str], Any]
-    section: str
+    section: str  # where the YAML file has it
     key: str
-    text: Callable[[Any], str] = str
+    variable: str  # what the ranks see
+    kind: Callable[[str], Any]  # type of its value; bool for a switch
+    text: Callable[[Any], str] = _text  # turns the value into the variable's text
 
     @property
     def dest(self) -> str:
         """Name of its attribute among the options."""
-        return self.option.replace("-", "_")
+        if self.key == "enabled":
+            return self.section
+        return _PREFIXES.get(self.section, f"{self.section}_") + self.key
+
+    @property
+    def option(self) -> str:
+        """As it is typed."""
+        return f"--{self.dest.replace('_', '-')}"
 
 
 SETTINGS = (
-    Setting("fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", int,
-            "params", "fusion_threshold_mb", _megabytes),
-    Setting("cycle-time-ms", "HOROVOD_CYCLE_TIME", float, "params", "cycle_time_ms"),
-    Setting("cache-capacity", "HOROVOD_CACHE_CAPACITY", int,
-            "params", "cache_capacity"),
-    Setting("hierarchical-allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", bool,
-            "params", "hierarchical_allreduce", _flag),
-    Setting("hierarchical-allgather", "HOROVOD_HIERARCHICAL_ALLGATHER", bool,
-            "params", "hierarchical_allgather", _flag),
-    Setting("torus-allreduce", "HOROVOD_TORUS_ALLREDUCE", bool,
-            "params", "torus_allreduce", _flag),
-    Setting("autotune", "HOROVOD_AUTOTUNE", bool, "autotune", "enabled", _flag),
-    Setting("autotune-log-file", "HOROVOD_AUTOTUNE_LOG", str, "autotune", "log_file"),
-    Setting("autotune-warmup-samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int,
-            "autotune", "warmup_samples"),
-    Setting("autotune-steps-per-sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", int,
-            "autotune", "steps_per_sample"),
-    Setting("autotune-bayes-opt-max-samples", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-            int, "autotune", "bayes_opt_max_samples"),
-    Setting("autotune-gaussian-process-noise",
-            "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", float,
-            "autotune", "gaussian_process_noise"),
-    Setting("timeline-filename", "HOROVOD_TIMELINE", str, "timeline", "filename"),
-    Setting("timeline-mark-cycles", "HOROVOD_TIMELINE_MARK_CYCLES", bool,
-            "timeline", "mark_cycles", _flag),
-    Setting("stall-check", "HOROVOD_STALL_CHECK_DISABLE", bool,
-            "stall_check", "enabled", lambda on: _flag(not on)),
-    Setting("stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",
-            int, "stall_check", "warning_time_seconds"),
-    Setting("stall-check-shutdown-time-seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-            int, "stall_check", "shutdown_time_seconds"),
-    Setting("mpi-threads-disable", "HOROVOD_MPI_THREADS_DISABLE", bool,
-            "library_options", "mpi_threads_disable", _flag),
-    Setting("num-nccl-streams", "HOROVOD_NUM_NCCL_STREAMS", int,
-            "library_options", "num_nccl_streams"),
-    Setting("thread-affinity", "HOROVOD_THREAD_AFFINITY", int,
-            "library_options", "thread_affinity"),
-    Setting("gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", int,
-            "library_options", "gloo_timeout_seconds"),
-    Setting("log-level", "HOROVOD_LOG_LEVEL", str, "logging", "level"),
-    Setting("log-with-timestamp", "HOROVOD_LOG_HIDE_TIME", bool,
-            "logging", "with_timestamp", lambda on: _flag(not on)),
+    Setting("params", "fusion_threshold_mb",
+            "HOROVOD_FUSION_THRESHOLD", int, _megabytes),
+    Setting("params", "cycle_time_ms", "HOROVOD_CYCLE_TIME", float),
+    Setting("params", "cache_capacity", "HOROVOD_CACHE_CAPACITY", int),
+    Setting("params", "hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", bool),
+    Setting("params", "hierarchical_allgather", "HOROVOD_HIERARCHICAL_ALLGATHER", bool),
+    Setting("params", "torus_allreduce", "HOROVOD_TORUS_ALLREDUCE", bool),
+    Setting("autotune", "enabled", "HOROVOD_AUTOTUNE", bool),
+    Setting("autotune", "log_file", "HOROVOD_AUTOTUNE_LOG", str),
+    Setting("autotune", "warmup_samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int),
+    Setting("autotune", "steps_per_sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", int),
+    Setting("autotune", "bayes_opt_max_samples",
+            "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int),
+    Setting("autotune", "gaussian_process_noise",
+            "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", float),
+    Setting("timeline", "filename", "HOROVOD_TIMELINE", str),
+    Setting("timeline", "mark_cycles", "HOROVOD_TIMELINE_MARK_CYCLES", bool),
+    Setting("stall_check", "enabled", "HOROVOD_STALL_CHECK_DISABLE", bool, _opposite),
+    Setting("stall_check", "warning_time_seconds",
+            "HOROVOD_STALL_CHECK_TIME_SECONDS", int),
+    Setting("stall_check", "shutdown_time_seconds",
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", int),
+    Setting("library_options", "mpi_threads_disable",
+            "HOROVOD_MPI_THREADS_DISABLE", bool),
+    Setting("library_options", "num_nccl_streams", "HOROVOD_NUM_NCCL_STREAMS", int),
+    Setting("library_options", "thread_affinity", "HOROVOD_THREAD_AFFINITY", int),
+    Setting("library_options", "gloo_timeout_seconds",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS", int),
+    Setting("logging", "level", "HOROVOD_LOG_LEVEL", str),
+    Setting("logging", "with_timestamp", "HOROVOD_LOG_HIDE_TIME", bool, _opposite),
 )  # fmt: skip
 _BY_KEY = {(setting.section, setting.key): setting for setting in SETTINGS}
 
@@ -107,39 +101,36 @@ def place(environment: Environment) -> dict[str, str]:
     The last entry says that the numbers are the launcher's, so that a rank which mpirun
     started is not taken for one of horovodrun's.
     """
-    across, hosts = environment.cross_rank, environment.cross_size
     known = {
         "RANK": environment.rank,
         "SIZE": environment.size,
         "LOCAL_RANK": environment.local_rank,
         "LOCAL_SIZE": environment.local_size,
-        **({"CROSS_RANK": across, "CROSS_SIZE": hosts} if across >= 0 else {}),
+        "CROSS_RANK": environment.cross_rank,
+        "CROSS_SIZE": environment.cross_size,
     }
     numbers = {f"HOROVOD_{name}": str(number) for name, number in known.items()}
-    return {**numbers, SET_BY_US: "1"}
+    return {**numbers, SETS_HOROVOD_RANK: "1"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds them all, as horovodrun spells them."""
     add = parser.add_argument_group("variables of the ranks, as horovodrun's").add_argument  # fmt: skip
     for setting in SETTINGS:
-        if setting.kind is bool:
-            add(f"--{setting.option}", dest=setting.dest, action="store_const",
-                const=True, help=argparse.SUPPRESS)  # fmt: skip
-            opposite = setting.option.replace("log-with-", "log-without-")
-            if opposite == setting.option:
-                opposite = f"no-{setting.option}"
-            add(f"--{opposite}", dest=setting.dest, action="store_const", const=False,
-                help=argparse.SUPPRESS)  # fmt: skip
+        if setting.dest == "log_with_timestamp":
+            for option in ("--log-with-timestamp", "--no-log-hide-timestamp"):
+                add(option, dest=setting.dest, action="store_const", const=True,
+                    help=argparse.SUPPRESS)  # fmt: skip
+            for option in ("--log-without-timestamp", "--log-hide-timestamp"):
+                add(option, dest=setting.dest, action="store_const", const=False,
+                    help=argparse.SUPPRESS)  # fmt: skip
+        elif setting.kind is bool:
+            switch = argparse.BooleanOptionalAction
+            add(setting.option, action=switch, help=argparse.SUPPRESS)
         else:
-            choices = LOG_LEVELS if setting.option == "log-level" else None
-            add(f"--{setting.option}", type=setting.kind, choices=choices,
+            choices = LOG_LEVELS if setting.dest == "log_level" else None
+            add(setting.option, type=setting.kind, choices=choices,
                 metavar="X", help=f"sets {setting.variable}")  # fmt: skip
-    # The old spelling of the last one.
-    for option, value in (("log-hide", False), ("no-log-hide", True)):
-        add(f"--{option}-timestamp", dest="log_with_timestamp", action="store_const",
-            const=value, help=argparse.SUPPRESS)  # fmt: skip
-    parser.set_defaults(**{setting.dest: None for setting in SETTINGS})
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
@@ -155,15 +146,14 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
             continue
         if isinstance(value, (int, float)) and value < 0:
             raise UsageError(
-                f"--{setting.option} {value}: negative", hint=f"--{setting.option} 1"
+                f"{setting.option} {value}: negative", hint=f"{setting.option} 1"
             )
         found[setting.variable] = setting.text(value)
+    warning = options.stall_check_warning_time_seconds
     if options.stall_check is False:
         found["COLLECTIVE_STALL_SECONDS"] = _NEVER
-    elif options.stall_check_warning_time_seconds:
-        found["COLLECTIVE_STALL_SECONDS"] = str(
-            options.stall_check_warning_time_seconds
-        )
+    elif warning:
+        found["COLLECTIVE_STALL_SECONDS"] = str(warning)
     if options.stall_check_shutdown_time_seconds:
         found["COLLECTIVE_TIMEOUT"] = str(options.stall_check_shutdown_time_seconds)
     if options.start_timeout is not None:
@@ -183,12 +173,8 @@ def read_config(file: str, options: argparse.Namespace) -> None:
         UsageError: If it cannot be read, or a value is not of its setting's type.
             A setting that horovodrun does not know gives a warning.
     """
-    try:
-        import yaml
-    except ImportError:
-        raise UsageError(
-            "--config-file needs PyYAML", hint="pip install pyyaml"
-        ) from None
+    import yaml  # not at every start of the launcher
+
     try:
         config = yaml.safe_load(Path(file).read_text()) or {}
     except (OSError, UnicodeDecodeError) as error:
@@ -219,13 +205,11 @@ def read_config(file: str, options: argparse.Namespace) -> None:
         for key, value in entries.items():
             setting = _BY_KEY.get((section, key))
             if setting is None:
-                keys = [s.key for s in SETTINGS if s.section == section]
-                known = (
-                    f"known are {', '.join(keys)}" if keys else f"known are {expected}"
+                keys = ", ".join(s.key for s in SETTINGS if s.section == section)
+                print_message(
+                    f"{file}: {section}: {key} is ignored; known are {keys or expected}"
                 )
-                print_message(f"{file}: {section}: {key} is ignored; {known}")
-                continue
-            if getattr(options, setting.dest) is None and value is not None:
+            elif getattr(options, setting.dest) is None and value is not None:
                 setattr(options, setting.dest, _typed(setting, value, file))
 
 
@@ -237,6 +221,6 @@ def _typed(setting: Setting, value: Any, file: str) -> Any:
         raise UsageError(
             f"{file}: {setting.section}: {setting.key}: {value!r} is not of type "
             f"{kind.__name__}",
-            hint=f"a value as --{setting.option} takes it",
+            hint=f"a value as {setting.option} takes it",
         )
     return value

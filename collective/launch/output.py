@@ -27,19 +27,14 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 @dataclass(frozen=True)
 class OutputStyle:
-    """How the output of ranks is shown.
+    """How the output of ranks is shown."""
 
-    Attributes:
-        prefix: Whether each line begins with the number of its rank.
-        timestamp: Whether it begins with the time, too.
-        directory: Where ``rank.NN/stdout`` and ``stderr`` go instead of the screen.
-        plain_stdout: Whether ranks write to our own standard output, as it is: one rank
-            alone writes there, and draws bars if it is a terminal.
-    """
-
-    prefix: bool = True
-    timestamp: bool = False
+    prefix: bool = True  # each line begins with the number of its rank
+    timestamp: bool = False  # it begins with the time, too
+    # Where rank.NN/stdout and stderr go instead of the screen.
     directory: Path | None = None
+    # Ranks write to our own standard output, as it is: one rank alone writes there, and
+    # draws bars if it is a terminal.
     plain_stdout: bool = False
 
     @property
@@ -56,18 +51,15 @@ class RankOutput:
         size: Number of ranks, for the width of numbers in file names.
         style: How to show it.
 
-    Attributes:
-        last_errors: The last lines of its error stream.
-
     Raises:
         OSError: If its files cannot be written.
     """
 
     def __init__(self, rank: int, size: int, style: OutputStyle):
         self.rank, self.style = rank, style
+        # The last lines of its error stream.
         self.last_errors: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._threads: list[threading.Thread] = []
-        self._pipes: list[tuple[IO[bytes], IO[str], bool]] = []
         self._files: list[IO[str]] = []
         if style.directory is not None:
             width = len(str(max(size - 1, 0)))
@@ -79,16 +71,14 @@ class RankOutput:
         screens = (sys.stdout, sys.stderr)
         for pipe, target in zip((stdout, stderr), self._files or screens, strict=True):
             if pipe is not None:
-                self._pipes.append((pipe, target, pipe is stderr))
+                args = (pipe, target, pipe is stderr)
+                copy = threading.Thread(target=self._copy, args=args, daemon=True)
+                self._threads.append(copy)
 
     def start(self) -> None:
         """Begins to copy, in threads."""
-        for pipe, target, is_error in self._pipes:
-            copy = threading.Thread(
-                target=self._copy, args=(pipe, target, is_error), daemon=True
-            )
-            copy.start()
-            self._threads.append(copy)
+        for thread in self._threads:
+            thread.start()
 
     def finish(self, deadline: float) -> None:
         """Waits for the rest of the output.
@@ -106,12 +96,17 @@ class RankOutput:
     def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
         label = f"[{self.rank}] " if self.style.prefix and not self._files else ""
         for line in lines(pipe):
-            if is_error:
-                self.last_errors.append(line[:KEPT_CHARACTERS])
+            if is_error and not self._is_shown(line):
+                continue
             # A closed screen must not end the job.
             with contextlib.suppress(OSError, ValueError):
                 target.write(self._time() + label + line)
                 target.flush()
+
+    def _is_shown(self, line: str) -> bool:
+        """Keeps a line of stderr; returns whether it is shown."""
+        self.last_errors.append(line[:KEPT_CHARACTERS])
+        return True
 
     def _time(self) -> str:
         if not self.style.timestamp:
@@ -186,13 +181,7 @@ def print_message(text: str) -> None:
 
 
 def report_failure(rank: str, how: str, errors: Iterable[str]) -> None:
-    """Prints, as the last thing on the screen, which rank failed, with its traceback.
-
-    Args:
-        rank: As ``rank 1 of 4``.
-        how: As ``with exit code 7`` or ``by SIGKILL``.
-        errors: The last lines of its error stream.
-    """
+    """Prints, as the last thing on the screen, which rank failed, and its traceback."""
     shown = last_error_lines(errors)
     if shown:
         print_message("\n".join([f"the last lines of {rank} on stderr:", *shown]))

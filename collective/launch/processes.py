@@ -1,7 +1,8 @@
 """Child processes that cannot be left behind: how to start, signal, run and end one.
 
 A program that may start others leads a process group of its own, so that a signal to the
-group reaches all of them, and the kernel ends it when its parent dies.
+group reaches all of them, and the kernel ends it when its parent dies. What it has started
+is ended by a watchdog.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from typing import Any
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
+_CLOSE = "close\n"  # to the watchdog
 # What in_child does, without Python code in a fork of a process that has threads.
 _BY_EXEC = f"""
 import ctypes, os, sys
@@ -32,10 +35,16 @@ os.execvp(command[0], command)
 """
 
 
+def find_program(name: str) -> str | None:
+    """Path of a program of this Python environment, else of one on the PATH."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
 def start(
     command: Sequence[str],
     *,
-    on_parent_death: signal.Signals | None = signal.SIGKILL,
+    on_parent_death: signal.Signals = signal.SIGKILL,
     has_threads: bool = False,
     cores: Sequence[int] = (),
     **popen: Any,
@@ -45,7 +54,7 @@ def start(
     Args:
         command: Program and arguments.
         on_parent_death: What the kernel sends to the program when the thread that
-            started it ends; None for nothing.
+            started it ends.
         has_threads: Whether this process has threads: then no Python code may run
             between fork and exec, and a second interpreter runs it.
         cores: Logical cores that it runs on; empty for those of this process.
@@ -55,14 +64,12 @@ def start(
         OSError: If the program cannot be started.
     """
     parent = os.getpid()
-    by_fork = on_parent_death is not None and not has_threads
-    if on_parent_death is not None and has_threads:
+    if has_threads:
         number = str(int(on_parent_death))
         before = [sys.executable, "-I", "-S", "-c", _BY_EXEC, str(parent), number]
         command = [*before, *command]
 
     def in_child() -> None:
-        assert on_parent_death is not None
         _LIBC.prctl(_PR_SET_PDEATHSIG, on_parent_death)
         if cores:
             os.sched_setaffinity(0, cores)
@@ -72,28 +79,26 @@ def start(
     process = subprocess.Popen(
         list(command),
         start_new_session=True,
-        preexec_fn=in_child if by_fork else None,
+        preexec_fn=None if has_threads else in_child,
         **popen,
     )
-    if cores and not by_fork:
+    if cores and has_threads:
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(process.pid, cores)
     return process
 
 
 def signal_group(leader: int, number: int) -> bool:
-    """Sends a signal to a process group; returns whether the group still exists.
+    """Signals the group that a process leads; returns whether it still exists.
 
-    Args:
-        leader: Process id of the group's leader.
-        number: Signal; 0 only asks.
+    The signal 0 only asks.
     """
     try:
         os.killpg(leader, number)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
@@ -136,26 +141,18 @@ def kill_tree(pid: int) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a command.
+    """What became of a command."""
 
-    Attributes:
-        code: Its exit code; None where it did not run, or not to its end.
-        out: What it wrote to its standard output.
-        error: What it wrote to its error stream, in one line; or why it did not run.
-    """
-
-    code: int | None
+    code: int | None  # None where it did not run, or not to its end
     out: str = ""
+    # What it wrote to its error stream, in one line; or why it did not run.
     error: str = ""
 
 
 def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
-    """Runs a command with a deadline. Never raises.
+    """Runs a command, and kills it with all that it has started at a deadline.
 
-    Args:
-        command: The program and its arguments, which all users of the machine see.
-        seconds: After which it is killed, with all that it has started.
-        stdin: What it can read from its standard input.
+    All users of the machine see the command, but not what it reads from ``stdin``.
     """
     try:
         process = subprocess.Popen(
@@ -175,3 +172,58 @@ def run(command: Sequence[str], seconds: float, stdin: str = "") -> Result:
         process.communicate()
         return Result(None, error=f"no answer in {seconds:g} s")
     return Result(process.returncode, out, " ".join(errors.split()))
+
+
+class Watchdog:
+    """Ends what children have started when this process itself is killed.
+
+    A process that outlives this one by a moment: each child leads a process group, and
+    it kills the groups that still exist. To be made before any thread.
+    """
+
+    def __init__(self) -> None:
+        reading, self._writing = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._writing)
+                _watch(reading)
+            finally:
+                os._exit(0)
+        os.close(reading)
+
+    def add(self, group: int) -> None:
+        """From now on this process group ends with this process."""
+        self._send(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """This group has ended; its number may soon be that of another."""
+        self._send(f"-{group}\n")
+
+    def close(self) -> None:
+        """Ends the watchdog; nothing is killed."""
+        self._send(_CLOSE)
+        with contextlib.suppress(OSError):
+            os.close(self._writing)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+    def _send(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # the watchdog was killed: do without
+            os.write(self._writing, line.encode())
+
+
+def _watch(reading: int) -> None:
+    # What ends the launcher from a terminal must not end the watchdog first.
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    groups: set[int] = set()
+    with os.fdopen(reading) as messages:
+        for line in messages:
+            if line == _CLOSE:
+                return
+            change = groups.add if line[0] == "+" else groups.discard
+            change(int(line[1:]))
+    for group in groups:
+        signal_group(group, signal.SIGKILL)

@@ -15,13 +15,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from collective.elastic import generations, membership_file, wait_report
-from collective.elastic.membership_file import LEFT, MembershipFile
+from collective.elastic.membership_file import MembershipFile
 from collective.elastic.wait_report import WaitReport
-from collective.environment import Environment, detect
+from collective.environment import detect
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
 from collective.launch import cores, horovod_settings, processes
@@ -37,29 +37,25 @@ class RankSupervisor(Supervisor):
     """One rank and its output; the launcher that reads it makes the report.
 
     ``membership`` is None but in an elastic job.
-
-    Attributes:
-        report: Where the rank reports since when it waits; None: it may wait for ever.
-        timeout: For how long it waits before the launcher hears of it.
     """
 
+    inherits_files = True  # as the ranks of MPICH must
+    # Where the rank reports since when it waits; None: it may wait for ever.
     report: WaitReport | None = None
-    timeout = math.inf
+    timeout = math.inf  # for how long it waits before the launcher hears of it
 
-    def run(self, on_started: Callable[[], None] | None = None) -> int:
-        """As of ``Supervisor``."""
+    def start_watch(self) -> None:
+        """To be called when the rank is started."""
         parent = os.getppid()
-
-        def watch() -> None:
-            print_message(f"{self._name(self.specs[0].rank)} started")
-            threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
-            if on_started is not None:
-                on_started()
-
-        return super().run(watch)
+        self._print("started")
+        threading.Thread(target=self._watch, args=(parent,), daemon=True).start()
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} on {socket.gethostname()}"
+
+    def _print(self, what: str) -> None:
+        """Prints a message of this rank, for ``relay`` to read."""
+        print_message(f"{self._name(self.specs[0].rank)} {what}")
 
     def _consequence(self) -> str:
         membership = self.membership
@@ -78,7 +74,7 @@ class RankSupervisor(Supervisor):
             waits = 0.0 if self.report is None else self.report.waits()
             reported = min(reported, waits)
             if waits - reported > self.timeout and not self._is_stopped():
-                print_message(f"{self._name(self.specs[0].rank)} waits")
+                self._print("waits")
                 reported = waits
         self._end(signal.SIGTERM)
 
@@ -89,13 +85,12 @@ class RankSupervisor(Supervisor):
         and is not to blame.
         """
         assert self.report is not None
-        if self.ending or not (
-            self.report.works() > self.timeout or self._is_stopped()
-        ):
+        hangs = self.report.works() > self.timeout or self._is_stopped()
+        if self.ending or not hangs:
             return
-        print_message(
-            f"{self._name(self.specs[0].rank)} makes no progress, and others have waited "
-            f"for it for {self.timeout:g} s: killed it\n"
+        self._print(
+            "makes no progress, and others have waited for it for "
+            f"{self.timeout:g} s: killed it\n"
             "HINT: --rank-timeout SECONDS gives a rank that is only slow more time"
         )
         self._signal_all(signal.SIGKILL)
@@ -107,10 +102,13 @@ class RankSupervisor(Supervisor):
         super()._on_exit(rank, code)
         if code:
             return
-        if self.membership is not None and self.membership.read(0) == LEFT:
-            print_message(f"{self._name(rank)} left")
+        if (
+            self.membership is not None
+            and self.membership.read(0) == membership_file.LEFT
+        ):
+            self._print("left")
         elif not self.verbose:  # else it is printed already
-            print_message(f"{self._name(rank)} ended with exit code 0")
+            self._print("ended with exit code 0")
 
     def _report(self) -> None:
         if self.failed and self.style.directory is not None:
@@ -139,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     membership, report = MembershipFile(1), WaitReport()
     elastic = MIN_NP in os.environ
+    bound = [] if options.no_binding else cores.share(environment.local_size)
     spec = ProcessSpec(
         environment.rank,
         options.command,
@@ -147,29 +146,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             membership_file.VARIABLE: membership.path,
             wait_report.VARIABLE: report.path,
         },
-        cores=() if options.no_binding else _cores(environment),
+        bound[environment.local_rank] if bound else (),
         takes_input=environment.rank == 0,
+    )
+    style = OutputStyle(
+        not options.no_prefix,
+        options.timestamp,
+        options.directory,
+        options.plain_stdout,
     )
     job = RankSupervisor(
         [spec],
         environment.size,
-        OutputStyle(
-            not options.no_prefix,
-            options.timestamp,
-            options.directory,
-            options.plain_stdout,
-        ),
+        style,
         verbose=options.verbose,
         elastic=elastic,
-        inherit_files=True,
         membership=membership if elastic else None,
     )
     if elastic and RANK_TIMEOUT in os.environ:
         job.report, job.timeout = report, float(os.environ[RANK_TIMEOUT])
         signal.signal(signal.SIGUSR2, lambda *_: job.end_if_hanging())
     if generations.may_restart():
-        signal.signal(signal.SIGUSR1, lambda *_: _ask_to_restart(membership))
-    code = job.run()
+        # mpirun passes it on, repeatedly: the rank may not have joined yet.
+        signal.signal(signal.SIGUSR1, lambda *_: membership.ask_to_restart(0))
+    code = job.run(on_started=job.start_watch)
     if code == generations.EXIT_CODE:
         return 0
     if code and elastic:
@@ -177,16 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # other ranks continue where one was killed.
         os.kill(os.getpid(), signal.SIGKILL)
     return code
-
-
-def _ask_to_restart(membership: MembershipFile) -> None:
-    """On SIGUSR1, which mpirun passes on, repeatedly: the rank may not have joined yet."""
-    if membership.has_joined(0):
-        membership.ask_to_restart(0)
-
-
-def _cores(environment: Environment) -> list[int]:
-    return cores.share(environment.local_size)[environment.local_rank]
 
 
 if __name__ == "__main__":

@@ -1,37 +1,45 @@
-"""Checks every host before mpirun starts: these errors name the host, mpirun's do not."""
+"""Checks every host before mpirun starts: these errors name the host, mpirun's do not.
+
+On each host ``python -m collective.launch.reachability`` prints, as JSON, the versions
+installed there, and whether the host can open a TCP connection back to the launcher's, as
+mpirun's daemons will have to. So a host for which mpirun would wait for ever, or fail
+without a reason, is reported at once. Both ends prove a secret, which the host gets by its
+standard input.
+"""
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
+import contextlib
 import json
+import socket
+import socketserver
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from collective.errors import CollectiveError
 from collective.hosts import Host, is_local
-from collective.launch import probe, remote_shell, versions
+from collective.launch import mpi, remote_shell, versions
+from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.processes import run
-from collective.launch.remote_shell import RemoteShell
-from collective.net import shared_secret
+from collective.net import interfaces, shared_secret
 
 _AT_ONCE = 32
+_CONNECT_SECONDS = 3.0
+_POLL_SECONDS = 0.05
 
 
-def check(
-    hosts: Sequence[Host],
-    shell: RemoteShell,
-    nics: Sequence[str],
-    mpirun: str,
-    seconds: float,
-) -> dict[str, str]:
+def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> dict[str, str]:
     """Has each other host report its versions, and connect back to this one.
 
     Args:
-        hosts: Each with a rank.
-        shell: What reaches them.
-        nics: Interfaces that carry the traffic; empty for all.
+        hosts: Those of the ranks.
+        options: What reaches them, by which interfaces, and how long that may take.
         mpirun: Program that must exist on each.
-        seconds: For an answer.
 
     Returns:
         Hosts that cannot open a connection to this one, each with the reason. This alone
@@ -45,14 +53,13 @@ def check(
     if not others:
         return {}
     key = shared_secret.generate()
+    seconds = options.start_timeout or ANSWER_SECONDS
     with (
-        probe.listening(nics, key) as way_back,
+        listening(options.mpi.nics, key) as way_back,
         concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool,
     ):
-        words = ["--mpirun", mpirun, *way_back]
-        commands = [
-            shell.command(host, "collective.launch.probe", *words) for host in others
-        ]
+        words = ["collective.launch.reachability", "--mpirun", mpirun, *way_back]
+        commands = [options.shell.command(host, *words) for host in others]
         answers = list(
             pool.map(lambda command: run(command, seconds, f"{key}\n"), commands)
         )
@@ -69,12 +76,13 @@ def check(
             "cannot reach every host:\n  " + "\n  ".join(silent),
             hint=remote_shell.hint(next(iter(silent.values()))),
         )
-    _compare({name: answer["versions"] for name, answer in found.items()}, mpirun)
+    reported = {name: answer["versions"] for name, answer in found.items()}
+    _compare({"this host": _local_versions(mpirun), **reported})
     return {name: a["cut_off"] for name, a in found.items() if a["cut_off"]}
 
 
-def _compare(found: dict[str, dict[str, str]], mpirun: str) -> None:
-    unequal = versions.differing({"this host": probe.local_versions(mpirun), **found})
+def _compare(reported: Mapping[str, Mapping[str, str]]) -> None:
+    unequal = versions.differing(reported)
     if unequal:
         rows = "\n  ".join(f"{name}: {which}" for name, which in unequal.items())
         raise CollectiveError(
@@ -82,3 +90,106 @@ def _compare(found: dict[str, dict[str, str]], mpirun: str) -> None:
             hint=f"install the same on every host, at the same path ({sys.prefix}); details: "
             "python -m collective.doctor with the same hosts",
         )
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    """Proves the secret to callers that know it.
+
+    Connections that wait for their proof are limited; more wait in the backlog.
+    """
+
+    request_queue_size = 1024
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: str, secret: str):
+        super().__init__((address, 0), socketserver.BaseRequestHandler)
+        self._secret = secret
+        self._free = threading.BoundedSemaphore(256)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # as where descriptors run out: retried after a while
+            time.sleep(_POLL_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._free.acquire()
+        super().process_request(request, client_address)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with contextlib.suppress(OSError):
+            shared_secret.verify_caller(request, self._secret)
+        self._free.release()
+
+
+@contextlib.contextmanager
+def listening(nics: Sequence[str], secret: str) -> Iterator[list[str]]:
+    """Answers probes of other hosts, at the addresses that they get and no others.
+
+    Without ``nics`` at those of all interfaces but loopback.
+
+    Yields:
+        Where a probe finds this host: each address, a colon, and its port.
+    """
+    mine = interfaces.interfaces()
+    addresses = [i.host for i in mine if i.name in nics] or [i.host for i in mine]
+    with contextlib.ExitStack() as opened:
+        found = []
+        for address in addresses:
+            server = opened.enter_context(_Listener(address, secret))
+            opened.callback(server.shutdown)
+            serve, poll = server.serve_forever, (_POLL_SECONDS,)
+            threading.Thread(target=serve, args=poll, daemon=True).start()
+            found.append(f"{address}:{server.server_address[1]}")
+        yield found
+
+
+def _local_versions(mpirun: str) -> dict[str, str]:
+    """Versions on this host by name, with that of mpirun; Python's without the patch."""
+    found = versions.installed()
+    found["python"] = ".".join(found["python"].split(".")[:2])
+    with contextlib.suppress(CollectiveError):
+        found["mpirun"] = str(mpi.find(mpirun))
+    return found
+
+
+def why_cut_off(addresses: Sequence[str], secret: str) -> str:
+    """Why nobody who knows the secret answers at any of the addresses; empty if one does.
+
+    Each address has a colon and its port.
+    """
+
+    def connect(address: str) -> str:
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), _CONNECT_SECONDS) as link:
+                shared_secret.verify_listener(link, secret)
+                return ""
+        except OSError as error:
+            return f"{host}: {error.strerror or error}"
+
+    if not addresses:
+        return ""
+    with concurrent.futures.ThreadPoolExecutor(len(addresses)) as pool:
+        reasons = list(pool.map(connect, addresses))
+    return "" if "" in reasons else f"no connection from it to {', '.join(reasons)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints what is found on this host."""
+    parser = argparse.ArgumentParser("python -m collective.launch.reachability")
+    parser.add_argument("--mpirun", required=True)
+    parser.add_argument("addresses", nargs="*", metavar="ADDRESS:PORT")
+    options = parser.parse_args(arguments)
+    found = {
+        "versions": _local_versions(options.mpirun),
+        "cut_off": why_cut_off(options.addresses, shared_secret.from_stdin()),
+    }
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

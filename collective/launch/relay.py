@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
 
 from collective.elastic import generations
 from collective.launch.output import (
@@ -15,7 +14,6 @@ from collective.launch.output import (
     KEPT_LINES,
     OutputStyle,
     RankOutput,
-    lines,
 )
 
 # What collective.launch.rank prints of the rank that it supervises.
@@ -34,15 +32,15 @@ _KILLED = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended: on which host, and ``with exit code 7`` or ``by SIGKILL``."""
+    """How a rank ended."""
 
     rank: int
     host: str
-    how: str
+    how: str  # with exit code 7, or by SIGKILL
 
     @property
     def failed(self) -> bool:
-        """Whether it neither succeeded nor ended for the job's next generation."""
+        """Neither succeeded nor ended for the job's next generation."""
         return self.code not in (0, generations.EXIT_CODE)
 
     @property
@@ -72,13 +70,14 @@ class Relay(RankOutput):
         verbose: bool = False,
     ) -> None:
         super().__init__(0, 1, OutputStyle(prefix=False))
-        self.errors_of_rank: dict[int, list[str]] = {}
+        self.errors_of_rank: dict[int, collections.deque[str]] = (
+            collections.defaultdict(lambda: collections.deque(maxlen=KEPT_LINES))
+        )
         self.started: dict[int, str] = {}  # rank: host
         self.ends: dict[int, RankEnd] = {}
         self.left: set[int] = set()  # asked to end; the job continues without them
         self.lost_hosts: list[str] = []
-        self._on_failure = on_failure
-        self._on_wait = on_wait
+        self._on_failure, self._on_wait = on_failure, on_wait
         self._verbose = verbose
 
     @property
@@ -89,20 +88,15 @@ class Relay(RankOutput):
         return next(iter([*killed, *ends]), None)
 
     @property
-    def succeeded(self) -> int:
-        """How many ranks have ended with exit code 0."""
-        return sum(end.code == 0 for end in self.ends.values())
+    def codes(self) -> list[int]:
+        """The exit codes of the ranks that have ended."""
+        return [end.code for end in list(self.ends.values())]
 
     @property
     def gave_up(self) -> RankEnd | None:
         """The first rank that exited by itself, with an error."""
         ends = list(self.ends.values())
         return next((e for e in ends if e.failed and e.how.startswith("with")), None)
-
-    @property
-    def restarts(self) -> bool:
-        """Whether ranks have ended for the job's next generation."""
-        return any(end.code == generations.EXIT_CODE for end in self.ends.values())
 
     @property
     def lost_ranks(self) -> set[int]:
@@ -115,16 +109,8 @@ class Relay(RankOutput):
         """Ranks that have started, and whose end nobody reported."""
         return sorted(set(self.started) - set(self.ends) - self.left)
 
-    def _copy(self, pipe: IO[bytes], target: IO[str], is_error: bool) -> None:
-        for line in lines(pipe):
-            if is_error and not self._is_shown(line):
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                target.write(line)
-                target.flush()
-
     def _is_shown(self, line: str) -> bool:
-        """Takes note of a line; False for one that was meant for the launcher only."""
+        """False for a line that was meant for the launcher only."""
         message = _MESSAGE.search(line)
         if message:
             rank, host, what, early = message.groups()
@@ -132,12 +118,10 @@ class Relay(RankOutput):
         if lost := _LOST_HOST.search(line):
             self.lost_hosts.append(lost[1])
         of_rank = _RANK_LINE.search(line)
-        if of_rank:
-            kept = self.errors_of_rank.setdefault(int(of_rank[1]), [])
-            kept.append(of_rank[2][:KEPT_CHARACTERS])
-            del kept[:-KEPT_LINES]
-        else:
-            self.last_errors.append(line[:KEPT_CHARACTERS])
+        if not of_rank:
+            return super()._is_shown(line)
+        kept = self.errors_of_rank[int(of_rank[1])]
+        kept.append(of_rank[2][:KEPT_CHARACTERS])
         return True
 
     def _note(self, rank: int, host: str, what: str, early: bool) -> bool:

@@ -16,19 +16,12 @@ CONNECT_SECONDS = 8
 
 @dataclass(frozen=True)
 class RemoteShell:
-    """How a host is reached.
+    """How a host is reached."""
 
-    Attributes:
-        program: ``ssh``, or a program with its arguments: ``HOST COMMAND``.
-        port: ssh's ``-p``.
-        identity_file: ssh's ``-i``.
-        connect_seconds: How long ssh has to connect.
-    """
-
-    program: str = "ssh"
-    port: int | None = None
-    identity_file: str = ""
-    connect_seconds: int = CONNECT_SECONDS
+    program: str = "ssh"  # or a program with the arguments HOST COMMAND
+    port: int | None = None  # ssh's -p
+    identity_file: str = ""  # ssh's -i
+    connect_seconds: int = CONNECT_SECONDS  # that ssh has
 
     @property
     def options(self) -> list[str]:

@@ -10,6 +10,7 @@ the next one is started (``collective.elastic.generations``).
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import signal
@@ -20,15 +21,13 @@ from collections.abc import Callable, Sequence
 from collective import hosts
 from collective.elastic import generations
 from collective.errors import CollectiveError, UsageError
-from collective.hosts import Host, Rank
-from collective.launch import mpi, processes, reachability
+from collective.hosts import Host, slots_of
+from collective.launch import mpi, processes, reachability, single_host
 from collective.launch.elastic import ElasticSupervisor
 from collective.launch.mpirun import MpirunSupervisor
-from collective.launch.multi_host import MultiHost
-from collective.launch.options import ANSWER_SECONDS, LaunchOptions
+from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
-from collective.launch.single_host import SingleHost
-from collective.launch.supervisor import SIGNALS
+from collective.launch.supervisor import SIGNALS, Supervisor
 
 POLL_SECONDS = 1.0
 # A host that did not answer is asked again after so long.
@@ -53,33 +52,34 @@ class RestartingLauncher:
         self.max_np = options.elastic.max_np or options.num_proc or 0
         self.name = os.urandom(16).hex()
         self.only_local = _why_only_local(options)
-        self.ranks: Sequence[Rank] = []
-        self.hosts: set[Host] = set()  # all that have had ranks
+        self.placed: Sequence[Host] = []  # of this generation, as of hosts.place
+        self.logins: dict[str, Host] = {}  # all hosts that have had ranks
         self.job: ElasticSupervisor | MpirunSupervisor | None = None
         self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
         self.lost = 0
         self.cooldown = options.elastic.cooldown
         self.not_before, self.pause = 0.0, self.cooldown[0]
 
-    def run(self, ranks: Sequence[Rank] = ()) -> int:
+    def run(self, placed: Sequence[Host] = ()) -> int:
         """Runs the job; returns its exit code.
 
         Args:
-            ranks: Those of the first generation; by default on the present hosts.
+            placed: Where the ranks of the first generation go, as of ``hosts.place``; by
+                default to the present hosts.
 
         Raises:
             CollectiveError: If the first generation cannot be started.
         """
-        self.max_np = self.max_np or len(ranks)
+        self.max_np = self.max_np or slots_of(placed)
         least = self.options.num_proc or self.min_np
         try:
-            return self._generations(ranks or self._wait_for_hosts(least))
+            return self._generations(placed or self._wait_for_hosts(least))
         finally:
             self._remove_kept_state()
 
-    def _generations(self, ranks: Sequence[Rank]) -> int:
+    def _generations(self, placed: Sequence[Host]) -> int:
         for number in itertools.count():
-            self.ranks, self.lost = ranks, 0
+            self.placed, self.lost = placed, 0
             try:
                 code = self._generation(number)
             except CollectiveError as error:
@@ -92,11 +92,8 @@ class RestartingLauncher:
                 print_message(
                     "restarting the job on the remaining hosts, from its last checkpoint"
                 )
-                self.ranks = ()  # every host is asked again
-                code = generations.EXIT_CODE
-            elif not self.grows:
-                return code
-            if code != generations.EXIT_CODE:
+                self.placed = ()  # every host is asked again
+            elif not self.grows or code != generations.EXIT_CODE:
                 return code
             limit = self.options.elastic.reset_limit
             if limit is not None and number >= limit:
@@ -107,49 +104,52 @@ class RestartingLauncher:
                 return 1
             for each in SIGNALS:
                 signal.signal(each, _exit)  # until the next generation takes them over
-            ranks = self._wait_for_hosts(self.min_np)
+            placed = self._wait_for_hosts(self.min_np)
         raise AssertionError("itertools.count() does not end")
 
-    def _wait_for_hosts(self, least: int) -> list[Rank]:
-        """The places of the next generation, as soon as there are so many."""
+    def _wait_for_hosts(self, least: int) -> list[Host]:
+        """The hosts of the next generation, as soon as they have so many slots."""
         seconds = self.options.elastic.timeout
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if len(wanted := self._wanted()) >= least:
+            if slots_of(wanted := self._wanted()) >= least:
                 return wanted
             time.sleep(POLL_SECONDS)
         raise UsageError(
             f"no slots for {least} ranks within {seconds} s",
-            hint="a smaller --min-np or a longer --elastic-timeout; the messages above name hosts that do not answer",
+            hint="a smaller --min-np or a longer --elastic-timeout; the messages above "
+            "name hosts that do not answer",
         )
 
     def _remove_kept_state(self) -> None:
         """Removes what hosts have kept for a generation that did not take place there."""
-        generations.remove_state_of(self.name)
-        for host in self.hosts - {rank.host for rank in self.ranks}:
-            command = self.options.shell.command(host, "collective.elastic.generations")
-            processes.run(command, _FORGET_SECONDS, f"{self.name}\n")
+        generations.remove_state(self.name)
+        here = {host.login for host in self.placed}
+        for login, host in self.logins.items():
+            if login not in here:
+                module = "collective.elastic.generations"
+                command = self.options.shell.command(host, module)
+                processes.run(command, _FORGET_SECONDS, f"{self.name}\n")
 
     def _generation(self, number: int) -> int:
+        size = slots_of(self.placed)
         if number:
-            where = ", ".join(f"{h}:{n}" for h, n in _counts(self.ranks).items())
-            print_message(f"generation {number}: {len(self.ranks)} ranks, on {where}")
-        self.hosts |= {rank.host for rank in self.ranks}
+            where = ", ".join(f"{host.login}:{host.slots}" for host in self.placed)
+            print_message(f"generation {number}: {size} ranks, on {where}")
+        self.logins.update({host.login: host for host in self.placed})
+        options = self.options
         variables = {
             generations.JOB_VARIABLE: self.name,
             generations.NUMBER_VARIABLE: str(number),
         }
-        launcher: MultiHost | SingleHost
-        if self.options.mpi.always or not all(
-            hosts.is_local(r.host) for r in self.ranks
-        ):
-            launcher = MultiHost(self.options, variables)
+        if options.mpi.always or not all(map(hosts.is_local, self.placed)):
+            job: Supervisor = MpirunSupervisor(options, self.placed, variables)
         else:
-            launcher = SingleHost(self.options, variables, self._local_slots)
-        if self.options.dry_run:
-            return launcher.run(self.ranks)
-        job = launcher.supervisor(self.ranks)
+            job = single_host.job(options, size, variables, self._local_slots)
         assert isinstance(job, (ElasticSupervisor, MpirunSupervisor))
+        if options.dry_run:
+            print(job.commands())
+            return 0
         self.job = job
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(ended,), daemon=True)
@@ -169,10 +169,10 @@ class RestartingLauncher:
         """Whether the ranks should be on other hosts than they are."""
         assert self.job is not None
         wanted = self._wanted()
-        if len(wanted) < self.min_np:
+        if slots_of(wanted) < self.min_np:
             return False
         if self.job.grows_by_itself:
-            return any(not hosts.is_local(rank.host) for rank in wanted)
+            return not all(map(hosts.is_local, wanted))
         if self.job.finishing:
             return False
         lost = len(self.job.lost_ranks)
@@ -180,21 +180,24 @@ class RestartingLauncher:
             self.lost = lost
             self.not_before = time.monotonic() + self.pause
             self.pause = min(2 * self.pause, self.cooldown[1])
-        moves = _counts(wanted) != self._running()
+        moves = {host.login: host.slots for host in wanted} != self._running()
         return moves and time.monotonic() >= self.not_before
 
     def _running(self) -> dict[str, int]:
         """How many ranks each host has, without those that were lost."""
         lost = self.job.lost_ranks if self.job is not None else ()
-        return _counts([rank for rank in self.ranks if rank.rank not in lost])
+        ranks = [host.login for host in self.placed for _ in range(host.slots or 0)]
+        return collections.Counter(
+            login for rank, login in enumerate(ranks) if rank not in lost
+        )
 
-    def _wanted(self) -> list[Rank]:
+    def _wanted(self) -> list[Host]:
         """Where the ranks should be: on the hosts where they are, first."""
-        logins = list(_counts(self.ranks))
+        logins = [host.login for host in self.placed]
         usable = [host for host in self.present() if self._is_usable(host)]
         usable.sort(key=lambda h: logins.index(h.login) if h.login in logins else 1e9)
-        slots = sum(host.slots or 0 for host in usable)
-        return hosts.place(usable, min(slots, self.max_np)) if slots else []
+        slots = min(slots_of(usable), self.max_np)
+        return hosts.place(usable, slots) if slots else []
 
     def _is_usable(self, host: Host) -> bool:
         if host.login in self._running() or hosts.is_local(host):
@@ -203,37 +206,26 @@ class RestartingLauncher:
         if now < self.retry_at.get(host.login, 0):
             return False
         reason = self.only_local or self._why_unreachable(host)
-        if not reason:
-            return True
-        self.retry_at[host.login] = now + (1e9 if self.only_local else RETRY_SECONDS)
-        print_message(f"{host.name} is left out: {reason}")
-        return False
+        if reason:
+            pause = 1e9 if self.only_local else RETRY_SECONDS
+            self.retry_at[host.login] = now + pause
+            print_message(f"{host.name} is left out: {reason}")
+        return not reason
 
     def _why_unreachable(self, host: Host) -> str:
-        options = self.options
         try:
-            mpirun = mpi.find(options.mpi.program).program
-            seconds = options.start_timeout or ANSWER_SECONDS
-            cut_off = reachability.check(
-                [host], options.shell, options.mpi.nics, mpirun, seconds
-            )
+            mpirun = mpi.find(self.options.mpi.program).program
+            cut_off = reachability.check([host], self.options, mpirun)
+            return "".join(cut_off.values())
         except CollectiveError as error:
             return str(error)
-        return "".join(cut_off.values())
 
     def _local_slots(self) -> int:
-        return sum(host.slots or 0 for host in self.present() if hosts.is_local(host))
+        return slots_of(host for host in self.present() if hosts.is_local(host))
 
 
 def _exit(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
-
-
-def _counts(ranks: Sequence[Rank]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for rank in ranks:
-        counts[rank.host.login] = counts.get(rank.host.login, 0) + 1
-    return counts
 
 
 def _why_only_local(options: LaunchOptions) -> str:
@@ -241,7 +233,7 @@ def _why_only_local(options: LaunchOptions) -> str:
     if options.mpi.never:
         return "--gloo starts ranks on this host only"
     try:
-        mpi.compose(mpi.find(options.mpi.program), mpi.MpiJob([], [], elastic=True))
+        mpi.find(options.mpi.program).require_elastic()
     except UsageError as error:
         return str(error)
     return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from collective.elastic import membership_file
 from collective.elastic.membership_file import JOINING, MembershipFile
 from collective.launch import processes
 from collective.launch.cores import describe
@@ -27,7 +29,6 @@ from collective.launch.output import (
     print_message,
     report_failure,
 )
-from collective.launch.watchdog import Watchdog
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -38,21 +39,13 @@ _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process to start.
+    """One process to start."""
 
-    Attributes:
-        rank: Its number; the prefix of its lines.
-        command: Program and arguments.
-        variables: Added to the environment.
-        cores: Logical cores that it runs on; empty for all.
-        takes_input: Whether it gets the standard input of this process.
-    """
-
-    rank: int
+    rank: int  # the prefix of its lines
     command: Sequence[str]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    cores: Sequence[int] = ()
-    takes_input: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)  # added to ours
+    cores: Sequence[int] = ()  # logical cores that it runs on; empty for all
+    takes_input: bool = False  # gets the standard input of this process
 
 
 class Supervisor:
@@ -65,9 +58,10 @@ class Supervisor:
         verbose: Whether to print what is started and how it ends.
         elastic: Whether ranks save their state on SIGTERM: then a closed terminal
             (SIGHUP) reaches them as SIGTERM.
-        inherit_files: Whether they get all open files, as the ranks of MPICH must.
         membership: Where ranks note that they wait for each other, or have joined.
     """
+
+    inherits_files = False  # whether processes get all open files
 
     def __init__(
         self,
@@ -77,21 +71,26 @@ class Supervisor:
         *,
         verbose: bool = False,
         elastic: bool = False,
-        inherit_files: bool = False,
         membership: MembershipFile | None = None,
     ):
-        self.specs = specs
-        self.size = size
-        self.style = style
-        self.verbose = verbose
-        self.elastic = elastic
-        self.inherit_files = inherit_files
-        self.membership = membership
+        self.specs, self.size, self.style = specs, size, style
+        self.verbose, self.elastic, self.membership = verbose, elastic, membership
         self.processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pid
         self.outputs: dict[int, RankOutput] = {}  # by rank
         self.ending = False
         self.exit_code = 0
         self.failed: tuple[int, str] | None = None  # rank, and how it ended
+
+    def commands(self) -> str:
+        """What would be started, as shell commands."""
+        lines = []
+        for spec in self.specs:
+            variables = sorted(spec.variables.items())
+            assigned = [f"{name}={shlex.quote(value)}" for name, value in variables]
+            lines.append(
+                f"[{spec.rank}] {' '.join(assigned)} {shlex.join(spec.command)}"
+            )
+        return "\n".join(lines)
 
     def run(self, on_started: Callable[[], None] | None = None) -> int:
         """Starts the processes and waits for them.
@@ -106,7 +105,7 @@ class Supervisor:
         """
         for number in SIGNALS:
             signal.signal(number, self._forward)
-        self.watchdog = Watchdog()
+        self.watchdog = processes.Watchdog()
         try:
             for spec in self.specs:
                 self._start(spec)
@@ -129,17 +128,20 @@ class Supervisor:
 
     def _start(self, spec: ProcessSpec, has_threads: bool = False) -> None:
         output = self._output(spec.rank)
-        pipe = subprocess.PIPE if self._captures() else None
+        pipe = subprocess.PIPE if self.style.captures else None
         wants_input = spec.takes_input and not sys.stdin.isatty()
+        variables = {**os.environ, **spec.variables}
+        if self.membership is not None:
+            variables[membership_file.VARIABLE] = self.membership.path
         process = processes.start(
             spec.command,
             has_threads=has_threads,
             cores=spec.cores,
-            env={**os.environ, **spec.variables},
+            env=variables,
             stdin=None if wants_input else subprocess.DEVNULL,
             stdout=None if self.style.plain_stdout else pipe,
             stderr=pipe,
-            close_fds=not self.inherit_files,
+            close_fds=not self.inherits_files,
         )
         self.processes[process.pid] = (spec.rank, process)
         self.watchdog.add(process.pid)
@@ -154,9 +156,6 @@ class Supervisor:
     def _output(self, rank: int) -> RankOutput:
         return RankOutput(rank, self.size, self.style)
 
-    def _captures(self) -> bool:
-        return self.style.captures
-
     def _name(self, rank: int) -> str:
         return f"rank {rank}"
 
@@ -170,11 +169,12 @@ class Supervisor:
         """A process ended: ``code`` is its exit code, or minus the signal."""
         if self.verbose:
             print_message(f"{self._name(rank)} ended {how_ended(code)}")
+        membership = self.membership
         if self.ending:
             return
         if code == 0:
-            if self.membership is not None and not self.membership.has_joined(rank):
-                args = (rank, self.membership)
+            if membership is not None and not membership.has_joined(rank):
+                args = (rank, membership)
                 threading.Thread(target=self._end_if_awaited, args=args).start()
             return
         consequence = self._consequence()
@@ -247,26 +247,31 @@ class Supervisor:
         self._signal_all(signal.SIGCONT)  # a stopped process gets the signal, too
         if not self.ending:
             self.ending = True
-            timer = threading.Timer(GRACE_SECONDS, self._signal_all, (signal.SIGKILL,))
-            timer.daemon = True
-            timer.start()
+            start_timer(GRACE_SECONDS, lambda: self._signal_all(signal.SIGKILL))
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        for pid in list(self.processes):
-            processes.signal_group(pid, number)
+    def _signal_all(self, number: signal.Signals, only: int | None = None) -> None:
+        """Signals the process groups of all ranks, or of one."""
+        for pid, (rank, _) in list(self.processes.items()):
+            if only in (None, rank):
+                processes.signal_group(pid, number)
+
+
+def start_timer(seconds: float, then: Callable[[], None]) -> threading.Timer:
+    """Calls a function later, unless the process has ended."""
+    timer = threading.Timer(seconds, then)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def how_ended(code: int) -> str:
-    """``with exit code 7``, or ``by SIGKILL`` for -9."""
-    return f"by {_signal_name(-code)}" if code < 0 else f"with exit code {code}"
-
-
-def _signal_name(number: int) -> str:
-    """As ``SIGKILL``; a real-time signal is ``SIGRT36``: Python names but two."""
+    """``with exit code 7``, or ``by SIGKILL`` for -9; a real-time signal is ``SIGRT36``."""
+    if code >= 0:
+        return f"with exit code {code}"
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRT{number}"
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:  # Python names but two real-time signals
+        return f"by SIGRT{-code}"
 
 
 def _why_not_started(error: OSError, program: str) -> str:

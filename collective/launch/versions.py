@@ -1,9 +1,11 @@
-"""Versions that must agree between the hosts of a job."""
+"""What is installed: versions, which must agree between hosts, and ``--check-build``."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
+import shutil
 from collections.abc import Mapping
 
 _PACKAGES = {
@@ -30,21 +32,43 @@ def installed() -> dict[str, str]:
 
 
 def differing(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """What is not the same on every host.
-
-    Args:
-        versions: For each host, versions by name; a missing one counts as "none".
+    """What is not the same on every host, of versions by name for each host.
 
     Returns:
-        For each name that differs, the hosts of each version: ``3.15 on a; 3.14 on b, c``.
+        For each name that differs, the hosts of each version: ``3.15 on a; none on b, c``.
     """
     found = {}
-    for name in dict.fromkeys(
-        name for of_host in versions.values() for name in of_host
-    ):
+    for name in dict.fromkeys(name for each in versions.values() for name in each):
         hosts: dict[str, list[str]] = {}
         for host, of_host in versions.items():
             hosts.setdefault(of_host.get(name) or "none", []).append(host)
         if len(hosts) > 1:
             found[name] = "; ".join(f"{v} on {', '.join(h)}" for v, h in hosts.items())
     return found
+
+
+def check_build() -> str:
+    """What this installation can do, in horovodrun's form. Imports none of it."""
+    from collective import library  # which takes a while
+
+    native, mpirun = library.path().exists(), shutil.which("mpirun") is not None
+    tensorflow, keras, mpi4py, horovod = (
+        importlib.util.find_spec(module) is not None
+        for module in ("tensorflow", "keras", "mpi4py", "horovod")
+    )
+    parts = {
+        "Frameworks": {"TensorFlow": tensorflow, "Keras": keras},
+        "Controllers": {"this launcher": True, "MPI": mpirun, "Horovod": horovod},
+        "Tensor Operations": {
+            "the native core, one host": native,
+            "the native core, several hosts": native and mpirun,
+            "MPI (mpi4py)": mpi4py,
+            "TensorFlow's own": tensorflow,
+            "Horovod": horovod,
+        },
+    }
+    lines = [f"collective {installed().get('collective', '0+unknown')}:"]
+    for title, entries in parts.items():
+        lines += ["", f"Available {title}:"]
+        lines += [f"    [{'X' if ok else ' '}] {name}" for name, ok in entries.items()]
+    return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,15 +18,10 @@ VARIABLE = "COLLECTIVE_INTERFACES"
 
 @dataclass(frozen=True)
 class Interface:
-    """An address of this host.
+    """An address of this host."""
 
-    Attributes:
-        name: As the system calls the interface.
-        address: IPv4, with the length of its network's prefix: ``10.0.0.2/24``.
-    """
-
-    name: str
-    address: str
+    name: str  # as the system calls the interface
+    address: str  # IPv4, with the length of its network's prefix: 10.0.0.2/24
 
     @property
     def host(self) -> str:
@@ -40,22 +36,19 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """The IPv4 addresses of this host but loopback's; the default route's first."""
+    found = []
     status = psutil.net_if_stats()
-    found = [
-        Interface(name, f"{address.address}/{_prefix_length(address.netmask)}")
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-        if address.family == socket.AF_INET
-        and name in status
-        and status[name].isup
-        and "loopback" not in status[name].flags.split(",")
-    ]
+    for name, addresses in psutil.net_if_addrs().items():
+        if name not in status or not status[name].isup:
+            continue
+        if "loopback" in status[name].flags.split(","):
+            continue
+        for each in addresses:
+            if each.family == socket.AF_INET:
+                own = ipaddress.ip_interface(f"{each.address}/{each.netmask or 32}")
+                found.append(Interface(name, own.with_prefixlen))
     default = _default_address()
     return sorted(found, key=lambda interface: interface.host != default)
-
-
-def _prefix_length(netmask: str | None) -> int:
-    return ipaddress.ip_network(f"0.0.0.0/{netmask or 32}").prefixlen
 
 
 def _default_address() -> str:
@@ -102,20 +95,20 @@ def addresses(hosts: Sequence[Sequence[Interface]], names: Sequence[str]) -> lis
     Raises:
         UsageError: If a host has none of the interfaces, or no address at all.
     """
-    distinct = list(dict.fromkeys(tuple(host) for host in hosts))
-    counts: dict[str, int] = {}
-    for host in distinct:
-        for address in {interface.address for interface in host}:
-            counts[address] = counts.get(address, 0) + 1
-    chosen: dict[tuple[Interface, ...], list[Interface]] = {}
-    for host in distinct:
-        chosen[host] = [
+    host_of = [tuple(host) for host in hosts]
+    distinct = list(dict.fromkeys(host_of))
+    counts = Counter(a for host in distinct for a in {i.address for i in host})
+    chosen = {
+        host: [
             interface
             for interface in host
             if counts[interface.address] == 1 and (not names or interface.name in names)
         ]
-        if not chosen[host]:
-            rank = [tuple(h) for h in hosts].index(host)
+        for host in distinct
+    }
+    for host, usable in chosen.items():
+        if not usable:
+            rank = host_of.index(host)
             has = ", ".join(f"{i.name} ({i.host})" for i in host) or "none"
             which = f"interface {' or '.join(names)}" if names else "address of its own"
             raise UsageError(
@@ -131,4 +124,4 @@ def addresses(hosts: Sequence[Sequence[Interface]], names: Sequence[str]) -> lis
         host: next((i for i in usable if i.network == best), usable[0]).host
         for host, usable in chosen.items()
     }
-    return [table[tuple(host)] for host in hosts]
+    return [table[host] for host in host_of]

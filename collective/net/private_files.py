@@ -14,6 +14,7 @@ import platformdirs
 
 from collective.errors import CollectiveError
 
+StrPath = str | os.PathLike[str]
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -25,7 +26,7 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("collective", appauthor=False)
 
 
-def write(path: str | os.PathLike[str], data: bytes) -> None:
+def write(path: StrPath, data: bytes) -> None:
     """Makes a file that only this user can read.
 
     Raises:
@@ -35,7 +36,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
         file.write(data)
 
 
-def read(path: str | os.PathLike[str]) -> bytes:
+def read(path: StrPath) -> bytes:
     """The contents of a file of this user.
 
     Raises:
@@ -53,7 +54,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def check(path: str | os.PathLike[str]) -> None:
+def check(path: StrPath) -> None:
     """Checks a folder, or a file in a folder that was checked.
 
     Raises:
@@ -75,18 +76,18 @@ def folder(path: Path) -> None:
     check(path)
 
 
-def _check(path: str | os.PathLike[str], found: os.stat_result) -> None:
+def _check(path: StrPath, found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise _foreign(path, "is a link")
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise _foreign(
-            path, "is a link" if stat.S_ISLNK(found.st_mode) else "is not a file"
-        )
+        raise _foreign(path, "is not a file")
     if found.st_uid != os.geteuid():
         raise _foreign(path, f"belongs to user {found.st_uid}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _foreign(path, "can be written by other users")
 
 
-def _foreign(path: str | os.PathLike[str], why: str) -> CollectiveError:
+def _foreign(path: StrPath, why: str) -> CollectiveError:
     return CollectiveError(
         f"{os.fspath(path)} {why}: its contents cannot be trusted",
         hint=f"see who made it (ls -ld {os.fspath(path)}), and remove it or forbid "

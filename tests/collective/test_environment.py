@@ -113,6 +113,19 @@ def test_detect(variables, wanted):
     assert found.launched == bool(found.launcher)
 
 
+def test_every_rank_knows_its_place_where_hosts_have_unequal_numbers():
+    def beneath_mpirun(rank, local_rank, local_size):
+        numbers = map(str, (rank, 5, local_rank, local_size))
+        return dict(zip(OPEN_MPI, numbers, strict=False)) | {RANKS_PER_HOST: "2,1,2"}
+
+    local = [(0, 2), (1, 2), (0, 1), (0, 2), (1, 2)]
+    found = [detect(beneath_mpirun(rank, *here)) for rank, here in enumerate(local)]
+    assert [(e.rank, e.size) for e in found] == [(rank, 5) for rank in range(5)]
+    assert [(e.local_rank, e.local_size) for e in found] == local
+    across = [(0, 3), (0, 2), (1, 3), (2, 3), (1, 2)]
+    assert [(e.cross_rank, e.cross_size) for e in found] == across
+
+
 @pytest.mark.parametrize(
     "variables, launcher, rank",
     [

@@ -14,7 +14,7 @@ from meeting import name_of_job, names_of, rank
 
 from collective import library
 from collective.doctor import wire
-from collective.launch import probe
+from collective.launch import reachability
 from collective.net import shared_secret
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +32,7 @@ few = settings(max_examples=100, deadline=None)
 
 @pytest.fixture(scope="module")
 def probed():
-    with probe.listening(["lo"], SECRET) as addresses:
+    with reachability.listening(["lo"], SECRET) as addresses:
         yield addresses
 
 
@@ -42,7 +42,7 @@ def test_the_launcher_still_answers(probed, noise):
     host, _, port = probed[0].rpartition(":")
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(noise)
-    assert probe.why_cut_off(probed, SECRET) == ""
+    assert reachability.why_cut_off(probed, SECRET) == ""
 
 
 @few

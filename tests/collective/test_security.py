@@ -19,7 +19,8 @@ from collective.doctor import multi_host, report, wire
 from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
 from collective.hosts import Host
-from collective.launch import output, probe, processes, reachability
+from collective.launch import output, processes, reachability
+from collective.launch.options import LaunchOptions
 from collective.launch.remote_shell import RemoteShell
 from collective.net import interfaces, private_files, shared_secret
 from tests import launch
@@ -105,9 +106,9 @@ def test_a_silent_stranger_is_not_waited_for(monkeypatch):
 def test_the_launcher_listens_only_where_it_is_told_to(monkeypatch):
     mine = [interfaces.Interface(f"eth{i}", f"127.0.0.{i}/24") for i in (2, 3)]
     monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
-    with probe.listening(["eth1"], "s") as none_of_that_name:
+    with reachability.listening(["eth1"], "s") as none_of_that_name:
         assert len(none_of_that_name) == 2  # then all are reported
-    with probe.listening(["eth3"], "s") as (address,):
+    with reachability.listening(["eth3"], "s") as (address,):
         host, port = address.split(":")
         assert host == "127.0.0.3"
         with pytest.raises(ConnectionRefusedError):
@@ -150,7 +151,7 @@ def test_no_secret_is_on_a_command_line(monkeypatch):
     monkeypatch.setattr(multi_host, "run", asked)
     shell = RemoteShell()
     with pytest.raises(CollectiveError):
-        reachability.check([Host("192.0.2.1")], shell, [], "mpirun", 30)
+        reachability.check([Host("192.0.2.1")], LaunchOptions(), "mpirun")
     multi_host.measure([Host("127.0.0.2"), Host("127.0.0.3")], shell)
     assert len(said) == 2
     for command, given in said:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from collective.launch import programs
+from collective.launch import processes
 from collective.streams import is_terminal
 from tests import launch
 
@@ -39,7 +39,7 @@ def test_a_terminal_is_one(monkeypatch):
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(not programs.find("mpirun"), reason="there is no mpirun")
+@pytest.mark.skipif(not processes.find_program("mpirun"), reason="there is no mpirun")
 def test_mpirun_into_a_pipe_is_no_terminal():
     """Open MPI gives the rank a terminal all the same."""
     command = [*launch.command("mpi", 1), sys.executable, "-c", ASKS]

@@ -15,8 +15,8 @@ import pytest
 from collective.errors import UsageError
 from collective.hosts import Host
 from collective.launch import mpi
-from collective.launch.mpi import MPI, MpiJob, compose, recognize, shell_line
-from collective.launch.options import MpiOptions
+from collective.launch.mpi import MPI, compose, recognize, shell_line
+from collective.launch.options import LaunchOptions, MpiOptions
 from collective.launch.remote_shell import RemoteShell
 
 ROOT = Path(__file__).parents[3]
@@ -44,31 +44,37 @@ def test_which_mpi(output, wanted):
 
 TWO = [Host("a", 2), Host("b", 1)]
 JOE = [Host("a", 2, user="joe"), Host("::1", 1)]
-FULL = MpiJob(
+FULL = (
+    LaunchOptions(
+        mpi=MpiOptions(nics=["eth0", "eth1"], tcp=True, arguments=["--verbose"]),
+        shell=RemoteShell("/bin/rsh", port=22),
+    ),
     TWO,
     ["python", "a b.py"],
-    exported=["PATH"],
-    variables={"X": "1"},
-    options=MpiOptions(nics=["eth0", "eth1"], tcp=True, arguments=["--verbose"]),
-    shell=RemoteShell("/bin/rsh", port=22),
+    {"X": "1"},
+    ["PATH"],
 )
+
+
+def job(hosts, **mpi):
+    return LaunchOptions(mpi=MpiOptions(**mpi)), hosts, ["true"]
 
 
 # These are the words that the wheels of Open MPI 4.1.8 and 5.0.11 and of MPICH 5.0.2
 # take; tests/hosts/test_mpis.py tries it.
 @pytest.mark.parametrize(
-    "kind, job, line",
+    "kind, wanted, line",
     [
         (
             OPEN_4,
-            MpiJob(TWO, ["true"]),
+            job(TWO),
             "mpirun -np 3 -H a:2,b:1 --map-by slot --bind-to none "
             "--mca oob_tcp_keepalive_time 5 --mca oob_tcp_keepalive_intvl 1 "
             "--mca oob_tcp_keepalive_probes 5 true",
         ),
         (
             OPEN_5,
-            MpiJob(JOE, ["true"], options=MpiOptions(binding=["--bind-to", "core"])),
+            job(JOE, binding=["--bind-to", "core"]),
             r"printf 'joe@a slots=2\n::1 slots=1\n' > hosts.collective && "
             "mpirun -np 3 --hostfile hosts.collective --bind-to core "
             "--prtemca oob_tcp_keepalive_time 5 --prtemca oob_tcp_keepalive_intvl 1 "
@@ -76,12 +82,12 @@ FULL = MpiJob(
         ),
         (
             MPICH,
-            MpiJob([Host("a", 2, user="joe")], ["true"]),
+            job([Host("a", 2, user="joe")]),
             "mpirun -np 2 -hosts joe@a:2 -bind-to none true",
         ),
         (
             INTEL,
-            MpiJob(TWO, ["true"]),
+            job(TWO),
             r"printf 'a:2\nb:1\n' > hosts.collective && "
             "mpirun -np 3 -machinefile hosts.collective true",
         ),
@@ -118,31 +124,31 @@ FULL = MpiJob(
     ],
     ids=["open4", "users", "mpich", "intel", "open4-full", "open5-full", "mpich-full"],
 )
-def test_line(kind, job, line, monkeypatch):
+def test_line(kind, wanted, line, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert shell_line(compose(kind, job)) == line
+    assert shell_line(compose(kind, *wanted)) == line
 
 
 def test_how_long_a_host_may_be_silent_can_be_told():
     more = ["--prtemca", "oob_tcp_keepalive_time", "60"]
-    words = compose(OPEN_5, MpiJob(TWO, ["true"], options=MpiOptions(arguments=more)))
+    words = compose(OPEN_5, *job(TWO, arguments=more))
     assert words.count("oob_tcp_keepalive_time") == 1
-    words = compose(OPEN_5, MpiJob(TWO, ["true"], options=MpiOptions(heartbeat=4)))
+    words = compose(OPEN_5, *job(TWO, heartbeat=4))
     assert words[words.index("oob_tcp_keepalive_time") + 1] == "2"
     assert words[words.index("oob_tcp_keepalive_probes") + 1] == "2"
-    assert "oob_tcp_keepalive_time" not in compose(OPEN_5, MpiJob(TWO[:1], ["true"]))
+    assert "oob_tcp_keepalive_time" not in compose(OPEN_5, *job(TWO[:1]))
 
 
 def test_root_is_let_in(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert "--allow-run-as-root" in compose(OPEN_5, MpiJob(TWO, ["true"]))
-    assert "--allow-run-as-root" not in compose(MPICH, MpiJob(TWO, ["true"]))
+    assert "--allow-run-as-root" in compose(OPEN_5, *job(TWO))
+    assert "--allow-run-as-root" not in compose(MPICH, *job(TWO))
 
 
 @pytest.mark.parametrize("kind", [OPEN_4, MPICH])
 def test_ipv6_is_refused_where_the_mpi_does_not_take_it(kind):
     with pytest.raises(UsageError, match="IPv6"):
-        compose(kind, MpiJob(JOE, ["true"]))
+        compose(kind, *job(JOE))
 
 
 def test_exported_are_those_that_programs_are_told_by():

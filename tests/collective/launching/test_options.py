@@ -166,6 +166,7 @@ def test_unknown_settings_of_a_configuration_file_warn(tmp_path, capsys):
         ("-np 5 -H localhost:4 true", "have 4 slots"),
         ("-np 2 --min-np 3 true", "only 2 ranks"),
         ("-np 2 --min-np 0 true", "--min-np 0: at least 1"),
+        ("--jsrun true", "LSF's jsrun is not supported"),
         ("-np 2 --start-timeout 0 true", "--start-timeout 0: at least 1"),
         ("-np 2 --max-np 1 true", "that is more"),
         ("-np 2 --max-np 3 true", "could never have more"),
@@ -210,7 +211,6 @@ def test_what_does_nothing_on_one_host_says_so(capfd):
         "-np two true",
         "--no-such-flag true",
         "-H a:1 --hostfile f true",
-        "--jsrun true",
     ],
 )
 def test_what_cannot_be_parsed_gives_2_and_a_hint(arguments, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collective.launch import probe, processes, versions
+from collective.launch import processes, reachability, versions
 from collective.launch.relay import Relay
 from collective.net import interfaces
 
@@ -48,14 +48,14 @@ def test_what_differs_is_told_with_who_has_it():
 def test_a_connection_back(monkeypatch):
     mine = [interfaces.Interface("lo", "127.0.0.5/8")]
     monkeypatch.setattr(interfaces, "interfaces", lambda: mine)
-    with probe.listening(["lo"], "secret") as words:
+    with reachability.listening(["lo"], "secret") as words:
         host = words[0].partition(":")[0]
-        assert probe.why_cut_off(words, "secret") == ""
-        assert probe.why_cut_off([], "secret") == ""
+        assert reachability.why_cut_off(words, "secret") == ""
+        assert reachability.why_cut_off([], "secret") == ""
         # Some other program of another host has the port.
-        message = probe.why_cut_off(words, "another")
+        message = reachability.why_cut_off(words, "another")
         assert message.startswith(f"no connection from it to {host}: another program")
-    message = probe.why_cut_off(words, "secret")
+    message = reachability.why_cut_off(words, "secret")
     assert message == f"no connection from it to {host}: Connection refused"
 
 
@@ -72,8 +72,8 @@ def test_the_way_back_stays_open_where_descriptors_run_out(monkeypatch):
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", fails_first)
-    with probe.listening(["lo"], "secret") as words:
-        assert probe.why_cut_off(words, "secret") == ""
+    with reachability.listening(["lo"], "secret") as words:
+        assert reachability.why_cut_off(words, "secret") == ""
     assert not failures
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from collective import library
-from collective.launch import programs
+from collective.launch import processes
 from tests import launch
 
 pytestmark = pytest.mark.launches
@@ -57,7 +57,7 @@ LINES = {
 @needs_core
 @pytest.mark.parametrize("line", LINES)
 def test_it_trains_what_python_trains(line, stock, tmp_path):
-    if "mpirun" in LINES[line][0] and not programs.find("mpirun"):
+    if "mpirun" in LINES[line][0] and not processes.find_program("mpirun"):
         pytest.skip("there is no mpirun")
     folder, wanted = stock
     code, printed = launch.run(
