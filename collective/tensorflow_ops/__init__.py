@@ -16,12 +16,12 @@ import tensorflow as tf
 
 from collective.buckets import in_buckets
 from collective.operations.kinds import (
+    Average,
     Op,
     algorithm_number,
     op_number,
     transport_number,
 )
-from collective.operations.kinds import Sum as Sum
 from collective.process_set import ProcessSet
 from collective.tensorflow_ops import gradients as gradients
 from collective.tensorflow_ops import ranks
@@ -32,7 +32,7 @@ from collective.tensorflow_ops.naming import name_of as _name
 
 def all_reduce(
     tensors: Sequence[tf.Tensor],
-    op: Op = Sum,
+    op: Op = Average,
     name: str | None = None,
     process_set: ProcessSet | None = None,
     *,
@@ -150,7 +150,7 @@ def allgather(
 
 def reducescatter(
     tensor: tf.Tensor,
-    op: Op = Sum,
+    op: Op = Average,
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
