@@ -6,16 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.operations.kinds import Average
-from collective.tensorflow.compression import Compression, Compressor
-from collective.tensorflow.gradients import (
-    GradientReduction,
-    Groups,
-    old_groups,
-    variables_of,
-)
-from collective.tensorflow.process_sets import ProcessSet, global_process_set
-from collective.tensorflow.reductions import Reduction
+from collective.tensorflow.gradients import GradientReduction
+from collective.tensorflow.signatures import ordered
 
 
 class _ReducingTape(tf.GradientTape):
@@ -75,84 +67,50 @@ class _ReducingTape(tf.GradientTape):
         )
 
 
+@ordered(
+    "gradtape device_dense device_sparse compression sparse_as_dense op "
+    "gradient_predivide_factor num_groups groups process_set scale_local_gradients",
+    GradientReduction,
+)
 def DistributedGradientTape(
-    gradtape: tf.GradientTape,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
-    sparse_as_dense: bool = False,
-    op: Reduction = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: Groups | None = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
+    gradtape: tf.GradientTape, **options: Any
 ) -> tf.GradientTape:
     """Wraps a tape: its ``gradient`` is reduced over the ranks.
 
     Args:
         gradtape: The tape, before or after its ``with`` block.
-        num_groups: The old name of ``groups``.
-        device_dense, device_sparse, compression, sparse_as_dense, op,
-            gradient_predivide_factor, groups, process_set, scale_local_gradients: As
-            for ``GradientReduction``.
+        **options: As for ``GradientReduction``.
 
     Raises:
         ValueError: For options that do not go together.
     """
-    reduction = GradientReduction(
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=old_groups(num_groups, groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-    )
-    kind = type(gradtape)
-    tape: Any = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
-    tape.__dict__.update(gradtape.__dict__)
-    tape._reduction = reduction
-    return tape
+    return _reducing(gradtape, GradientReduction(**options))
 
 
+@ordered(
+    "gradtape device_dense device_sparse compression sparse_as_dense op "
+    "gradient_predivide_factor num_groups groups process_set local_layers "
+    "scale_local_gradients",
+    GradientReduction,
+)
 def PartialDistributedGradientTape(
-    gradtape: tf.GradientTape,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
-    sparse_as_dense: bool = False,
-    op: Reduction = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: Groups | None = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
-    scale_local_gradients: bool = True,
+    gradtape: tf.GradientTape, **options: Any
 ) -> tf.GradientTape:
     """As ``DistributedGradientTape``, but for the gradients of some layers.
 
     Args:
-        local_layers: Layers whose gradients stay this process' own.
+        gradtape: The tape.
+        **options: As for ``GradientReduction``, with ``local_layers``.
 
     Raises:
         ValueError: For what is no layer, or has no variables yet.
     """
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
-    for variable in variables_of(local_layers):
-        tape.register_local_source(variable)
+    return _reducing(gradtape, GradientReduction(**options))
+
+
+def _reducing(gradtape: tf.GradientTape, reduction: GradientReduction) -> Any:
+    kind = type(gradtape)
+    tape: Any = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reduction = reduction
     return tape

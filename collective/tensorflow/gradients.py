@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import keras
@@ -38,9 +38,12 @@ class GradientReduction:
         scale_local_gradients: Whether gradients of local variables are divided by the
             number of ranks, as those of the others are by the average.
         device_dense, device_sparse: Where results are wanted.
+        num_groups: The old name of ``groups``.
+        local_layers: A layer or several, whose gradients stay this process' own.
 
     Raises:
-        ValueError: For options that do not go together.
+        ValueError: For options that do not go together; for what is no layer, or has
+            no variables yet.
     """
 
     op: Reduction = Average
@@ -52,10 +55,19 @@ class GradientReduction:
     scale_local_gradients: bool = True
     device_dense: str = ""
     device_sparse: str = ""
-    local: set[int] = field(default_factory=set)
+    num_groups: InitVar[int] = 0
+    local_layers: InitVar[Any] = None
+    local: set[int] = field(default_factory=set, init=False)
 
-    def __post_init__(self) -> None:
-        self.op = chosen(self.op, None)
+    def __post_init__(self, num_groups: int, local_layers: Any) -> None:
+        self.op = chosen(self.op)
+        if num_groups:
+            warnings.warn(
+                "Parameter `num_groups` has been replaced by `groups`",
+                DeprecationWarning,
+                stacklevel=6,
+            )
+            self.groups = num_groups if self.groups is None else self.groups
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError(
                 "gradient_predivide_factor not supported with op != Average"
@@ -64,6 +76,8 @@ class GradientReduction:
             raise ValueError(
                 "groups should be a positive integer or a list of list of variables."
             )
+        for variable in _variables_of(local_layers):
+            self.register_local(variable)
 
     def register_local(self, variable: Any) -> None:
         """Leaves a variable's gradient to this process alone."""
@@ -165,24 +179,7 @@ def _divided(gradient: Tensor | None, size: tf.Tensor) -> Tensor | None:
     return gradient / tf.cast(size, gradient.dtype)
 
 
-def old_groups(num_groups: int, groups: Groups | None) -> Groups | None:
-    """``groups``, or the older ``num_groups`` where only that was given."""
-    if not num_groups:
-        return groups
-    warnings.warn(
-        "Parameter `num_groups` has been replaced by `groups`",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return num_groups if groups is None else groups
-
-
-def variables_of(local_layers: Any) -> list[Any]:
-    """The trainable variables of a layer or of several.
-
-    Raises:
-        ValueError: If one is no layer, or has not been built.
-    """
+def _variables_of(local_layers: Any) -> list[Any]:
     if local_layers is None:
         return []
     layers = (

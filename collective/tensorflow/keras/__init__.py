@@ -45,11 +45,11 @@ from collective.tensorflow import start_timeline as start_timeline
 from collective.tensorflow import stop_timeline as stop_timeline
 from collective.tensorflow.keras import callbacks as callbacks
 from collective.tensorflow.keras import elastic as elastic
-from collective.tensorflow.keras.loading import load_model as load_model
-from collective.tensorflow.keras.optimizer import (
+from collective.tensorflow.keras.interface import (
     DistributedOptimizer as DistributedOptimizer,
 )
-from collective.tensorflow.keras.values import allgather as allgather
-from collective.tensorflow.keras.values import allreduce as allreduce
-from collective.tensorflow.keras.values import broadcast as broadcast
-from collective.tensorflow.keras.values import reducescatter as reducescatter
+from collective.tensorflow.keras.interface import allgather as allgather
+from collective.tensorflow.keras.interface import allreduce as allreduce
+from collective.tensorflow.keras.interface import broadcast as broadcast
+from collective.tensorflow.keras.interface import load_model as load_model
+from collective.tensorflow.keras.interface import reducescatter as reducescatter
