@@ -60,6 +60,17 @@ from collective.tensorflow.collectives import (
 from collective.tensorflow.collectives import join as join
 from collective.tensorflow.collectives import reducescatter as reducescatter
 from collective.tensorflow.compression import Compression as Compression
+from collective.tensorflow.functions import (
+    BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
+)
+from collective.tensorflow.functions import allgather_object as allgather_object
+from collective.tensorflow.functions import broadcast_ as broadcast_
+from collective.tensorflow.functions import (
+    broadcast_global_variables as broadcast_global_variables,
+)
+from collective.tensorflow.functions import broadcast_object as broadcast_object
+from collective.tensorflow.functions import broadcast_object_fn as broadcast_object_fn
+from collective.tensorflow.functions import broadcast_variables as broadcast_variables
 from collective.tensorflow.gradient_aggregation import (
     LocalGradientAggregationHelper as LocalGradientAggregationHelper,
 )
@@ -69,9 +80,6 @@ from collective.tensorflow.gradient_tape import (
 from collective.tensorflow.gradient_tape import (
     PartialDistributedGradientTape as PartialDistributedGradientTape,
 )
-from collective.tensorflow.objects import allgather_object as allgather_object
-from collective.tensorflow.objects import broadcast_object as broadcast_object
-from collective.tensorflow.objects import broadcast_object_fn as broadcast_object_fn
 from collective.tensorflow.optimizer import DistributedOptimizer as DistributedOptimizer
 from collective.tensorflow.optimizer import (
     PartialDistributedOptimizer as PartialDistributedOptimizer,
@@ -89,11 +97,3 @@ from collective.tensorflow.sync_batch_norm import (
 )
 from collective.tensorflow.util import refs_to_vars as refs_to_vars
 from collective.tensorflow.util import vars_to_refs as vars_to_refs
-from collective.tensorflow.variables import (
-    BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
-)
-from collective.tensorflow.variables import broadcast_ as broadcast_
-from collective.tensorflow.variables import (
-    broadcast_global_variables as broadcast_global_variables,
-)
-from collective.tensorflow.variables import broadcast_variables as broadcast_variables

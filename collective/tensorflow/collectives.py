@@ -19,9 +19,9 @@ from collective.operations.kinds import Average, Op
 from collective.tensorflow import dtypes, sparse
 from collective.tensorflow.adasum import adasum
 from collective.tensorflow.compression import Compression, Compressor
+from collective.tensorflow.functions import tensor_of
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
 from collective.tensorflow.reductions import Adasum, Reduction, chosen
-from collective.tensorflow.variables import tensor_of
 from collective.tensorflow_ops import ranks
 
 # A tf.Tensor or tf.IndexedSlices; TensorFlow has no types for mypy.

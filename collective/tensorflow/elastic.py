@@ -40,8 +40,11 @@ from collective.tensorflow.basics import (
     shutdown,
     size,
 )
-from collective.tensorflow.objects import broadcast_object
-from collective.tensorflow.variables import broadcast_variables, tf_variable
+from collective.tensorflow.functions import (
+    broadcast_object,
+    broadcast_variables,
+    tf_variable,
+)
 
 _preemption = Preemption()
 _FILE = "state"

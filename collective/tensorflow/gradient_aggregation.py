@@ -11,10 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.tensorflow.accumulation import Accumulation
+from collective.tensorflow.functions import tf_variable
 from collective.tensorflow.gradients import Tensor
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
-from collective.tensorflow.variables import tf_variable
 from collective.tensorflow_ops import ranks
 
 
@@ -28,6 +27,75 @@ def apply_op_to_not_none_tensors(
 def get_not_none_from_list(tensor_list: Sequence[Any]) -> list[Any]:
     """What is not None."""
     return [t for t in tensor_list if t is not None]
+
+
+class Accumulation:
+    """Sums of gradients, and how many passes are in them.
+
+    Its variables are its own: a saved optimizer is as without it.
+
+    Args:
+        passes: How many make an update.
+        average: Whether their mean is applied, not their sum.
+    """
+
+    def __init__(self, passes: int, average: bool):
+        self.passes = passes
+        self.average = average
+        self.count: Any = None  # a tf.Variable from the first pass on
+        self.sums: list[tf.Variable] = []
+        # Of those variables that a gradient was ever seen for.
+        self.seen: list[bool] = []
+
+    def add(self, gradients: Sequence[Tensor | None], variables: Sequence[Any]) -> None:
+        """Adds the gradients of one pass; sparse ones become dense.
+
+        Raises:
+            ValueError: If these are not the variables of the passes before.
+        """
+        if self.count is None:
+            # Also when a function is traced, variables are made outside of it.
+            with tf.init_scope():
+                self.count = tf.Variable(0, trainable=False, dtype=tf.int64)
+                self.sums = [
+                    tf.Variable(
+                        tf.zeros(v.shape, tf_variable(v).dtype), trainable=False
+                    )
+                    for v in variables
+                ]
+            self.seen = [False] * len(self.sums)
+        if len(variables) != len(self.sums):
+            raise ValueError(
+                f"{len(variables)} variables, and {len(self.sums)} in the passes before\n"
+                "HINT: with backward_passes_per_step, always pass the same variables"
+            )
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                self.seen[place] = True
+                total = self.sums[place]
+                total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
+        self.count.assign_add(1)
+
+    def full(self) -> tf.Tensor:
+        """Whether as many passes are in it as make an update."""
+        return tf.equal(self.count, self.passes)
+
+    def pending(self) -> bool:
+        """Whether passes are in it that no update has used; eager only."""
+        return self.count is not None and int(self.count) > 0
+
+    def take(self) -> list[tf.Tensor | None]:
+        """The sums or means, and empties it."""
+        divisor = self.count.read_value() if self.average else tf.constant(1, tf.int64)
+        taken = [
+            total.read_value() / tf.cast(divisor, total.dtype) if seen else None
+            for total, seen in zip(self.sums, self.seen, strict=True)
+        ]
+        with tf.control_dependencies([t for t in taken if t is not None]):
+            for total in self.sums:
+                total.assign(tf.zeros_like(total))
+            self.count.assign(0)
+        return taken
 
 
 class LocalGradientAggregationHelper:

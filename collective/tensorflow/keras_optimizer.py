@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from collective.errors import CollectiveError
 from collective.tensorflow import keras_hooks
-from collective.tensorflow.accumulation import Accumulation
+from collective.tensorflow.gradient_aggregation import Accumulation
 from collective.tensorflow.gradients import GradientReduction, Tensor
 
 
