@@ -8,6 +8,7 @@ be averaged.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +16,14 @@ import tensorflow as tf
 
 import collective
 from collective import horovod_variables, tensorflow_ops
+from collective import process_set as core
 from collective.operations.kinds import Average, Op
 from collective.tensorflow import dtypes, sparse
 from collective.tensorflow.adasum import adasum
 from collective.tensorflow.compression import Compression, Compressor
 from collective.tensorflow.functions import tensor_of
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
-from collective.tensorflow.reductions import Adasum, Reduction, chosen
+from collective.tensorflow.reductions import Reduction, chosen
 from collective.tensorflow_ops import ranks
 
 # A tf.Tensor or tf.IndexedSlices; TensorFlow has no types for mypy.
@@ -164,11 +166,10 @@ def allgather(
         tf.errors.OpError: As for ``allreduce``.
     """
     del ignore_name_scope
-    source, group = tensor_of(tensor), group_of(process_set)
-    source = _averages_gradient(source, process_set)
-    return dtypes.moved(
-        source, lambda moving: tensorflow_ops.allgather(moving, name, group)
-    )
+    group = group_of(process_set)
+    source = _with_scaled_gradient(tensor_of(tensor), group, operator.truediv)
+    gathered = tensorflow_ops.allgather(dtypes.movable(source), name, group)
+    return dtypes.restored(gathered, source.dtype)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -207,11 +208,10 @@ def broadcast(
     del ignore_name_scope
     group = group_of(process_set)
     _check_root(root_rank, process_set)
-    source = _averages_gradient(tensor_of(tensor), process_set)
-    return dtypes.moved(
-        source,
-        lambda moving: tensorflow_ops.broadcast([moving], root_rank, name, group)[0],
-    )
+    source = _with_scaled_gradient(tensor_of(tensor), group, operator.truediv)
+    moving = [dtypes.movable(source)]
+    (received,) = tensorflow_ops.broadcast(moving, root_rank, name, group)
+    return dtypes.restored(received, source.dtype)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -237,15 +237,12 @@ def alltoall(
         tf.errors.OpError: As for ``allreduce``.
     """
     del ignore_name_scope
-    group, received = group_of(process_set), []
-
-    def move(moving: tf.Tensor) -> tf.Tensor:
-        result, rows = tensorflow_ops.alltoall(moving, splits, name, group)
-        received.append(tf.cast(rows, tf.int32))
-        return result
-
-    result = dtypes.moved(tensor_of(tensor), move)
-    return result if splits is None else (result, received[0])
+    source = tensor_of(tensor)
+    moved, received = tensorflow_ops.alltoall(
+        dtypes.movable(source), splits, name, group_of(process_set)
+    )
+    result = dtypes.restored(moved, source.dtype)
+    return result if splits is None else (result, tf.cast(received, tf.int32))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -275,8 +272,8 @@ def reducescatter(
         NotImplementedError: For Adasum.
     """
     del ignore_name_scope
-    reduction = chosen(op, None)
-    if reduction is Adasum or not isinstance(reduction, Op):
+    reduction, group = chosen(op), group_of(process_set)
+    if not isinstance(reduction, Op):
         raise NotImplementedError(
             "Adasum needs the whole of all tensors on every rank\n"
             "HINT: use hvd.allreduce(op=hvd.Adasum), or op=hvd.Average"
@@ -284,10 +281,8 @@ def reducescatter(
     with tf.device(device_dense or None):
         small, context = compression.compress(tensor_of(tensor))
         sent = dtypes.scaled(dtypes.reducible(small), prescale_factor)
-        sent = _sums_gradient(sent, process_set)
-        result = tensorflow_ops.reducescatter(
-            sent, reduction, name, group_of(process_set)
-        )
+        sent = _with_scaled_gradient(sent, group, operator.mul)
+        result = tensorflow_ops.reducescatter(sent, reduction, name, group)
         result = tf.cast(dtypes.scaled(result, postscale_factor), small.dtype)
         return compression.decompress(result, context)
 
@@ -309,9 +304,11 @@ def grouped_reducescatter(
             device_dense,
             compression,
             op,
-            process_set=process_set,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
+            None,
+            process_set,
+            False,
+            prescale_factor,
+            postscale_factor,
         )
         for tensor in tensors
     ]
@@ -359,30 +356,19 @@ def _check_root(root_rank: int, process_set: ProcessSet) -> None:
         )
 
 
-def _averages_gradient(tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """The tensor; what comes back through it is divided by the number of ranks."""
-    return _with_gradient(tensor, process_set, lambda upstream, size: upstream / size)
-
-
-def _sums_gradient(tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """The tensor; what comes back through it is multiplied by the number of ranks."""
-    return _with_gradient(tensor, process_set, lambda upstream, size: upstream * size)
-
-
-def _with_gradient(
+def _with_scaled_gradient(
     tensor: tf.Tensor,
-    process_set: ProcessSet,
-    change: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    group: core.ProcessSet | None,
+    scale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
+    """The tensor; what comes back through it is scaled by the number of ranks."""
     if not tensor.dtype.is_floating:
         return tensor
-    group = group_of(process_set)
 
     @tf.custom_gradient
     def same(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            size = ranks.size(group)
-            return change(upstream, tf.cast(size, upstream.dtype))
+            return scale(upstream, tf.cast(ranks.size(group), upstream.dtype))
 
         return tf.identity(x), gradient
 

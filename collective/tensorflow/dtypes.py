@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from collective.operations.kinds import DTYPES
@@ -17,16 +15,15 @@ def reducible(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, _WIDER.get(tensor.dtype, tensor.dtype))
 
 
-def moved(tensor: tf.Tensor, move: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Moves a tensor between ranks, as bytes where the core does not know its dtype.
+def movable(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, as bytes (``[..., bytes]``) where the core does not know its dtype."""
+    known = tensor.dtype.base_dtype.name in DTYPES
+    return tensor if known else tf.bitcast(tensor, tf.uint8)
 
-    Args:
-        tensor: ``[rows, ...]``, or of any shape where ``move`` takes any.
-        move: A collective that does not look at the values.
-    """
-    if tensor.dtype.name in DTYPES:
-        return move(tensor)
-    return tf.bitcast(move(tf.bitcast(tensor, tf.uint8)), tensor.dtype)
+
+def restored(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """The inverse of ``movable``, after a collective that does not look at values."""
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
 
 
 def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:

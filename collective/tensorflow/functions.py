@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import collective
 from collective import tensorflow_ops
-from collective.operations.kinds import DTYPES
+from collective.tensorflow import dtypes
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
 
 
@@ -153,20 +153,10 @@ def _assign(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[Any]:
-    # What the core does not know as numbers moves as bytes.
-    sent = [
-        tensor
-        if tensor.dtype.base_dtype.name in DTYPES
-        else tf.bitcast(tensor, tf.uint8)
-        for tensor in map(tf.convert_to_tensor, variables)
-    ]
+    sent = [dtypes.movable(tf.convert_to_tensor(variable)) for variable in variables]
     received = tensorflow_ops.broadcast(sent, root_rank, name, group_of(process_set))
     return [
-        variable.assign(
-            value
-            if value.dtype == variable.dtype.base_dtype
-            else tf.bitcast(value, variable.dtype.base_dtype)
-        )
+        variable.assign(dtypes.restored(value, variable.dtype.base_dtype))
         for variable, value in zip(variables, received, strict=True)
     ]
 

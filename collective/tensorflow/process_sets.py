@@ -209,7 +209,7 @@ def group_of(process_set: ProcessSet) -> core.ProcessSet | None:
     return process_set.group
 
 
-def forget() -> None:
+def forget_process_sets() -> None:
     """Forgets all sets but the global one, as the job ends."""
     for process_set in list(_added.values()):
         remove_process_set(process_set)

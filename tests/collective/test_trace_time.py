@@ -30,10 +30,10 @@ ALLOWED = {
     "tensorflow.data.compute_service.compute_worker_fn": EAGER,
     "tensorflow.data.compute_worker.main": EAGER,
     "tensorflow.elastic.State.check_host_updates": EAGER,
-    "tensorflow.elastic.State._renew": EAGER,
-    "tensorflow.elastic.State._go_on": EAGER,
-    "tensorflow.elastic._meet_anew": EAGER,
-    "tensorflow.elastic._ended": EAGER,
+    "tensorflow.elastic.State._end_generation": EAGER,
+    "tensorflow.elastic.State._resume_generation": EAGER,
+    "tensorflow.elastic._reconfigure": EAGER,
+    "tensorflow.elastic._lost": EAGER,
     "tensorflow.keras.callbacks.LearningRateWarmupCallback.__init__.multiplier": (
         EAGER
     ),

@@ -19,9 +19,6 @@ class KerasState(TensorFlowKerasState):
         **kwargs: Attributes and their values, as ``batch=0, epoch=0``.
     """
 
-    def __init__(self, model: keras.Model, optimizer: Any = None, **kwargs: Any):
-        super().__init__(model, optimizer, **kwargs)
-
 
 class CommitStateCallback(keras.callbacks.Callback):
     """Commits a state after some batches, and after each epoch.
