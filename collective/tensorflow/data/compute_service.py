@@ -19,13 +19,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.errors import UsageError
 from collective.net import private_files
 from collective.tensorflow import basics
 from collective.tensorflow.data import registry
 
 log = logging.getLogger(__name__)
-_SIDES = ("compute", "training")
 _HEARTBEAT_MS = 1000
 
 
@@ -70,14 +68,8 @@ class TfDataServiceConfig:
             name: [(host, port) for host, port in listed]
             for name, listed in config["addresses"].items()
         }
-        return TfDataServiceConfig(
-            config["dispatchers"],
-            config["workers_per_dispatcher"],
-            config["dispatcher_side"],
-            addresses,
-            bytes.fromhex(config["key"]),
-            config["timeout"],
-        )
+        key = bytes.fromhex(config["key"])
+        return TfDataServiceConfig(**{**config, "addresses": addresses, "key": key})
 
     def write(self, filename: str) -> None:
         """Writes the file whole, readable by this user only: it holds the key."""
@@ -201,50 +193,6 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     finally:
         _stop(worker)
         _stop(dispatcher)
-
-
-def make_config(
-    service: registry.Registry,
-    dispatchers: int,
-    size: int,
-    dispatcher_side: str,
-    timeout: int,
-) -> TfDataServiceConfig:
-    """Serves a registry, and the configuration by which others reach it.
-
-    Args:
-        service: Of this compute job.
-        dispatchers: How many; a divisor of ``size``.
-        size: Ranks of the compute job.
-        dispatcher_side, timeout: See ``TfDataServiceConfig``.
-    """
-    from collective.net.interfaces import interfaces
-
-    key = os.urandom(32)
-    _, port = registry.serve(service, key)
-    found = {each.name: [(each.host, port)] for each in interfaces()}
-    found.setdefault("lo", [("127.0.0.1", port)])
-    return TfDataServiceConfig(
-        dispatchers, size // dispatchers, dispatcher_side, found, key, timeout
-    )
-
-
-def check(dispatchers: int, size: int, dispatcher_side: str) -> None:
-    """Refuses what a compute job cannot be.
-
-    Raises:
-        UsageError: ``dispatchers`` does not divide ``size``, or an unknown side.
-    """
-    if dispatchers < 1 or size % dispatchers:
-        raise UsageError(
-            f"{size} ranks cannot be shared by {dispatchers} dispatchers",
-            hint="-np a multiple of --dispatchers",
-        )
-    if dispatcher_side not in _SIDES:
-        raise UsageError(
-            f"--dispatcher-side {dispatcher_side}: there is no such side",
-            hint=f"one of: {', '.join(_SIDES)}",
-        )
 
 
 def _start_dispatcher(service: Any, number: int) -> Any:
