@@ -12,9 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from collective.tensorflow.functions import tf_variable
-from collective.tensorflow.gradients import Tensor
-from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
-from collective.tensorflow_ops import ranks
+from collective.tensorflow.gradients import GradientReduction, Tensor
+from collective.tensorflow.process_sets import ProcessSet, global_process_set
 
 
 def apply_op_to_not_none_tensors(
@@ -129,13 +128,13 @@ class LocalGradientAggregationHelper:
         self._accumulation = Accumulation(
             backward_passes_per_step, average_aggregated_gradients
         )
-        self._process_set = process_set
-        self._scale = scale_local_gradients
-        self._local: set[int] = set()
+        self._local = GradientReduction(
+            process_set=process_set, scale_local_gradients=scale_local_gradients
+        )
 
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable's gradient to this process alone."""
-        self._local.add(id(tf_variable(var)))
+        self._local.register_local(var)
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(
@@ -196,18 +195,12 @@ class LocalGradientAggregationHelper:
     def _reduce(
         self, gradients: list[Tensor | None], variables: Sequence[Any]
     ) -> list[Tensor | None]:
-        found = list(gradients)
-        shared = [
-            i for i, v in enumerate(variables) if id(tf_variable(v)) not in self._local
-        ]
+        local = self._local
+        shared = [i for i, v in enumerate(variables) if not local.is_local(v)]
         reduced = self._allreduce(
-            [found[i] for i in shared], [variables[i] for i in shared]
+            [gradients[i] for i in shared], [variables[i] for i in shared]
         )
         for i, gradient in zip(shared, reduced, strict=True):
-            found[i] = gradient
-        if self._scale and self._local:
-            size = ranks.size(group_of(self._process_set))
-            for i, gradient in enumerate(found):
-                if i not in shared and gradient is not None:
-                    found[i] = gradient / tf.cast(size, gradient.dtype)
-        return found
+            gradients[i] = gradient
+        local.scale_local(gradients, variables)
+        return gradients

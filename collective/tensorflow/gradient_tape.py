@@ -69,7 +69,8 @@ class _ReducingTape(tf.GradientTape):
 
 @ordered(
     "gradtape device_dense device_sparse compression sparse_as_dense op "
-    "gradient_predivide_factor num_groups groups process_set scale_local_gradients",
+    "gradient_predivide_factor num_groups groups process_set scale_local_gradients "
+    "local_layers",
     GradientReduction,
 )
 def DistributedGradientTape(
@@ -84,33 +85,20 @@ def DistributedGradientTape(
     Raises:
         ValueError: For options that do not go together.
     """
-    return _reducing(gradtape, GradientReduction(**options))
+    reduction = GradientReduction(**options)
+    kind = type(gradtape)
+    tape: Any = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reduction = reduction
+    return tape
 
 
 @ordered(
     "gradtape device_dense device_sparse compression sparse_as_dense op "
     "gradient_predivide_factor num_groups groups process_set local_layers "
     "scale_local_gradients",
-    GradientReduction,
+    DistributedGradientTape,
 )
-def PartialDistributedGradientTape(
-    gradtape: tf.GradientTape, **options: Any
-) -> tf.GradientTape:
-    """As ``DistributedGradientTape``, but for the gradients of some layers.
-
-    Args:
-        gradtape: The tape.
-        **options: As for ``GradientReduction``, with ``local_layers``.
-
-    Raises:
-        ValueError: For what is no layer, or has no variables yet.
-    """
-    return _reducing(gradtape, GradientReduction(**options))
-
-
-def _reducing(gradtape: tf.GradientTape, reduction: GradientReduction) -> Any:
-    kind = type(gradtape)
-    tape: Any = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
-    tape.__dict__.update(gradtape.__dict__)
-    tape._reduction = reduction
-    return tape
+def PartialDistributedGradientTape(**options: Any) -> tf.GradientTape:
+    """As ``DistributedGradientTape``, but for the gradients of ``local_layers``."""
+    return DistributedGradientTape(**options)

@@ -123,12 +123,18 @@ class GradientReduction:
             )
             for place, result in zip(group, reduced, strict=True):
                 results[place] = result
+        self.scale_local(results, variables)
+        return results
+
+    def scale_local(
+        self, gradients: list[Tensor | None], variables: Sequence[Any]
+    ) -> None:
+        """Divides the gradients of local variables, if they are to be, in place."""
         local = [place for place, v in enumerate(variables) if self.is_local(v)]
         if self.scale_local_gradients and local:
             size = ranks.size(group_of(self.process_set))
             for place in local:
-                results[place] = _divided(results[place], size)
-        return results
+                gradients[place] = _divided(gradients[place], size)
 
     def _alone(self, gradient: Tensor | None) -> Tensor | None:
         """What a process by itself does: the same to sparse gradients as many do."""

@@ -112,7 +112,7 @@ def serve(registry: Registry, key: bytes) -> int:
     Server.register("registry", callable=lambda: registry)
     server = Server(("", 0), key).get_server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server.address[1]  # type: ignore[index]
+    return int(server.address[1])  # type: ignore[index]
 
 
 class _Client(BaseManager):
