@@ -252,7 +252,6 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Raises:
         ValueError: Before ``init()``.
     """
-    del mark_cycles
     if rank() == 0:
         timeline.start(file_path)
 

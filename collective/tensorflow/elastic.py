@@ -56,7 +56,6 @@ class State:
     _kept: tuple[str, ...] = ()
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
-        del bcast_object, get_rank, kwargs
         self._reset_callbacks: list[Callable[[], None]] = []
         self._hosts_updated = False
 
@@ -76,7 +75,6 @@ class State:
         Args:
             timestamp, update_res: Horovod's; not needed.
         """
-        del timestamp, update_res
         self._hosts_updated = True
 
     def commit(self) -> None:
@@ -201,7 +199,6 @@ class TensorFlowState(ObjectState):
     def __init__(
         self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any
     ):
-        del session
         if not tf.executing_eagerly():
             raise NotImplementedError(
                 "TensorFlowState in a graph of TensorFlow 1\nHINT: use it in eager mode"
@@ -262,7 +259,6 @@ class TensorFlowKerasState(TensorFlowState):
         backend: Any = None,
         **kwargs: Any,
     ):
-        del backend
         if not model.built:
             raise ValueError(
                 "Model must be built first. Run `model.build(input_shape)`."

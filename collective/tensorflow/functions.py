@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import collective
 from collective import tensorflow_ops
-from collective.tensorflow import dtypes
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
+from collective.tensorflow.reductions import movable, restored
 
 
 def broadcast_object(
@@ -41,7 +41,6 @@ def broadcast_object(
     Raises:
         CollectiveError: If a rank died or called something else.
     """
-    del session
     group = group_of(process_set)
     root = collective.rank() == root_rank
     data = np.frombuffer(cloudpickle.dumps(obj), np.uint8) if root else None
@@ -81,7 +80,6 @@ def allgather_object(
     Raises:
         CollectiveError: If a rank died or called something else.
     """
-    del session
     group, name = group_of(process_set), name or "objects"
     data = np.frombuffer(cloudpickle.dumps(obj), np.uint8)
     lengths = collective.allgather(
@@ -125,7 +123,6 @@ def broadcast_variables(
     Raises:
         tf.errors.FailedPreconditionError: On every rank, if they do not agree.
     """
-    del inplace
     group = [tf_variable(variable) for variable in variables]
     assigned = _assign(group, root_rank, None, process_set)
     if tf.executing_eagerly():
@@ -153,10 +150,10 @@ def _assign(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[Any]:
-    sent = [dtypes.movable(tf.convert_to_tensor(variable)) for variable in variables]
+    sent = [movable(tf.convert_to_tensor(variable)) for variable in variables]
     received = tensorflow_ops.broadcast(sent, root_rank, name, group_of(process_set))
     return [
-        variable.assign(dtypes.restored(value, variable.dtype.base_dtype))
+        variable.assign(restored(value, variable.dtype.base_dtype))
         for variable, value in zip(variables, received, strict=True)
     ]
 

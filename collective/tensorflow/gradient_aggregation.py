@@ -123,7 +123,6 @@ class LocalGradientAggregationHelper:
         scale_local_gradients: bool = True,
         name: str = "",
     ):
-        del sparse_as_dense, rank, optimizer_type, name
         self._allreduce = allreduce_func
         self._accumulation = Accumulation(
             backward_passes_per_step, average_aggregated_gradients
@@ -179,7 +178,6 @@ class LocalGradientAggregationHelper:
             optimizer: Its ``iterations`` count every pass.
             *args, **kwargs: Not needed.
         """
-        del args, kwargs
 
         def apply() -> tf.Tensor:
             apply_grads_closure()

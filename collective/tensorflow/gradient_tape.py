@@ -35,7 +35,6 @@ class _ReducingTape(tf.GradientTape):
                 may be variables of Keras.
             use_generic_names: Nothing: calls are always known by their order.
         """
-        del use_generic_names
         gradients = super().gradient(
             target, sources, output_gradients, unconnected_gradients
         )

@@ -16,8 +16,7 @@ from collective.tensorflow.collectives import Tensor, grouped_allreduce
 from collective.tensorflow.compression import Compression, Compressor
 from collective.tensorflow.functions import tf_variable
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
-from collective.tensorflow.reductions import Reduction, chosen
-from collective.tensorflow.sparse import combined
+from collective.tensorflow.reductions import Reduction, chosen, combined
 from collective.tensorflow_ops import ranks
 
 Groups = int | Sequence[Sequence[Any]]

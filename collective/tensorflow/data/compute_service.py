@@ -53,7 +53,6 @@ class TfDataServiceConfig:
         Raises:
             ConnectionError: If it does not answer.
         """
-        del verbose
         found = [address for listed in self.addresses.values() for address in listed]
         return registry.connect(found, self.key)
 

@@ -50,7 +50,13 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class _StateCallback(keras.callbacks.Callback):
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+
+
+class UpdateBatchStateCallback(_StateCallback):
     """Sets ``state.batch`` to the number of the batch; 0 after each epoch.
 
     Horovod also shortens the first epoch after a restart, through a number that Keras 3
@@ -59,10 +65,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     Args:
         state: What is updated.
     """
-
-    def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Sets the batch."""
@@ -73,7 +75,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(_StateCallback):
     """Sets ``state.epoch`` to the number of epochs that are over, over restarts too.
 
     Args:
@@ -81,8 +83,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     """
 
     def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
+        super().__init__(state)
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: dict | None = None) -> None:
