@@ -50,20 +50,13 @@ class _ReducingTape(tf.GradientTape):
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
         """Pairs of source and gradient: the local sources', and the others'."""
-        gradients = self.gradient(
-            target,
-            sources,
-            output_gradients,
-            use_generic_names=use_generic_names,
-        )
+        gradients = self.gradient(target, sources, output_gradients)
         pairs = list(
             zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True)
         )
-        is_local = self._reduction.is_local
-        return (
-            [pair for pair in pairs if is_local(pair[0])],
-            [pair for pair in pairs if not is_local(pair[0])],
-        )
+        local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
+        others = [pair for pair in pairs if not self._reduction.is_local(pair[0])]
+        return local, others
 
 
 @ordered(

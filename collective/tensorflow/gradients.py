@@ -106,9 +106,14 @@ class GradientReduction:
         group_of(self.process_set)  # it must have been added, also on other ranks
         # A single rank reduces, too: when the graph runs, there may be more.
         if not self.process_set.included():
-            return [self._alone(gradient) for gradient in results]
+            # A process by itself does the same to sparse gradients as many do.
+            return [
+                self._sent(combined(gradient))
+                if isinstance(gradient, tf.IndexedSlices)
+                else gradient
+                for gradient in results
+            ]
         for group in self._groups(results, variables):
-            before = 1 / self.gradient_predivide_factor
             reduced = grouped_allreduce(
                 [self._sent(results[place]) for place in group],
                 None,
@@ -116,7 +121,7 @@ class GradientReduction:
                 self.device_sparse,
                 self.compression,
                 self.op,
-                before,
+                1 / self.gradient_predivide_factor,
                 self.gradient_predivide_factor,
                 self.process_set,
             )
@@ -134,12 +139,6 @@ class GradientReduction:
             size = ranks.size(group_of(self.process_set))
             for place in local:
                 gradients[place] = _divided(gradients[place], size)
-
-    def _alone(self, gradient: Tensor | None) -> Tensor | None:
-        """What a process by itself does: the same to sparse gradients as many do."""
-        if isinstance(gradient, tf.IndexedSlices):
-            return self._sent(combined(gradient))
-        return gradient
 
     def _sent(self, gradient: Tensor) -> Tensor:
         if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
@@ -164,13 +163,10 @@ class GradientReduction:
             edges = [i * len(places) // parts for i in range(parts + 1)]
             groups = [places[a:b] for a, b in itertools.pairwise(edges)]
         else:
-            number = {id(tf_variable(v)): place for place, v in enumerate(variables)}
-            named = [
-                [number.get(id(tf_variable(variable)), -1) for variable in group]
-                for group in self.groups
-            ]
-            groups = [[place for place in group if place in places] for group in named]
-            taken = {place for group in groups for place in group}
+            place_of = {id(tf_variable(variables[place])): place for place in places}
+            named = [[id(tf_variable(v)) for v in group] for group in self.groups]
+            groups = [[place_of[n] for n in group if n in place_of] for group in named]
+            taken = set(itertools.chain(*groups))
             groups.append([place for place in places if place not in taken])
         return [group for group in groups if group]
 

@@ -55,25 +55,22 @@ class Distributed(keras.optimizers.Optimizer):
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(variables)
-        if self._accumulation is None:
+        accumulation = self._accumulation
+        if accumulation is None:
             self._apply_reduced(grads, variables)
             return
-        self._accumulation.add(grads, variables)
-        tf.cond(
-            self._accumulation.full(),
-            lambda: self._apply_accumulated(variables),
-            self._pass_by,
-        )
 
-    def _apply_accumulated(self, variables: Sequence[Any]) -> bool:
-        assert self._accumulation is not None
-        self._apply_reduced(self._accumulation.take(), variables)
-        return True
+        def update() -> bool:
+            self._apply_reduced(accumulation.take(), variables)
+            return True
 
-    def _pass_by(self) -> bool:
-        if COUNTS_PASSES:
-            self._iterations.assign_add(1)
-        return False
+        def wait() -> bool:
+            if COUNTS_PASSES:
+                self._iterations.assign_add(1)
+            return False
+
+        accumulation.add(grads, variables)
+        tf.cond(accumulation.full(), update, wait)
 
     def _apply_reduced(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Any]

@@ -102,17 +102,13 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     """
     service = compute_config.compute_client()
     number = rank if compute_config.dispatchers > 1 else 0
-    dispatcher = None
-    if compute_config.dispatcher_side == "training" and rank == number:
-        dispatcher = _start_dispatcher(service, number)
-    try:
-        address = service.wait_for_dispatcher_registration(
-            number, compute_config.timeout
-        )
-        service.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
+    timeout = compute_config.timeout
+    with contextlib.ExitStack() as servers:
+        if compute_config.dispatcher_side == "training" and rank == number:
+            _start_dispatcher(service, number, servers)
+        address = service.wait_for_dispatcher_registration(number, timeout)
+        service.wait_for_dispatcher_worker_registration(number, timeout)
         yield address
-    finally:
-        _stop(dispatcher)
 
 
 def send_to_data_service(
@@ -171,36 +167,31 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     rank = basics.rank()
     number, place = divmod(rank, compute_config.workers_per_dispatcher)
     service = compute_config.compute_client()
-    dispatcher = worker = None
-    try:
+    timeout = compute_config.timeout
+    with contextlib.ExitStack() as servers:
         if compute_config.dispatcher_side == "compute" and place == 0:
-            dispatcher = _start_dispatcher(service, number)
-        address = service.wait_for_dispatcher_registration(
-            number, compute_config.timeout
-        )
+            _start_dispatcher(service, number, servers)
+        address = service.wait_for_dispatcher_registration(number, timeout)
         worker = tf.data.experimental.service.WorkerServer(
             tf.data.experimental.service.WorkerConfig(
                 dispatcher_address=address.split("://")[1],
                 heartbeat_interval_ms=_HEARTBEAT_MS,
-                dispatcher_timeout_ms=compute_config.timeout * 1000,
+                dispatcher_timeout_ms=timeout * 1000,
             )
         )
         worker.start()
+        servers.callback(_stop, worker)
         service.register_worker_for_dispatcher(number, rank)
         log.info("rank %d serves dispatcher %d at %s", rank, number, address)
         service.wait_for_shutdown()
-    finally:
-        _stop(worker)
-        _stop(dispatcher)
 
 
-def _start_dispatcher(service: Any, number: int) -> Any:
+def _start_dispatcher(service: Any, number: int, servers: contextlib.ExitStack) -> None:
     server = tf.data.experimental.service.DispatchServer()
+    servers.callback(_stop, server)
     service.register_dispatcher(number, server.target)
-    return server
 
 
 def _stop(server: Any) -> None:
-    if server is not None:
-        server._stop()  # TensorFlow has no public way
-        server.join()
+    server._stop()  # TensorFlow has no public way
+    server.join()
