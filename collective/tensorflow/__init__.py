@@ -33,7 +33,7 @@ from collective.tensorflow.functions import (
     broadcast_object_fn, broadcast_variables, BroadcastGlobalVariablesHook,
 )
 from collective.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from collective.tensorflow.gradient_tape import (
+from collective.tensorflow.gradients import (
     DistributedGradientTape, PartialDistributedGradientTape,
 )
 from collective.tensorflow.optimizer import (

@@ -1,4 +1,4 @@
-"""How gradients are summed: what the tape, and every optimizer, does with its list."""
+"""How gradients are summed: what every optimizer does with its list, and the tape."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from collective.tensorflow.compression import Compression, Compressor
 from collective.tensorflow.functions import tf_variable
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
 from collective.tensorflow.reductions import Reduction, chosen, combined
+from collective.tensorflow.signatures import ordered
 from collective.tensorflow_ops import ranks
 
 Groups = int | Sequence[Sequence[Any]]
@@ -89,14 +90,7 @@ class GradientReduction:
     def __call__(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Any]
     ) -> list[Tensor | None]:
-        """Reduces the gradients of variables.
-
-        Args:
-            gradients: One for each variable, or None; the same ones on every rank.
-            variables: Of TensorFlow or Keras.
-
-        Returns:
-            The reduced ones, in order.
+        """Reduces the gradients of variables; None where it is None on every rank.
 
         Raises:
             tf.errors.OpError: As for ``allreduce``.
@@ -195,3 +189,89 @@ def _variables_of(local_layers: Any) -> list[Any]:
                 "HINT: build the model first, as by model.build(input_shape)"
             )
     return [variable for layer in layers for variable in layer.trainable_weights]
+
+
+class _ReducingTape(tf.GradientTape):
+    """Mixed into the class of the tape that is wrapped; shares its recording."""
+
+    _reduction: GradientReduction
+
+    def register_local_source(self, source: Any) -> None:
+        """Leaves a source's gradient to this process alone."""
+        self._reduction.register_local(source)
+
+    @tf.autograph.experimental.do_not_convert
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
+    ) -> Any:
+        """As ``tf.GradientTape.gradient``, reduced over the ranks.
+
+        Args:
+            target, sources, output_gradients, unconnected_gradients: As there; sources
+                may be variables of Keras.
+            use_generic_names: Nothing: calls are always known by their order.
+        """
+        gradients = super().gradient(
+            target, sources, output_gradients, unconnected_gradients
+        )
+        flat = tf.nest.flatten(gradients)
+        reduced = self._reduction(flat, tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(gradients, reduced)
+
+    def get_local_and_global_gradients(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Pairs of source and gradient: the local sources', and the others'."""
+        gradients = self.gradient(target, sources, output_gradients)
+        pairs = list(
+            zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True)
+        )
+        local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
+        others = [pair for pair in pairs if not self._reduction.is_local(pair[0])]
+        return local, others
+
+
+@ordered(
+    "gradtape device_dense device_sparse compression sparse_as_dense op "
+    "gradient_predivide_factor num_groups groups process_set scale_local_gradients "
+    "local_layers",
+    GradientReduction,
+)
+def DistributedGradientTape(
+    gradtape: tf.GradientTape, **options: Any
+) -> tf.GradientTape:
+    """Wraps a tape: its ``gradient`` is reduced over the ranks.
+
+    Args:
+        gradtape: The tape, before or after its ``with`` block.
+        **options: As for ``GradientReduction``.
+
+    Raises:
+        ValueError: For options that do not go together.
+    """
+    reduction = GradientReduction(**options)
+    kind = type(gradtape)
+    tape: Any = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reduction = reduction
+    return tape
+
+
+@ordered(
+    "gradtape device_dense device_sparse compression sparse_as_dense op "
+    "gradient_predivide_factor num_groups groups process_set local_layers "
+    "scale_local_gradients",
+    DistributedGradientTape,
+)
+def PartialDistributedGradientTape(**options: Any) -> tf.GradientTape:
+    """As ``DistributedGradientTape``, but for the gradients of ``local_layers``."""
+    return DistributedGradientTape(**options)

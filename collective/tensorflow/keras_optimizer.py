@@ -9,7 +9,6 @@ way: nothing trains without summing.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +17,11 @@ import tensorflow as tf
 
 from collective import session, tensorflow_ops
 from collective.errors import CollectiveError
+from collective.log import log
 from collective.operations.kinds import Min
 from collective.tensorflow.gradient_aggregation import Accumulation
 from collective.tensorflow.gradients import GradientReduction, Tensor
 from collective.tensorflow.process_sets import group_of
-
-LOG = logging.getLogger("collective")
 
 
 class CallableList(list):
@@ -258,7 +256,7 @@ def _leave_out_xla() -> None:
     def without_xla(self: Any, force: bool = False) -> Any:
         if is_distributed(getattr(self, "optimizer", None)) and self.jit_compile:
             if session.is_initialized() and session.rank() == 0:
-                LOG.warning("collective: jit_compile is off: XLA cannot sum over ranks")
+                log.warning("collective: jit_compile is off: XLA cannot sum over ranks")
             self.jit_compile = False
         return make_train_function(self, force)
 

@@ -111,6 +111,9 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):
         self._optimizer = optimizer
         self._reduction = reduction
         self._reduced = False
+        self.get_slot = optimizer.get_slot
+        self.get_slot_names = optimizer.get_slot_names
+        self.variables = optimizer.variables
 
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable's gradient to this process alone."""
@@ -137,15 +140,3 @@ class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):
                 "hvd.DistributedGradientTape and apply them with the plain optimizer",
             )
         return self._optimizer.apply_gradients(*args, **kwargs)
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
-        return self._optimizer.variables(*args, **kwargs)

@@ -125,22 +125,17 @@ def sparse_allreduce(
     process_set: ProcessSet,
     name: str | None = None,
 ) -> tf.IndexedSlices:
-    """Sums or averages slices over the ranks.
+    """Sums or averages slices over the ranks: rows are gathered, and equal ones combined.
 
     Args:
         slices: ``values [rows, ...]`` and ``indices [rows]``; any number of rows.
-        op: Sum or Average.
+        op: Sum or Average; NotImplementedError for another.
         factor: What the result is multiplied with.
-        process_set: The ranks that take part.
-        name: Of the call.
+        process_set, name: As for ``hvd.allreduce``.
 
     Returns:
         Each row once, in ascending order. The average of integers is in float32 or
         float64.
-
-    Raises:
-        NotImplementedError: For another reduction.
-        tf.errors.OpError: If ranks do not agree on dtype or shape.
     """
     if not isinstance(op, Op) or op not in (Sum, Average):
         raise NotImplementedError(
@@ -184,10 +179,7 @@ def adasum(
     Args:
         tensors: Floating-point, the same shapes and dtypes on every rank.
         process_set: The ranks that take part: 1, 2, 4, 8, ...
-        name: Of the call.
-
-    Returns:
-        The results in order.
+        name: As for ``hvd.allreduce``.
 
     Raises:
         NotImplementedError: If the number of ranks is no power of two; in a graph

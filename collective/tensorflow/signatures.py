@@ -34,7 +34,10 @@ def ordered(
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
             return function(**{old[name]: value for name, value in given.items()})
 
         call.__signature__ = signature

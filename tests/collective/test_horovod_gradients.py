@@ -346,6 +346,8 @@ def test_options_that_cannot_be(hvd):
     ):
         with pytest.raises(ValueError, match=message):
             hvd.DistributedOptimizer(sgd, **options)
+    with pytest.raises(TypeError, match=r"DistributedOptimizer\(\) got an unexpected"):
+        hvd.DistributedOptimizer(sgd, learning_rate=1.0)
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd))
     with pytest.raises(ValueError, match="not an optimizer of Keras 3"):
