@@ -129,10 +129,10 @@ class NativeBackend(
 
     def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
         """Over all ranks, also those that hold one replica together."""
-        from collective import tensorflow_ops
+        from collective import Sum, tensorflow_ops
 
         self.require_all_ranks()
-        return tensorflow_ops.all_reduce(tensors)
+        return tensorflow_ops.all_reduce(tensors, Sum)
 
     def all_reduce(
         self, tensors: Sequence[Any], rounded: Sequence[int] = ()
@@ -166,10 +166,11 @@ class NativeBackend(
         return self.replicas == 1 and not self.elastic
 
     def _summed(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
-        from collective import tensorflow_ops
+        from collective import Sum, tensorflow_ops
 
         return tensorflow_ops.all_reduce(
             tensors,
+            Sum,
             process_set=None if self.tensor is None else self.tensor.across,
             algorithm=self.options.algorithm,
             transport_dtype=transport_dtype,
@@ -177,9 +178,9 @@ class NativeBackend(
         )
 
     def _reduce_scatter(self, rows: Any) -> Any:
-        from collective import tensorflow_ops
+        from collective import Sum, tensorflow_ops
 
-        return tensorflow_ops.reducescatter(rows)[0]
+        return tensorflow_ops.reducescatter(rows, Sum)[0]
 
     def _all_gather(self, row: Any) -> Any:
         import tensorflow as tf

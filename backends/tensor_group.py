@@ -88,10 +88,10 @@ class TensorGroup:
 
     def all_reduce(self, tensor: Any) -> Any:
         """The sum over the group; without a gradient."""
-        from collective import tensorflow_ops
+        from collective import Sum, tensorflow_ops
 
         self._require_all_ranks()
-        (total,) = tensorflow_ops.all_reduce([tensor], process_set=self.within)
+        (total,) = tensorflow_ops.all_reduce([tensor], Sum, process_set=self.within)
         return total
 
     def all_gather(self, tensor: Any) -> Any:

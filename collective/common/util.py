@@ -24,7 +24,6 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
     Raises:
         ImportError: If it was not built.
     """
-    del ext_env_var, pkg_path, args
     try:
         library.load()
     except CollectiveError as error:
@@ -38,7 +37,6 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
         ext_base_name: ``tensorflow``; no other framework has an interface here.
         verbose: Not needed.
     """
-    del verbose
     if ext_base_name != "tensorflow":
         return False
     try:
@@ -50,7 +48,6 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether TensorFlow sees a GPU; see ``extension_available`` for the arguments."""
-    del verbose
     if ext_base_name != "tensorflow":
         return False
     import tensorflow as tf
@@ -60,13 +57,11 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def mpi_built(verbose: bool = False) -> bool:
     """Whether the native core was built: it needs no more for any MPI."""
-    del verbose
     return library.path().exists()
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """False, as ``nccl_built`` etc.: the native core takes their place."""
-    del verbose
     return False
 
 

@@ -1,13 +1,36 @@
 """For scripts that import ``horovod.keras``: ``collective.tensorflow.keras``.
 
-The arguments of four names stand in another order in Horovod's two modules, and so they
-do here.
+The arguments of three names stand in another order in Horovod's two modules, and so
+they do here.
 """
 
-# isort: off
+from __future__ import annotations
+
+from typing import Any
+
 from collective.tensorflow.keras import *  # noqa: F403
-from collective.keras import callbacks as callbacks  # type: ignore[no-redef]
-from collective.keras.signatures import (  # type: ignore[assignment]
-    DistributedOptimizer as DistributedOptimizer,
+from collective.tensorflow.keras import Average, Sum, interface
+from collective.tensorflow.signatures import ordered
+
+# isort: split
+# Not the callbacks of collective.tensorflow.keras, which the line above imports.
+import collective.keras.callbacks  # noqa: F401
+
+DistributedOptimizer = ordered(
+    "optimizer name device_dense device_sparse compression sparse_as_dense "
+    "gradient_predivide_factor op num_groups groups "
+    # Which horovod.keras has not:
+    "backward_passes_per_step average_aggregated_gradients process_set "
+    "scale_local_gradients"
+)(interface.DistributedOptimizer)
+
+
+@ordered(  # type: ignore[no-redef]
+    "value name average prescale_factor postscale_factor op compression",
+    interface.allreduce,
 )
-from collective.keras.signatures import allreduce as allreduce  # type: ignore[assignment]
+def allreduce(value: Any, average: bool = True, op: Any = None, **options: Any) -> Any:
+    """As ``collective.tensorflow.keras.allreduce``; ``op`` supersedes ``average``."""
+    if op is None:
+        op = Average if average else Sum
+    return interface.allreduce(value, op=op, **options)

@@ -9,14 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 import collective
-from collective import (
-    horovod_variables,
-    library,
-    session,
-    timeline,
+from collective import horovod_variables, session, timeline
+from collective.common.util import gloo_built, mpi_built
+from collective.tensorflow.process_sets import (
+    ProcessSet,
+    add_process_set,
+    by_id,
+    check_initialized,
+    forget_process_sets,
 )
-from collective.tensorflow import process_sets
-from collective.tensorflow.process_sets import ProcessSet
 from collective.tensorflow_ops import ranks
 
 _homogeneous = True
@@ -63,7 +64,7 @@ def init(
     _ready = True
     if process_sets is not None and not isinstance(process_sets, str):
         for process_set in process_sets:
-            _add(process_set)
+            add_process_set(process_set)
 
 
 def _compare_hosts() -> None:
@@ -71,10 +72,6 @@ def _compare_hosts() -> None:
     global _homogeneous
     sizes = collective.allgather(np.array([session.local_size()]), name="local sizes")
     _homogeneous = bool((sizes == sizes[0]).all())
-
-
-def _add(process_set: ProcessSet) -> None:
-    process_sets.add_process_set(process_set)
 
 
 def _everyone(comm: Any) -> bool:
@@ -89,7 +86,7 @@ def shutdown() -> None:
     _ready = _entered = False
     if session.is_initialized():
         timeline.stop()
-        process_sets.forget()
+        forget_process_sets()
         session.shutdown()
 
 
@@ -101,7 +98,7 @@ def regroup() -> bool:
     Returns:
         Whether processes have joined, which have nothing of the ranks' state yet.
     """
-    process_sets.forget()
+    forget_process_sets()
     former = session.regroup()
     _compare_hosts()
     return -1 in former
@@ -118,11 +115,6 @@ def enter() -> None:
 def entered() -> bool:
     """Whether this process has joined a job that ran already."""
     return _entered
-
-
-def _when_initialized(function: Callable[[], int]) -> int:
-    process_sets.check_initialized()
-    return function()
 
 
 def is_initialized() -> bool:
@@ -166,15 +158,19 @@ def cross_size() -> int:
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of processes."""
-    _when_initialized(session.size)
-    return _homogeneous
+    return _when_initialized(lambda: _homogeneous)
+
+
+def _when_initialized(function: Callable[[], Any]) -> Any:
+    check_initialized()
+    return function()
 
 
 # --- the same as ops: evaluated when the graph runs, not when it is traced -------
 
 
 def _info(process_set_id: int = 0) -> ranks.RankInfo:
-    return ranks.rank_info(process_sets.by_id(process_set_id).group)
+    return ranks.rank_info(by_id(process_set_id).group)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
@@ -215,11 +211,6 @@ def process_set_included_op(
 # --- what is built and enabled ------------------------------------------------------
 
 
-def mpi_built() -> bool:
-    """Whether the native core was built: it needs no more for any MPI."""
-    return library.path().exists()
-
-
 def mpi_enabled() -> bool:
     """Whether MPI launched this job and the core can use it across hosts."""
     launched_by_mpi = session.is_initialized() and session.place().launcher in (
@@ -246,39 +237,9 @@ def mpi_threads_supported() -> bool:
     return session.cross_size() == 1
 
 
-def gloo_built() -> bool:
-    """False: the native core takes Gloo's place."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """False: the native core takes Gloo's place."""
-    return False
-
-
-def nccl_built() -> int:
-    """0: there is no NCCL in the core."""
-    return 0
-
-
-def ddl_built() -> bool:
-    """False: there is no DDL in the core."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False: there is no oneCCL in the core."""
-    return False
-
-
-def cuda_built() -> bool:
-    """False: the core reduces in host memory."""
-    return False
-
-
-def rocm_built() -> bool:
-    """False: the core reduces in host memory."""
-    return False
+# False: the core takes the place of these libraries, and reduces in host memory.
+gloo_enabled = nccl_built = ddl_built = ccl_built = gloo_built
+cuda_built = rocm_built = gloo_built
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -291,7 +252,6 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Raises:
         ValueError: Before ``init()``.
     """
-    del mark_cycles
     if rank() == 0:
         timeline.start(file_path)
 

@@ -8,6 +8,7 @@ be averaged.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +16,13 @@ import tensorflow as tf
 
 import collective
 from collective import horovod_variables, tensorflow_ops
+from collective import process_set as core
 from collective.operations.kinds import Average, Op
-from collective.tensorflow import dtypes, sparse
-from collective.tensorflow.adasum import adasum
+from collective.tensorflow import reductions
 from collective.tensorflow.compression import Compression, Compressor
+from collective.tensorflow.functions import tensor_of
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
-from collective.tensorflow.reductions import Adasum, Reduction, chosen
-from collective.tensorflow.variables import tensor_of
+from collective.tensorflow.reductions import Reduction, chosen, movable, restored
 from collective.tensorflow_ops import ranks
 
 # A tf.Tensor or tf.IndexedSlices; TensorFlow has no types for mypy.
@@ -95,19 +96,18 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Tensor]:
-    """As ``allreduce``, a list of tensors as one, of any mixture of dtypes.
+    """As ``allreduce``, a list of tensors as one, of any mixture of reductions.
 
     Returns:
         The results in order.
     """
-    del ignore_name_scope
     reduction = chosen(op, average)
     results: list[Tensor] = list(tensors)
     slices = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in slices]
     with tf.device(device_sparse or None):
         for place in slices:
-            results[place] = sparse.allreduce(
+            results[place] = reductions.sparse_allreduce(
                 results[place],
                 reduction,
                 prescale_factor * postscale_factor,
@@ -118,30 +118,19 @@ def grouped_allreduce(
         sent, undo = [], []
         for place in dense:
             small, context = compression.compress(tensor_of(results[place]))
-            sent.append(dtypes.scaled(dtypes.reducible(small), prescale_factor))
+            sent.append(reductions.scaled(reductions.reducible(small), prescale_factor))
             undo.append((small.dtype, context))
-        reduced = _reduced(sent, reduction, process_set, name)
+        if isinstance(reduction, Op):
+            size, group = horovod_variables.fusion_bytes(), group_of(process_set)
+            reduced = tensorflow_ops.all_reduce(
+                sent, reduction, name, group, bucket_bytes=size
+            )
+        else:
+            reduced = reductions.adasum(sent, process_set, name)
         for place, result, (dtype, context) in zip(dense, reduced, undo, strict=True):
-            result = tf.cast(dtypes.scaled(result, postscale_factor), dtype)
+            result = tf.cast(reductions.scaled(result, postscale_factor), dtype)
             results[place] = compression.decompress(result, context)
     return results
-
-
-def _reduced(
-    tensors: list[tf.Tensor],
-    reduction: Reduction,
-    process_set: ProcessSet,
-    name: str | None,
-) -> list[tf.Tensor]:
-    if not isinstance(reduction, Op):
-        return adasum(tensors, process_set, name)
-    return tensorflow_ops.all_reduce(
-        tensors,
-        reduction,
-        name,
-        group_of(process_set),
-        bucket_bytes=horovod_variables.fusion_bytes(),
-    )
 
 
 @tf.autograph.experimental.do_not_convert
@@ -155,20 +144,15 @@ def allgather(
 
     Args:
         tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
-        name, ignore_name_scope, process_set: As for ``allreduce``.
+        name, ignore_name_scope, process_set: As for ``allreduce``, and so are errors.
 
     Returns:
         ``[sum of rows, ...]``.
-
-    Raises:
-        tf.errors.OpError: As for ``allreduce``.
     """
-    del ignore_name_scope
-    source, group = tensor_of(tensor), group_of(process_set)
-    source = _averages_gradient(source, process_set)
-    return dtypes.moved(
-        source, lambda moving: tensorflow_ops.allgather(moving, name, group)
-    )
+    group = group_of(process_set)
+    source = _with_scaled_gradient(tensor_of(tensor), group, operator.truediv)
+    gathered = tensorflow_ops.allgather(movable(source), name, group)
+    return restored(gathered, source.dtype)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -198,20 +182,17 @@ def broadcast(
     Args:
         tensor: Of equal shape and dtype on every rank.
         root_rank: The root, counted in the whole job.
-        name, ignore_name_scope, process_set: As for ``allreduce``.
+        name, ignore_name_scope, process_set: As for ``allreduce``, and so are errors.
 
     Raises:
-        tf.errors.OpError: As for ``allreduce``.
         ValueError: If the root is not in the set.
     """
-    del ignore_name_scope
     group = group_of(process_set)
     _check_root(root_rank, process_set)
-    source = _averages_gradient(tensor_of(tensor), process_set)
-    return dtypes.moved(
-        source,
-        lambda moving: tensorflow_ops.broadcast([moving], root_rank, name, group)[0],
-    )
+    source = _with_scaled_gradient(tensor_of(tensor), group, operator.truediv)
+    moving = [movable(source)]
+    (received,) = tensorflow_ops.broadcast(moving, root_rank, name, group)
+    return restored(received, source.dtype)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -227,25 +208,18 @@ def alltoall(
     Args:
         tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
         splits: Rows for each rank, adding up to ``rows``; equal parts by default.
-        name, ignore_name_scope, process_set: As for ``allreduce``.
+        name, ignore_name_scope, process_set: As for ``allreduce``, and so are errors.
 
     Returns:
         The received rows in the order of the ranks; with ``splits`` also how many
         came from each (int32).
-
-    Raises:
-        tf.errors.OpError: As for ``allreduce``.
     """
-    del ignore_name_scope
-    group, received = group_of(process_set), []
-
-    def move(moving: tf.Tensor) -> tf.Tensor:
-        result, rows = tensorflow_ops.alltoall(moving, splits, name, group)
-        received.append(tf.cast(rows, tf.int32))
-        return result
-
-    result = dtypes.moved(tensor_of(tensor), move)
-    return result if splits is None else (result, received[0])
+    source = tensor_of(tensor)
+    moved, received = tensorflow_ops.alltoall(
+        movable(source), splits, name, group_of(process_set)
+    )
+    result = restored(moved, source.dtype)
+    return result if splits is None else (result, tf.cast(received, tf.int32))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -265,30 +239,26 @@ def reducescatter(
     Args:
         tensor: ``[rows, ...]``, of equal shape and dtype on every rank.
         device_dense, compression, op, name, process_set, ignore_name_scope,
-            prescale_factor, postscale_factor: As for ``allreduce``.
+            prescale_factor, postscale_factor: As for ``allreduce``, and so are errors.
 
     Returns:
         This rank's rows, as even as can be, the first ranks having one more.
 
     Raises:
-        tf.errors.OpError: As for ``allreduce``.
         NotImplementedError: For Adasum.
     """
-    del ignore_name_scope
-    reduction = chosen(op, None)
-    if reduction is Adasum or not isinstance(reduction, Op):
+    reduction, group = chosen(op), group_of(process_set)
+    if not isinstance(reduction, Op):
         raise NotImplementedError(
             "Adasum needs the whole of all tensors on every rank\n"
             "HINT: use hvd.allreduce(op=hvd.Adasum), or op=hvd.Average"
         )
     with tf.device(device_dense or None):
         small, context = compression.compress(tensor_of(tensor))
-        sent = dtypes.scaled(dtypes.reducible(small), prescale_factor)
-        sent = _sums_gradient(sent, process_set)
-        result = tensorflow_ops.reducescatter(
-            sent, reduction, name, group_of(process_set)
-        )
-        result = tf.cast(dtypes.scaled(result, postscale_factor), small.dtype)
+        sent = reductions.scaled(reductions.reducible(small), prescale_factor)
+        sent = _with_scaled_gradient(sent, group, operator.mul)
+        result = tensorflow_ops.reducescatter(sent, reduction, name, group)
+        result = tf.cast(reductions.scaled(result, postscale_factor), small.dtype)
         return compression.decompress(result, context)
 
 
@@ -309,9 +279,11 @@ def grouped_reducescatter(
             device_dense,
             compression,
             op,
-            process_set=process_set,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
+            None,
+            process_set,
+            False,
+            prescale_factor,
+            postscale_factor,
         )
         for tensor in tensors
     ]
@@ -359,30 +331,19 @@ def _check_root(root_rank: int, process_set: ProcessSet) -> None:
         )
 
 
-def _averages_gradient(tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """The tensor; what comes back through it is divided by the number of ranks."""
-    return _with_gradient(tensor, process_set, lambda upstream, size: upstream / size)
-
-
-def _sums_gradient(tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """The tensor; what comes back through it is multiplied by the number of ranks."""
-    return _with_gradient(tensor, process_set, lambda upstream, size: upstream * size)
-
-
-def _with_gradient(
+def _with_scaled_gradient(
     tensor: tf.Tensor,
-    process_set: ProcessSet,
-    change: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    group: core.ProcessSet | None,
+    scale: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
+    """The tensor; what comes back through it is scaled by the number of ranks."""
     if not tensor.dtype.is_floating:
         return tensor
-    group = group_of(process_set)
 
     @tf.custom_gradient
     def same(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            size = ranks.size(group)
-            return change(upstream, tf.cast(size, upstream.dtype))
+            return scale(upstream, tf.cast(ranks.size(group), upstream.dtype))
 
         return tf.identity(x), gradient
 

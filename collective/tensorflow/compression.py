@@ -46,13 +46,11 @@ class _Cast(Compressor):
 
     @classmethod
     def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """The tensor, cast if it is floating-point, and its dtype."""
         floating = tensor.dtype.is_floating
         return tf.cast(tensor, cls.dtype) if floating else tensor, tensor.dtype
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The tensor, cast to the dtype it had."""
         return tf.cast(tensor, ctx)
 
 

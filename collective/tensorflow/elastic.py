@@ -2,9 +2,11 @@
 
 ``run`` starts a function from the last committed state where workers were lost and the
 launcher may continue without them (``collectiverun --min-np``), and from the present
-one where workers have joined (``--max-np``) or leave because they got SIGTERM: all learn of it in the same ``commit``. Where the launcher restarts the job
-on other hosts (``collective.elastic.generations``), the next round starts from there, too. Also when
-all ranks ask for it together, by ``HorovodInternalError`` or ``HostsUpdatedInterrupt``.
+one where workers have joined (``--max-np``) or leave because they got SIGTERM: all
+learn of it in the same ``commit``. Where the launcher restarts the job on other hosts
+(``collective.elastic.generations``), the next generation starts from there, too. Also
+when all ranks ask for it together, by ``HorovodInternalError`` or
+``HostsUpdatedInterrupt``.
 """
 
 from __future__ import annotations
@@ -30,18 +32,12 @@ from collective.errors import CollectiveError, LeaveJob, NextGeneration
 from collective.library import PeerLost
 from collective.net import private_files
 from collective.operations.allgather import allgather
-from collective.tensorflow.basics import (
-    enter,
-    entered,
-    init,
-    local_rank,
-    rank,
-    regroup,
-    shutdown,
-    size,
+from collective.tensorflow import basics
+from collective.tensorflow.functions import (
+    broadcast_object,
+    broadcast_variables,
+    tf_variable,
 )
-from collective.tensorflow.objects import broadcast_object
-from collective.tensorflow.variables import broadcast_variables, tf_variable
 
 _preemption = Preemption()
 _FILE = "state"
@@ -56,8 +52,10 @@ class State:
         bcast_object, get_rank, **kwargs: Horovod's; not needed.
     """
 
+    # Attributes with what was saved last, which the next generation of the job takes.
+    _kept: tuple[str, ...] = ()
+
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
-        del bcast_object, get_rank, kwargs
         self._reset_callbacks: list[Callable[[], None]] = []
         self._hosts_updated = False
 
@@ -77,7 +75,6 @@ class State:
         Args:
             timestamp, update_res: Horovod's; not needed.
         """
-        del timestamp, update_res
         self._hosts_updated = True
 
     def commit(self) -> None:
@@ -89,7 +86,7 @@ class State:
         """Whether ranks leave, or wait to join; all ranks call it.
 
         A rank that got SIGTERM ends here, with exit code 0; and all of them where
-        the job's next round is to begin.
+        the job's next generation is to begin.
 
         Raises:
             HostsUpdatedInterrupt: On all others, if so.
@@ -100,9 +97,9 @@ class State:
         self._hosts_updated = False
         flags = allgather(np.array([own]), name="host updates")
         if (flags & RESTARTS).any():
-            self._renew()
+            self._end_generation()
         flags &= LEAVES | WAITING
-        if flags[rank()] & LEAVES:
+        if flags[basics.rank()] & LEAVES:
             session.leave()
             raise LeaveJob
         if flags.any():
@@ -123,43 +120,35 @@ class State:
     def reset(self) -> None:
         """For subclasses: called before the state is synchronized again."""
 
-    def _renew(self) -> None:
-        """Ends for the next round, with the state kept on each host."""
+    def _end_generation(self) -> None:
+        """Ends for the next generation, with the state kept on each host."""
         self.save()
-        kept = False
-        if local_rank() == 0:
-            with contextlib.suppress(OSError, NotImplementedError):
-                private_files.write(
-                    generations.make_state_folder() / _FILE,
-                    pickle.dumps(self._packed()),
-                )
-                kept = True
+        kept = bool(self._kept) and basics.local_rank() == 0
+        if kept:
+            state = {name: getattr(self, name) for name in self._kept}
+            try:
+                folder = generations.make_state_folder()
+                private_files.write(folder / _FILE, pickle.dumps(state))
+            except OSError:
+                kept = False
         if allgather(np.array([kept]), name="kept").any():
             raise NextGeneration(generations.EXIT_CODE)
 
-    def _go_on(self) -> None:
-        """Takes what a host has kept in the round before; all ranks call it."""
+    def _resume_generation(self) -> None:
+        """Takes what a host has kept of the generation before; all ranks call it."""
         if not generations.number():
             return
-        folder = generations.kept_state() if local_rank() == 0 else None
-        has = folder is not None and (folder / _FILE).is_file()
-        found = allgather(np.array([has]), name="kept")
+        folder = generations.kept_state() if basics.local_rank() == 0 else None
+        state = None
+        if folder is not None and (folder / _FILE).is_file():
+            state = pickle.loads(private_files.read(folder / _FILE))
+        found = allgather(np.array([state is not None]), name="kept")
         if found.any():
-            mine = (
-                pickle.loads(private_files.read(folder / _FILE))
-                if folder and has
-                else 0
-            )
-            self._unpack(broadcast_object(mine, int(found.argmax()), name="kept state"))
-        if local_rank() == 0:
+            root = int(found.argmax())
+            vars(self).update(broadcast_object(state, root, name="kept state"))
+            self.restore()
+        if basics.local_rank() == 0:
             generations.remove_state()
-
-    def _packed(self) -> Any:
-        """What was saved, for ``_unpack`` of another process."""
-        raise NotImplementedError
-
-    def _unpack(self, packed: Any) -> None:
-        raise NotImplementedError
 
 
 class ObjectState(State):
@@ -170,11 +159,12 @@ class ObjectState(State):
         **kwargs: The attributes and their values.
     """
 
+    _kept: tuple[str, ...] = ("_saved",)
+
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
-        del bcast_object, get_rank
-        self._saved = kwargs
-        self._set()
         super().__init__()
+        self._saved = kwargs
+        ObjectState.restore(self)
 
     def save(self) -> None:
         """Saves the attributes; what they refer to is not copied."""
@@ -182,24 +172,14 @@ class ObjectState(State):
 
     def restore(self) -> None:
         """Takes back the attributes as saved."""
-        self._set()
+        for name, value in self._saved.items():
+            setattr(self, name, value)
 
     def sync(self) -> None:
         """Gives every rank the attributes that rank 0 has saved."""
         if self._saved:
             self._saved = broadcast_object(self._saved, name="elastic state")
-            self._set()
-
-    def _packed(self) -> Any:
-        return self._saved
-
-    def _unpack(self, packed: Any) -> None:
-        self._saved = packed
-        self._set()
-
-    def _set(self) -> None:
-        for name, value in self._saved.items():
-            setattr(self, name, value)
+            ObjectState.restore(self)
 
 
 class TensorFlowState(ObjectState):
@@ -214,10 +194,11 @@ class TensorFlowState(ObjectState):
         ValueError: Without variables.
     """
 
+    _kept = ("_saved", "_values")
+
     def __init__(
         self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any
     ):
-        del session
         if not tf.executing_eagerly():
             raise NotImplementedError(
                 "TensorFlowState in a graph of TensorFlow 1\nHINT: use it in eager mode"
@@ -247,14 +228,6 @@ class TensorFlowState(ObjectState):
         broadcast_variables(self._shared(), 0)
         self._keep()
         super().sync()
-
-    def _packed(self) -> Any:
-        return self._values, super()._packed()
-
-    def _unpack(self, packed: Any) -> None:
-        self._values, saved = packed
-        super()._unpack(saved)
-        self.restore()
 
     def _tracked(self) -> list[Any]:
         return self.variables
@@ -286,7 +259,6 @@ class TensorFlowKerasState(TensorFlowState):
         backend: Any = None,
         **kwargs: Any,
     ):
-        del backend
         if not model.built:
             raise ValueError(
                 "Model must be built first. Run `model.build(input_shape)`."
@@ -323,9 +295,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         if session.is_joining():
-            enter()
-        if not entered():  # else the others are past it
-            state._go_on()
+            basics.enter()
+        if not basics.entered():  # else the others are past it
+            state._resume_generation()
         with _preemption if MIN_NP in os.environ else contextlib.nullcontext():
             return attempts(state, *args, **kwargs)
 
@@ -335,7 +307,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 if resets:
                     # One may join that did not wait yet when the ranks agreed.
-                    skip_sync = not _meet_anew() and skip_sync
+                    skip_sync = not _reconfigure() and skip_sync
                     # Its callbacks may call collectives, as a newcomer does between
                     # init() and here: Horovod's way to build an optimizer by a step.
                     state.on_reset()
@@ -350,7 +322,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 skip_sync = interrupt.skip_sync
             except (PeerLost, tf.errors.AbortedError) as error:
                 if MIN_NP not in os.environ or not session.lost():
-                    raise _ended(_what_happened(error)) from error
+                    # The core's own line, out of TensorFlow's many: before its HINT.
+                    why = str(error).partition("\nHINT:")[0].rpartition("\n")[2]
+                    raise _lost(why) from error
                 state.restore()
                 skip_sync = False
             resets = True
@@ -358,27 +332,22 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _meet_anew() -> bool:
+def _reconfigure() -> bool:
     """Forms a job of the ranks that are left and of newcomers; whether there are any."""
     if MIN_NP not in os.environ:
-        shutdown()
-        init()
+        basics.shutdown()
+        basics.init()
         return False
-    joined = regroup()
-    if size() < int(os.environ[MIN_NP]):
-        raise _ended(f"of the workers {size()} are left")
+    joined = basics.regroup()
+    if basics.size() < int(os.environ[MIN_NP]):
+        raise _lost(f"of the workers {basics.size()} are left")
     return joined
 
 
-def _ended(why: str) -> CollectiveError:
+def _lost(why: str) -> CollectiveError:
     return CollectiveError(
-        f"rank {rank()}: a worker was lost: {why}",
+        f"rank {basics.rank()}: a worker was lost: {why}",
         hint="start the job again from the last checkpoint; "
         "collectiverun --min-np N continues while N are left",
         everywhere=False,
     )
-
-
-def _what_happened(error: Exception) -> str:
-    """The core's own line, out of TensorFlow's many: the one before its HINT."""
-    return str(error).partition("\nHINT:")[0].rpartition("\n")[2]

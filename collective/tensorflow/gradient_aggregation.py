@@ -11,11 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.tensorflow.accumulation import Accumulation
-from collective.tensorflow.gradients import Tensor
-from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
-from collective.tensorflow.variables import tf_variable
-from collective.tensorflow_ops import ranks
+from collective.tensorflow.functions import tf_variable
+from collective.tensorflow.gradients import GradientReduction, Tensor
+from collective.tensorflow.process_sets import ProcessSet, global_process_set
 
 
 def apply_op_to_not_none_tensors(
@@ -28,6 +26,75 @@ def apply_op_to_not_none_tensors(
 def get_not_none_from_list(tensor_list: Sequence[Any]) -> list[Any]:
     """What is not None."""
     return [t for t in tensor_list if t is not None]
+
+
+class Accumulation:
+    """Sums of gradients, and how many passes are in them.
+
+    Its variables are its own: a saved optimizer is as without it.
+
+    Args:
+        passes: How many make an update.
+        average: Whether their mean is applied, not their sum.
+    """
+
+    def __init__(self, passes: int, average: bool):
+        self.passes = passes
+        self.average = average
+        self.count: Any = None  # a tf.Variable from the first pass on
+        self.sums: list[tf.Variable] = []
+        # Of those variables that a gradient was ever seen for.
+        self.seen: list[bool] = []
+
+    def add(self, gradients: Sequence[Tensor | None], variables: Sequence[Any]) -> None:
+        """Adds the gradients of one pass; sparse ones become dense.
+
+        Raises:
+            ValueError: If these are not the variables of the passes before.
+        """
+        if self.count is None:
+            # Also when a function is traced, variables are made outside of it.
+            with tf.init_scope():
+                self.count = tf.Variable(0, trainable=False, dtype=tf.int64)
+                self.sums = [
+                    tf.Variable(
+                        tf.zeros(v.shape, tf_variable(v).dtype), trainable=False
+                    )
+                    for v in variables
+                ]
+            self.seen = [False] * len(self.sums)
+        if len(variables) != len(self.sums):
+            raise ValueError(
+                f"{len(variables)} variables, and {len(self.sums)} in the passes before\n"
+                "HINT: with backward_passes_per_step, always pass the same variables"
+            )
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                self.seen[place] = True
+                total = self.sums[place]
+                total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
+        self.count.assign_add(1)
+
+    def full(self) -> tf.Tensor:
+        """Whether as many passes are in it as make an update."""
+        return tf.equal(self.count, self.passes)
+
+    def pending(self) -> bool:
+        """Whether passes are in it that no update has used; eager only."""
+        return self.count is not None and int(self.count) > 0
+
+    def take(self) -> list[tf.Tensor | None]:
+        """The sums or means, and empties it."""
+        divisor = self.count.read_value() if self.average else tf.constant(1, tf.int64)
+        taken = [
+            total.read_value() / tf.cast(divisor, total.dtype) if seen else None
+            for total, seen in zip(self.sums, self.seen, strict=True)
+        ]
+        with tf.control_dependencies([t for t in taken if t is not None]):
+            for total in self.sums:
+                total.assign(tf.zeros_like(total))
+            self.count.assign(0)
+        return taken
 
 
 class LocalGradientAggregationHelper:
@@ -56,18 +123,17 @@ class LocalGradientAggregationHelper:
         scale_local_gradients: bool = True,
         name: str = "",
     ):
-        del sparse_as_dense, rank, optimizer_type, name
         self._allreduce = allreduce_func
         self._accumulation = Accumulation(
             backward_passes_per_step, average_aggregated_gradients
         )
-        self._process_set = process_set
-        self._scale = scale_local_gradients
-        self._local: set[int] = set()
+        self._local = GradientReduction(
+            process_set=process_set, scale_local_gradients=scale_local_gradients
+        )
 
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable's gradient to this process alone."""
-        self._local.add(id(tf_variable(var)))
+        self._local.register_local(var)
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(
@@ -112,7 +178,6 @@ class LocalGradientAggregationHelper:
             optimizer: Its ``iterations`` count every pass.
             *args, **kwargs: Not needed.
         """
-        del args, kwargs
 
         def apply() -> tf.Tensor:
             apply_grads_closure()
@@ -128,18 +193,12 @@ class LocalGradientAggregationHelper:
     def _reduce(
         self, gradients: list[Tensor | None], variables: Sequence[Any]
     ) -> list[Tensor | None]:
-        found = list(gradients)
-        shared = [
-            i for i, v in enumerate(variables) if id(tf_variable(v)) not in self._local
-        ]
+        local = self._local
+        shared = [i for i, v in enumerate(variables) if not local.is_local(v)]
         reduced = self._allreduce(
-            [found[i] for i in shared], [variables[i] for i in shared]
+            [gradients[i] for i in shared], [variables[i] for i in shared]
         )
         for i, gradient in zip(shared, reduced, strict=True):
-            found[i] = gradient
-        if self._scale and self._local:
-            size = ranks.size(group_of(self._process_set))
-            for i, gradient in enumerate(found):
-                if i not in shared and gradient is not None:
-                    found[i] = gradient / tf.cast(size, gradient.dtype)
-        return found
+            gradients[i] = gradient
+        local.scale_local(gradients, variables)
+        return gradients

@@ -1,11 +1,11 @@
-"""How gradients are summed: what the tape, and every optimizer, does with its list."""
+"""How gradients are summed: what every optimizer does with its list, and the tape."""
 
 from __future__ import annotations
 
 import itertools
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import keras
@@ -14,10 +14,10 @@ import tensorflow as tf
 from collective.operations.kinds import Average
 from collective.tensorflow.collectives import Tensor, grouped_allreduce
 from collective.tensorflow.compression import Compression, Compressor
+from collective.tensorflow.functions import tf_variable
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
-from collective.tensorflow.reductions import Reduction, chosen
-from collective.tensorflow.sparse import combined
-from collective.tensorflow.variables import tf_variable
+from collective.tensorflow.reductions import Reduction, chosen, combined
+from collective.tensorflow.signatures import ordered
 from collective.tensorflow_ops import ranks
 
 Groups = int | Sequence[Sequence[Any]]
@@ -38,9 +38,12 @@ class GradientReduction:
         scale_local_gradients: Whether gradients of local variables are divided by the
             number of ranks, as those of the others are by the average.
         device_dense, device_sparse: Where results are wanted.
+        num_groups: The old name of ``groups``.
+        local_layers: A layer or several, whose gradients stay this process' own.
 
     Raises:
-        ValueError: For options that do not go together.
+        ValueError: For options that do not go together; for what is no layer, or has
+            no variables yet.
     """
 
     op: Reduction = Average
@@ -52,10 +55,19 @@ class GradientReduction:
     scale_local_gradients: bool = True
     device_dense: str = ""
     device_sparse: str = ""
-    local: set[int] = field(default_factory=set)
+    num_groups: InitVar[int] = 0
+    local_layers: InitVar[Any] = None
+    local: set[int] = field(default_factory=set, init=False)
 
-    def __post_init__(self) -> None:
-        self.op = chosen(self.op, None)
+    def __post_init__(self, num_groups: int, local_layers: Any) -> None:
+        self.op = chosen(self.op)
+        if num_groups:
+            warnings.warn(
+                "Parameter `num_groups` has been replaced by `groups`",
+                DeprecationWarning,
+                stacklevel=6,
+            )
+            self.groups = num_groups if self.groups is None else self.groups
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError(
                 "gradient_predivide_factor not supported with op != Average"
@@ -64,6 +76,8 @@ class GradientReduction:
             raise ValueError(
                 "groups should be a positive integer or a list of list of variables."
             )
+        for variable in _variables_of(local_layers):
+            self.register_local(variable)
 
     def register_local(self, variable: Any) -> None:
         """Leaves a variable's gradient to this process alone."""
@@ -76,14 +90,7 @@ class GradientReduction:
     def __call__(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Any]
     ) -> list[Tensor | None]:
-        """Reduces the gradients of variables.
-
-        Args:
-            gradients: One for each variable, or None; the same ones on every rank.
-            variables: Of TensorFlow or Keras.
-
-        Returns:
-            The reduced ones, in order.
+        """Reduces the gradients of variables; None where it is None on every rank.
 
         Raises:
             tf.errors.OpError: As for ``allreduce``.
@@ -93,9 +100,14 @@ class GradientReduction:
         group_of(self.process_set)  # it must have been added, also on other ranks
         # A single rank reduces, too: when the graph runs, there may be more.
         if not self.process_set.included():
-            return [self._alone(gradient) for gradient in results]
+            # A process by itself does the same to sparse gradients as many do.
+            return [
+                self._sent(combined(gradient))
+                if isinstance(gradient, tf.IndexedSlices)
+                else gradient
+                for gradient in results
+            ]
         for group in self._groups(results, variables):
-            before = 1 / self.gradient_predivide_factor
             reduced = grouped_allreduce(
                 [self._sent(results[place]) for place in group],
                 None,
@@ -103,24 +115,24 @@ class GradientReduction:
                 self.device_sparse,
                 self.compression,
                 self.op,
-                before,
+                1 / self.gradient_predivide_factor,
                 self.gradient_predivide_factor,
                 self.process_set,
             )
             for place, result in zip(group, reduced, strict=True):
                 results[place] = result
+        self.scale_local(results, variables)
+        return results
+
+    def scale_local(
+        self, gradients: list[Tensor | None], variables: Sequence[Any]
+    ) -> None:
+        """Divides the gradients of local variables, if they are to be, in place."""
         local = [place for place, v in enumerate(variables) if self.is_local(v)]
         if self.scale_local_gradients and local:
             size = ranks.size(group_of(self.process_set))
             for place in local:
-                results[place] = _divided(results[place], size)
-        return results
-
-    def _alone(self, gradient: Tensor | None) -> Tensor | None:
-        """What a process by itself does: the same to sparse gradients as many do."""
-        if isinstance(gradient, tf.IndexedSlices):
-            return self._sent(combined(gradient))
-        return gradient
+                gradients[place] = _divided(gradients[place], size)
 
     def _sent(self, gradient: Tensor) -> Tensor:
         if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
@@ -145,13 +157,10 @@ class GradientReduction:
             edges = [i * len(places) // parts for i in range(parts + 1)]
             groups = [places[a:b] for a, b in itertools.pairwise(edges)]
         else:
-            number = {id(tf_variable(v)): place for place, v in enumerate(variables)}
-            named = [
-                [number.get(id(tf_variable(variable)), -1) for variable in group]
-                for group in self.groups
-            ]
-            groups = [[place for place in group if place in places] for group in named]
-            taken = {place for group in groups for place in group}
+            place_of = {id(tf_variable(variables[place])): place for place in places}
+            named = [[id(tf_variable(v)) for v in group] for group in self.groups]
+            groups = [[place_of[n] for n in group if n in place_of] for group in named]
+            taken = set(itertools.chain(*groups))
             groups.append([place for place in places if place not in taken])
         return [group for group in groups if group]
 
@@ -165,24 +174,7 @@ def _divided(gradient: Tensor | None, size: tf.Tensor) -> Tensor | None:
     return gradient / tf.cast(size, gradient.dtype)
 
 
-def old_groups(num_groups: int, groups: Groups | None) -> Groups | None:
-    """``groups``, or the older ``num_groups`` where only that was given."""
-    if not num_groups:
-        return groups
-    warnings.warn(
-        "Parameter `num_groups` has been replaced by `groups`",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return num_groups if groups is None else groups
-
-
-def variables_of(local_layers: Any) -> list[Any]:
-    """The trainable variables of a layer or of several.
-
-    Raises:
-        ValueError: If one is no layer, or has not been built.
-    """
+def _variables_of(local_layers: Any) -> list[Any]:
     if local_layers is None:
         return []
     layers = (
@@ -197,3 +189,89 @@ def variables_of(local_layers: Any) -> list[Any]:
                 "HINT: build the model first, as by model.build(input_shape)"
             )
     return [variable for layer in layers for variable in layer.trainable_weights]
+
+
+class _ReducingTape(tf.GradientTape):
+    """Mixed into the class of the tape that is wrapped; shares its recording."""
+
+    _reduction: GradientReduction
+
+    def register_local_source(self, source: Any) -> None:
+        """Leaves a source's gradient to this process alone."""
+        self._reduction.register_local(source)
+
+    @tf.autograph.experimental.do_not_convert
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
+    ) -> Any:
+        """As ``tf.GradientTape.gradient``, reduced over the ranks.
+
+        Args:
+            target, sources, output_gradients, unconnected_gradients: As there; sources
+                may be variables of Keras.
+            use_generic_names: Nothing: calls are always known by their order.
+        """
+        gradients = super().gradient(
+            target, sources, output_gradients, unconnected_gradients
+        )
+        flat = tf.nest.flatten(gradients)
+        reduced = self._reduction(flat, tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(gradients, reduced)
+
+    def get_local_and_global_gradients(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Pairs of source and gradient: the local sources', and the others'."""
+        gradients = self.gradient(target, sources, output_gradients)
+        pairs = list(
+            zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True)
+        )
+        local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
+        others = [pair for pair in pairs if not self._reduction.is_local(pair[0])]
+        return local, others
+
+
+@ordered(
+    "gradtape device_dense device_sparse compression sparse_as_dense op "
+    "gradient_predivide_factor num_groups groups process_set scale_local_gradients "
+    "local_layers",
+    GradientReduction,
+)
+def DistributedGradientTape(
+    gradtape: tf.GradientTape, **options: Any
+) -> tf.GradientTape:
+    """Wraps a tape: its ``gradient`` is reduced over the ranks.
+
+    Args:
+        gradtape: The tape, before or after its ``with`` block.
+        **options: As for ``GradientReduction``.
+
+    Raises:
+        ValueError: For options that do not go together.
+    """
+    reduction = GradientReduction(**options)
+    kind = type(gradtape)
+    tape: Any = object.__new__(type(kind.__name__, (_ReducingTape, kind), {}))
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reduction = reduction
+    return tape
+
+
+@ordered(
+    "gradtape device_dense device_sparse compression sparse_as_dense op "
+    "gradient_predivide_factor num_groups groups process_set local_layers "
+    "scale_local_gradients",
+    DistributedGradientTape,
+)
+def PartialDistributedGradientTape(**options: Any) -> tf.GradientTape:
+    """As ``DistributedGradientTape``, but for the gradients of ``local_layers``."""
+    return DistributedGradientTape(**options)

@@ -8,18 +8,20 @@ way: nothing trains without summing.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from collective import session, tensorflow_ops
 from collective.errors import CollectiveError
-from collective.tensorflow import keras_hooks
-from collective.tensorflow.accumulation import Accumulation
+from collective.log import log
+from collective.operations.kinds import Min
+from collective.tensorflow.gradient_aggregation import Accumulation
 from collective.tensorflow.gradients import GradientReduction, Tensor
+from collective.tensorflow.process_sets import group_of
 
 
 class CallableList(list):
@@ -51,38 +53,30 @@ class Distributed(keras.optimizers.Optimizer):
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(variables)
-        if self._accumulation is None:
+        accumulation = self._accumulation
+        if accumulation is None:
             self._apply_reduced(grads, variables)
             return
-        self._accumulation.add(grads, variables)
-        tf.cond(
-            self._accumulation.full(),
-            lambda: self._apply_accumulated(variables),
-            self._pass_by,
-        )
 
-    def _apply_accumulated(self, variables: Sequence[Any]) -> bool:
-        assert self._accumulation is not None
-        self._apply_reduced(self._accumulation.take(), variables)
-        return True
+        def update() -> bool:
+            self._apply_reduced(accumulation.take(), variables)
+            return True
 
-    def _pass_by(self) -> bool:
-        if COUNTS_PASSES:
-            self._iterations.assign_add(1)
-        return False
+        def wait() -> bool:
+            if COUNTS_PASSES:
+                self._iterations.assign_add(1)
+            return False
+
+        accumulation.add(grads, variables)
+        tf.cond(accumulation.full(), update, wait)
 
     def _apply_reduced(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Any]
     ) -> None:
         reduced = self._reduction(gradients, variables)
-        with self._now_summed():
-            super().apply(reduced, variables)
-
-    @contextlib.contextmanager
-    def _now_summed(self) -> Iterator[None]:
         self._summed = True
         try:
-            yield
+            super().apply(reduced, variables)
         finally:
             self._summed = False
 
@@ -195,7 +189,7 @@ def distribute(
         raise ValueError(
             "this optimizer is a DistributedOptimizer already: it would sum twice"
         )
-    keras_hooks.install(is_distributed)
+    _change_keras()
     kind: Any = type(optimizer)
     config = optimizer.get_config()
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -216,3 +210,54 @@ def distribute(
         for mine, theirs in zip(wrapped.variables, optimizer.variables, strict=True):
             mine.assign(theirs)
     return wrapped
+
+
+@functools.cache
+def _change_keras() -> None:
+    """Changes two methods inside Keras for distributed optimizers, once.
+
+    There is no way to ask for another behaviour; other optimizers are left alone.
+    """
+    _agree_on_overflow()
+    _leave_out_xla()
+
+
+def _agree_on_overflow() -> None:
+    """All ranks skip an update where one rank's gradients are not finite.
+
+    Under mixed precision Keras looks for overflows before it calls the optimizer: one
+    rank would skip, and the others would wait for its gradients.
+    """
+    kind = keras.optimizers.LossScaleOptimizer
+    check_finite = kind.check_finite
+
+    def everywhere(self: Any, grads: Any) -> tf.Tensor:
+        finite = check_finite(self, grads)
+        if not is_distributed(self):
+            return finite
+        process_set = self.inner_optimizer._reduction.process_set
+        if not process_set.included():
+            return finite
+        (everyone,) = tensorflow_ops.all_reduce(
+            [tf.cast(finite, tf.int32)], Min, None, group_of(process_set)
+        )
+        return tf.cast(everyone, tf.bool)
+
+    kind.check_finite = everywhere
+
+
+def _leave_out_xla() -> None:
+    """Switches off ``jit_compile``, which Keras chooses by itself on a GPU.
+
+    XLA knows no op of ours, as it knows none of Horovod's by default.
+    """
+    make_train_function = keras.Model.make_train_function
+
+    def without_xla(self: Any, force: bool = False) -> Any:
+        if is_distributed(getattr(self, "optimizer", None)) and self.jit_compile:
+            if session.is_initialized() and session.rank() == 0:
+                log.warning("collective: jit_compile is off: XLA cannot sum over ranks")
+            self.jit_compile = False
+        return make_train_function(self, force)
+
+    keras.Model.make_train_function = without_xla

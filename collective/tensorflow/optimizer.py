@@ -6,36 +6,28 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.errors import CollectiveError
 from collective.operations.kinds import Average, Sum
-from collective.tensorflow.compression import Compression, Compressor
-from collective.tensorflow.gradients import (
-    GradientReduction,
-    Groups,
-    old_groups,
-    variables_of,
-)
+from collective.tensorflow.gradients import GradientReduction
 from collective.tensorflow.keras_optimizer import distribute
-from collective.tensorflow.process_sets import ProcessSet, global_process_set
-from collective.tensorflow.reductions import Adasum, Reduction, chosen
-from collective.tensorflow.v1_optimizer import DistributedV1Optimizer
+from collective.tensorflow.reductions import Adasum
+from collective.tensorflow.signatures import ordered
 
 
+@ordered(
+    "optimizer name use_locking device_dense device_sparse compression sparse_as_dense "
+    "backward_passes_per_step op gradient_predivide_factor "
+    "average_aggregated_gradients num_groups groups process_set "
+    "scale_local_gradients local_layers",
+    GradientReduction,
+)
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
     use_locking: bool = False,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
-    sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
-    op: Reduction = Average,
-    gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Groups | None = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
+    **options: Any,
 ) -> Any:
     """An optimizer like the given one, whose gradients are those of all ranks.
 
@@ -45,10 +37,7 @@ def DistributedOptimizer(
         use_locking: For an optimizer of TensorFlow 1.
         backward_passes_per_step: Calls whose gradients are added up for an update.
         average_aggregated_gradients: Whether their mean is applied, not their sum.
-        num_groups: The old name of ``groups``.
-        device_dense, device_sparse, compression, sparse_as_dense, op,
-            gradient_predivide_factor, groups, process_set, scale_local_gradients: As
-            for ``GradientReduction``.
+        **options: As for ``GradientReduction``.
 
     Returns:
         The new optimizer. With Keras its class derives from the given one's.
@@ -57,22 +46,12 @@ def DistributedOptimizer(
         ValueError: For options that do not go together, or no optimizer.
         NotImplementedError: For what an optimizer of TensorFlow 1 cannot do here.
     """
-    op = chosen(op)
+    reduction = GradientReduction(**options)
+    op = reduction.op
     if op is Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be at least 1")
-    reduction = GradientReduction(
-        op=op,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=old_groups(num_groups, groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-    )
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if backward_passes_per_step > 1:
             raise NotImplementedError(
@@ -100,43 +79,64 @@ def DistributedOptimizer(
     )
 
 
-def PartialDistributedOptimizer(
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: Reduction = Average,
-    groups: Groups | None = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
-    scale_local_gradients: bool = True,
-) -> Any:
-    """As ``DistributedOptimizer``, but for the gradients of some layers.
+@ordered(
+    "optimizer name device_dense device_sparse compression sparse_as_dense "
+    "gradient_predivide_factor op groups process_set local_layers "
+    "scale_local_gradients",
+    DistributedOptimizer,
+)
+def PartialDistributedOptimizer(**options: Any) -> Any:
+    """As ``DistributedOptimizer``, but for the gradients of ``local_layers``."""
+    return DistributedOptimizer(**options)
+
+
+class DistributedV1Optimizer(tf.compat.v1.train.Optimizer):
+    """Reduces in ``compute_gradients``; the rest is the wrapped optimizer's.
 
     Args:
-        local_layers: Layers whose gradients stay this process' own.
-
-    Raises:
-        ValueError: For what is no layer, or has no variables yet.
+        optimizer: The one that is wrapped.
+        reduction: What is done with gradients.
+        name: ``Distributed`` and the optimizer's class by default.
+        use_locking: As for it.
     """
-    wrapped = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    local = variables_of(local_layers)
-    inner = getattr(wrapped, "inner_optimizer", wrapped)
-    for variable in local:
-        inner.register_local_var(variable)
-    return wrapped
+
+    def __init__(
+        self,
+        optimizer: tf.compat.v1.train.Optimizer,
+        reduction: GradientReduction,
+        name: str | None = None,
+        use_locking: bool = False,
+    ):
+        super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
+        self._optimizer = optimizer
+        self._reduction = reduction
+        self._reduced = False
+        self.get_slot = optimizer.get_slot
+        self.get_slot_names = optimizer.get_slot_names
+        self.variables = optimizer.variables
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable's gradient to this process alone."""
+        self._reduction.register_local(var)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """The wrapped optimizer's, reduced over the ranks."""
+        gradients, variables = zip(
+            *self._optimizer.compute_gradients(*args, **kwargs), strict=True
+        )
+        self._reduced = True
+        return list(zip(self._reduction(gradients, variables), variables, strict=True))
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's.
+
+        Raises:
+            CollectiveError: If ``compute_gradients`` was never called.
+        """
+        if not self._reduced:
+            raise CollectiveError(
+                f"{self._name} got gradients that were not summed over the ranks",
+                hint="call minimize() or compute_gradients(), or take them from "
+                "hvd.DistributedGradientTape and apply them with the plain optimizer",
+            )
+        return self._optimizer.apply_gradients(*args, **kwargs)

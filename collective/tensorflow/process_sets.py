@@ -172,11 +172,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def check_initialized() -> None:
-    """Checks that this process has joined its job.
-
-    Raises:
-        ValueError: If not.
-    """
+    """Raises ValueError if this process has not joined its job."""
     if not session.is_initialized():
         raise ValueError(
             "collective.tensorflow has not been initialized; use hvd.init()."
@@ -184,22 +180,14 @@ def check_initialized() -> None:
 
 
 def by_id(number: int) -> ProcessSet:
-    """The set of a number.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """The set of a number; ValueError if there is none."""
     if number not in _added:
         raise ValueError("Process set does not exist or has not been registered.")
     return _added[number]
 
 
 def group_of(process_set: ProcessSet) -> core.ProcessSet | None:
-    """The core's group behind a set; None for all ranks.
-
-    Raises:
-        ValueError: If it was not added.
-    """
+    """The core's group behind a set, None for all ranks; ValueError if it was not added."""
     number = process_set.process_set_id
     if number is None or _added.get(number) is not process_set:
         raise ValueError(
@@ -209,7 +197,7 @@ def group_of(process_set: ProcessSet) -> core.ProcessSet | None:
     return process_set.group
 
 
-def forget() -> None:
+def forget_process_sets() -> None:
     """Forgets all sets but the global one, as the job ends."""
     for process_set in list(_added.values()):
         remove_process_set(process_set)

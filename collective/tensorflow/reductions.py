@@ -1,15 +1,36 @@
-"""Which reduction a call asks for: Horovod's ``op=`` and its older ``average=``."""
+"""Which reduction a call asks for, and what the core does not reduce by itself.
+
+That is sparse tensors, tensors of other dtypes, and Adasum: a sum that shrinks where
+gradients point the same way. Of two gradients a and b it makes
+a (1 - a·b / 2|a|²) + b (1 - a·b / 2|b|²): their sum where they are orthogonal, their
+mean where they are equal. Of more, in pairs, as in a tournament. From Maleki et al.,
+"Scaling Distributed Training with Adaptive Summation" (2020).
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Final
 
-from collective.operations.kinds import Average, Op
+import tensorflow as tf
+
+from collective import tensorflow_ops
+from collective.operations.kinds import (
+    DTYPES,
+    Average,
+    Max,
+    Min,
+    Op,
+    Product,
+    Sum,
+)
+from collective.tensorflow.process_sets import ProcessSet, group_of
+from collective.tensorflow_ops import ranks
 
 
 class _Adasum:
-    """Adaptive summation, which is no reduction of the core (see ``adasum.py``)."""
+    """Adaptive summation, which is no reduction of the core (see ``adasum``)."""
 
     name = "Adasum"
 
@@ -21,13 +42,14 @@ Adasum: Final = _Adasum()
 Reduction = Op | _Adasum
 
 # Horovod's numbers of its operations, which scripts pass as they are.
-_BY_NUMBER: tuple[Reduction, ...] = (
-    Op.Average,
-    Op.Sum,
-    Adasum,
-    Op.Min,
-    Op.Max,
-    Op.Product,
+_BY_NUMBER: tuple[Reduction, ...] = (Average, Sum, Adasum, Min, Max, Product)
+
+# Reduced in a dtype that holds their sums, and cast back.
+_WIDER = {tf.int16: tf.int32, tf.uint16: tf.int32, tf.uint32: tf.int64}
+
+ODD = (
+    "Running Adasum with non-power of 2 ranks is not supported yet.\n"
+    "HINT: start 2, 4, 8, ... ranks, or use hvd.Average"
 )
 
 
@@ -52,7 +74,7 @@ def chosen(op: Reduction | int | None = None, average: bool | None = None) -> Re
             DeprecationWarning,
             stacklevel=3,
         )
-        return Op.Average if average else Op.Sum
+        return Average if average else Sum
     if op is None:
         return Average
     if type(op) is int and 0 <= op < len(_BY_NUMBER):
@@ -63,3 +85,140 @@ def chosen(op: Reduction | int | None = None, average: bool | None = None) -> Re
             "HINT: hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max or hvd.Product"
         )
     return op
+
+
+def reducible(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor in a dtype that the core can reduce, if there is one."""
+    return tf.cast(tensor, _WIDER.get(tensor.dtype, tensor.dtype))
+
+
+def movable(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, as bytes (``[..., bytes]``) where the core does not know its dtype."""
+    known = tensor.dtype.base_dtype.name in DTYPES
+    return tensor if known else tf.bitcast(tensor, tf.uint8)
+
+
+def restored(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """The inverse of ``movable``, after a collective that does not look at values."""
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
+def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+    """The tensor times a factor; whole numbers are rounded towards zero.
+
+    Half precision is multiplied in float32.
+    """
+    if isinstance(factor, int | float) and factor == 1:
+        return tensor
+    dtype = tensor.dtype
+    if not dtype.is_floating and not dtype.is_complex:
+        wide = tf.float64
+    else:
+        wide = tf.float32 if dtype.size == 2 else dtype
+    return tf.cast(tf.cast(tensor, wide) * tf.cast(factor, wide), dtype)
+
+
+def sparse_allreduce(
+    slices: tf.IndexedSlices,
+    op: Reduction,
+    factor: float,
+    process_set: ProcessSet,
+    name: str | None = None,
+) -> tf.IndexedSlices:
+    """Sums or averages slices over the ranks: rows are gathered, and equal ones combined.
+
+    Args:
+        slices: ``values [rows, ...]`` and ``indices [rows]``; any number of rows.
+        op: Sum or Average; NotImplementedError for another.
+        factor: What the result is multiplied with.
+        process_set, name: As for ``hvd.allreduce``.
+
+    Returns:
+        Each row once, in ascending order. The average of integers is in float32 or
+        float64.
+    """
+    if not isinstance(op, Op) or op not in (Sum, Average):
+        raise NotImplementedError(
+            f"{op.name} of sparse tensors: only Sum and Average are of their rows\n"
+            "HINT: pass sparse_as_dense=True, or tf.convert_to_tensor(...)"
+        )
+    group = group_of(process_set)
+    values = tensorflow_ops.allgather(slices.values, name and f"{name} rows", group)
+    indices = tensorflow_ops.allgather(
+        slices.indices, name and f"{name} indices", group
+    )
+    if op == Average:  # of integers: floats, as Horovod's, which TensorFlow's "/" makes
+        values = values / tf.cast(ranks.size(group), values.dtype)
+    total = combined(tf.IndexedSlices(values, indices, slices.dense_shape))
+    values = scaled(total.values, factor)
+    return tf.IndexedSlices(values, total.indices, total.dense_shape)
+
+
+def combined(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same tensor with each row once.
+
+    Optimizers square the values of sparse gradients: of a row that comes twice, they
+    would make the sum of the squares and not the square of the sum.
+    """
+    rows, places = tf.unique(slices.indices)
+    order = tf.argsort(rows, stable=True)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows))
+    return tf.IndexedSlices(
+        tf.gather(values, order), tf.gather(rows, order), slices.dense_shape
+    )
+
+
+def adasum(
+    tensors: Sequence[tf.Tensor], process_set: ProcessSet, name: str | None = None
+) -> list[tf.Tensor]:
+    """Adasum of each tensor over the ranks; the same bits on every rank.
+
+    Every rank gathers all tensors and plays the whole tournament, in N times the
+    memory of the tensors.
+
+    Args:
+        tensors: Floating-point, the same shapes and dtypes on every rank.
+        process_set: The ranks that take part: 1, 2, 4, 8, ...
+        name: As for ``hvd.allreduce``.
+
+    Raises:
+        NotImplementedError: If the number of ranks is no power of two; in a graph
+            ``tf.errors.InvalidArgumentError``, when it runs.
+    """
+    group = group_of(process_set)
+    size = ranks.size(group)
+    power_of_two = tf.equal(tf.bitwise.bitwise_and(size, size - 1), 0)
+    if tf.executing_eagerly() and not power_of_two:
+        raise NotImplementedError(ODD)
+    results = []
+    with tf.control_dependencies([tf.debugging.Assert(power_of_two, [ODD])]):
+        for number, tensor in enumerate(tensors):
+            everyone = tensorflow_ops.allgather(
+                tf.reshape(tensor, [1, -1]), name and f"{name} {number}", group
+            )
+            results.append(tf.reshape(_tournament(everyone), tf.shape(tensor)))
+    return results
+
+
+def _tournament(left: tf.Tensor) -> tf.Tensor:
+    """``[ranks, n]`` becomes ``[1, n]``, in rounds that halve the number of rows."""
+    (winner,) = tf.while_loop(
+        lambda left: tf.shape(left)[0] > 1,
+        lambda left: (_pairs(left[::2], left[1::2]),),
+        (left,),
+        (tf.TensorShape([None, left.shape[1]]),),
+    )
+    return winner
+
+
+def _pairs(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Of two ``[pairs, n]``, one; the products are summed in float64."""
+
+    def product(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(x * y, axis=1, keepdims=True)
+
+    wide_a, wide_b = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
+    both = product(wide_a, wide_b)
+    of_a = 1 - tf.math.divide_no_nan(both, 2 * product(wide_a, wide_a))
+    of_b = 1 - tf.math.divide_no_nan(both, 2 * product(wide_b, wide_b))
+    return tf.cast(of_a * wide_a + of_b * wide_b, a.dtype)

@@ -16,12 +16,12 @@ import tensorflow as tf
 
 from collective.buckets import in_buckets
 from collective.operations.kinds import (
+    Average,
     Op,
     algorithm_number,
     op_number,
     transport_number,
 )
-from collective.operations.kinds import Sum as Sum
 from collective.process_set import ProcessSet
 from collective.tensorflow_ops import gradients as gradients
 from collective.tensorflow_ops import ranks
@@ -32,7 +32,7 @@ from collective.tensorflow_ops.naming import name_of as _name
 
 def all_reduce(
     tensors: Sequence[tf.Tensor],
-    op: Op = Sum,
+    op: Op = Average,
     name: str | None = None,
     process_set: ProcessSet | None = None,
     *,
@@ -70,19 +70,18 @@ def all_reduce(
     if not tensors:
         return []
     name = _name("all_reduce", name)
-    group = _group(process_set)
+    group = process_set.number if process_set else 0
     results: list[tf.Tensor | None] = [None] * len(tensors)
     buckets = in_buckets(tensors, None if tf.executing_eagerly() else bucket_bytes)
     for number, places in enumerate(buckets):
+        part = f"{name} bucket {number}" if len(buckets) > 1 else name
         reduced = _make(
             "all_reduce",
             [tensors[place] for place in places],
             reduction=op_number(op),
             algorithm=algorithm_number(algorithm),
             transport=transport_number(transport_dtype),
-            **_attributes(
-                f"{name} bucket {number}" if len(buckets) > 1 else name, group
-            ),
+            **_attributes(part, group),
         )
         for place, result in zip(places, reduced, strict=True):
             results[place] = result
@@ -102,25 +101,17 @@ def broadcast(
     Args:
         tensors: Dense, of the same shapes and dtypes on every rank.
         root_rank: The root, counted in the whole job.
-        name: As for ``all_reduce``.
-        process_set: The ranks that take part; None for all.
+        name, process_set: As for ``all_reduce``, and so are errors.
 
     Returns:
         The root's tensors, in order.
-
-    Raises:
-        tf.errors.OpError: As for ``all_reduce``.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not tensors:
         return []
     root = process_set.ranks.index(root_rank) if process_set else root_rank
-    return _make(
-        "broadcast",
-        tensors,
-        root=root,
-        **_attributes(_name("broadcast", name), _group(process_set)),
-    )
+    identity = _identity("broadcast", name, process_set)
+    return _make("broadcast", tensors, root=root, **identity)
 
 
 def allgather(
@@ -130,27 +121,19 @@ def allgather(
 
     Args:
         tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
-        name: As for ``all_reduce``.
-        process_set: The ranks that take part; None for all.
+        name, process_set: As for ``all_reduce``, and so are errors.
 
     Returns:
         ``[sum of rows, ...]``. Its gradient is this rank's rows of the summed one.
-
-    Raises:
-        tf.errors.OpError: As for ``all_reduce``.
     """
     tensor = tf.convert_to_tensor(tensor)
-    result = _make(
-        "all_gather",
-        tensor,
-        **_attributes(_name("allgather", name), _group(process_set)),
-    )
-    return _with_rows(result, tensor)
+    identity = _identity("allgather", name, process_set)
+    return _with_rows(_make("all_gather", tensor, **identity), tensor)
 
 
 def reducescatter(
     tensor: tf.Tensor,
-    op: Op = Sum,
+    op: Op = Average,
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
@@ -158,23 +141,14 @@ def reducescatter(
 
     Args:
         tensor: ``[rows, ...]``, equal shape and dtype on every rank.
-        op: Sum, Average, Min, Max or Product.
-        name: As for ``all_reduce``.
-        process_set: The ranks that take part; None for all.
+        op, name, process_set: As for ``all_reduce``, and so are errors.
 
     Returns:
         This rank's rows, as even as can be, the first ranks having one more.
-
-    Raises:
-        tf.errors.OpError: As for ``all_reduce``.
     """
     tensor = tf.convert_to_tensor(tensor)
-    result = _make(
-        "reduce_scatter",
-        tensor,
-        reduction=op_number(op),
-        **_attributes(_name("reducescatter", name), _group(process_set)),
-    )
+    identity = _identity("reducescatter", name, process_set)
+    result = _make("reduce_scatter", tensor, reduction=op_number(op), **identity)
     return _with_rows(result, tensor)
 
 
@@ -190,29 +164,26 @@ def alltoall(
         tensor: ``[rows, ...]``, equal dtype and shape on every rank but for rows.
         splits: Rows for each rank, int64, adding up to ``rows``; equal parts by
             default.
-        name: As for ``all_reduce``.
-        process_set: The ranks that take part; None for all.
+        name, process_set: As for ``all_reduce``, and so are errors.
 
     Returns:
         The received rows in the order of the ranks, and how many came from each.
-
-    Raises:
-        tf.errors.OpError: As for ``all_reduce``.
     """
     tensor = tf.convert_to_tensor(tensor)
     if splits is None:
-        size = ranks.size(process_set)
-        splits = tf.fill(
-            [size], tf.shape(tensor, tf.int64)[0] // tf.cast(size, tf.int64)
-        )
+        size = tf.cast(ranks.size(process_set), tf.int64)
+        splits = tf.fill([size], tf.shape(tensor, tf.int64)[0] // size)
+    identity = _identity("alltoall", name, process_set)
     result, received = _make(
-        "all_to_all",
-        tensor,
-        tf.cast(splits, tf.int64),
-        **_attributes(_name("alltoall", name), _group(process_set)),
+        "all_to_all", tensor, tf.cast(splits, tf.int64), **identity
     )
     received.set_shape([None])
     return _with_rows(result, tensor), received
+
+
+def _identity(kind: str, name: str | None, process_set: ProcessSet | None) -> dict:
+    # The core refuses a rank outside of the set when the op runs.
+    return _attributes(_name(kind, name), process_set.number if process_set else 0)
 
 
 def _with_rows(result: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
@@ -220,8 +191,3 @@ def _with_rows(result: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     if not tf.executing_eagerly() and like.shape.rank is not None:
         result.set_shape([None, *like.shape[1:]])
     return result
-
-
-def _group(process_set: ProcessSet | None) -> int:
-    # The core refuses a rank outside of the set when the op runs.
-    return process_set.number if process_set else 0

@@ -77,7 +77,6 @@ def _reduced(
 def _allgather_gradient(
     op: tf.Operation, gradient: tf.Tensor, ticket: None
 ) -> list[tf.Tensor | None]:
-    del ticket
     attributes = _identity(op, "allgather")
     name = attributes.pop("tensor_name")
     rows = tf.shape(op.inputs[0], tf.int64)[0]
@@ -98,7 +97,6 @@ def _allgather_gradient(
 def _reducescatter_gradient(
     op: tf.Operation, gradient: tf.Tensor, ticket: None
 ) -> list[tf.Tensor | None]:
-    del ticket
     _refuse_unless_linear(op)
     whole = naming.make("all_gather", gradient, **_identity(op, "reducescatter"))
     if op.get_attr("reduction") == int(Average):
@@ -110,7 +108,6 @@ def _reducescatter_gradient(
 def _alltoall_gradient(
     op: tf.Operation, gradient: tf.Tensor, received: None, ticket: None
 ) -> list[tf.Tensor | None]:
-    del received, ticket  # numbers have no gradient
     identity = _identity(op, "alltoall")
     result, _ = naming.make("all_to_all", gradient, op.outputs[1], **identity)
     return [result, None, None]

@@ -78,12 +78,7 @@ _plans = itertools.count(random.SystemRandom().randrange(1, 1 << 30))
 
 
 def name_of(kind: str, name: str | None) -> str:
-    """The name by which ranks match a call; empty where they match by order.
-
-    Args:
-        kind: What the call does.
-        name: The user's, if any.
-    """
+    """The name by which ranks match a call; empty where they match by order."""
     if tf.executing_eagerly():
         return name or ""
     function, trace = _function()

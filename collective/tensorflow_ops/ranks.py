@@ -55,11 +55,6 @@ def rank_info(process_set: ProcessSet | int | None = None) -> RankInfo:
     return info
 
 
-def rank(process_set: ProcessSet | int | None = None) -> tf.Tensor:
-    """This process' number among the ranks: int32, ``[]``; -1 outside of the set."""
-    return rank_info(process_set).rank
-
-
 def size(process_set: ProcessSet | int | None = None) -> tf.Tensor:
     """The number of ranks: int32, ``[]``."""
     return rank_info(process_set).size

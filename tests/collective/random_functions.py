@@ -11,7 +11,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from collective import tensorflow_ops
+from collective import Sum, tensorflow_ops
 
 KINDS = ("call", "branch", "loop", "map", "beside", "site")
 
@@ -79,7 +79,7 @@ class Program:
                 mean = self.delayed(one * tf.reduce_mean(x))
                 if other < 0.4:
                     mean *= self.variable
-                (total,) = tensorflow_ops.all_reduce([mean])
+                (total,) = tensorflow_ops.all_reduce([mean], Sum)
                 x = x * 0.5 + total * 0.25
             elif kind == "call":
                 # Not one after the other: nothing but their order keeps them apart.

@@ -41,7 +41,7 @@ old = collective.ProcessSet([0, 1])
 
 @tf.function
 def within(x):
-    (total,) = tensorflow_ops.all_reduce([x], process_set=old)
+    (total,) = tensorflow_ops.all_reduce([x], collective.Sum, process_set=old)
     return total, ranks.size(old)
 
 def refused(call):

@@ -18,6 +18,11 @@ from random_functions import Program  # noqa: E402
 from collective import tensorflow_ops  # noqa: E402
 
 
+def all_reduce(tensors, **options):
+    """The sum over all ranks."""
+    return tensorflow_ops.all_reduce(tensors, collective.Sum, **options)
+
+
 @pytest.fixture
 def late(rank):
     """A tensor unchanged; late on even ranks where it is even, on odd where it is odd."""
@@ -47,12 +52,12 @@ def test_a_retraced_caller_of_a_cached_function(rank, size, who):
 
     @tf.function(input_signature=[tf.TensorSpec([None])])
     def inner(x):
-        return tensorflow_ops.all_reduce([tf.fill([3], tf.reduce_sum(x))])[0]
+        return all_reduce([tf.fill([3], tf.reduce_sum(x))])[0]
 
     @tf.function
     def outer(x):
         y = inner(x)
-        return y, tensorflow_ops.all_reduce([tf.fill([3], 100 * tf.size(x))])[0]
+        return y, all_reduce([tf.fill([3], 100 * tf.size(x))])[0]
 
     def step(rows):
         y, z = outer(tf.fill([rows], rank + 1.0))
@@ -76,13 +81,13 @@ def test_two_calls_of_one_function(rank, size, late, with_variable):
     @tf.function
     def inner(x):
         x = late(x) * weight if with_variable else late(x)
-        return tensorflow_ops.all_reduce([x])[0]
+        return all_reduce([x])[0]
 
     @tf.function
     def outer(a, b):
-        before = tensorflow_ops.all_reduce([late(a)], name="explicit")[0]
+        before = all_reduce([late(a)], name="explicit")[0]
         results = inner(a), inner(b)
-        after = tensorflow_ops.all_reduce([late(b)], name="explicit")[0]
+        after = all_reduce([late(b)], name="explicit")[0]
         return before, *results, after
 
     a, b = (tf.constant([n + 2.0 * rank]) for n in (10, 21))
@@ -93,14 +98,14 @@ def test_two_calls_of_one_function(rank, size, late, with_variable):
 def test_order_within_a_function_and_around_calls():
     @tf.function
     def inner(x):
-        return tensorflow_ops.all_reduce([x])[0]
+        return all_reduce([x])[0]
 
     @tf.function
     def outer(x):
-        tensorflow_ops.all_reduce([x], name="unused")
-        tensorflow_ops.all_reduce([x])
+        all_reduce([x], name="unused")
+        all_reduce([x])
         a, b = inner(x), inner(x)
-        return a, b, tensorflow_ops.all_reduce([x])[0]
+        return a, b, all_reduce([x])[0]
 
     graph = outer.get_concrete_function(tf.ones(3)).graph
     ops = [
@@ -122,7 +127,7 @@ def test_order_within_a_function_and_around_calls():
 def test_gradients_of_functions_within_functions(rank, size, late, compiled):
     @tf.function
     def inner(x):
-        return tensorflow_ops.all_reduce([late(x)])[0]
+        return all_reduce([late(x)])[0]
 
     @tf.function
     def middle(a, b):
@@ -153,7 +158,7 @@ def test_gradients_of_functions_within_functions(rank, size, late, compiled):
 def test_collectives_that_a_custom_gradient_calls(rank, size, late, compiled):
     @tf.custom_gradient
     def copied(x):
-        return tf.identity(x), lambda dy: tensorflow_ops.all_reduce([late(dy)])[0]
+        return tf.identity(x), lambda dy: all_reduce([late(dy)])[0]
 
     @tf.function
     def inner(x):
@@ -180,7 +185,7 @@ def test_collectives_that_a_custom_gradient_calls(rank, size, late, compiled):
 def test_recomputed_functions(rank, size, late):
     @tf.function
     def inner(x):
-        return tensorflow_ops.all_reduce([late(x)])[0]
+        return all_reduce([late(x)])[0]
 
     @tf.function
     def outer(a, b):
@@ -201,7 +206,7 @@ def test_iterations_of_loops(rank, size, late):
     @tf.function
     def mapped(xs):
         return tf.map_fn(
-            lambda x: tensorflow_ops.all_reduce([late(x)])[0],
+            lambda x: all_reduce([late(x)])[0],
             xs,
             parallel_iterations=10,
         )
@@ -214,7 +219,7 @@ def test_iterations_of_loops(rank, size, late):
         while count < 4:
             i = count.assign_add(1)
             y = late(x + tf.cast(i, tf.float32))
-            (y,) = tensorflow_ops.all_reduce([y])
+            (y,) = all_reduce([y])
             results = tf.tensor_scatter_nd_update(results, [[i - 1]], [y])
         return results
 
@@ -227,12 +232,12 @@ def test_iterations_of_loops(rank, size, late):
 def test_saved_and_loaded_functions(rank, size, late, tmp_path):
     @tf.function
     def inner(x):
-        return tensorflow_ops.all_reduce([x])[0]
+        return all_reduce([x])[0]
 
     class Model(tf.Module):
         @tf.function(input_signature=[tf.TensorSpec([1])])
         def __call__(self, x):
-            return inner(x), inner(x + 1.0), tensorflow_ops.all_reduce([x])[0]
+            return inner(x), inner(x + 1.0), all_reduce([x])[0]
 
     tf.saved_model.save(Model(), str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))
@@ -297,7 +302,7 @@ def test_one_function_in_two_threads_at_a_time(rank, size, monkeypatch):
 
     @tf.function
     def step(x):
-        return tensorflow_ops.all_reduce([x])[0]
+        return all_reduce([x])[0]
 
     step(tf.ones([1]))
     errors = []

@@ -256,6 +256,34 @@ def test_optimizer_leaves_local_variables_alone(hvd, rank, size):
     np.testing.assert_allclose(shared.value, before - RATE * factors.mean(0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_aggregation_for_an_optimizer_of_ones_own(hvd, rank, size, compiled):
+    shared, local = variables((3,), (3,))
+    factors, applied = everyone(size), tf.Variable(0)
+
+    def reduce(gradients, of):
+        return [None if g is None else hvd.allreduce(g) for g in gradients]
+
+    helper = hvd.LocalGradientAggregationHelper(2, reduce, False, True, rank, 0)
+    helper.register_local_var(local)
+    optimizer = keras.optimizers.SGD(RATE)
+
+    def step(gradient):
+        found = helper.compute_gradients(
+            [gradient, None, gradient], [shared, applied, local]
+        )
+        helper.apply_gradients(lambda: applied.assign_add(1), optimizer)
+        return found
+
+    step = tf.function(step) if compiled else step
+    first, missing, _ = step(tf.constant(factors[rank]))
+    assert missing is None and not first.numpy().any() and int(applied) == 0
+    mean, _, own = step(tf.constant(3 * factors[rank]))
+    np.testing.assert_allclose(mean, 2 * factors.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(own, 2 * factors[rank] / size, rtol=1e-6)
+    assert (int(applied), number(optimizer.iterations)) == (1, 1)
+
+
 def test_optimizer_within_a_process_set(hvd, rank, size):
     if size < 3:
         pytest.skip("a set of some of the ranks, of which two sum")
@@ -318,6 +346,8 @@ def test_options_that_cannot_be(hvd):
     ):
         with pytest.raises(ValueError, match=message):
             hvd.DistributedOptimizer(sgd, **options)
+    with pytest.raises(TypeError, match=r"DistributedOptimizer\(\) got an unexpected"):
+        hvd.DistributedOptimizer(sgd, learning_rate=1.0)
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd))
     with pytest.raises(ValueError, match="not an optimizer of Keras 3"):

@@ -60,6 +60,15 @@ def test_every_public_name_is_here(module):
     assert not missing
 
 
+def test_each_module_of_keras_has_its_own_callbacks():
+    import collective.keras
+    import collective.tensorflow.keras
+
+    for face in collective.keras, collective.tensorflow.keras:
+        assert face.callbacks.__name__ == f"{face.__name__}.callbacks"
+        assert face.elastic.KerasState is collective.tensorflow.keras.elastic.KerasState
+
+
 def test_the_version():
     import collective
 

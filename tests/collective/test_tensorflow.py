@@ -26,6 +26,20 @@ def arrays(rank):
     ] + [values(rank, SHAPES[4], "float32", 99)]
 
 
+def all_reduce(tensors, **options):
+    """The sum over all ranks."""
+    return tensorflow_ops.all_reduce(tensors, collective.Sum, **options)
+
+
+def test_the_default_is_the_average_as_for_arrays(rank, size):
+    mine = np.repeat(np.float32(2 * rank), size)
+    (mean,) = tensorflow_ops.all_reduce([mine])
+    np.testing.assert_array_equal(mean, collective.allreduce(mine))
+    np.testing.assert_array_equal(mean, [size - 1] * size)
+    part = tensorflow_ops.reducescatter(mine)
+    np.testing.assert_array_equal(part, collective.reducescatter(mine))
+
+
 @pytest.mark.parametrize("op", [Op.Sum, Op.Average, Op.Max])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_reduces_a_list_of_any_mixture(rank, size, op, compiled):
@@ -46,7 +60,7 @@ def test_buckets_leave_everything_in_place(rank, size, bucket_bytes):
 
     @tf.function
     def step(tensors):
-        return tensorflow_ops.all_reduce(tensors, bucket_bytes=bucket_bytes)
+        return all_reduce(tensors, bucket_bytes=bucket_bytes)
 
     for _ in range(2):
         results = step([tf.fill([n], float(rank + i)) for i, n in enumerate(counts)])
@@ -62,7 +76,7 @@ def test_subnormals_count_whichever_thread_adds_them(rank, size, count):
 
     @tf.function
     def step(x):
-        return tensorflow_ops.all_reduce([x], Op.Sum, bucket_bytes=1)[0]
+        return all_reduce([x], bucket_bytes=1)[0]
 
     mine = tf.constant(np.full(count, tiny * (rank + 1), np.float32))
     for _ in range(20):
@@ -75,7 +89,7 @@ def test_an_input_that_is_used_again_keeps_its_value(rank, size):
     @tf.function
     def step(x):
         y = x * 2.0
-        (z,) = tensorflow_ops.all_reduce([y])
+        (z,) = all_reduce([y])
         return y, z
 
     y, z = step(tf.fill([5000], float(rank)))
@@ -88,7 +102,7 @@ def test_a_variable_is_not_overwritten(rank, size):
 
     @tf.function
     def step():
-        return tensorflow_ops.all_reduce([variable])[0]
+        return all_reduce([variable])[0]
 
     step()
     assert (step().numpy() == size * (size + 1) / 2).all()
@@ -101,7 +115,7 @@ def test_many_runs_at_once_end_each_with_its_own_sum(rank, size):
     @tf.function
     def step(x):
         return [
-            tensorflow_ops.all_reduce([x * float(i), x + float(i)], name=f"bucket {i}")
+            all_reduce([x * float(i), x + float(i)], name=f"bucket {i}")
             for i in range(20)
         ]
 
@@ -118,7 +132,7 @@ def test_ranks_may_submit_in_different_orders(rank, size):
 
     @tf.function(reduce_retracing=True)
     def reduce_as(x, name):
-        return tensorflow_ops.all_reduce([x], name=name)[0]
+        return all_reduce([x], name=name)[0]
 
     def run(name, value):
         results[name] = reduce_as(tf.fill([value], float(rank)), name).numpy()
@@ -144,9 +158,7 @@ def test_only_ops_of_one_name_wait_for_each_other(rank):
     @tf.function
     def step(x):
         tf.print(end="")  # has side effects, too
-        return [
-            tensorflow_ops.all_reduce([x], name=name) for name in ("one", "two", "one")
-        ]
+        return [all_reduce([x], name=name) for name in ("one", "two", "one")]
 
     graph = step.get_concrete_function(tf.ones(3)).graph
     ops = [op for op in graph.get_operations() if op.type == "CollectiveAllReduce"]
@@ -162,9 +174,7 @@ def test_names_that_are_new_at_every_call_take_no_memory(rank, size):
     for calls in (100, 1000):
         before = process.memory_info().rss
         for number in range(calls):
-            (total,) = tensorflow_ops.all_reduce(
-                [tf.fill([3], float(rank))], name=f"{calls}.{number}"
-            )
+            (total,) = all_reduce([tf.fill([3], float(rank))], name=f"{calls}.{number}")
             assert total.numpy().tolist() == [size * (size - 1) / 2] * 3
     assert process.memory_info().rss - before < 10e6
 
@@ -173,8 +183,8 @@ def test_the_gradient_of_an_eager_call_has_its_name(rank, size):
     x = tf.fill([2], float(rank))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
-        (first,) = tensorflow_ops.all_reduce([x], name="größe")
-        (second,) = tensorflow_ops.all_reduce([x], name="second")
+        (first,) = all_reduce([x], name="größe")
+        (second,) = all_reduce([x], name="second")
     if size > 1:
         with pytest.raises(
             tf.errors.FailedPreconditionError, match="gradient of größe"
@@ -189,17 +199,17 @@ def test_disagreement_reaches_every_rank(rank, size):
 
     @tf.function
     def step(x):
-        return tensorflow_ops.all_reduce([x], name="weights")
+        return all_reduce([x], name="weights")
 
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"weights.*rank 1"):
         step(tf.ones([3 + min(rank, 1)]))
     assert (step(tf.ones([7]))[0].numpy() == size).all()
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"\[2,3\].*\[3,2\]"):
-        tensorflow_ops.all_reduce([tf.ones([3, 2] if rank else [2, 3])])
+        all_reduce([tf.ones([3, 2] if rank else [2, 3])])
 
 
 def test_an_idle_rank_burns_no_core(rank, size):
-    step = tf.function(tensorflow_ops.all_reduce)
+    step = tf.function(all_reduce)
     total = step([tf.fill([100_000], float(rank))])[0].numpy()
     assert (total == size * (size - 1) / 2).all()
     time.sleep(0.2)  # TensorFlow's own threads come to rest
@@ -213,7 +223,7 @@ def test_gradient_of_all_reduce_is_all_reduce(rank, size, compiled):
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            (total,) = tensorflow_ops.all_reduce([x])
+            (total,) = all_reduce([x])
             loss = tf.reduce_sum(total * float(rank + 1))
         return tape.gradient(loss, x)
 
@@ -291,7 +301,7 @@ def test_uneven_alltoall(rank, size):
 def test_numpy_and_tensorflow_calls_do_not_disturb_each_other(rank, size):
     @tf.function
     def step(x):
-        return tensorflow_ops.all_reduce([x])[0]
+        return all_reduce([x])[0]
 
     for turn in range(10):
         handle = collective.allreduce_async(np.full(100_000, rank), collective.Sum)
@@ -308,8 +318,8 @@ def test_functions_of_different_names_end_the_job_with_an_error(
 
     @tf.function
     def step(x):
-        x = tensorflow_ops.all_reduce([x])[0]
-        return tensorflow_ops.all_reduce([x], name="biases" if rank else "weights")[0]
+        x = all_reduce([x])[0]
+        return all_reduce([x], name="biases" if rank else "weights")[0]
 
     collective.shutdown()
     monkeypatch.setenv("COLLECTIVE_STALL_SECONDS", "1")

@@ -24,21 +24,20 @@ ALLOWED = {
     "tensorflow_ops.broadcast": FIXED,
     "tensorflow.collectives._check_root": CHECK,
     "tensorflow.gradients.GradientReduction.__call__": FIXED,
-    "tensorflow.keras_hooks._agree_on_overflow.everywhere": FIXED,
-    "tensorflow.keras_hooks._leave_out_xla.without_xla": "who logs",
-    "tensorflow.objects.broadcast_object": EAGER,
+    "tensorflow.keras_optimizer._agree_on_overflow.everywhere": FIXED,
+    "tensorflow.keras_optimizer._leave_out_xla.without_xla": "who logs",
+    "tensorflow.functions.broadcast_object": EAGER,
     "tensorflow.data.compute_service.compute_worker_fn": EAGER,
     "tensorflow.data.compute_worker.main": EAGER,
-    "tensorflow.objects._rank": EAGER,
     "tensorflow.elastic.State.check_host_updates": EAGER,
-    "tensorflow.elastic.State._renew": EAGER,
-    "tensorflow.elastic.State._go_on": EAGER,
-    "tensorflow.elastic._meet_anew": EAGER,
-    "tensorflow.elastic._ended": EAGER,
-    "tensorflow.keras.learning_rate.LearningRateWarmupCallback.__init__.multiplier": (
+    "tensorflow.elastic.State._end_generation": EAGER,
+    "tensorflow.elastic.State._resume_generation": EAGER,
+    "tensorflow.elastic._reconfigure": EAGER,
+    "tensorflow.elastic._lost": EAGER,
+    "tensorflow.keras.callbacks.LearningRateWarmupCallback.__init__.multiplier": (
         EAGER
     ),
-    "tensorflow.keras.learning_rate.LearningRateWarmupCallback.on_epoch_end": EAGER,
+    "tensorflow.keras.callbacks.LearningRateWarmupCallback.on_epoch_end": EAGER,
     # What a user asks in Python, by Horovod's names; the ops are beside them.
     **{
         f"tensorflow.basics.{name}": EAGER

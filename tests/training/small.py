@@ -100,7 +100,7 @@ def gather(backend: Any, value: Any) -> list[Any]:
     if backend.size == 1:
         return [value]
     if backend.name == "native":
-        from collective.tensorflow.objects import allgather_object
+        from collective.tensorflow.functions import allgather_object
 
         return allgather_object(value)
     return backend.world.allgather(value)

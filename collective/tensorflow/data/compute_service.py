@@ -19,13 +19,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.errors import UsageError
 from collective.net import private_files
 from collective.tensorflow import basics
 from collective.tensorflow.data import registry
 
 log = logging.getLogger(__name__)
-_SIDES = ("compute", "training")
 _HEARTBEAT_MS = 1000
 
 
@@ -55,7 +53,6 @@ class TfDataServiceConfig:
         Raises:
             ConnectionError: If it does not answer.
         """
-        del verbose
         found = [address for listed in self.addresses.values() for address in listed]
         return registry.connect(found, self.key)
 
@@ -70,14 +67,8 @@ class TfDataServiceConfig:
             name: [(host, port) for host, port in listed]
             for name, listed in config["addresses"].items()
         }
-        return TfDataServiceConfig(
-            config["dispatchers"],
-            config["workers_per_dispatcher"],
-            config["dispatcher_side"],
-            addresses,
-            bytes.fromhex(config["key"]),
-            config["timeout"],
-        )
+        key = bytes.fromhex(config["key"])
+        return TfDataServiceConfig(**{**config, "addresses": addresses, "key": key})
 
     def write(self, filename: str) -> None:
         """Writes the file whole, readable by this user only: it holds the key."""
@@ -111,17 +102,13 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     """
     service = compute_config.compute_client()
     number = rank if compute_config.dispatchers > 1 else 0
-    dispatcher = None
-    if compute_config.dispatcher_side == "training" and rank == number:
-        dispatcher = _start_dispatcher(service, number)
-    try:
-        address = service.wait_for_dispatcher_registration(
-            number, compute_config.timeout
-        )
-        service.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
+    timeout = compute_config.timeout
+    with contextlib.ExitStack() as servers:
+        if compute_config.dispatcher_side == "training" and rank == number:
+            _start_dispatcher(service, number, servers)
+        address = service.wait_for_dispatcher_registration(number, timeout)
+        service.wait_for_dispatcher_worker_registration(number, timeout)
         yield address
-    finally:
-        _stop(dispatcher)
 
 
 def send_to_data_service(
@@ -180,80 +167,31 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     rank = basics.rank()
     number, place = divmod(rank, compute_config.workers_per_dispatcher)
     service = compute_config.compute_client()
-    dispatcher = worker = None
-    try:
+    timeout = compute_config.timeout
+    with contextlib.ExitStack() as servers:
         if compute_config.dispatcher_side == "compute" and place == 0:
-            dispatcher = _start_dispatcher(service, number)
-        address = service.wait_for_dispatcher_registration(
-            number, compute_config.timeout
-        )
+            _start_dispatcher(service, number, servers)
+        address = service.wait_for_dispatcher_registration(number, timeout)
         worker = tf.data.experimental.service.WorkerServer(
             tf.data.experimental.service.WorkerConfig(
                 dispatcher_address=address.split("://")[1],
                 heartbeat_interval_ms=_HEARTBEAT_MS,
-                dispatcher_timeout_ms=compute_config.timeout * 1000,
+                dispatcher_timeout_ms=timeout * 1000,
             )
         )
         worker.start()
+        servers.callback(_stop, worker)
         service.register_worker_for_dispatcher(number, rank)
         log.info("rank %d serves dispatcher %d at %s", rank, number, address)
         service.wait_for_shutdown()
-    finally:
-        _stop(worker)
-        _stop(dispatcher)
 
 
-def make_config(
-    service: registry.Registry,
-    dispatchers: int,
-    size: int,
-    dispatcher_side: str,
-    timeout: int,
-) -> TfDataServiceConfig:
-    """Serves a registry, and the configuration by which others reach it.
-
-    Args:
-        service: Of this compute job.
-        dispatchers: How many; a divisor of ``size``.
-        size: Ranks of the compute job.
-        dispatcher_side, timeout: See ``TfDataServiceConfig``.
-    """
-    from collective.net.interfaces import interfaces
-
-    key = os.urandom(32)
-    _, port = registry.serve(service, key)
-    found = {each.name: [(each.host, port)] for each in interfaces()}
-    found.setdefault("lo", [("127.0.0.1", port)])
-    return TfDataServiceConfig(
-        dispatchers, size // dispatchers, dispatcher_side, found, key, timeout
-    )
-
-
-def check(dispatchers: int, size: int, dispatcher_side: str) -> None:
-    """Refuses what a compute job cannot be.
-
-    Raises:
-        UsageError: ``dispatchers`` does not divide ``size``, or an unknown side.
-    """
-    if dispatchers < 1 or size % dispatchers:
-        raise UsageError(
-            f"{size} ranks cannot be shared by {dispatchers} dispatchers",
-            hint="-np a multiple of --dispatchers",
-        )
-    if dispatcher_side not in _SIDES:
-        raise UsageError(
-            f"--dispatcher-side {dispatcher_side}: there is no such side",
-            hint=f"one of: {', '.join(_SIDES)}",
-        )
-
-
-def _start_dispatcher(service: Any, number: int) -> Any:
+def _start_dispatcher(service: Any, number: int, servers: contextlib.ExitStack) -> None:
     server = tf.data.experimental.service.DispatchServer()
+    servers.callback(_stop, server)
     service.register_dispatcher(number, server.target)
-    return server
 
 
 def _stop(server: Any) -> None:
-    if server is not None:
-        server._stop()  # TensorFlow has no public way
-        server.join()
+    server._stop()  # TensorFlow has no public way
+    server.join()

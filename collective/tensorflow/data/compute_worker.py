@@ -8,33 +8,55 @@ It ends on SIGTERM or Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 import collective.tensorflow as hvd
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 from collective.launch.output import print_message
-from collective.tensorflow.data import compute_service, registry
+from collective.net.interfaces import interfaces
+from collective.tensorflow.data import registry
+from collective.tensorflow.data.compute_service import (
+    TfDataServiceConfig,
+    compute_worker_fn,
+)
+
+_SIDES = ("compute", "training")
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
-    """Runs this rank; see ``compute_service.TfDataServiceConfig`` for the arguments.
+    """Runs this rank; see ``TfDataServiceConfig`` for the arguments.
 
     Raises:
-        UsageError: The number of ranks is no multiple of ``dispatchers``.
+        UsageError: ``dispatchers`` does not divide the number of ranks, or an unknown
+            side.
     """
     hvd.init()
-    compute_service.check(dispatchers, hvd.size(), dispatcher_side)
+    workers, rest = divmod(hvd.size(), max(dispatchers, 1))
+    if dispatchers < 1 or rest:
+        raise UsageError(
+            f"{hvd.size()} ranks cannot be shared by {dispatchers} dispatchers",
+            hint="-np a multiple of --dispatchers",
+        )
+    if dispatcher_side not in _SIDES:
+        raise UsageError(
+            f"--dispatcher-side {dispatcher_side}: there is no such side",
+            hint=f"one of: {', '.join(_SIDES)}",
+        )
     service = config = None
     if hvd.rank() == 0:
-        service = registry.Registry(dispatchers, hvd.size() // dispatchers)
-        config = compute_service.make_config(
-            service, dispatchers, hvd.size(), dispatcher_side, timeout
+        service, key = registry.Registry(dispatchers, workers), os.urandom(32)
+        port = registry.serve(service, key)
+        found = {each.name: [(each.host, port)] for each in interfaces()}
+        found.setdefault("lo", [("127.0.0.1", port)])
+        config = TfDataServiceConfig(
+            dispatchers, workers, dispatcher_side, found, key, timeout
         )
         config.write(configfile)
     config = hvd.broadcast_object(config, name="TfDataServiceConfig")
     try:
-        compute_service.compute_worker_fn(config)
+        compute_worker_fn(config)
     finally:
         if service is not None:
             service.shutdown()

@@ -11,15 +11,6 @@ from collections.abc import Callable, Sequence
 from multiprocessing.managers import BaseManager
 from typing import Any
 
-_NAMES = (
-    "register_dispatcher",
-    "register_worker_for_dispatcher",
-    "shutdown",
-    "wait_for_dispatcher_registration",
-    "wait_for_dispatcher_worker_registration",
-    "wait_for_shutdown",
-)
-
 
 class Registry:
     """Dispatchers and their workers; every method may be called by several threads.
@@ -27,17 +18,9 @@ class Registry:
     Args:
         dispatchers: How many there will be.
         workers_per_dispatcher: How many workers each will have.
-
-    Raises:
-        ValueError: If one of them is below 1.
     """
 
     def __init__(self, dispatchers: int, workers_per_dispatcher: int):
-        if dispatchers < 1 or workers_per_dispatcher < 1:
-            raise ValueError(
-                f"{dispatchers} dispatchers with {workers_per_dispatcher} workers each: "
-                "at least 1 of both is needed"
-            )
         self._addresses: list[str | None] = [None] * dispatchers
         self._workers: list[set[int]] = [set() for _ in range(dispatchers)]
         self._workers_per_dispatcher = workers_per_dispatcher
@@ -52,10 +35,11 @@ class Registry:
             ValueError: It is known already, elsewhere.
         """
         with self._changed:
-            if self._addresses[self._checked(dispatcher_id)] not in (None, address):
+            known = self._addresses[self._checked(dispatcher_id)]
+            if known not in (None, address):
                 raise ValueError(
-                    f"dispatcher {dispatcher_id} serves at "
-                    f"{self._addresses[dispatcher_id]} already, not at {address}"
+                    f"dispatcher {dispatcher_id} serves at {known} already, "
+                    f"not at {address}"
                 )
             self._addresses[dispatcher_id] = address
             self._changed.notify_all()
@@ -71,10 +55,7 @@ class Registry:
         """
         place = self._checked(dispatcher_id)
         what = f"dispatcher {dispatcher_id} did not start"
-        self._wait(lambda: self._addresses[place] is not None, timeout, what)
-        address = self._addresses[place]
-        assert address is not None
-        return address
+        return self._wait(lambda: self._addresses[place], timeout, what)
 
     def register_worker_for_dispatcher(
         self, dispatcher_id: int, worker_id: int
@@ -115,32 +96,30 @@ class Registry:
             )
         return dispatcher_id
 
-    def _wait(
-        self, until: Callable[[], bool], timeout: float | None, what: str
-    ) -> None:
+    def _wait(self, until: Callable[[], Any], timeout: float | None, what: str) -> Any:
         with self._changed:
-            if not self._changed.wait_for(until, timeout):
+            if not (result := self._changed.wait_for(until, timeout)):
                 raise TimeoutError(f"{what} within {timeout} s")
+            return result
 
 
-class _Manager(BaseManager):
-    """Serves one registry, or connects to one."""
+def serve(registry: Registry, key: bytes) -> int:
+    """Serves a registry in a thread until the process ends; returns the port."""
 
-
-_Manager.register("registry", exposed=_NAMES)
-
-
-def serve(registry: Registry, key: bytes) -> tuple[str, int]:
-    """Serves a registry in a thread until the process ends; returns host and port."""
-
-    class Server(_Manager):
+    class Server(BaseManager):
         """Hands out this one registry."""
 
-    Server.register("registry", callable=lambda: registry, exposed=_NAMES)
+    Server.register("registry", callable=lambda: registry)
     server = Server(("", 0), key).get_server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    host, port = server.address  # type: ignore[misc, str-unpack]
-    return str(host), int(port)
+    return int(server.address[1])  # type: ignore[index]
+
+
+class _Client(BaseManager):
+    """Connects to a registry."""
+
+
+_Client.register("registry")
 
 
 def connect(addresses: Sequence[tuple[str, int]], key: bytes) -> Any:
@@ -151,7 +130,7 @@ def connect(addresses: Sequence[tuple[str, int]], key: bytes) -> Any:
     """
     errors = []
     for address in addresses:
-        manager = _Manager((str(address[0]), int(address[1])), key)
+        manager = _Client(address, key)
         try:
             manager.connect()
         except OSError as error:

@@ -8,48 +8,17 @@ Every public name of ``horovod.tensorflow.keras`` 0.28.1; ``collective.keras`` i
 same, for ``horovod.keras``.
 """
 
-from collective.tensorflow import Adasum as Adasum
-from collective.tensorflow import Average as Average
-from collective.tensorflow import Compression as Compression
+# ruff: noqa: F401, I001
+# fmt: off
 from collective.tensorflow import (
-    PartialDistributedOptimizer as PartialDistributedOptimizer,
+    Adasum, add_process_set, Average, broadcast_global_variables, ccl_built,
+    Compression, cross_rank, cross_size, cuda_built, ddl_built, global_process_set,
+    gloo_built, gloo_enabled, init, is_initialized, local_rank, local_size, mpi_built,
+    mpi_enabled, mpi_threads_supported, nccl_built, PartialDistributedOptimizer,
+    ProcessSet, rank, remove_process_set, rocm_built, shutdown, size, start_timeline,
+    stop_timeline, Sum,
 )
-from collective.tensorflow import ProcessSet as ProcessSet
-from collective.tensorflow import Sum as Sum
-from collective.tensorflow import add_process_set as add_process_set
-from collective.tensorflow import (
-    broadcast_global_variables as broadcast_global_variables,
+from collective.tensorflow.keras import callbacks, elastic
+from collective.tensorflow.keras.interface import (
+    allgather, allreduce, broadcast, DistributedOptimizer, load_model, reducescatter,
 )
-from collective.tensorflow import ccl_built as ccl_built
-from collective.tensorflow import cross_rank as cross_rank
-from collective.tensorflow import cross_size as cross_size
-from collective.tensorflow import cuda_built as cuda_built
-from collective.tensorflow import ddl_built as ddl_built
-from collective.tensorflow import global_process_set as global_process_set
-from collective.tensorflow import gloo_built as gloo_built
-from collective.tensorflow import gloo_enabled as gloo_enabled
-from collective.tensorflow import init as init
-from collective.tensorflow import is_initialized as is_initialized
-from collective.tensorflow import local_rank as local_rank
-from collective.tensorflow import local_size as local_size
-from collective.tensorflow import mpi_built as mpi_built
-from collective.tensorflow import mpi_enabled as mpi_enabled
-from collective.tensorflow import mpi_threads_supported as mpi_threads_supported
-from collective.tensorflow import nccl_built as nccl_built
-from collective.tensorflow import rank as rank
-from collective.tensorflow import remove_process_set as remove_process_set
-from collective.tensorflow import rocm_built as rocm_built
-from collective.tensorflow import shutdown as shutdown
-from collective.tensorflow import size as size
-from collective.tensorflow import start_timeline as start_timeline
-from collective.tensorflow import stop_timeline as stop_timeline
-from collective.tensorflow.keras import callbacks as callbacks
-from collective.tensorflow.keras import elastic as elastic
-from collective.tensorflow.keras.loading import load_model as load_model
-from collective.tensorflow.keras.optimizer import (
-    DistributedOptimizer as DistributedOptimizer,
-)
-from collective.tensorflow.keras.values import allgather as allgather
-from collective.tensorflow.keras.values import allreduce as allreduce
-from collective.tensorflow.keras.values import broadcast as broadcast
-from collective.tensorflow.keras.values import reducescatter as reducescatter

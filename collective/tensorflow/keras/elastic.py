@@ -19,9 +19,6 @@ class KerasState(TensorFlowKerasState):
         **kwargs: Attributes and their values, as ``batch=0, epoch=0``.
     """
 
-    def __init__(self, model: keras.Model, optimizer: Any = None, **kwargs: Any):
-        super().__init__(model, optimizer, **kwargs)
-
 
 class CommitStateCallback(keras.callbacks.Callback):
     """Commits a state after some batches, and after each epoch.
@@ -53,7 +50,13 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class _StateCallback(keras.callbacks.Callback):
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+
+
+class UpdateBatchStateCallback(_StateCallback):
     """Sets ``state.batch`` to the number of the batch; 0 after each epoch.
 
     Horovod also shortens the first epoch after a restart, through a number that Keras 3
@@ -62,10 +65,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     Args:
         state: What is updated.
     """
-
-    def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Sets the batch."""
@@ -76,7 +75,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(_StateCallback):
     """Sets ``state.epoch`` to the number of epochs that are over, over restarts too.
 
     Args:
@@ -84,8 +83,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     """
 
     def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
+        super().__init__(state)
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: dict | None = None) -> None:

@@ -1,4 +1,4 @@
-"""``load_model``: a saved model that continues its training over all ranks."""
+"""What takes its arguments in another order than in ``collective.tensorflow``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from typing import Any
 
 import keras
 
+from collective.tensorflow import collectives, optimizer
 from collective.tensorflow.compression import Compression, Compressor
-from collective.tensorflow.keras.optimizer import DistributedOptimizer
 from collective.tensorflow.keras_optimizer import is_distributed
+from collective.tensorflow.signatures import ordered
+
+# Of anything that is like a tensor: numbers, lists, arrays.
+allgather = ordered("value=tensor name")(collectives.allgather)
+allreduce = ordered(
+    "value=tensor name average prescale_factor postscale_factor op compression"
+)(collectives.allreduce)
+broadcast = ordered("value=tensor root_rank name")(collectives.broadcast)
+reducescatter = ordered("value=tensor name op")(collectives.reducescatter)
+DistributedOptimizer = ordered(
+    "optimizer name device_dense device_sparse compression sparse_as_dense "
+    "gradient_predivide_factor op backward_passes_per_step "
+    "average_aggregated_gradients num_groups groups process_set scale_local_gradients"
+)(optimizer.DistributedOptimizer)
 
 
 def load_model(
@@ -41,7 +55,7 @@ def load_model(
     model = keras.models.load_model(
         filepath, custom_objects={**known, **(custom_objects or {})}
     )
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not is_distributed(optimizer):
-        model.optimizer = DistributedOptimizer(optimizer, compression=compression)
+    plain = getattr(model, "optimizer", None)
+    if plain is not None and not is_distributed(plain):
+        model.optimizer = DistributedOptimizer(plain, compression=compression)
     return model
