@@ -114,6 +114,7 @@ class Bench:
         self.call = Call(
             kind,
             [(self.source, self.target)],
+            None,
             op=int(Op.Sum),
             algorithm=algorithm_number(subject.algorithm),
             transport=transport_number(subject.transport),

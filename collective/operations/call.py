@@ -48,12 +48,13 @@ class Handle(Generic[Result]):
         return self._running.done()
 
 
-class Call:
+class Call(Generic[Result]):
     """One request, of arrays that the extension takes.
 
     Args:
         kind: Which collective.
         arrays: Pairs of input and output, C-contiguous, of one dtype each.
+        result: What ``run`` and a handle's ``wait`` return.
         process_set: The ranks that take part; None for all.
         name: Shown in errors, and compared between ranks.
         op, algorithm, transport, root: Numbers of the C interface.
@@ -65,7 +66,8 @@ class Call:
     def __init__(
         self,
         kind: Kind,
-        arrays: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+        arrays: Sequence[tuple[np.ndarray, np.ndarray]],
+        result: Result,
         *,
         process_set: ProcessSet | None = None,
         name: str | None = None,
@@ -92,23 +94,22 @@ class Call:
             *(op, name, process_set, algorithm, transport, root, counts),
         )
         self.by_name = order, plan
+        self.result = result
 
-    def run(self, result: Result) -> Result:
-        """Runs it to the end and returns ``result``."""
+    def run(self) -> Result:
+        """Runs it to the end."""
         self._taken(library.extension().run(*self.arguments))
-        return result
+        return self.result
 
-    def start(self, result: Result) -> Handle[Result]:
-        """Starts it; the handle's ``wait()`` returns ``result``."""
-        running, _ = self._taken(
-            library.extension().start(*self.arguments, *self.by_name)
-        )
-        return Handle(running, result)
+    def start(self) -> Handle[Result]:
+        """Starts it."""
+        started = library.extension().start(*self.arguments, *self.by_name)
+        running, _ = self._taken(started)
+        return Handle(running, self.result)
 
     def time(self, repetitions: int, inner: int) -> np.ndarray:
         """Seconds of each repetition, without Python's part (collective.bench)."""
-        extension = library.extension()
-        seconds = extension.time(*self.arguments, repetitions, inner)
+        seconds = library.extension().time(*self.arguments, repetitions, inner)
         return np.array(self._taken(seconds))
 
     def _taken(self, answer: Any) -> Any:
@@ -118,6 +119,35 @@ class Call:
                 hint="this is a defect; please report it",
             )
         return answer
+
+
+def single(
+    kind: Kind,
+    source: np.ndarray,
+    out: Any,
+    shape: tuple[int, ...],
+    process_set: ProcessSet | None,
+    name: str | None,
+    **numbers: Any,
+) -> Call[np.ndarray]:
+    """The call of one array.
+
+    Args:
+        kind, process_set, name, numbers: As for ``Call``.
+        source: C-contiguous; copied if the output would overwrite it.
+        out: Where the result goes, and what the call returns; None for a new array.
+        shape: Of the result.
+
+    Raises:
+        UsageError: If ``out`` cannot hold the result.
+    """
+    target = output(out, shape, source.dtype)
+    if out is not None:
+        (source,) = apart([source], [target])
+    result = target if out is None else out
+    return Call(
+        kind, [(source, target)], result, process_set=process_set, name=name, **numbers
+    )
 
 
 def start(*arguments: Any) -> Handle | None:
@@ -199,21 +229,13 @@ def apart(
                 f"rank {session.rank()}: out[{one}] and out[{other}] overlap",
                 hint="give each result memory of its own",
             )
-    starts = [start for start, _, _ in ends]
+    starts, stops = [start for start, _, _ in ends], [end for _, end, _ in ends]
 
     def overlaps(place: int, source: np.ndarray) -> bool:
         start, end = _extent(source)
-        if source.nbytes == 0:
-            return False
-        # The outputs do not overlap: the last that starts before this one's end ends
-        # last of those.
-        last = bisect.bisect_left(starts, end) - 1
-        first = last
-        while first >= 0 and ends[first][1] > start:
-            if (*ends[first][:2], ends[first][2]) != (start, end, place):
-                return True
-            first -= 1
-        return False
+        first, last = bisect.bisect_right(stops, start), bisect.bisect_left(starts, end)
+        others = (found != (start, end, place) for found in ends[first:last])
+        return source.nbytes > 0 and any(others)
 
     return [
         source.copy() if overlaps(place, source) else source
@@ -302,12 +324,7 @@ def exchange(
     """
     _, _, size = members(process_set)
     mine = np.asarray(values, np.int64)
-    rows = np.empty((size, mine.size), np.int64)
-    call = Call(
-        Kind.ALL_GATHER,
-        [(mine, rows)],
-        process_set=process_set,
-        name=what,
-        counts=[mine.size] * size,
-    )
-    return call.run(rows)
+    shape, counts = (size, mine.size), [mine.size] * size
+    return single(
+        Kind.ALL_GATHER, mine, None, shape, process_set, what, counts=counts
+    ).run()
