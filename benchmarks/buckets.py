@@ -10,22 +10,19 @@ of the first run while the rest is computed. The sizes take turns; printed are t
 of the steps of all rounds, and the lowest and highest median of a round.
 """
 
-import argparse
 import sys
 
+import common
 import numpy as np
 
 from collective import backends
 from collective.backends.quiet import quiet
 
-# Shape of a row and classes.
-SIZES = {"cnn": ((28, 28, 1), 10), "resnet50": ((64, 64, 3), 10)}
-
 
 def main() -> None:
     """Runs the rounds and prints a line for each size."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=SIZES)
+    parser = common.parser(__doc__)
+    parser.add_argument("model", choices=("cnn", "resnet50"))
     parser.add_argument("--backend", choices=("native", "horovod"), default="native")
     parser.add_argument("--rows", type=int, default=32, help="of each rank")
     parser.add_argument("--steps", type=int, default=6)
@@ -38,35 +35,24 @@ def main() -> None:
         import keras
 
         from collective import training
-        from collective.training import models
 
-    shape, classes = SIZES[options.model]
-    rng = np.random.default_rng(0)
+    shape = common.SHAPES[options.model]
     batch = ranks.size * options.rows
-    x = rng.normal(size=(4 * batch, *shape)).astype(np.float32)
-    y = rng.integers(0, classes, len(x)).astype(np.int32)
-
-    def make() -> keras.Model:
-        model = models.build(options.model, input_shape=shape, classes=classes)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(1e-3), loss)
-        return model
+    data = common.random_rows(4 * batch, shape)
 
     def step_ms(size: str) -> np.ndarray:
         wanted = sys.maxsize if size == "whole" else int(size)
         chosen = backends.Options(bucket_bytes=wanted)
-        backend = backends.get(options.backend, chosen)
         result = training.fit(
-            make, (x, y), backend=backend, global_batch_size=batch,
-            steps=options.steps + 1, verbose=0,
+            lambda: common.compiled(options.model, keras.optimizers.SGD(1e-3), shape),
+            data, backend=backends.get(options.backend, chosen),
+            global_batch_size=batch, steps=options.steps + 1, verbose=0,
         )  # fmt: skip
+        keras.backend.clear_session()
         return 1000 * result.timing.seconds()
 
-    found: dict[str, list[np.ndarray]] = {size: [] for size in options.sizes.split(",")}
-    for _ in range(options.rounds):
-        for size, times in found.items():
-            times.append(step_ms(size))
-            keras.backend.clear_session()
+    sizes = {size: lambda size=size: step_ms(size) for size in options.sizes.split(",")}
+    found = common.take_turns(sizes, options.rounds)
     if ranks.rank == 0:
         print(f"{'bucket bytes':>12} {'ms a step':>10} {'lowest':>8} {'highest':>8}")
         for size, times in found.items():

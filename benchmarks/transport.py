@@ -9,9 +9,9 @@ less.
 
 from __future__ import annotations
 
-import argparse
 import os
 
+import common
 import numpy as np
 
 import collective
@@ -23,7 +23,7 @@ BLOCKS = 6
 
 def main() -> None:
     """Prints a line for each size and place."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--sizes", default="1,4,16,64,256", help="MiB")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each figure")
     options = parser.parse_args()

@@ -18,9 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import common
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
@@ -52,8 +51,8 @@ def train(options: argparse.Namespace, more: list[str]) -> tuple[float, float]:
         written = Path(folder, "run.json")
         subprocess.run(
             [
-                *(sys.executable, "-m", "collective.launch", "-np", str(options.ranks)),
-                *(sys.executable, str(ROOT / "train.py"), "--backend", "native"),
+                *(*common.LAUNCH, str(options.ranks), sys.executable),
+                *(str(common.ROOT / "train.py"), "--backend", "native"),
                 *("--model", options.model, "--data", options.data, "--threads", "1"),
                 *("--steps", str(options.steps)),
                 *("--global-batch-size", str(options.batch), "--json", str(written)),
