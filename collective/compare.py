@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-from collective.comparison.perturbations import PERTURBATIONS
+from collective.comparison import PERTURBATIONS
 from collective.errors import exit_code
 from collective.streams import open_streams, outlive_readers
 from collective.train import count

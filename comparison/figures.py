@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from collective.backends.registry import BACKENDS
 from collective.comparison.equality import TOLERANCE
 from collective.comparison.results import Results
 from collective.comparison.runs import ALONE, SHARE
+from collective.comparison.speed import Timed
 
 LIGHT = {"ink": "#1f2933", "paper": "#ffffff", "rule": "#d7dde3"}
 DARK = {"ink": "#e4e7eb", "paper": "#161b22", "rule": "#39424e"}
@@ -43,10 +43,9 @@ def color(backend: str) -> str:
     return COLORS[names.index(backend) % len(COLORS)] if backend in names else "#777777"
 
 
-@contextlib.contextmanager
-def _theme(theme: dict[str, str]) -> Iterator[None]:
+def _style(theme: dict[str, str]) -> dict[str, Any]:
     ink, paper = theme["ink"], theme["paper"]
-    style: Any = {
+    return {
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), ink),
         **dict.fromkeys(("xtick.color", "ytick.color", "axes.titlecolor"), ink),
         **dict.fromkeys(("figure.facecolor", "axes.facecolor"), paper),
@@ -63,8 +62,6 @@ def _theme(theme: dict[str, str]) -> Iterator[None]:
         "svg.fonttype": "none",
         "figure.constrained_layout.use": True,
     }
-    with plt.rc_context(style):
-        yield
 
 
 def losses(results: Results, theme: dict[str, str]) -> Figure | None:
@@ -118,7 +115,8 @@ def learning(results: Results, theme: dict[str, str]) -> Figure | None:
 
 def steps(results: Results, theme: dict[str, str]) -> Figure | None:
     """Where the time of a step goes, at the largest number of replicas."""
-    timed = _at_most(results)
+    timed = results.fast[max(results.fast, key=int)] if results.fast else {}
+    timed = {name: one for name, one in timed.items() if one.rates}
     if not timed:
         return None
     names = sorted(timed, key=lambda n: timed[n].step, reverse=True)
@@ -154,11 +152,10 @@ def scaling(results: Results, theme: dict[str, str]) -> Figure | None:
     for name in results.fast[str(counts[-1])]:
         if name in ALONE:
             continue
-        points = [(n, results.fast[str(n)].get(name)) for n in counts]
-        with_rates = [(n, t) for n, t in points if t and t.rates]
-        if with_rates:
-            axes.plot([n for n, _ in with_rates], [t.rate for _, t in with_rates],
-                      "o-", color=color(name), label=name)  # fmt: skip
+        rates = {n: results.fast[str(n)].get(name, Timed()).rate for n in counts}
+        rates = {n: rate for n, rate in rates.items() if rate}
+        if rates:
+            axes.plot([*rates], [*rates.values()], "o-", color=color(name), label=name)
     axes.set(xlabel="replicas", ylabel="samples per second", xticks=counts)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8)
@@ -170,36 +167,26 @@ def allreduce(results: Results, theme: dict[str, str]) -> Figure | None:
     if not results.allreduce:
         return None
     figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
+
+    def curve(times: dict[str, float], style: str, **more: Any) -> None:
+        points = sorted((int(size), 1e6 * seconds) for size, seconds in times.items())
+        axes.loglog(*zip(*points, strict=True), style, **more)
+
     for name, times in results.allreduce.items():
-        points = sorted((int(size), seconds) for size, seconds in times.items())
-        axes.loglog([s for s, _ in points], [1e6 * t for _, t in points], "o-",
-                    ms=4, color=color(name), label=name)  # fmt: skip
+        curve(times, "o-", ms=4, color=color(name), label=name)
     if results.floor:
-        points = sorted((int(size), seconds) for size, seconds in results.floor.items())
-        axes.loglog([s for s, _ in points], [1e6 * t for _, t in points], ":",
-                    color=theme["ink"], label="floor of this host")  # fmt: skip
+        curve(results.floor, ":", color=theme["ink"], label="floor of this host")
     axes.set(xlabel="bytes", ylabel="microseconds, inside a tf.function")
     axes.legend(fontsize=8)
     return figure
 
 
-def _at_most(results: Results) -> dict:
-    if not results.fast:
-        return {}
-    timed = results.fast[max(results.fast, key=int)]
-    return {name: t for name, t in timed.items() if t.rates}
-
-
 FIGURES: dict[str, Callable[[Results, dict[str, str]], Figure | None]] = {
-    "losses": losses,
-    "learning": learning,
-    "steps": steps,
-    "scaling": scaling,
-    "allreduce": allreduce,
+    make.__name__: make for make in (losses, learning, steps, scaling, allreduce)
 }
 
 
-def draw(results: Results, folder: Path) -> dict[str, tuple[str, str]]:
+def draw(results: Results, folder: Path) -> dict[str, list[str]]:
     """Draws every figure for which there are results.
 
     Args:
@@ -209,11 +196,10 @@ def draw(results: Results, folder: Path) -> dict[str, tuple[str, str]]:
     Returns:
         By name, the SVG for a light and for a dark page.
     """
-    drawn = {}
+    drawn: dict[str, list[str]] = {}
     for name, make in FIGURES.items():
-        pictures = []
         for theme in (LIGHT, DARK):
-            with _theme(theme):
+            with plt.rc_context(_style(theme)):
                 figure = make(results, theme)
                 if figure is None:
                     break
@@ -222,7 +208,5 @@ def draw(results: Results, folder: Path) -> dict[str, tuple[str, str]]:
                 text = io.StringIO()
                 figure.savefig(text, format="svg", metadata={"Date": None})
                 plt.close(figure)
-                pictures.append(text.getvalue())
-        else:
-            drawn[name] = (pictures[0], pictures[1])
+                drawn.setdefault(name, []).append(text.getvalue())
     return drawn

@@ -26,7 +26,7 @@ def write(
     path: Path,
     results: Results,
     tables: list[Table],
-    pictures: dict[str, tuple[str, str]],
+    pictures: dict[str, list[str]],
 ) -> None:
     """Writes the page.
 
@@ -44,8 +44,8 @@ def write(
             results=results,
             tables=tables,
             pictures={
-                name: tuple(_address(svg) for svg in pair)
-                for name, pair in pictures.items()
+                name: [_address(svg) for svg in themes]
+                for name, themes in pictures.items()
             },
             captions=CAPTIONS,
         ),

@@ -12,7 +12,7 @@ import pytest
 
 from collective.backends.launchers import STARTS
 from collective.backends.registry import BACKENDS, can_start
-from collective.comparison.perturbations import PERTURBATIONS
+from collective.comparison import PERTURBATIONS
 from tests import launch
 
 pytestmark = [pytest.mark.compares, pytest.mark.launches]
