@@ -16,7 +16,7 @@ import numpy as np
 
 import collective
 from collective.bench.limits import probe
-from collective.bench.measure import Bench, Subject
+from collective.bench.measure import Bench, Subject, slowest
 
 BLOCKS = 6
 
@@ -57,10 +57,7 @@ def compare(size: int, in_place: bool, seconds: float) -> dict:
     repetitions = {}
     times: dict = {transport: [] for transport in benches}
     for transport, bench in benches.items():
-        bench.fill()
-        bench.time(bench.source, bench.target, 1, 1)
-        assert bench.wrong() == 0, "wrong sum"
-        bench.source[...] = 0  # sums in place would overflow
+        assert bench.check() == 0, "wrong sum"
         once = slowest(bench.time(bench.source, bench.target, 3, 1)).min()
         repetitions[transport] = int(np.clip(seconds / BLOCKS / once, 2, 300))
     for _ in range(BLOCKS):
@@ -71,11 +68,6 @@ def compare(size: int, in_place: bool, seconds: float) -> dict:
         transport: (np.median(taken), np.percentile(taken, 10))
         for transport, taken in times.items()
     }
-
-
-def slowest(seconds: np.ndarray) -> np.ndarray:
-    """Each repetition's time on the rank where it took longest."""
-    return collective.allreduce(seconds, collective.Max)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +54,10 @@ class Limits:
             in_place: Whether each rank has one array for input and output.
         """
         moved = self.ranks * size
+        latency = 2 * self.latency_s
         if self.in_cache(size, in_place):
-            return max(2 * self.latency_s, moved / self.write)
-        return max(
-            2 * self.latency_s, 2 * moved / self.read_write, 2 * moved / self.write
-        )
+            return max(latency, moved / self.write)
+        return max(latency, 2 * moved / self.read_write, 2 * moved / self.write)
 
     def shared(self, size: int) -> float:
         """Least seconds of an all-reduce of buffers that all ranks share (T0)."""
@@ -72,10 +71,6 @@ class Limits:
         """Whether the arrays of all ranks fit into the cache, with the slots."""
         arrays = self.ranks * size * (1 if in_place else 2)
         return arrays + (self.ranks + 1) * SLOTS <= self.cache
-
-    def json(self) -> dict[str, object]:
-        """For ``--json``."""
-        return asdict(self)
 
 
 def probe() -> float:

