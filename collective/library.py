@@ -139,8 +139,7 @@ def stale(library: ctypes.CDLL) -> bool:
 def _check_source(library: ctypes.CDLL) -> None:
     if not hasattr(library, "collective_source"):
         raise CollectiveError(
-            f"{path()} was built from older sources than this Python code",
-            hint=HINT,
+            f"{path()} was built from older sources than this Python code", hint=HINT
         )
     if stale(library):
         warnings.warn(

@@ -43,7 +43,7 @@ def color(backend: str) -> str:
     return COLORS[names.index(backend) % len(COLORS)] if backend in names else "#777777"
 
 
-def _style(theme: dict[str, str]) -> dict[str, Any]:
+def _style(theme: dict[str, str]) -> Any:
     ink, paper = theme["ink"], theme["paper"]
     return {
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), ink),
@@ -187,11 +187,7 @@ FIGURES: dict[str, Callable[[Results, dict[str, str]], Figure | None]] = {
 
 
 def draw(results: Results, folder: Path) -> dict[str, list[str]]:
-    """Draws every figure for which there are results.
-
-    Args:
-        results: The results.
-        folder: Where each ``NAME.png`` is written.
+    """Draws every figure for which there are results, as ``NAME.png`` in the folder.
 
     Returns:
         By name, the SVG for a light and for a dark page.

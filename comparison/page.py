@@ -23,19 +23,9 @@ CAPTIONS = {
 
 
 def write(
-    path: Path,
-    results: Results,
-    tables: list[Table],
-    pictures: dict[str, list[str]],
+    path: Path, results: Results, tables: list[Table], pictures: dict[str, list[str]]
 ) -> None:
-    """Writes the page.
-
-    Args:
-        path: The file.
-        results: The results.
-        tables: Their tables.
-        pictures: By name, the SVG for light and for dark.
-    """
+    """Writes the page; of each picture, the SVG for light and for dark."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True)
     template = environment.get_template("report.html.jinja")

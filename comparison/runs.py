@@ -33,31 +33,20 @@ PROOF_STEPS = 30
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compare.
+    """What to compare."""
 
-    Attributes:
-        processes: Numbers of replicas, ascending; equality is tested at the largest.
-        backends: Names; empty for every usable backend.
-        rounds: Rounds of timed runs.
-        batch: Rows of a global batch.
-        train: Options for ``train.py``, without those that choose the backend.
-        precisions: Precisions of the equality test.
-        time: Whether to time as well.
-        perturb: Backend and perturbation, or None.
-        seconds: Time limit of one run.
-        virtual: Whether trainings have virtual replicas, and so the same bits on each
-            number of replicas.
-    """
-
+    # Numbers of replicas, ascending; equality is tested at the largest.
     processes: tuple[int, ...]
-    backends: tuple[str, ...] = ()
-    rounds: int = 3
-    batch: int = 64
-    train: tuple[str, ...] = ()
-    precisions: tuple[str, ...] = tuple(TOLERANCE)
-    time: bool = True
-    perturb: tuple[str, str] | None = None
-    seconds: float = 600
+    backends: tuple[str, ...] = ()  # empty for every usable one
+    rounds: int = 3  # of timed runs
+    batch: int = 64  # rows of a global one
+    train: tuple[str, ...] = ()  # options, without those that choose the backend
+    precisions: tuple[str, ...] = tuple(TOLERANCE)  # of the equality test
+    time: bool = True  # whether to time as well
+    perturb: tuple[str, str] | None = None  # backend and perturbation
+    seconds: float = 600  # time limit of one run
+    # Whether trainings have virtual replicas, and so the same bits on each number of
+    # replicas.
     virtual: bool = False
 
     @property

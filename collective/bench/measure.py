@@ -28,41 +28,26 @@ BLOCKS = 6
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        collective: A key of ``COLLECTIVES``.
-        algorithm: Of the all-reduce.
-        transport: 16-bit dtype of the all-reduce's slots, or None.
-        bytes: As nccl-tests counts: of the whole array (of all ranks' parts for
-            all-gather, reduce-scatter and all-to-all).
-        in_place: Whether input and output are one (all-reduce and broadcast).
-        huge_pages: Whether the arrays lie in 2 MiB pages where possible.
-        offset: Bytes from the beginning of a page to that of each array.
-    """
-
-    collective: str
-    algorithm: str
-    transport: str | None
+    collective: str  # a key of COLLECTIVES
+    algorithm: str  # of the all-reduce
+    transport: str | None  # 16-bit dtype of the all-reduce's slots
+    # As nccl-tests counts: of the whole array (of all ranks' parts for all-gather,
+    # reduce-scatter and all-to-all).
     bytes: int
-    in_place: bool
-    huge_pages: bool = False
-    offset: int = 0
+    in_place: bool  # whether input and output are one (all-reduce and broadcast)
+    huge_pages: bool = False  # whether arrays lie in 2 MiB pages where possible
+    offset: int = 0  # bytes from the beginning of a page to that of each array
 
 
 @dataclass
 class Samples:
-    """What was measured in one state of the machine.
-
-    Attributes:
-        native: Seconds of the slowest rank.
-        peers: The same of each peer.
-        memory: Bytes/s of the memory meanwhile: ``read_write`` and ``write`` of
-            :class:`Limits`.
-    """
+    """What was measured in one state of the machine: seconds of the slowest rank."""
 
     native: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    # Bytes/s of the memory meanwhile: read_write and write of Limits.
     memory: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -81,11 +66,7 @@ def _array(count: int, subject: Subject) -> np.ndarray:
 
 
 class Bench:
-    """A collective with its arrays.
-
-    Args:
-        subject: What is measured.
-    """
+    """A collective with its arrays."""
 
     def __init__(self, subject: Subject):
         self.subject = subject

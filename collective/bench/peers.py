@@ -139,16 +139,7 @@ def _require(module: str, hint: str) -> None:
 
 
 def loop(once: Callable[[], object], repetitions: int, inner: int) -> np.ndarray:
-    """Times a call from Python.
-
-    Args:
-        once: The call.
-        repetitions: How many times are taken, each after a barrier.
-        inner: Calls in each of them.
-
-    Returns:
-        Seconds of a call, one number for each repetition.
-    """
+    """Seconds of a call from Python: of each repetition, the mean of inner calls."""
     seconds = np.zeros(repetitions)
     for i in range(repetitions):
         collective.barrier()

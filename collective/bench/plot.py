@@ -32,7 +32,7 @@ def plot(path: str, rows: Sequence[Row]) -> None:
     for state in states:
         mine = [row for row in rows if row.state == state]
         sizes = [row.subject.bytes for row in mine]
-        curves = [
+        curves: list[tuple[str, list[float], str, str, float | None]] = [
             (peer, [row.peers.get(peer, math.nan) for row in mine], ".", f"C{n}", None)
             for n, peer in enumerate(peers, 1)
         ]

@@ -14,27 +14,15 @@ from collective.bench.measure import Samples, Subject
 
 @dataclass
 class Row:
-    """One line; all times are medians in seconds.
-
-    Attributes:
-        subject: What was measured.
-        ranks: Number of ranks.
-        state: ``near``, ``far`` or ``mixed`` cores.
-        median_s: The core's time.
-        floor_s: Least time of this design on this machine (T1); 0 where there is
-            no model.
-        shared_floor_s: Least time if the ranks shared their arrays (T0).
-        wrong: Elements that were not what they should be.
-        peers: Time of each peer.
-    """
+    """One line; all times are medians in seconds."""
 
     subject: Subject
     ranks: int
-    state: str
-    median_s: float
-    floor_s: float
-    shared_floor_s: float
-    wrong: int
+    state: str  # near, far or mixed cores
+    median_s: float  # the core's time
+    floor_s: float  # least of this design on this machine (T1); 0 without a model
+    shared_floor_s: float  # least if the ranks shared their arrays (T0)
+    wrong: int  # elements that were not what they should be
     peers: dict[str, float]
 
     def json(self) -> dict[str, object]:
@@ -44,10 +32,7 @@ class Row:
 
 
 def rows(
-    subject: Subject,
-    limits: dict[str, Limits],
-    wrong: int,
-    samples: dict[str, Samples],
+    subject: Subject, limits: dict[str, Limits], wrong: int, samples: dict[str, Samples]
 ) -> list[Row]:
     """One row for each state of the machine in which the core was timed."""
     pure = [state for state in samples if state != "mixed" and samples[state].native]

@@ -13,17 +13,11 @@ _SMALL_SHM = 64 << 20  # what Docker gives
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that does not work, or may not.
+    """Something that does not work, or may not."""
 
-    Attributes:
-        what: One sentence.
-        hint: What to type or change.
-        fatal: Whether something that the user asked for does not work because of it.
-    """
-
-    what: str
-    hint: str
-    fatal: bool = True
+    what: str  # one sentence
+    hint: str  # what to type or change
+    fatal: bool = True  # whether something that the user asked for does not work
 
 
 def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> Iterator[Finding]:
