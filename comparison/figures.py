@@ -21,8 +21,8 @@ from collective.comparison.results import Results
 from collective.comparison.runs import ALONE, SHARE
 from collective.comparison.speed import Timed
 
-LIGHT = {"ink": "#1f2933", "paper": "#ffffff", "rule": "#d7dde3"}
-DARK = {"ink": "#e4e7eb", "paper": "#161b22", "rule": "#39424e"}
+INK, PAPER, RULE = "#1f2933", "#ffffff", "#d7dde3"
+DARK = {INK: "#e4e7eb", PAPER: "#161b22", RULE: "#39424e"}  # on a dark page
 # Distinguishable with colour blindness [Okabe and Ito, 2008; Tol, 2021].
 COLORS = ("#0072b2", "#882255", "#e69f00", "#44aa99", "#009e73",
           "#cc79a7", "#56b4e9", "#d55e00", "#ddcc77", "#999999")  # fmt: skip
@@ -32,6 +32,19 @@ OF_PART = {
     "wait": "#999999",
     "all_reduce": "#e69f00",
     "update": "#009e73",
+}
+STYLE: Any = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "axes.titlecolor"), INK),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER),
+    **dict.fromkeys(("savefig.facecolor", "legend.facecolor"), PAPER),
+    **dict.fromkeys(("legend.edgecolor", "grid.color"), RULE),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    "axes.titlelocation": "left",
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "figure.constrained_layout.use": True,
 }
 WIDTH = 8.8  # inches; the same for every figure
 LABELS = {"all_reduce": "all-reduce", "wait": "waiting for the slowest"}
@@ -43,28 +56,7 @@ def color(backend: str) -> str:
     return COLORS[names.index(backend) % len(COLORS)] if backend in names else "#777777"
 
 
-def _style(theme: dict[str, str]) -> Any:
-    ink, paper = theme["ink"], theme["paper"]
-    return {
-        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), ink),
-        **dict.fromkeys(("xtick.color", "ytick.color", "axes.titlecolor"), ink),
-        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), paper),
-        "savefig.facecolor": paper,
-        "legend.facecolor": paper,
-        "legend.edgecolor": theme["rule"],
-        "grid.color": theme["rule"],
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlelocation": "left",
-        "font.size": 10,
-        "svg.fonttype": "none",
-        "figure.constrained_layout.use": True,
-    }
-
-
-def losses(results: Results, theme: dict[str, str]) -> Figure | None:
+def losses(results: Results) -> Figure | None:
     """The losses of all backends, and how far they are from the reference."""
     proofs = {p: proof for p, proof in results.equal.items() if proof.losses}
     if not proofs:
@@ -88,7 +80,7 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
             ]
             bottom.semilogy(steps, differences, ".-", color=color(name), lw=1)
         tolerance = TOLERANCE[precision]
-        bottom.axhline(tolerance, color=theme["ink"], ls=":", lw=1)
+        bottom.axhline(tolerance, color=INK, ls=":", lw=1)
         bottom.annotate(f"{tolerance:g}", (1, tolerance), va="bottom", fontsize=8)
         bottom.set_yscale("log")
         top.set(title=precision, ylabel="loss")
@@ -98,7 +90,7 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
     return figure
 
 
-def learning(results: Results, theme: dict[str, str]) -> Figure | None:
+def learning(results: Results) -> Figure | None:
     """Learning curves of asynchronous backends and of the reference."""
     if not any(of.samples for of in results.learned.values()):
         return None
@@ -113,7 +105,7 @@ def learning(results: Results, theme: dict[str, str]) -> Figure | None:
     return figure
 
 
-def steps(results: Results, theme: dict[str, str]) -> Figure | None:
+def steps(results: Results) -> Figure | None:
     """Where the time of a step goes, at the largest number of replicas."""
     timed = results.fast[max(results.fast, key=int)] if results.fast else {}
     timed = {name: one for name, one in timed.items() if one.rates}
@@ -138,7 +130,7 @@ def steps(results: Results, theme: dict[str, str]) -> Figure | None:
     return figure
 
 
-def scaling(results: Results, theme: dict[str, str]) -> Figure | None:
+def scaling(results: Results) -> Figure | None:
     """Samples per second over the number of replicas, and the ideal."""
     counts = sorted(int(n) for n in results.fast)
     if len(counts) < 2:
@@ -148,7 +140,7 @@ def scaling(results: Results, theme: dict[str, str]) -> Figure | None:
     cores = results.machine["cores"]
     if base and base.rates:
         ideal = [base.rate / counts[0] * min(n, cores) for n in counts]
-        axes.plot(counts, ideal, ":", color=theme["ink"], label="ideal")
+        axes.plot(counts, ideal, ":", color=INK, label="ideal")
     for name in results.fast[str(counts[-1])]:
         if name in ALONE:
             continue
@@ -162,7 +154,7 @@ def scaling(results: Results, theme: dict[str, str]) -> Figure | None:
     return figure
 
 
-def allreduce(results: Results, theme: dict[str, str]) -> Figure | None:
+def allreduce(results: Results) -> Figure | None:
     """Time of an all-reduce alone over its size."""
     if not results.allreduce:
         return None
@@ -175,34 +167,35 @@ def allreduce(results: Results, theme: dict[str, str]) -> Figure | None:
     for name, times in results.allreduce.items():
         curve(times, "o-", ms=4, color=color(name), label=name)
     if results.floor:
-        curve(results.floor, ":", color=theme["ink"], label="floor of this host")
+        curve(results.floor, ":", color=INK, label="floor of this host")
     axes.set(xlabel="bytes", ylabel="microseconds, inside a tf.function")
     axes.legend(fontsize=8)
     return figure
 
 
-FIGURES: dict[str, Callable[[Results, dict[str, str]], Figure | None]] = {
+FIGURES: dict[str, Callable[[Results], Figure | None]] = {
     make.__name__: make for make in (losses, learning, steps, scaling, allreduce)
 }
 
 
-def draw(results: Results, folder: Path) -> dict[str, list[str]]:
+def draw(results: Results, folder: Path) -> dict[str, tuple[str, str]]:
     """Draws every figure for which there are results, as ``NAME.png`` in the folder.
 
     Returns:
         By name, the SVG for a light and for a dark page.
     """
-    drawn: dict[str, list[str]] = {}
+    drawn = {}
     for name, make in FIGURES.items():
-        for theme in (LIGHT, DARK):
-            with plt.rc_context(_style(theme)):
-                figure = make(results, theme)
-                if figure is None:
-                    break
-                if theme is LIGHT:
-                    figure.savefig(folder / f"{name}.png", dpi=130)
-                text = io.StringIO()
-                figure.savefig(text, format="svg", metadata={"Date": None})
-                plt.close(figure)
-                drawn.setdefault(name, []).append(text.getvalue())
+        with plt.rc_context(STYLE):
+            figure = make(results)
+            if figure is None:
+                continue
+            figure.savefig(folder / f"{name}.png", dpi=130)
+            text = io.StringIO()
+            figure.savefig(text, format="svg", metadata={"Date": None})
+            plt.close(figure)
+        light = dark = text.getvalue()
+        for color_of_light, color_of_dark in DARK.items():
+            dark = dark.replace(color_of_light, color_of_dark)
+        drawn[name] = light, dark
     return drawn

@@ -23,7 +23,10 @@ CAPTIONS = {
 
 
 def write(
-    path: Path, results: Results, tables: list[Table], pictures: dict[str, list[str]]
+    path: Path,
+    results: Results,
+    tables: list[Table],
+    pictures: dict[str, tuple[str, str]],
 ) -> None:
     """Writes the page; of each picture, the SVG for light and for dark."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
