@@ -66,44 +66,32 @@ if TYPE_CHECKING:
         distribute_keras as distribute_keras,
     )
 
+# The names that each module defines.
 _HOMES = {
-    "errors": ("CollectiveError", "UsageError"),
-    "library": ("Disagreement", "PeerLost", "Timeout"),
-    "operations.allgather": ("allgather", "allgather_async"),
-    "operations.allreduce": (
-        "allreduce",
-        "allreduce_async",
-        "grouped_allreduce",
-        "grouped_allreduce_async",
-    ),
-    "operations.alltoall": ("alltoall", "alltoall_async"),
-    "operations.barrier": ("barrier", "barrier_async"),
-    "operations.broadcast": ("broadcast", "broadcast_async"),
-    "operations.join": ("join",),
-    "operations.kinds": ("Average", "Max", "Min", "Product", "Sum"),
-    "operations.reducescatter": ("reducescatter", "reducescatter_async"),
-    "process_set": ("ProcessSet",),
-    "run_function": ("run",),
-    "session": (
-        "cross_rank",
-        "cross_size",
-        "init",
-        "is_initialized",
-        "local_rank",
-        "local_size",
-        "rank",
-        "shutdown",
-        "size",
-    ),
-    "training.checkpoint.schedule": ("Checkpoint",),
-    "training.evaluation.evaluate": ("evaluate",),
-    "training.evaluation.predict": ("predict",),
-    "training.fit": ("fit",),
-    "training.sweep.runner": ("fit_many",),
-    "training.unedited.distribute": ("distribute_keras",),
+    "errors": "CollectiveError UsageError",
+    "library": "Disagreement PeerLost Timeout",
+    "operations.allgather": "allgather allgather_async",
+    "operations.allreduce": "allreduce allreduce_async "
+    "grouped_allreduce grouped_allreduce_async",
+    "operations.alltoall": "alltoall alltoall_async",
+    "operations.barrier": "barrier barrier_async",
+    "operations.broadcast": "broadcast broadcast_async",
+    "operations.join": "join",
+    "operations.kinds": "Average Max Min Product Sum",
+    "operations.reducescatter": "reducescatter reducescatter_async",
+    "process_set": "ProcessSet",
+    "run_function": "run",
+    "session": "cross_rank cross_size init is_initialized local_rank local_size rank "
+    "shutdown size",
+    "training.checkpoint.schedule": "Checkpoint",
+    "training.evaluation.evaluate": "evaluate",
+    "training.evaluation.predict": "predict",
+    "training.fit": "fit",
+    "training.sweep.runner": "fit_many",
+    "training.unedited.distribute": "distribute_keras",
 }
 _MODULES = ("backends", "training")
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = sorted([*_HOME_OF, *_MODULES])
 
 

@@ -57,11 +57,7 @@ def load() -> str:
 
 
 def candidates(variables: Mapping[str, str] | None = None) -> list[str]:
-    """What ``load`` tries, in this order.
-
-    Args:
-        variables: The environment; ``os.environ`` by default.
-    """
+    """What ``load`` tries, in this order."""
     env = os.environ if variables is None else variables
     if env.get(LIBMPI):
         return [env[LIBMPI]]

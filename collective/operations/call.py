@@ -153,11 +153,8 @@ def single(
 def start(*arguments: Any) -> Handle | None:
     """As ``run`` of the extension, returning a handle of the outputs.
 
-    Args:
-        arguments: See ``kDocs`` of native/bindings/python.cc.
-
-    Returns:
-        The handle; None if an argument is not plain, and nothing was done.
+    None if an argument is not plain, and nothing was done. ``kDocs`` of
+    native/bindings/python.cc has the arguments.
     """
     started = library.extension().start(*arguments)
     return None if started is None else Handle(*started)
@@ -203,15 +200,12 @@ def _viewed(array: Any) -> np.ndarray:
 def apart(
     sources: Sequence[np.ndarray], targets: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Inputs that no output overlaps, but an input's own where it is in place.
+    """The inputs, copied where an output would overwrite what is still to be read.
 
     Args:
         sources: Inputs, C-contiguous.
         targets: Outputs, C-contiguous, one for each input; in place where both have the
             same memory.
-
-    Returns:
-        The inputs, copied where an output would overwrite what is still to be read.
 
     Raises:
         UsageError: If two outputs overlap: only one result can be there.
@@ -249,11 +243,7 @@ def _extent(array: np.ndarray) -> tuple[int, int]:
 
 
 def output(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A view of ``out`` if it can hold the result, or a new array.
-
-    Raises:
-        UsageError: If it cannot.
-    """
+    """A view of ``out``, which must be able to hold the result, or a new array."""
     if out is None:
         return np.empty(shape, dtype)
     view = _writable(out)
@@ -294,16 +284,7 @@ def _writable(out: Any) -> np.ndarray | None:
 
 
 def check_splits(splits: Sequence[int], shape: tuple[int, ...], size: int) -> None:
-    """Checks a list of how many rows go to each rank.
-
-    Args:
-        splits: Rows for each rank.
-        shape: Of the array that is split.
-        size: Number of ranks.
-
-    Raises:
-        UsageError: If they are not one for each rank, adding up to the first axis.
-    """
+    """Refuses numbers of rows that are not one a rank, adding up to the first axis."""
     fits = shape and len(splits) == size and min(splits) >= 0
     if not fits or sum(splits) != shape[0]:
         raise UsageError(
@@ -317,10 +298,7 @@ def exchange(
 ) -> np.ndarray:
     """Every rank's list of equally many integers, one row a rank.
 
-    Args:
-        values: This rank's.
-        process_set: The ranks that take part; None for all.
-        what: Compared between ranks: they must agree on it.
+    ``what`` is compared between ranks: they must agree on it.
     """
     _, _, size = members(process_set)
     mine = np.asarray(values, np.int64)
