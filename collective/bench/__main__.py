@@ -170,7 +170,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--sizes", type=_sizes, default=_sizes(SIZES), help=f"bytes, {SIZES} by default"
     )
     add("--place", choices=("in", "out", "both"), default="both")
-    add("--peers", type=_peer_list, default=[], help="mpi,horovod,gloo")
+    add(
+        "--peers",
+        type=_peer_list,
+        default=[],
+        help=f"to compare with: {','.join(PEERS)}",
+    )
     add("--seconds", type=float, default=0.3, help="for each line and contestant")
     add(
         "--offset",
