@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-# The default between hosts (benchmarks/buckets.py). On one host the ranks compute on the
-# cores that would sum meanwhile, so there all gradients are one bucket.
+# The default between hosts (docs/reference/measurements.md). On one host the ranks
+# compute on the cores that would sum meanwhile, so there all gradients are one bucket.
 BYTES_BETWEEN_HOSTS = 4 << 20
 # TensorFlow takes over a NumPy array without a copy when it is aligned like this.
 ALIGNMENT = 64
