@@ -6,14 +6,15 @@
     python benchmarks/memory.py tensor-parallel -np 2
     python benchmarks/memory.py model-parallel -np 2
 
-Each setting trains three steps in a process, or in ranks, of its own, for a process' peak
-never falls. It is that of the resident memory, as the operating system counts it; what
-TensorFlow takes before the model is shown, too. The first two train ResNet-50 on images
-of 128x128, or a transformer of 8 blocks on sequences of 256 vectors. The last three train
-models that are little but weights, with Adam, and also count the bytes of weights and
-optimizer on each rank or device, from the variables themselves: four layers of 4096 x 4096,
-or an embedding of 65536 rows of 512 and two pairs of layers, 512 to 16384 to 512. Devices
-are logical CPU devices where there are no GPUs: what runs on each has one memory.
+Each setting trains three steps in a process, or in ranks, of its own, for a process'
+peak never falls. It is that of the resident memory, as the operating system counts
+it; what TensorFlow takes before the model is shown, too. The first two train
+ResNet-50 on images of 128x128, or a transformer of 8 blocks on sequences of 256
+vectors. The last three train models that are little but weights, with Adam, and also
+count the bytes of weights and optimizer on each rank or device, from the variables
+themselves: four layers of 4096 x 4096, or an embedding of 65536 rows of 512 and two
+pairs of layers, 512 to 16384 to 512. Devices are logical CPU devices where there are
+no GPUs: what runs on each has one memory.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ def train_sharing(what: str, count: int) -> None:
         most = f"; peak of a process {of_ranks[:, 2].max():.0f} MiB"
     if backend.rank == 0:
         each = (
-            f"{weights / MIB:.1f} MiB of weights and {optimizer / MIB:.1f} of optimizer "
-            f"on {place}"
+            f"{weights / MIB:.1f} MiB of weights and {optimizer / MIB:.1f} of "
+            f"optimizer on {place}"
             for place, (weights, optimizer) in held.items()
         )
         print(f"{', '.join(each)}{most}")

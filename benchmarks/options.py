@@ -1,14 +1,14 @@
 """What an option of ``train.py`` does to the time of a step: trainings take turns.
 
     python benchmarks/options.py --with "" --with "--virtual-replicas 2" --threads 1
-    python benchmarks/options.py --launch "python -m tests.hosts.lab --hosts 2 --slots 1 \
-        --rate 1gbit" --with "--bucket-bytes 1000000000" --with "--bucket-bytes 4194304" \
-        --model resnet50 --data synthetic:64x64x3:10 --global-batch-size 32 --steps 6
+    python benchmarks/options.py --with "--bucket-bytes 1000000000" \
+        --with "--bucket-bytes 4194304" --model resnet50 --data synthetic:64x64x3:10 \
+        --launch "python -m tests.hosts.lab --hosts 2 --slots 1 --rate 1gbit"
     python benchmarks/options.py --launch "horovodrun -np 2" --backend horovod ...
 
-All other options are those of each training. Printed are milliseconds: the median of the
-steps of all rounds but the first two of each training, the lowest and highest median of
-a round, and the all-reduce's share of the mean.
+All other options are those of each training. Printed are milliseconds: the median of
+the steps of all rounds but the first two of each training, the lowest and highest
+median of a round, and the all-reduce's share of the mean.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def in_buckets(tensors: Sequence[Any], bytes_each: int | None) -> list[list[int]
     """Cuts a list of gradients into buckets, from its end; returns indices.
 
     That is the order in which back-propagation makes them, so the first buckets can
-    leave while it still runs. A bucket is closed once it has so many bytes; None: never.
-    The tensors are TensorFlow's, with static shapes.
+    leave while it still runs. A bucket is closed once it has so many bytes; None: never
+    closed. The tensors are TensorFlow's, with static shapes.
     """
     if bytes_each is None:
         return [list(range(len(tensors)))]

@@ -53,11 +53,7 @@ def path() -> Path:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Loads the native library, once.
-
-    Raises:
-        CollectiveError: If it was not built or does not load.
-    """
+    """Loads the native library, once; a CollectiveError if it was not built."""
     try:
         library = ctypes.CDLL(str(path()), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -79,11 +75,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def extension() -> Any:
-    """Loads ``native/bindings/python.cc``, which lies beside the library, once.
-
-    Raises:
-        CollectiveError: If it was not built or does not load.
-    """
+    """Loads ``native/bindings/python.cc``, which lies beside the library, once."""
     load()
     name = "collective_python"
     file = path().with_name(f"{name}.abi3.so")
@@ -111,13 +103,9 @@ def _not_loaded(
 
 
 def source_digest(root: Path = NATIVE.parent.parent) -> str | None:
-    """The digest of the native sources, as ``cmake/source_digest.cmake`` has it.
+    """The digest of native sources, as ``cmake/source_digest.cmake`` has it.
 
-    Args:
-        root: The checkout.
-
-    Returns:
-        The digest; None in an installed package, which has no sources.
+    None in an installed package, which has no sources.
     """
     files = [root / "CMakeLists.txt", *(root / "collective/native").rglob("*.cc")]
     files += (root / "collective/native").rglob("*.h")

@@ -215,10 +215,6 @@ def cross_size() -> int:
 def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> str:
     """A name that the ranks of a job share and no other job of the user has.
 
-    Args:
-        place: This process' place.
-        variables: The environment; ``os.environ`` by default.
-
     Raises:
         CollectiveError: If the launcher left nothing that identifies the job.
     """

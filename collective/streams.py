@@ -65,13 +65,10 @@ class _Lasting(io.FileIO):
 
 
 def is_terminal(stream: Any = None) -> bool:
-    """Whether a person sees what is written, so that bars and colours make sense.
+    """Whether a person sees what is written: to standard output by default.
 
     Open MPI gives each rank a terminal of its own even where mpirun writes into a pipe or
     a file; there, mpirun's own output counts.
-
-    Args:
-        stream: Standard output by default.
     """
     stream = sys.stdout if stream is None else stream
     try:

@@ -154,8 +154,7 @@ def measure(
             changes within seconds.
 
     Returns:
-        Wrong elements (the core's and the peers'), and samples for each state of
-        the machine (``near``, ``far``, ``mixed``).
+        Wrong elements of all, and samples for each state of the machine.
     """
     timers = {"native": bench.time, **peers}
     wrong = 0

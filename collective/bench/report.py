@@ -7,8 +7,8 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from collective.bench.limits import Limits
 from collective.bench.measure import Samples, Subject
@@ -118,23 +118,18 @@ def plot(path: str, rows: Sequence[Row]) -> None:
         sizes = [row.subject.bytes for row in mine]
         several = len(states) > 1
         suffix, line = (f", {state} cores", LINES[state]) if several else ("", "-")
-
-        def curve(name: str, times: list[float], dot: str = ".", **style: Any) -> None:
-            axes.plot(sizes, times, dot + line, label=name + suffix, **style)  # noqa: B023
-
+        curve = partial(axes.plot, sizes, ls=line)
         for number, peer in enumerate(peers, 1):
             times = [row.peers.get(peer, math.nan) for row in mine]
-            curve(peer, times, color=f"C{number}")
-        curve("native", [row.median_s for row in mine], "o", lw=2.5, color="C0")
+            curve(times, marker=".", color=f"C{number}", label=peer + suffix)
+        native = [row.median_s for row in mine]
+        curve(native, marker="o", lw=2.5, color="C0", label="native" + suffix)
         if mine[0].floor_s:
             floor = [row.floor_s or math.nan for row in mine]
-            curve("floor", floor, lw=1, color="0.6")
+            curve(floor, marker=".", lw=1, color="0.6", label="floor" + suffix)
     place = "in" if placed else "out of"
-    axes.set_title(
-        f"{rows[0].subject.collective} of float32, {rows[0].ranks} ranks, {place} place",
-        loc="left",
-        fontweight="bold",
-    )
+    axes.set_title(f"{rows[0].subject.collective} of float32, {rows[0].ranks} ranks, "
+                   f"{place} place", loc="left", fontweight="bold")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="size", ylabel="time (median)")
     axes.xaxis.set_major_locator(LogLocator(base=16))
     axes.xaxis.set_major_formatter(_bytes)

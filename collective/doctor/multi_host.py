@@ -101,8 +101,7 @@ def measure(
         nics: Interfaces that must carry the traffic; empty for any.
 
     Returns:
-        For each pair ``from``, ``to``, and the result of ``wire.measure``; and a finding
-        for each pair without a connection.
+        For each pair ``from``, ``to`` and the result of ``wire.measure``; findings.
     """
     results, found = _split(_measured(hosts, shell))
     carried = {(r["from"], r["interface"]) for r in results}

@@ -232,7 +232,7 @@ def comparison(results: dict) -> None:
     d.text(20, 30, f"{max(results['options']['np'])} replicas on "
            f"{results['machine']['cores']} cores, model cnn", 15, bold=True)  # fmt: skip
     d.note(170, 56, "samples per second: median, lowest, highest")
-    d.note(590, 56, f"largest relative difference from {proof['reference']}, float64")  # fmt: skip
+    d.note(590, 56, f"largest relative difference from {proof['reference']}, float64")
 
     def place(difference: float) -> float:
         """Where a difference is on the axis from 1e-17 to 1e-11."""
