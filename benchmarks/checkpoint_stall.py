@@ -10,28 +10,24 @@ pair is left out. ``--all`` leaves out no checkpoint.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
+import common
 import numpy as np
 
 from collective import backends
 from collective.backends.quiet import quiet
 
 EVERY, BLOCK = 10, 40
-# Shape of a row, classes, batch size.
-SIZES = {
-    "resnet50": ((64, 64, 3), 10, 16),
-    "transformer": ((28, 28, 1), 10, 64),
-}
+BATCHES = {"resnet50": 16, "transformer": 64}
 
 
 def main() -> None:
     """Runs the pairs and prints medians and their ratio."""
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("model", choices=SIZES, nargs="?", default="resnet50")
+    p = common.parser(__doc__)
+    p.add_argument("model", choices=BATCHES, nargs="?", default="resnet50")
     p.add_argument("--pairs", type=int, default=2)
     p.add_argument("--all", action="store_true", help="leave out no checkpoint")
     args = p.parse_args()
@@ -40,7 +36,6 @@ def main() -> None:
         import keras
 
         from collective import training
-        from collective.training import models
 
     class Alternating(training.Checkpoint):
         """Is due in every second block of steps; notes when each block has ended."""
@@ -54,23 +49,19 @@ def main() -> None:
             self.due_count += due
             return due
 
-    shape, classes, batch = SIZES[args.model]
+    shape, batch = common.SHAPES[args.model], BATCHES[args.model]
     steps = 2 * BLOCK * (args.pairs + 1) + BLOCK + 1
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(steps * batch, *shape)).astype(np.float32)
-    y = rng.integers(0, classes, len(x)).astype(np.int32)
+    data = common.random_rows(steps * batch, shape)
 
     def make() -> keras.Model:
-        model = models.build(args.model, input_shape=shape, classes=classes)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=False)
-        return model
+        adam = keras.optimizers.Adam(1e-4)
+        return common.compiled(args.model, adam, shape, jit_compile=False)
 
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Alternating(folder)
         checkpoint.ended, checkpoint.due_count = [], 0
         training.fit(
-            make, (x, y), backend=backend, global_batch_size=batch,
+            make, data, backend=backend, global_batch_size=batch,
             checkpoint=checkpoint, verbose=0,
         )  # fmt: skip
         written = int(checkpoint.due_count - checkpoint._left_out)
@@ -78,16 +69,12 @@ def main() -> None:
         size = sum(f.stat().st_size for f in last.iterdir())
     blocks = np.diff(checkpoint.ended)  # with, without, with, ...
     with_it, without = blocks[2::2], blocks[3::2]
-    ratios = with_it[: len(without)] / without
-    low, middle, high = np.percentile(ratios, [25, 50, 75])
     print(
         f"{args.model}, batch {batch}, checkpoints of {size / 1e6:.0f} MB: {written} of "
-        f"{checkpoint.due_count} that were due"
+        f"{checkpoint.due_count} that were due; {len(without)} pairs"
     )
-    print(f"  without  {1e3 * np.median(without) / BLOCK:8.1f} ms a step (median)")
-    print(f"  with     {1e3 * np.median(with_it) / BLOCK:8.1f} ms a step (median)")
-    print(f"  ratio    {middle:8.3f} (quartiles {low:.3f} to {high:.3f}, ", end="")
-    print(f"{len(ratios)} pairs)")
+    pairs = with_it[: len(without)], without
+    common.print_pairs(("with", "without"), pairs, BLOCK)
 
 
 if __name__ == "__main__":

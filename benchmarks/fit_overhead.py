@@ -9,25 +9,20 @@ other, in one process; the ratio is taken pair by pair. The first pair is left o
 
 from __future__ import annotations
 
-import argparse
 import time
 
-import numpy as np
+import common
 
 from collective import backends
 from collective.backends.quiet import quiet
 
-# Shape of a row, classes, rows of an epoch, batch size.
-SIZES = {
-    "mlp": ((28, 28, 1), 10, 6400, 64),
-    "cnn": ((28, 28, 1), 10, 3200, 64),
-    "resnet50": ((64, 64, 3), 10, 384, 16),
-}
+# Rows of an epoch, batch size.
+SIZES = {"mlp": (6400, 64), "cnn": (3200, 64), "resnet50": (384, 16)}
 
 
 def main() -> None:
     """Runs the pairs and prints medians and their ratio."""
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = common.parser(__doc__)
     p.add_argument("model", choices=SIZES, nargs="?", default="cnn")
     p.add_argument("--pairs", type=int, default=15)
     args = p.parse_args()
@@ -36,22 +31,14 @@ def main() -> None:
         import keras
 
         from collective import training
-        from collective.training import models
 
-    shape, classes, rows, batch = SIZES[args.model]
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(rows, *shape)).astype(np.float32)
-    y = rng.integers(0, classes, rows).astype(np.int32)
+    rows, batch = SIZES[args.model]
+    shape = common.SHAPES[args.model]
+    x, y = common.random_rows(rows, shape)
 
     def make() -> keras.Model:
-        model = models.build(args.model, input_shape=shape, classes=classes)
-        model.compile(
-            keras.optimizers.SGD(1e-3),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            jit_compile=False,
-        )
-        return model
+        options = {"metrics": ["accuracy"], "jit_compile": False}
+        return common.compiled(args.model, keras.optimizers.SGD(1e-3), shape, **options)
 
     plain, ours, theirs = make(), [], []
 
@@ -71,15 +58,11 @@ def main() -> None:
         make(), (x, y), backend=backend, global_batch_size=batch,
         epochs=args.pairs + 1, callbacks=[Pair()], verbose=0,
     )  # fmt: skip
-    a, b = np.array(ours[1:]), np.array(theirs[1:])
     steps = -(-rows // batch)
-    low, middle, high = np.percentile(a / b, [25, 50, 75])
-    print(f"{args.model}, batch {batch}, {len(a)} pairs of epochs of {steps} steps")
-    print(
-        f"  collective.training.fit    {1e3 * np.median(a) / steps:8.2f} ms a step (median)"
+    print(f"{args.model}, batch {batch}, {args.pairs} pairs of epochs of {steps} steps")
+    common.print_pairs(
+        ("collective.fit", "keras.Model.fit"), (ours[1:], theirs[1:]), steps
     )
-    print(f"  keras.Model.fit {1e3 * np.median(b) / steps:8.2f} ms a step (median)")
-    print(f"  ratio           {middle:8.3f} (quartiles {low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ beside them. Sums are checked first.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shlex
@@ -25,8 +26,8 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
+import common
 import numpy as np
 
 from collective.backends import Options
@@ -40,7 +41,7 @@ TENSORS, MEGABYTES = 160, 100
 
 def main() -> None:
     """Starts the jobs and prints a line for each contestant; or is a rank of one."""
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = common.parser(__doc__)
     p.add_argument("--launch", default="mpirun -np 2", type=shlex.split)
     p.add_argument("--rounds", type=int, default=3, help="jobs of each kind")
     p.add_argument("--turns", type=int, default=15, help="of each contestant in a job")
@@ -105,14 +106,18 @@ def rank(args: argparse.Namespace) -> None:
     total = collective.size() * (collective.size() + 1) / 2
     found: dict[str, dict[str, list[float]]] = {}
     for tensors in cases:
-        inner = calls(sum(int(t.shape[0]) * 4 for t in tensors))
+        size = sum(int(t.shape[0]) * 4 for t in tensors)
+        inner = max(1, min(200, 10**7 // size))  # turns are about equally long
         functions = {}
         for name, sums in summing.items():
             functions[name] = tf.function(sums, autograph=False)
             got = functions[name](tensors)
             if name != "empty":
                 assert all(np.all(t.numpy() == total) for t in got)
-        times = found[what(tensors)] = defaultdict(list)
+        case = f"{size} bytes"
+        if len(tensors) > 1:
+            case = f"{len(tensors)} tensors, {size / 1e6:.1f} MB"
+        times = found[case] = defaultdict(list)
         for _ in range(args.turns):
             for name, function in functions.items():
                 times[name].append(timed(function, tensors, inner))
@@ -132,19 +137,10 @@ def contestant(name: str) -> Callable:
 
         # Its other arguments would be inspected in each call of the function.
         return lambda tensors: tensorflow_ops.all_reduce(tensors, Sum)
-    if name == "drop-in":
-        import collective.tensorflow as drop_in
-
-        return through(drop_in)
-    import horovod.tensorflow as hvd
-
+    package = "collective" if name == "drop-in" else "horovod"
+    hvd = importlib.import_module(f"{package}.tensorflow")
     hvd.init()
     assert hvd.size() == detect().size
-    return through(hvd)
-
-
-def through(hvd: Any) -> Callable:
-    """The sum by Horovod's interface: of one tensor, or of a group."""
 
     def sums(tensors: list) -> list:
         if len(tensors) == 1:
@@ -154,23 +150,10 @@ def through(hvd: Any) -> Callable:
     return sums
 
 
-def calls(size: int) -> int:
-    """How many calls make a turn: about as long whatever their bytes."""
-    return max(1, min(200, 10**7 // size))
-
-
 def sizes(elements: int, count: int) -> list[int]:
     """Lengths like those of a network: many small tensors, few large ones."""
     weights = np.arange(1, count + 1) ** 3.0
     return [max(1, int(n)) for n in elements * weights / weights.sum()]
-
-
-def what(tensors: list) -> str:
-    """How many tensors, and how many bytes they have together."""
-    if len(tensors) == 1:
-        return f"{int(tensors[0].shape[0]) * 4} bytes"
-    megabytes = sum(int(t.shape[0]) for t in tensors) * 4 / 1e6
-    return f"{len(tensors)} tensors, {megabytes:.1f} MB"
 
 
 def timed(function: Callable, tensors: list, inner: int) -> float:

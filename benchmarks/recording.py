@@ -12,12 +12,12 @@ step of ``tiny`` is nothing but 100 all-reduces of 1 KB from NumPy.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import time
 from collections.abc import Callable
 
+import common
 import numpy as np
 
 import collective
@@ -30,7 +30,7 @@ SETTLE = 3  # steps at the beginning of a block that are not timed
 
 def main() -> None:
     """Takes part in all blocks; rank 0 prints medians and the ratio."""
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = common.parser(__doc__)
     p.add_argument("what", choices=SIZES, nargs="?", default="cnn")
     p.add_argument("--blocks", type=int, default=600, help="pairs of them")
     args = p.parse_args()
@@ -93,25 +93,10 @@ def training_step(what: str) -> Callable[[], None]:
 
     with quiet():
         backend = collective.backends.get("native")
-        import keras
-
-        from collective.training import keras_compat, models
         from collective.training.input.pipeline import Input
-        from collective.training.prepared import get_prepared
-        from collective.training.step import Step
 
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(4096, 8, 8, 1)).astype(np.float32)
-    y = rng.integers(0, 10, 4096).astype(np.int32)
-    plan = Input((x, y), 64)
-    keras.utils.set_random_seed(0)
-    with backend.scope():
-        model = models.build(what, input_shape=(8, 8, 1), classes=10)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
-        keras_compat.build(model, plan.spec[:3])
-    make = Step(get_prepared(model), backend, plan.spec)
-
+    plan = Input(common.random_rows(4096, (8, 8, 1)), 64)
+    make = common.training_step(what, backend, plan)
     ahead = iter(plan.dataset(0, 10**6, backend.local_replicas, backend.replicas))
     numbers = itertools.count()
 

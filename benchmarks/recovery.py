@@ -10,7 +10,6 @@ comes back to one where a worker failed: three names of this one. Its workers me
 only after ``--gloo-timeout-seconds``, 30 by default; so one contestant has 3.
 """
 
-import argparse
 import os
 import signal
 import socket
@@ -19,7 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common
+
+sys.path.insert(0, str(common.ROOT))
 from tests.launch import run
 
 STEPS = 60
@@ -47,14 +48,15 @@ train(hvd.elastic.TensorFlowState([tf.Variable(0.0)], step=0))
 """
 
 
-def seconds(launch: list[str], module: str, folder: Path) -> float:
+def seconds(launch: list[str], module: str) -> float:
     """From the kill to the end of the next step."""
-    script, log = folder / "worker.py", folder / "log"
-    script.write_text(WORKER)
-    log.write_text("")
-    command = [*launch, sys.executable, str(script), module, str(log), str(STEPS)]
-    _, printed = run(command, dict(os.environ), 180)
-    lines = [line.split() for line in log.read_text().splitlines()]
+    with tempfile.TemporaryDirectory() as folder:
+        script, log = Path(folder, "worker.py"), Path(folder, "log")
+        script.write_text(WORKER)
+        log.write_text("")
+        command = [*launch, sys.executable, str(script), module, str(log), str(STEPS)]
+        _, printed = run(command, dict(os.environ), 180)
+        lines = [line.split() for line in log.read_text().splitlines()]
     killed = [float(time) for what, time in lines if what == "killed"]
     on = [float(time) for what, time in lines if what == "2"]
     if not killed or not on:
@@ -64,25 +66,21 @@ def seconds(launch: list[str], module: str, folder: Path) -> float:
 
 def main() -> None:
     """Runs the rounds and prints a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     # As Ctrl-C: the job that is under way ends, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    ours = [sys.executable, "-m", "collective.launch", "-np", "3", "--min-np", "2"]
+    ours = [*common.LAUNCH, "3", "--min-np", "2"]
     hosts = f"localhost:1,127.0.0.1:1,{socket.gethostname()}:1"
     theirs = ["horovodrun", "--gloo", "-np", "3", "--min-np", "2", "-H", hosts]
     hasty = [*theirs, "--gloo-timeout-seconds", "3"]
     ways = {
-        "Horovod Elastic": (theirs, "horovod.tensorflow"),
-        "with 3 s": (hasty, "horovod.tensorflow"),
-        "the drop-in": (ours, "collective.tensorflow"),
+        "Horovod Elastic": lambda: seconds(theirs, "horovod.tensorflow"),
+        "with 3 s": lambda: seconds(hasty, "horovod.tensorflow"),
+        "the drop-in": lambda: seconds(ours, "collective.tensorflow"),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.runs):
-        for name, (launch, module) in ways.items():
-            with tempfile.TemporaryDirectory() as folder:
-                found[name].append(seconds(launch, module, Path(folder)))
+    found = common.take_turns(ways, options.runs)
     print(f"{'':>16} {'median s':>9} {'lowest':>7} {'highest':>8}")
     for name, times in found.items():
         middle = statistics.median(times)

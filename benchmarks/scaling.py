@@ -8,7 +8,6 @@ because cores share memory and clock. ``native`` is the two training one model. 
 take turns; rates of each round are compared with each other only.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -17,7 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+import common
+
+TRAIN = common.ROOT / "train.py"
 
 
 def rates(commands: list[list[str]], options: list[str]) -> float:
@@ -38,7 +39,7 @@ def rates(commands: list[list[str]], options: list[str]) -> float:
 
 def main() -> None:
     """Runs the rounds and prints medians and shares of twice one core."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__)
     parser.add_argument("--rows", type=int, default=32, help="of each process")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
@@ -49,7 +50,7 @@ def main() -> None:
     def on(core: int) -> list[str]:
         return ["taskset", "-c", str(core), sys.executable]
 
-    launch = [sys.executable, "-m", "collective.launch", "-np", "2", sys.executable]
+    launch = [*common.LAUNCH, "2", sys.executable]
     single = [str(options.rows), "--backend", "single"]
     both = [str(2 * options.rows), "--backend", "native"]
     ways = {
@@ -57,10 +58,7 @@ def main() -> None:
         "apart": lambda: rates([on(first), on(second)], more + single),
         "native": lambda: rates([launch], more + both),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, measure in ways.items():
-            found[name].append(measure())
+    found = common.take_turns(ways, options.rounds)
     print(f"{'':>8} {'samples/s':>10} {'of twice alone':>15} {'of apart':>9}")
     for name, all_rates in found.items():
         twice, apart = (

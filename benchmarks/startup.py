@@ -37,17 +37,13 @@ def first_step() -> float:
 
     with quiet():
         backend = backends.get("native")
+        import common
         import keras
-        import numpy as np
 
         from collective import training
-        from collective.training import models
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(64, 28, 28, 1)).astype(np.float32)
-    model = models.build("mlp", input_shape=(28, 28, 1), classes=10)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1), loss)
-    training.fit(model, (x, rng.integers(0, 10, 64)), backend=backend,
+    shape = common.SHAPES["mlp"]
+    model = common.compiled("mlp", keras.optimizers.SGD(0.1), shape)
+    training.fit(model, common.random_rows(64, shape), backend=backend,
                  global_batch_size=64, epochs=1, verbose=0)  # fmt: skip
     return time.monotonic()
 

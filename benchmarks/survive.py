@@ -26,10 +26,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from common import LAUNCH, ROOT
 
 from collective.training.ledger.verify import check
 
-ROOT = Path(__file__).parents[1]
 TRAIN = [sys.executable, str(ROOT / "train.py"), "--verbose", "0", "--model", "mlp"]
 TRAIN += ["--precision", "float64", "--epochs", "6"]
 STEPS = 138
@@ -62,7 +62,7 @@ def main() -> None:
 def launcher(hosts: int, ranks: int) -> Iterator[list[str]]:
     """The words that start the ranks."""
     if hosts == 1:
-        yield [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
+        yield [*LAUNCH, str(ranks)]
         return
     sys.path.insert(0, str(ROOT))
     from tests.hosts import lab

@@ -10,10 +10,10 @@ is left out.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 
+import common
 import numpy as np
 
 from collective import backends
@@ -24,7 +24,7 @@ STEPS = 100
 
 def main() -> None:
     """Runs the rounds; rank 0 prints medians and ratios."""
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = common.parser(__doc__)
     p.add_argument("model", nargs="?", default="cnn")
     p.add_argument("--backend", default="auto")
     p.add_argument("--batch", type=int, default=64)
@@ -33,31 +33,18 @@ def main() -> None:
     args = p.parse_args()
     with quiet():
         backend = backends.get(args.backend)
-        import keras
-
-        from collective.training import keras_compat, models
         from collective.training.checks.replicas import DesyncAlarm
         from collective.training.input import datasets
         from collective.training.input.pipeline import Input
-        from collective.training.prepared import get_prepared
         from collective.training.reporting.timeline import begin as begin_timeline
-        from collective.training.step import Step
 
     plan = Input(datasets.load("digits").train, args.batch)
     batches = plan.dataset(0, 22, backend.local_replicas, backend.replicas)
     held = [batch for batch in batches if int(batch.global_rows) == args.batch]
-
-    def step(every: int) -> Step:
-        keras.utils.set_random_seed(0)
-        with backend.scope():
-            model = models.build(args.model, input_shape=(8, 8, 1), classes=10)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
-            keras_compat.build(model, plan.spec[:3])
-        alarm = [DesyncAlarm(model, backend, every)] if every else []
-        return Step(get_prepared(model), backend, plan.spec, attachments=alarm)
-
-    plain, alarm = step(0), step(STEPS)
+    plain = common.training_step(args.model, backend, plan)
+    alarm = common.training_step(
+        args.model, backend, plan, lambda model: [DesyncAlarm(model, backend, STEPS)]
+    )
     seconds: dict[str, list[float]] = {"plain": [], "alarm": [], "check": []}
     recording: list[float] = []
     backend.barrier()

@@ -11,32 +11,25 @@ from typing import Any
 
 import numpy as np
 
-# The default between hosts (benchmarks/buckets.py). On one host the ranks compute on the
-# cores that would sum meanwhile, so there all gradients are one bucket.
+# The default between hosts (docs/reference/measurements.md). On one host the ranks
+# compute on the cores that would sum meanwhile, so there all gradients are one bucket.
 BYTES_BETWEEN_HOSTS = 4 << 20
 # TensorFlow takes over a NumPy array without a copy when it is aligned like this.
 ALIGNMENT = 64
 
 
 def in_buckets(tensors: Sequence[Any], bytes_each: int | None) -> list[list[int]]:
-    """Cuts a list of tensors into buckets, from its end.
+    """Cuts a list of gradients into buckets, from its end; returns indices.
 
-    That is the order in which back-propagation makes gradients, so the first buckets
-    can leave while it still runs.
-
-    Args:
-        tensors: Of TensorFlow, with static shapes: gradients in the order of the layers.
-        bytes_each: A bucket is closed once it has so many bytes; None: never.
-
-    Returns:
-        The indices of the tensors in each bucket.
+    That is the order in which back-propagation makes them, so the first buckets can
+    leave while it still runs. A bucket is closed once it has so many bytes; None: never
+    closed. The tensors are TensorFlow's, with static shapes.
     """
-    indices = list(range(len(tensors)))
     if bytes_each is None:
-        return [indices]
+        return [list(range(len(tensors)))]
     buckets: list[list[int]] = [[]]
     filled = 0
-    for index in reversed(indices):
+    for index in reversed(range(len(tensors))):
         if filled >= bytes_each:
             buckets.append([])
             filled = 0
@@ -64,13 +57,11 @@ def by_dtype(
     """
     groups: dict[Any, list[int]] = {}
     for index in range(len(tensors)) if indices is None else indices:
-        large = alone < math.inf and math.prod(tensors[index].shape) >= alone
+        tensor = tensors[index]
         # A dtype is a name in Keras and an object elsewhere.
-        key = (
-            index
-            if large
-            else getattr(tensors[index].dtype, "name", tensors[index].dtype)
-        )
+        key = getattr(tensor.dtype, "name", tensor.dtype)
+        if alone < math.inf and math.prod(tensor.shape) >= alone:
+            key = index
         groups.setdefault(key, []).append(index)
     return list(groups.values())
 
@@ -78,25 +69,21 @@ def by_dtype(
 def reduce_flat(
     tensors: Sequence[Any], reduce: Callable[[Any], Any], alone: float = math.inf
 ) -> list[Any]:
-    """Reduces TensorFlow's tensors as one flat vector for each dtype.
+    """Reduces dense tensors of TensorFlow as one flat vector for each dtype.
 
     Args:
-        tensors: Dense tensors; their shapes must be static where ``alone`` is given.
+        tensors: Their shapes must be static where ``alone`` is given.
         reduce: Maps a vector to a vector of the same shape.
         alone: As for ``by_dtype``.
-
-    Returns:
-        The reduced tensors, in order.
     """
     import tensorflow as tf
 
     out: list[Any] = [None] * len(tensors)
     for indices in by_dtype(tensors, alone=alone):
+        known = [tensors[i].shape.num_elements() for i in indices]
         sizes = [
-            tf.size(tensors[i])
-            if (size := tensors[i].shape.num_elements()) is None
-            else size
-            for i in indices
+            tf.size(tensors[i]) if size is None else size
+            for i, size in zip(indices, known, strict=True)
         ]
         vector = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], axis=0)
         pieces = tf.split(reduce(vector), sizes)
@@ -109,14 +96,9 @@ def reduce_flat(
 def reduce_arrays_flat(
     arrays: Sequence[np.ndarray], reduce: Callable[[np.ndarray], object]
 ) -> list[np.ndarray]:
-    """Reduces NumPy arrays as one flat vector for each dtype.
+    """Reduces NumPy arrays as one flat vector for each dtype, by ``reduce`` in place.
 
-    Args:
-        arrays: Of any shapes and dtypes.
-        reduce: Reduces a vector in place.
-
-    Returns:
-        The reduced arrays, in order: views of the vectors, aligned for TensorFlow.
+    The results are views of the vectors, aligned for TensorFlow.
     """
     out: list[Any] = [None] * len(arrays)
     for indices in by_dtype(arrays):

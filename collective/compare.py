@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-from collective.comparison.perturbations import PERTURBATIONS
+from collective.comparison import PERTURBATIONS
 from collective.errors import exit_code
 from collective.streams import open_streams, outlive_readers
 from collective.train import Parser, count

@@ -75,9 +75,6 @@ class ProcessExit(SystemExit):
     own script that calls ``collective.fit`` and knows of no job: Python ends it with
     this code and without a traceback, ``finally`` blocks run, and an ``except
     Exception`` around ``fit`` does not keep a rank alive that has left its job.
-
-    Args:
-        exit_code: The code.
     """
 
     def __init__(self, exit_code: int):
@@ -105,14 +102,7 @@ class EndedByAnotherRank(ProcessExit):
 
 
 def exit_code(program: Callable[[], int]) -> int:
-    """Runs a program, and prints the ``CollectiveError`` that it may raise.
-
-    Args:
-        program: Returns an exit code.
-
-    Returns:
-        That code, or the error's.
-    """
+    """The exit code of a program, whose ``CollectiveError`` it prints."""
     try:
         return program()
     except CollectiveError as error:

@@ -41,13 +41,8 @@ class Timeout(CollectiveError):
     """A rank was too late (COLLECTIVE_TIMEOUT)."""
 
 
-_ERRORS: dict[int, type[CollectiveError]] = {
-    1: UsageError,
-    2: Disagreement,
-    3: PeerLost,
-    4: Timeout,
-    5: CollectiveError,
-}
+# By the core's code; any other is a CollectiveError.
+_ERRORS = {1: UsageError, 2: Disagreement, 3: PeerLost, 4: Timeout}
 _OTHER = 5
 
 
@@ -58,21 +53,11 @@ def path() -> Path:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Loads the native library, once.
-
-    Raises:
-        CollectiveError: If it was not built or does not load.
-    """
+    """Loads the native library, once; a CollectiveError if it was not built."""
     try:
         library = ctypes.CDLL(str(path()), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        built = path().exists()
-        raise CollectiveError(
-            f"the native core does not load: {error}"
-            if built
-            else f"the native core was not built: there is no {path().name}",
-            hint=HINT,
-        ) from error
+        raise _not_loaded("the native core", path(), error) from error
     _check_source(library)
     library.collective_error.restype = ctypes.c_char_p
     library.collective_kernels.restype = ctypes.c_char_p
@@ -90,11 +75,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def extension() -> Any:
-    """Loads ``native/bindings/python.cc``, which lies beside the library, once.
-
-    Raises:
-        CollectiveError: If it was not built or does not load.
-    """
+    """Loads ``native/bindings/python.cc``, which lies beside the library, once."""
     load()
     name = "collective_python"
     file = path().with_name(f"{name}.abi3.so")
@@ -104,28 +85,27 @@ def extension() -> Any:
     try:
         module = importlib.util.module_from_spec(spec)
     except ImportError as error:
-        built = file.exists()
-        raise CollectiveError(
-            f"Python's extension does not load: {error}"
-            if built
-            else f"Python's extension was not built: there is no {file.name}",
-            hint=HINT
-            if built
-            else "install Python's headers (apt install python3-dev), then: "
-            "pip install -e .",
-        ) from error
+        hint = (
+            "install Python's headers (apt install python3-dev), then: pip install -e ."
+        )
+        raise _not_loaded("Python's extension", file, error, hint) from error
     module.prepare(_raise, np.empty, np.ndarray)
     return module
 
 
+def _not_loaded(
+    what: str, file: Path, error: Exception, to_build: str = HINT
+) -> CollectiveError:
+    if file.exists():
+        return CollectiveError(f"{what} does not load: {error}", hint=HINT)
+    missing = f"{what} was not built: there is no {file.name}"
+    return CollectiveError(missing, hint=to_build)
+
+
 def source_digest(root: Path = NATIVE.parent.parent) -> str | None:
-    """The digest of the native sources, as ``cmake/source_digest.cmake`` has it.
+    """The digest of native sources, as ``cmake/source_digest.cmake`` has it.
 
-    Args:
-        root: The checkout.
-
-    Returns:
-        The digest; None in an installed package, which has no sources.
+    None in an installed package, which has no sources.
     """
     files = [root / "CMakeLists.txt", *(root / "collective/native").rglob("*.cc")]
     files += (root / "collective/native").rglob("*.h")
@@ -147,8 +127,7 @@ def stale(library: ctypes.CDLL) -> bool:
 def _check_source(library: ctypes.CDLL) -> None:
     if not hasattr(library, "collective_source"):
         raise CollectiveError(
-            f"{path()} was built from older sources than this Python code",
-            hint=HINT,
+            f"{path()} was built from older sources than this Python code", hint=HINT
         )
     if stale(library):
         warnings.warn(
@@ -158,27 +137,18 @@ def _check_source(library: ctypes.CDLL) -> None:
         )
 
 
-def error_from(code: int, text: str) -> CollectiveError:
-    """The exception for a code and message (with its HINT line) of the core."""
-    message, _, hint = text.partition("\nHINT: ")
-    kind = _ERRORS.get(code, CollectiveError)
-    everywhere = kind in (Disagreement,)
-    return kind(message, hint=hint or "see the message", everywhere=everywhere)
-
-
-def message() -> str:
-    """What the core says of this thread's last call that failed."""
-    return load().collective_error().decode(errors="replace")
-
-
 def _raise(code: int, text: str) -> NoReturn:
+    """Raises the exception for a code and message (with its HINT line) of the core."""
     # Not a disagreement, although the core has one code for both.
     if text.startswith("collective is not initialized"):
         code = _OTHER
-    raise error_from(code, text)
+    message, _, hint = text.partition("\nHINT: ")
+    kind = _ERRORS.get(code, CollectiveError)
+    everywhere = kind is Disagreement
+    raise kind(message, hint=hint or "see the message", everywhere=everywhere)
 
 
 def check(code: int) -> None:
-    """Raises what the core says if the code is not 0."""
+    """Raises what the core says of this thread's last call if the code is not 0."""
     if code:
-        raise error_from(code, message())
+        _raise(code, load().collective_error().decode(errors="replace"))

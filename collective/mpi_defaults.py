@@ -19,14 +19,10 @@ AS_ROOT = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
 
 def write(prefix: Path) -> bool:
-    """Writes the defaults.
+    """Writes the defaults into a virtual environment; returns whether they are set now.
 
-    Args:
-        prefix: The root of a virtual environment.
-
-    Returns:
-        True when they are set now; False if the environment has no Open MPI 5 of its own,
-        as with a system's or a cluster's MPI, which stays unchanged.
+    They are not if it has no Open MPI 5 of its own, as with a system's or a cluster's
+    MPI, which stays unchanged.
     """
     parameters = prefix / "etc" / "prte-mca-params.conf"
     if prefix == Path(sys.base_prefix) or not parameters.exists():

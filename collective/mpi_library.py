@@ -27,15 +27,9 @@ _STARTERS = ("mpirun", "mpiexec", "orte", "prte", "hydra_")
 
 
 def load() -> str:
-    """Loads the library of the MPI that started this process; again, it does nothing.
+    """Loads the library of the MPI that started this process; returns its path or name.
 
     One that the program has loaded, as ``import mpi4py.MPI`` does, is taken first.
-
-    Returns:
-        Its path or name.
-
-    Raises:
-        CollectiveError: If there is none.
     """
     errors = []
     for name in candidates():
@@ -57,11 +51,7 @@ def load() -> str:
 
 
 def candidates(variables: Mapping[str, str] | None = None) -> list[str]:
-    """What ``load`` tries, in this order.
-
-    Args:
-        variables: The environment; ``os.environ`` by default.
-    """
+    """What ``load`` tries, in this order."""
     env = os.environ if variables is None else variables
     if env.get(LIBMPI):
         return [env[LIBMPI]]
@@ -76,11 +66,7 @@ def candidates(variables: Mapping[str, str] | None = None) -> list[str]:
 
 
 def version() -> str:
-    """The first line of what the loaded library says of itself; loads it.
-
-    Raises:
-        CollectiveError: If there is none.
-    """
+    """The first line of what the library says of itself; loads it."""
     text = ctypes.create_string_buffer(8192)  # the largest of the three
     length = ctypes.c_int()
     ctypes.CDLL(load()).MPI_Get_library_version(text, ctypes.byref(length))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import json
 import os
@@ -10,6 +11,8 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import psutil
 
 from collective import library, mpi_library, recorder
 from collective.elastic import membership_file
@@ -210,10 +213,6 @@ def cross_size() -> int:
 def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> str:
     """A name that the ranks of a job share and no other job of the user has.
 
-    Args:
-        place: This process' place.
-        variables: The environment; ``os.environ`` by default.
-
     Raises:
         CollectiveError: If the launcher left nothing that identifies the job.
     """
@@ -248,15 +247,10 @@ def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> 
 
 def _hydra_process() -> str:
     """MPICH's mpirun names no job: the process that started its ranks does."""
-    process = os.getppid()
-    while process > 1:
-        try:
-            name = Path(f"/proc/{process}/comm").read_text().strip()
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
-        except OSError:
-            return ""
-        parent, start = fields.split()[1], fields.split()[19]
-        if name.startswith("hydra_pmi"):
-            return f"{process} {start}"
-        process = int(parent)
+    with contextlib.suppress(psutil.Error, OSError):
+        for process in psutil.Process().parents():
+            if process.name().startswith("hydra_pmi"):
+                # psutil's start time may differ from rank to rank.
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")
+                return f"{process.pid} {fields[2].split()[19]}"
     return ""

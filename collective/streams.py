@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from collective.log import log
 
@@ -63,13 +65,10 @@ class _Lasting(io.FileIO):
 
 
 def is_terminal(stream: Any = None) -> bool:
-    """Whether a person sees what is written, so that bars and colours make sense.
+    """Whether a person sees what is written: to standard output by default.
 
     Open MPI gives each rank a terminal of its own even where mpirun writes into a pipe or
     a file; there, mpirun's own output counts.
-
-    Args:
-        stream: Standard output by default.
     """
     stream = sys.stdout if stream is None else stream
     try:
@@ -82,15 +81,8 @@ def is_terminal(stream: Any = None) -> bool:
 
 def _mpirun_has_terminal() -> bool:
     """Of the mpirun above this process; False where it is on another host."""
-    process = os.getppid()
-    while process > 1:
-        try:
-            folder = Path(f"/proc/{process}")
-            name = (folder / "comm").read_text().strip()
-            if name in _MPIRUNS:
-                return os.readlink(folder / "fd" / "1").startswith(_TERMINALS)
-            status = (folder / "stat").read_text()
-        except OSError:
-            return False
-        process = int(status.rpartition(")")[2].split()[1])
+    with contextlib.suppress(psutil.Error, OSError):
+        for process in psutil.Process().parents():
+            if process.name() in _MPIRUNS:
+                return os.readlink(f"/proc/{process.pid}/fd/1").startswith(_TERMINALS)
     return False

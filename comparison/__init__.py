@@ -5,3 +5,6 @@ launched. ``trace`` records a training and ``equality`` compares two of them; ``
 summarizes timed runs; ``tables``, ``figures`` and ``page`` present the ``results``,
 which are also written as JSON. ``baseline`` compares with an earlier result.
 """
+
+# Names of ``perturbation``, which imports TensorFlow.
+PERTURBATIONS = ("clip-before-sum", "mean-of-means", "dropped-rank", "flipped-bit")

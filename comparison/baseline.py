@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,10 @@ from collective.errors import UsageError
 
 @dataclass(frozen=True)
 class Change:
-    """One difference from the earlier result.
+    """One difference from the earlier result."""
 
-    Attributes:
-        what: A sentence.
-        worse: Whether it should fail a build.
-    """
-
-    what: str
-    worse: bool
+    what: str  # a sentence
+    worse: bool  # whether it should fail a build
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -60,9 +56,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         for backend, verdict in proof["verdicts"].items():
             if backend in before and before[backend]["equal"] != verdict["equal"]:
                 now = "is equal again" if verdict["equal"] else "is no longer equal"
-                found.append(
-                    Change(f"{backend} {now} in {precision}", not verdict["equal"])
-                )
+                what = f"{backend} {now} in {precision}"
+                found.append(Change(what, not verdict["equal"]))
     for replicas, timed in new["fast"].items():
         before = old["fast"].get(replicas, {})
         for backend, now in timed.items():
@@ -80,8 +75,5 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 
 def _moved(where: str, was: Mapping, now: Mapping, how: str) -> str:
-    def middle(rates: list[float]) -> float:
-        return sorted(rates)[len(rates) // 2]
-
-    before, after = middle(was["rates"]), middle(now["rates"])
+    before, after = (statistics.median_high(one["rates"]) for one in (was, now))
     return f"{where} is {how}: {before:,.0f} -> {after:,.0f} samples/s"

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table as RichTable
 
 from collective import train as cli
 from collective.backends.registry import BACKENDS
-from collective.comparison import baseline, tables
+from collective.comparison import PERTURBATIONS, baseline, tables
 from collective.comparison.equality import TOLERANCE
-from collective.comparison.perturbations import PERTURBATIONS
 from collective.comparison.results import Results
 from collective.comparison.runs import Comparison, Plan
 from collective.errors import UsageError, printable
@@ -77,7 +73,7 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     )
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
-    _make_folder(args.output)
+    _make_folder(args.output)  # a wrong path fails before the runs
     signalled = _run(comparison, console)
     _show(results, console)
     _write(results, args.output, console)
@@ -115,12 +111,11 @@ def _perturbation(text: str | None) -> tuple[str, str] | None:
 
 def _run(comparison: Comparison, console: Console) -> int:
     """Runs it under a progress bar; returns the signal that interrupted it, or 0."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-    )
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+    text = bars.TextColumn("{task.description}", markup=False)
+    columns = text, bars.BarColumn(), bars.MofNCompleteColumn()
+    with bars.Progress(
+        *columns, bars.TimeRemainingColumn(), console=console
+    ) as progress:
         task = progress.add_task("", total=comparison.runs)
         count = iter(range(comparison.runs + 1))
 
@@ -129,25 +124,19 @@ def _run(comparison: Comparison, console: Console) -> int:
             if not console.is_terminal:
                 console.print(what)
 
-        earlier = signal.signal(signal.SIGTERM, _terminated)
+        def terminate(number: int, _: object) -> NoReturn:
+            raise KeyboardInterrupt(number)
+
+        # A batch system sends SIGTERM at its time limit.
+        earlier = signal.signal(signal.SIGTERM, terminate)
         try:
             comparison.run(report)
-        except _Terminated:
-            return signal.SIGTERM
-        except KeyboardInterrupt:
-            return signal.SIGINT
+        except KeyboardInterrupt as interrupt:
+            return interrupt.args[0] if interrupt.args else signal.SIGINT
         finally:
             signal.signal(signal.SIGTERM, earlier)
         progress.update(task, completed=comparison.runs, description="done")
     return 0
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, as a batch system sends it at its time limit."""
-
-
-def _terminated(*_: object) -> None:
-    raise _Terminated
 
 
 def _show(results: Results, console: Console) -> None:
@@ -165,25 +154,26 @@ def _show(results: Results, console: Console) -> None:
             console.print(f"  {printable(sentence)}", style="dim")
 
 
-def _make_folder(folder: Path) -> None:
-    """Makes the report folder, so that a wrong path fails before the runs."""
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
     try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written: {error.strerror}", hint="--output FOLDER"
+        ) from error
+
+
+def _make_folder(folder: Path) -> None:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {error.strerror}", hint="--output FOLDER"
-        ) from error
 
 
 def _write(results: Results, folder: Path, console: Console) -> None:
-    try:
+    with _writing(folder):
         results.write(folder / "results.json")
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written: {error.strerror}", hint="--output FOLDER"
-        ) from error
     from collective.comparison import figures, page
 
     pictures = figures.draw(results, folder)

@@ -31,54 +31,32 @@ class Recorded:
     def read(cls, path: Path) -> Recorded:
         """Reads a trace."""
         with np.load(path) as file:
-            names = [str(name) for name in file["names"]]
-            return cls(
-                file["losses"],
-                names,
-                file["sketches"],
-                file["sizes"],
-                [file[f"final {i}"] for i in range(len(names))],
-                str(file["by_replicas"]),
-                str(file["sha256"]),
-            )
+            names = file["names"].tolist()
+            final = [file[f"final {i}"] for i in range(len(names))]
+            arrays = (file["sketches"], file["sizes"], final)
+            texts = (str(file["by_replicas"]), str(file["sha256"]))
+            return cls(file["losses"], names, *arrays, *texts)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a training is from its reference.
+    """How far a training is from its reference."""
 
-    Attributes:
-        equal: Whether every difference is within the tolerance.
-        tolerance: The largest relative difference that is rounding, after the first
-            and after the last step.
-        loss: Largest difference of the loss of a step, relative to the reference's.
-        parameter: Largest difference of a weight after the last step, relative to
-            the largest weight of its tensor.
-        tensor: The tensor in which that is.
-        first_step: The first step after which something differs, from 0; or None.
-        first_tensor: What differs most at that step: a tensor's path, or ``loss``.
-        sha256: Of the state after the last step; empty where bits are not compared.
-    """
-
-    equal: bool
+    equal: bool  # whether every difference is within the tolerance
+    # The largest relative difference that is rounding, after the first and last step.
     tolerance: tuple[float, float]
-    loss: float
+    loss: float  # largest difference of a step's, relative to the reference's
+    # Largest difference of a weight after the last step, relative to the largest
+    # weight of its tensor; and the tensor in which that is.
     parameter: float
     tensor: str
-    first_step: int | None = None
-    first_tensor: str = ""
-    sha256: str = ""
+    first_step: int | None = None  # after which something differs, from 0
+    first_tensor: str = ""  # what differs most at that step: a path, or "loss"
+    sha256: str = ""  # of the last state; empty where bits are not compared
 
 
 def judge_bits(reference: Recorded, other: Recorded) -> Verdict:
-    """Compares two trainings that should end with the same bits.
-
-    Args:
-        reference, other: As for ``judge``.
-
-    Raises:
-        ValueError: As ``judge``.
-    """
+    """As ``judge``, of two trainings that should end with the same bits."""
     verdict = judge(reference, other, 0.0)
     same = verdict.equal and reference.sha256 == other.sha256
     return dataclasses.replace(verdict, equal=same, sha256=other.sha256)
@@ -117,9 +95,8 @@ def judge(
     first_step, first_tensor = None, ""
     if beyond.any():
         first_step = int(np.argmax(beyond.any(axis=1)))
-        first_tensor = ["loss", *reference.names][
-            int(np.argmax(differences[first_step]))
-        ]
+        most = int(np.argmax(differences[first_step]))
+        first_tensor = ["loss", *reference.names][most]
     return Verdict(
         not beyond.any() and ends[worst] <= at_end,
         (float(allowed[0]), float(at_end)),

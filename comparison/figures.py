@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from collective.backends.registry import BACKENDS
 from collective.comparison.equality import TOLERANCE
 from collective.comparison.results import Results
 from collective.comparison.runs import ALONE, SHARE
+from collective.comparison.speed import Timed
 
-LIGHT = {"ink": "#1f2933", "paper": "#ffffff", "rule": "#d7dde3"}
-DARK = {"ink": "#e4e7eb", "paper": "#161b22", "rule": "#39424e"}
+INK, PAPER, RULE = "#1f2933", "#ffffff", "#d7dde3"
+DARK = {INK: "#e4e7eb", PAPER: "#161b22", RULE: "#39424e"}  # on a dark page
 # Distinguishable with colour blindness [Okabe and Ito, 2008; Tol, 2021].
 COLORS = ("#0072b2", "#882255", "#e69f00", "#44aa99", "#009e73",
           "#cc79a7", "#56b4e9", "#d55e00", "#ddcc77", "#999999")  # fmt: skip
@@ -32,6 +32,19 @@ OF_PART = {
     "wait": "#999999",
     "all_reduce": "#e69f00",
     "update": "#009e73",
+}
+STYLE: Any = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "axes.titlecolor"), INK),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER),
+    **dict.fromkeys(("savefig.facecolor", "legend.facecolor"), PAPER),
+    **dict.fromkeys(("legend.edgecolor", "grid.color"), RULE),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    "axes.titlelocation": "left",
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "figure.constrained_layout.use": True,
 }
 WIDTH = 8.8  # inches; the same for every figure
 LABELS = {"all_reduce": "all-reduce", "wait": "waiting for the slowest"}
@@ -43,31 +56,7 @@ def color(backend: str) -> str:
     return COLORS[names.index(backend) % len(COLORS)] if backend in names else "#777777"
 
 
-@contextlib.contextmanager
-def _theme(theme: dict[str, str]) -> Iterator[None]:
-    ink, paper = theme["ink"], theme["paper"]
-    style: Any = {
-        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), ink),
-        **dict.fromkeys(("xtick.color", "ytick.color", "axes.titlecolor"), ink),
-        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), paper),
-        "savefig.facecolor": paper,
-        "legend.facecolor": paper,
-        "legend.edgecolor": theme["rule"],
-        "grid.color": theme["rule"],
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlelocation": "left",
-        "font.size": 10,
-        "svg.fonttype": "none",
-        "figure.constrained_layout.use": True,
-    }
-    with plt.rc_context(style):
-        yield
-
-
-def losses(results: Results, theme: dict[str, str]) -> Figure | None:
+def losses(results: Results) -> Figure | None:
     """The losses of all backends, and how far they are from the reference."""
     proofs = {p: proof for p, proof in results.equal.items() if proof.losses}
     if not proofs:
@@ -91,7 +80,7 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
             ]
             bottom.semilogy(steps, differences, ".-", color=color(name), lw=1)
         tolerance = TOLERANCE[precision]
-        bottom.axhline(tolerance, color=theme["ink"], ls=":", lw=1)
+        bottom.axhline(tolerance, color=INK, ls=":", lw=1)
         bottom.annotate(f"{tolerance:g}", (1, tolerance), va="bottom", fontsize=8)
         bottom.set_yscale("log")
         top.set(title=precision, ylabel="loss")
@@ -101,7 +90,7 @@ def losses(results: Results, theme: dict[str, str]) -> Figure | None:
     return figure
 
 
-def learning(results: Results, theme: dict[str, str]) -> Figure | None:
+def learning(results: Results) -> Figure | None:
     """Learning curves of asynchronous backends and of the reference."""
     if not any(of.samples for of in results.learned.values()):
         return None
@@ -116,9 +105,10 @@ def learning(results: Results, theme: dict[str, str]) -> Figure | None:
     return figure
 
 
-def steps(results: Results, theme: dict[str, str]) -> Figure | None:
+def steps(results: Results) -> Figure | None:
     """Where the time of a step goes, at the largest number of replicas."""
-    timed = _at_most(results)
+    timed = results.fast[max(results.fast, key=int)] if results.fast else {}
+    timed = {name: one for name, one in timed.items() if one.rates}
     if not timed:
         return None
     names = sorted(timed, key=lambda n: timed[n].step, reverse=True)
@@ -140,7 +130,7 @@ def steps(results: Results, theme: dict[str, str]) -> Figure | None:
     return figure
 
 
-def scaling(results: Results, theme: dict[str, str]) -> Figure | None:
+def scaling(results: Results) -> Figure | None:
     """Samples per second over the number of replicas, and the ideal."""
     counts = sorted(int(n) for n in results.fast)
     if len(counts) < 2:
@@ -150,79 +140,62 @@ def scaling(results: Results, theme: dict[str, str]) -> Figure | None:
     cores = results.machine["cores"]
     if base and base.rates:
         ideal = [base.rate / counts[0] * min(n, cores) for n in counts]
-        axes.plot(counts, ideal, ":", color=theme["ink"], label="ideal")
+        axes.plot(counts, ideal, ":", color=INK, label="ideal")
     for name in results.fast[str(counts[-1])]:
         if name in ALONE:
             continue
-        points = [(n, results.fast[str(n)].get(name)) for n in counts]
-        with_rates = [(n, t) for n, t in points if t and t.rates]
-        if with_rates:
-            axes.plot([n for n, _ in with_rates], [t.rate for _, t in with_rates],
-                      "o-", color=color(name), label=name)  # fmt: skip
+        rates = {n: results.fast[str(n)].get(name, Timed()).rate for n in counts}
+        rates = {n: rate for n, rate in rates.items() if rate}
+        if rates:
+            axes.plot([*rates], [*rates.values()], "o-", color=color(name), label=name)
     axes.set(xlabel="replicas", ylabel="samples per second", xticks=counts)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8)
     return figure
 
 
-def allreduce(results: Results, theme: dict[str, str]) -> Figure | None:
+def allreduce(results: Results) -> Figure | None:
     """Time of an all-reduce alone over its size."""
     if not results.allreduce:
         return None
     figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
+
+    def curve(times: dict[str, float], style: str, **more: Any) -> None:
+        points = sorted((int(size), 1e6 * seconds) for size, seconds in times.items())
+        axes.loglog(*zip(*points, strict=True), style, **more)
+
     for name, times in results.allreduce.items():
-        points = sorted((int(size), seconds) for size, seconds in times.items())
-        axes.loglog([s for s, _ in points], [1e6 * t for _, t in points], "o-",
-                    ms=4, color=color(name), label=name)  # fmt: skip
+        curve(times, "o-", ms=4, color=color(name), label=name)
     if results.floor:
-        points = sorted((int(size), seconds) for size, seconds in results.floor.items())
-        axes.loglog([s for s, _ in points], [1e6 * t for _, t in points], ":",
-                    color=theme["ink"], label="floor of this host")  # fmt: skip
+        curve(results.floor, ":", color=INK, label="floor of this host")
     axes.set(xlabel="bytes", ylabel="microseconds, inside a tf.function")
     axes.legend(fontsize=8)
     return figure
 
 
-def _at_most(results: Results) -> dict:
-    if not results.fast:
-        return {}
-    timed = results.fast[max(results.fast, key=int)]
-    return {name: t for name, t in timed.items() if t.rates}
-
-
-FIGURES: dict[str, Callable[[Results, dict[str, str]], Figure | None]] = {
-    "losses": losses,
-    "learning": learning,
-    "steps": steps,
-    "scaling": scaling,
-    "allreduce": allreduce,
+FIGURES: dict[str, Callable[[Results], Figure | None]] = {
+    make.__name__: make for make in (losses, learning, steps, scaling, allreduce)
 }
 
 
 def draw(results: Results, folder: Path) -> dict[str, tuple[str, str]]:
-    """Draws every figure for which there are results.
-
-    Args:
-        results: The results.
-        folder: Where each ``NAME.png`` is written.
+    """Draws every figure for which there are results, as ``NAME.png`` in the folder.
 
     Returns:
         By name, the SVG for a light and for a dark page.
     """
     drawn = {}
     for name, make in FIGURES.items():
-        pictures = []
-        for theme in (LIGHT, DARK):
-            with _theme(theme):
-                figure = make(results, theme)
-                if figure is None:
-                    break
-                if theme is LIGHT:
-                    figure.savefig(folder / f"{name}.png", dpi=130)
-                text = io.StringIO()
-                figure.savefig(text, format="svg", metadata={"Date": None})
-                plt.close(figure)
-                pictures.append(text.getvalue())
-        else:
-            drawn[name] = (pictures[0], pictures[1])
+        with plt.rc_context(STYLE):
+            figure = make(results)
+            if figure is None:
+                continue
+            figure.savefig(folder / f"{name}.png", dpi=130)
+            text = io.StringIO()
+            figure.savefig(text, format="svg", metadata={"Date": None})
+            plt.close(figure)
+        light = dark = text.getvalue()
+        for color_of_light, color_of_dark in DARK.items():
+            dark = dark.replace(color_of_light, color_of_dark)
+        drawn[name] = light, dark
     return drawn

@@ -28,14 +28,7 @@ def write(
     tables: list[Table],
     pictures: dict[str, tuple[str, str]],
 ) -> None:
-    """Writes the page.
-
-    Args:
-        path: The file.
-        results: The results.
-        tables: Their tables.
-        pictures: By name, the SVG for light and for dark.
-    """
+    """Writes the page; of each picture, the SVG for light and for dark."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True)
     template = environment.get_template("report.html.jinja")
@@ -44,8 +37,8 @@ def write(
             results=results,
             tables=tables,
             pictures={
-                name: tuple(_address(svg) for svg in pair)
-                for name, pair in pictures.items()
+                name: [_address(svg) for svg in themes]
+                for name, themes in pictures.items()
             },
             captions=CAPTIONS,
         ),

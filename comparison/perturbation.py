@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from collective.comparison.perturbations import PERTURBATIONS
+from collective.comparison import PERTURBATIONS
 from collective.training.forward import Sums
 from collective.training.replica.inputs import StepInputs
 from collective.training.step import Step

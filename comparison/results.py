@@ -25,39 +25,25 @@ SCHEMA = 1
 
 @dataclass
 class Proof:
-    """The equality test in one precision.
+    """The equality test in one precision; what is found, by backend."""
 
-    Attributes:
-        reference: The backend with which every other is compared.
-        because: Why it is not ``single``; empty if it is.
-        verdicts: By backend.
-        failures: By backend: why its run failed, and its last lines.
-        losses: By backend: the loss of each step.
-    """
-
-    reference: str
-    because: str = ""
+    reference: str  # the backend with which every other is compared
+    because: str = ""  # why it is not ``single``; empty if it is
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    # Why a run failed, and its last lines.
     failures: dict[str, list[str]] = field(default_factory=dict)
-    losses: dict[str, list[float]] = field(default_factory=dict)
+    losses: dict[str, list[float]] = field(default_factory=dict)  # of each step
 
 
 @dataclass
 class Learned:
-    """A learning curve; lists have one entry for each epoch.
+    """A learning curve; lists have one entry for each epoch."""
 
-    Attributes:
-        samples: Rows trained on up to the end of the epoch.
-        loss, accuracy: Means over the epoch; accuracy may be empty.
-        test: Loss and metrics on the test data, at the end.
-        failure: Why the run failed; empty if it succeeded.
-    """
-
-    samples: list[int] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
-    accuracy: list[float] = field(default_factory=list)
-    test: dict[str, float] = field(default_factory=dict)
-    failure: str = ""
+    samples: list[int] = field(default_factory=list)  # rows up to the epoch's end
+    loss: list[float] = field(default_factory=list)  # mean over the epoch
+    accuracy: list[float] = field(default_factory=list)  # likewise; may be empty
+    test: dict[str, float] = field(default_factory=dict)  # loss and metrics, at the end
+    failure: str = ""  # why the run failed; empty if it succeeded
 
     @classmethod
     def of(cls, summary: dict[str, Any]) -> Learned:
@@ -76,40 +62,30 @@ class Learned:
 class Results:
     """Everything that a comparison found. Seconds, bytes, samples per second.
 
-    Attributes:
-        options: The options of ``compare.py`` and those passed on to ``train.py``.
-        left_out: By backend: why it was not run, with a hint.
-        equal: By precision.
-        learned: Learning curves by backend, if one of them is asynchronous.
-        fast: By number of replicas (a string), then by backend. ``one share`` is one
-            process with the cores of one of these replicas.
-        auto: The choice of ``--backend auto`` by number of ranks (a string).
-        allreduce: Seconds of one all-reduce by backend, then by bytes (a string).
-        floor: Least seconds of an all-reduce on this host by bytes (a string).
-        finished: Whether every planned run was made.
-        machine, versions: The machine and the installed versions.
+    Numbers of replicas and of bytes are strings, as JSON has them for keys.
     """
 
-    options: dict[str, Any]
-    left_out: dict[str, str] = field(default_factory=dict)
-    equal: dict[str, Proof] = field(default_factory=dict)
+    options: dict[str, Any]  # of compare.py, and those passed on to train.py
+    left_out: dict[str, str] = field(default_factory=dict)  # why, by backend
+    equal: dict[str, Proof] = field(default_factory=dict)  # by precision
+    # By backend, if one of them is asynchronous.
     learned: dict[str, Learned] = field(default_factory=dict)
+    # By number of replicas, then by backend. "one share" is one process with the cores
+    # of one of these replicas.
     fast: dict[str, dict[str, Timed]] = field(default_factory=dict)
-    auto: dict[str, Auto] = field(default_factory=dict)
+    auto: dict[str, Auto] = field(default_factory=dict)  # by number of ranks
+    # Seconds of one all-reduce by backend, then by bytes; the least on this host.
     allreduce: dict[str, dict[str, float]] = field(default_factory=dict)
     floor: dict[str, float] = field(default_factory=dict)
-    finished: bool = False
+    finished: bool = False  # whether every planned run was made
     machine: dict[str, Any] = field(default_factory=lambda: _machine())
     versions: dict[str, str] = field(default_factory=installed)
 
     @property
     def all_equal(self) -> bool:
         """Whether every compared backend trained the same model."""
-        return all(
-            verdict.equal
-            for proof in self.equal.values()
-            for verdict in proof.verdicts.values()
-        )
+        proofs = self.equal.values()
+        return all(v.equal for proof in proofs for v in proof.verdicts.values())
 
     @property
     def failed(self) -> bool:

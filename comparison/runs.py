@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +33,20 @@ PROOF_STEPS = 30
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compare.
+    """What to compare."""
 
-    Attributes:
-        processes: Numbers of replicas, ascending; equality is tested at the largest.
-        backends: Names; empty for every usable backend.
-        rounds: Rounds of timed runs.
-        batch: Rows of a global batch.
-        train: Options for ``train.py``, without those that choose the backend.
-        precisions: Precisions of the equality test.
-        time: Whether to time as well.
-        perturb: Backend and perturbation, or None.
-        seconds: Time limit of one run.
-        virtual: Whether trainings have virtual replicas, and so the same bits on each
-            number of replicas.
-    """
-
+    # Numbers of replicas, ascending; equality is tested at the largest.
     processes: tuple[int, ...]
-    backends: tuple[str, ...] = ()
-    rounds: int = 3
-    batch: int = 64
-    train: tuple[str, ...] = ()
-    precisions: tuple[str, ...] = tuple(TOLERANCE)
-    time: bool = True
-    perturb: tuple[str, str] | None = None
-    seconds: float = 600
+    backends: tuple[str, ...] = ()  # empty for every usable one
+    rounds: int = 3  # of timed runs
+    batch: int = 64  # rows of a global one
+    train: tuple[str, ...] = ()  # options, without those that choose the backend
+    precisions: tuple[str, ...] = tuple(TOLERANCE)  # of the equality test
+    time: bool = True  # whether to time as well
+    perturb: tuple[str, str] | None = None  # backend and perturbation
+    seconds: float = 600  # time limit of one run
+    # Whether trainings have virtual replicas, and so the same bits on each number of
+    # replicas.
     virtual: bool = False
 
     @property
@@ -67,6 +57,8 @@ class Plan:
 
 # Called before each run with its description.
 Report = Callable[[str], None]
+# Its description, and what makes and records it; without one, nothing is started.
+Run = tuple[str, Callable[[], None]]
 
 
 class Comparison:
@@ -83,6 +75,7 @@ class Comparison:
     def __init__(self, plan: Plan, results: Results):
         self.plan = plan
         self.results = results
+        self.folder = Path()  # of what the runs write
         wanted = plan.backends or tuple(BACKENDS)
         self.backends = [name for name in wanted if self._usable(name)]
         if REFERENCE not in self.backends:
@@ -100,7 +93,8 @@ class Comparison:
         if plan.virtual:
             self.backends = list(self.synchronous)
         self.learners = [REFERENCE, *asynchronous] if asynchronous else []
-        self.runs = self._count_runs()
+        self._planned = list(self._plan_runs())
+        self.runs = sum(bool(what) for what, _ in self._planned)
 
     def _usable(self, name: str) -> bool:
         if name not in BACKENDS:
@@ -117,60 +111,56 @@ class Comparison:
                 )
         return found.usable
 
-    def _count_runs(self) -> int:
-        plan = self.plan
-        runs = len(plan.precisions) * len(self.synchronous) + len(self.learners)
-        if plan.virtual:
-            several = [name for name in self.synchronous if name not in ALONE]
-            runs += len(plan.precisions) * len(several) * (len(plan.processes) - 1)
-        else:
-            runs += 2 * ("float32" in plan.precisions)
-        if plan.time:
-            runs += plan.rounds * len(plan.processes) * (len(self.backends) + 1)
-            runs += sum(processes > 1 for processes in plan.processes)
-            runs += sum(n == REFERENCE or n not in ALONE for n in self.synchronous)
-        return runs
+    def _plan_runs(self) -> Iterator[Run]:
+        for precision in self.plan.precisions:
+            yield from self._test_equality(precision)
+        for name in self.learners:
+            yield f"learning curve: {name}", partial(self._learn, name)
+        if not self.plan.time:
+            return
+        for processes in self.plan.processes:
+            yield from self._time(processes)
+            if processes > 1:
+                what = f"{processes} replicas: the choice of auto"
+                yield what, partial(self._ask_auto, processes)
+        yield "the floor of the all-reduce", self._measure_floor
+        for backend in self.synchronous:
+            if backend not in ALONE:
+                yield f"all-reduce: {backend}", partial(self._time_allreduce, backend)
 
     def run(self, report: Report) -> None:
         """Makes every run; a failed run is recorded and the next one starts."""
         with tempfile.TemporaryDirectory() as folder:
-            for precision in self.plan.precisions:
-                self._test_equality(precision, Path(folder), report)
-            for name in self.learners:
-                self._learn(name, Path(folder), report)
-            if self.plan.time:
-                for processes in self.plan.processes:
-                    self._time(processes, Path(folder), report)
-                    if processes > 1:
-                        self._ask_auto(processes, Path(folder), report)
-                self._time_allreduce(Path(folder), report)
+            self.folder = Path(folder)
+            for what, make in self._planned:
+                if what:
+                    report(what)
+                make()
         self.results.finished = True
 
-    # --- equality -----------------------------------------------------------------
-
-    def _test_equality(self, precision: str, folder: Path, report: Report) -> None:
+    def _test_equality(self, precision: str) -> Iterator[Run]:
         plan, proof = self.plan, Proof(REFERENCE)
-        self.results.equal[precision] = proof
         traces: dict[str, Recorded] = {}
+        other_orders: list[Recorded] = []
         # Uneven shares are part of the test, so no number of replicas divides a batch.
+        batch = undividable(plan.batch, plan.most)
         options = [*plan.train, "--precision", precision, "--verbose", "0"]
-        options += ["--steps", str(PROOF_STEPS)]
-        options += ["--global-batch-size", str(undividable(plan.batch, plan.most))]
+        options += ["--steps", str(PROOF_STEPS), "--global-batch-size", str(batch)]
 
-        def trace(
-            name: str, backend: str, *more: str, processes: int = plan.most
-        ) -> None:
-            report(f"{precision}: {name}")
-            path = folder / f"{name}.npz"
-            perturb = plan.perturb if plan.perturb and plan.perturb[0] == name else ()
-            first = ["--perturb", perturb[1]] if perturb else []
-            module = ["-m", "collective.comparison.trace", str(path)]
-            ended = self._run(
-                backend, processes, [*module, *first, *options, *more], path
-            )
+        def trace(name: str, backend: str, processes: int, *more: str) -> None:
+            self.results.equal[precision] = proof
+            path = self.folder / f"{name}.npz"
+            program = ["-m", "collective.comparison.trace", str(path)]
+            if plan.perturb and plan.perturb[0] == name:
+                program += ["--perturb", plan.perturb[1]]
+            ended = self._start(backend, processes, [*program, *options, *more], path)
             if ended.code == 0 and path.exists():
-                traces[name] = Recorded.read(path)
-                proof.losses[name] = traces[name].losses.tolist()
+                recorded = Recorded.read(path)
+                if more:
+                    other_orders.append(recorded)
+                else:
+                    traces[name] = recorded
+                    proof.losses[name] = recorded.losses.tolist()
                 return
             proof.failures[name] = [ended.failure or "wrote nothing", ended.tail]
             if ended.code == 2 and name == REFERENCE:
@@ -181,24 +171,26 @@ class Comparison:
                     hint=hint.strip() or "python train.py with the same options",
                 )
 
+        def planned(name: str, *arguments: Any) -> Run:
+            return f"{precision}: {name}", partial(trace, name, *arguments)
+
         for backend in self.synchronous:
-            trace(backend, backend)
+            yield planned(backend, backend, plan.most)
             if plan.virtual and backend not in ALONE:
                 for processes in plan.processes[:-1]:
-                    trace(f"{backend} on {processes}", backend, processes=processes)
-        other_orders = []
+                    yield planned(f"{backend} on {processes}", backend, processes)
         if precision == "float32" and not plan.virtual:
-            for parts in (plan.most, plan.most + 1):
-                name = f"{REFERENCE} in {parts} parts"
-                trace(name, REFERENCE, "--accumulate", str(parts))
-                proof.losses.pop(name, None)
-                if name in traces:
-                    other_orders.append(traces.pop(name))
-        self._judge(precision, proof, traces, other_orders)
+            for parts in (str(plan.most), str(plan.most + 1)):
+                arguments = REFERENCE, plan.most, "--accumulate", parts
+                yield planned(f"{REFERENCE} in {parts} parts", *arguments)
+        yield (
+            "",
+            partial(self._judge, TOLERANCE[precision], proof, traces, other_orders),
+        )
 
     def _judge(
         self,
-        precision: str,
+        tolerance: float,
         proof: Proof,
         traces: dict[str, Recorded],
         other_orders: Sequence[Recorded],
@@ -223,24 +215,19 @@ class Comparison:
             if self.plan.virtual:
                 proof.verdicts[name] = judge_bits(alone, recorded)
             elif name not in skipped:
+                reference = traces[proof.reference]
                 proof.verdicts[name] = judge(
-                    traces[proof.reference],
-                    recorded,
-                    TOLERANCE[precision],
-                    other_orders,
+                    reference, recorded, tolerance, other_orders
                 )
 
-    def _learn(self, name: str, folder: Path, report: Report) -> None:
+    def _learn(self, name: str) -> None:
         """Records the learning curve of a backend that cannot be compared for equality."""
-        report(f"learning curve: {name}")
-        ended, summary = self._train(name, self.plan.most, folder)
+        ended, summary = self._train(name, self.plan.most)
         self.results.learned[name] = (
             Learned.of(summary) if summary else Learned(failure=ended.failure)
         )
 
-    # --- speed --------------------------------------------------------------------
-
-    def _time(self, processes: int, folder: Path, report: Report) -> None:
+    def _time(self, processes: int) -> Iterator[Run]:
         share = max(1, len(os.sched_getaffinity(0)) // processes)
         contestants: dict[str, tuple[str, Sequence[str]]] = {
             name: (name, ()) for name in self.backends
@@ -248,34 +235,34 @@ class Comparison:
         contestants[SHARE] = (REFERENCE, ("--threads", str(share)))
         summaries: dict[str, list[dict]] = {name: [] for name in contestants}
         timed = {name: Timed() for name in contestants}
-        self.results.fast[str(processes)] = timed
+
+        def train(name: str, backend: str, more: Sequence[str]) -> None:
+            self.results.fast[str(processes)] = timed
+            if timed[name].failure:
+                return
+            ended, summary = self._train(backend, processes, *more)
+            if summary:
+                summaries[name].append(summary)
+                timed[name] = Timed.of(summaries[name])
+            else:
+                timed[name] = dataclasses.replace(
+                    timed[name], failure=ended.failure, tail=ended.tail
+                )
+
         for number in range(self.plan.rounds):
             for name, (backend, more) in contestants.items():
-                report(f"{processes} replicas, round {number + 1}: {name}")
-                if timed[name].failure:
-                    continue
-                ended, summary = self._train(backend, processes, folder, *more)
-                if summary:
-                    summaries[name].append(summary)
-                    timed[name] = Timed.of(summaries[name])
-                else:
-                    timed[name] = dataclasses.replace(
-                        timed[name], failure=ended.failure, tail=ended.tail
-                    )
+                what = f"{processes} replicas, round {number + 1}: {name}"
+                yield what, partial(train, name, backend, more)
 
-    def _ask_auto(self, processes: int, folder: Path, report: Report) -> None:
+    def _ask_auto(self, processes: int) -> None:
         """Records what ``--backend auto`` chooses, by a training of two steps."""
-        report(f"{processes} replicas: the choice of auto")
         with_mpi = can_start("mpi", processes).usable
-        launcher = "mpirun" if with_mpi else "collectiverun"
         measure = {choose.SWITCH: os.environ.get(choose.SWITCH) or choose.MEASURE}
         ended, summary = self._train(
             "auto",
             processes,
-            folder,
-            "--steps",
-            "2",
-            launcher=launcher,
+            *("--steps", "2"),
+            launcher="mpirun" if with_mpi else "collectiverun",
             variables=launch_command.environment({**os.environ, **measure}),
         )
         self.results.auto[str(processes)] = (
@@ -284,26 +271,19 @@ class Comparison:
             else Auto(failure=ended.failure)
         )
 
-    def _time_allreduce(self, folder: Path, report: Report) -> None:
-        path = folder / "allreduce.json"
+    def _time_allreduce(self, backend: str) -> None:
+        path = self.folder / "allreduce.json"
         sizes = ["--sizes", ",".join(map(str, MESSAGE_SIZES))]
         program = ["-m", "collective.backends.auto.probe", str(path), *sizes]
-        for backend in self.synchronous:
-            if backend == REFERENCE:
-                report("the floor of the all-reduce")
-                self._measure_floor(path)
-            if backend in ALONE:
-                continue
-            report(f"all-reduce: {backend}")
-            if self._run(backend, self.plan.most, program, path).code == 0:
-                self.results.allreduce[backend] = {
-                    str(point["size"]): point["seconds"]
-                    for point in json.loads(path.read_text())
-                }
+        if self._start(backend, self.plan.most, program, path).code == 0:
+            self.results.allreduce[backend] = {
+                str(point["size"]): point["seconds"]
+                for point in json.loads(path.read_text())
+            }
 
-    def _measure_floor(self, path: Path) -> None:
+    def _measure_floor(self) -> None:
         """Records the limits of this host, measured by ``collective.bench``."""
-        path.unlink(missing_ok=True)
+        path = self.folder / "limits.json"
         bench = [sys.executable, "-m", "collective.bench", "--sizes", "4"]
         start = [sys.executable, "-m", "collective.launch", "-np", str(self.plan.most)]
         if run([*start, *bench, "--json", str(path)], self.plan.seconds).code != 0:
@@ -312,27 +292,24 @@ class Comparison:
         for size in MESSAGE_SIZES:
             self.results.floor[str(size)] = limits.private(size)
 
-    # --- one run ------------------------------------------------------------------
-
     def _train(
         self,
         backend: str,
         processes: int,
-        folder: Path,
         *more: str,
         launcher: str = "",
         variables: Mapping[str, str] | None = None,
     ) -> tuple[CompletedRun, dict[str, Any] | None]:
         """Trains once; returns how it ended, and its summary if it succeeded."""
-        path = folder / "summary.json"
+        path = self.folder / "summary.json"
         options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
         options += ["--verbose", "0", *more, "--json", str(path)]
         program = ["-m", "collective.train", *options]
-        ended = self._run(backend, processes, program, path, launcher, variables)
+        ended = self._start(backend, processes, program, path, launcher, variables)
         succeeded = ended.code == 0 and not ended.failure
         return ended, json.loads(path.read_text()) if succeeded else None
 
-    def _run(
+    def _start(
         self,
         backend: str,
         processes: int,

@@ -13,40 +13,26 @@ MESSAGE_SIZES = tuple(4 * 16**i for i in range(7))
 
 @dataclass
 class Timed:
-    """The timed runs of one backend at one number of replicas.
+    """The timed runs of one backend at one number of replicas."""
 
-    Attributes:
-        rates: Samples per second of each round, in order.
-        parts: Seconds of each part of a step, in order: medians over the rounds.
-        memory: Peak bytes of rank 0 over all rounds.
-        gradient_bytes: Approximate bytes of one all-reduce.
-        failure: Why a run failed; empty if every round succeeded.
-        tail: The last lines of the failed run.
-    """
-
-    rates: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # samples/s of each round
+    # Seconds of each part of a step, in order: medians over the rounds.
     parts: dict[str, float] = field(default_factory=dict)
-    memory: int = 0
-    gradient_bytes: int = 0
-    failure: str = ""
-    tail: str = ""
+    memory: int = 0  # peak bytes of rank 0 over all rounds
+    gradient_bytes: int = 0  # of one all-reduce, approximately
+    failure: str = ""  # why a run failed; empty if every round succeeded
+    tail: str = ""  # the last lines of the failed run
 
     @classmethod
     def of(cls, summaries: Sequence[Mapping[str, Any]]) -> Timed:
-        """Summarizes rounds.
-
-        Args:
-            summaries: The ``train.py --json`` of each round.
-        """
-        width = 8 if summaries[0]["options"]["precision"] == "float64" else 4
+        """Summarizes rounds: the ``train.py --json`` of each."""
+        first, seconds = summaries[0], [s["seconds_per_step"] for s in summaries]
+        width = 8 if first["options"]["precision"] == "float64" else 4
         return cls(
             [s["samples_per_second"] for s in summaries],
-            {
-                part: statistics.median(s["seconds_per_step"][part] for s in summaries)
-                for part in summaries[0]["seconds_per_step"]
-            },
+            {part: statistics.median(s[part] for s in seconds) for part in seconds[0]},
             max(s["peak_memory"] for s in summaries),
-            width * summaries[0]["parameters"],
+            width * first["parameters"],
         )
 
     @property
@@ -62,24 +48,15 @@ class Timed:
 
 @dataclass
 class Auto:
-    """What ``--backend auto`` chose at one number of ranks.
+    """What ``--backend auto`` chose at one number of ranks."""
 
-    Attributes:
-        backend: The chosen backend; empty if the run failed.
-        predicted: Predicted seconds of a step's all-reduce, by candidate.
-        failure: Why there is no choice; empty if there is one.
-    """
-
-    backend: str = ""
+    backend: str = ""  # empty if the run failed
+    # Predicted seconds of a step's all-reduce, by candidate.
     predicted: dict[str, float] = field(default_factory=dict)
-    failure: str = ""
+    failure: str = ""  # why there is no choice; empty if there is one
 
     def behind(self, timed: Mapping[str, Timed]) -> tuple[str, float]:
-        """Returns the fastest candidate, and how far the choice is behind it.
-
-        Args:
-            timed: The timed runs by backend, at that number of ranks.
-        """
+        """Returns the fastest candidate, and how far the choice is behind it."""
         among = {n: timed[n].rate for n in self.predicted if n in timed}
         best = max(among, key=lambda n: among[n], default=self.backend)
         if not among.get(self.backend):
@@ -102,19 +79,12 @@ class Auto:
 
 @dataclass(frozen=True)
 class Fastest:
-    """The fastest backend.
-
-    Attributes:
-        backend: The one with the highest median.
-        second: The next fastest; empty if there is none.
-        ahead: Its lead as a share of the second's rate.
-        clear: Whether it led in each of at least three rounds.
-    """
+    """The backend with the highest median rate."""
 
     backend: str
-    second: str = ""
-    ahead: float = 0.0
-    clear: bool = False
+    second: str = ""  # the next fastest; empty if there is none
+    ahead: float = 0.0  # its lead as a share of the second's rate
+    clear: bool = False  # whether it led in each of at least three rounds
 
     def sentence(self) -> str:
         """Returns this as a sentence."""
@@ -126,22 +96,16 @@ class Fastest:
         return f"{by}; that is within the noise of these rounds."
 
 
+def by_rate(timed: Mapping[str, Timed]) -> list[str]:
+    """Names, the fastest first."""
+    return sorted(timed, key=lambda name: -timed[name].rate)
+
+
 def fastest(timed: Mapping[str, Timed]) -> Fastest | None:
-    """Compares backends whose rounds were interleaved.
-
-    Args:
-        timed: By backend, at one number of replicas.
-
-    Returns:
-        The fastest, or None if nothing was timed.
-    """
-    order = sorted(
-        (name for name in timed if timed[name].rates), key=lambda n: -timed[n].rate
-    )
-    if not order:
-        return None
-    if len(order) == 1:
-        return Fastest(order[0])
+    """Compares backends whose rounds were interleaved; None if nothing was timed."""
+    order = [name for name in by_rate(timed) if timed[name].rates]
+    if len(order) < 2:
+        return Fastest(order[0]) if order else None
     first, second = (timed[name] for name in order[:2])
     # Compare rounds in pairs: a slow moment of the machine slows both.
     pairs = list(zip(first.rates, second.rates, strict=False))

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from collective.comparison.equality import ROUNDING, TOLERANCE
 from collective.comparison.results import Proof, Results
 from collective.comparison.runs import ALONE, REFERENCE, SHARE
-from collective.comparison.speed import Timed, bottleneck, fastest
+from collective.comparison.speed import Fastest, Timed, bottleneck, by_rate, fastest
 
 
 @dataclass
 class Table:
-    """A table of strings.
-
-    Attributes:
-        title: Above it.
-        columns: Headings.
-        rows: One string for each column.
-        marks: For each row ``good``, ``bad`` or an empty string.
-        sentences: Notes below it.
-    """
+    """A table of strings."""
 
     title: str
     columns: list[str]
     rows: list[list[str]] = field(default_factory=list)
-    marks: list[str] = field(default_factory=list)
-    sentences: list[str] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)  # of each row: good, bad, or ""
+    sentences: list[str] = field(default_factory=list)  # below it
 
     def add(self, mark: str, *cells: str) -> None:
         """Adds a row."""
@@ -111,7 +104,8 @@ def _fast(results: Results, replicas: int) -> Table:
     table = Table(f"Fast? {replicas} replica{'s' * (replicas > 1)}", columns)
     share, alone = timed.get(SHARE, Timed()), timed.get(REFERENCE, Timed())
     cores = results.machine["cores"]
-    for name, one in sorted(timed.items(), key=lambda pair: -pair[1].rate):
+    for name in by_rate(timed):
+        one = timed[name]
         if not one.rates:
             table.add("bad", name, one.failure or "not run", *[""] * 4)
             continue
@@ -126,8 +120,7 @@ def _fast(results: Results, replicas: int) -> Table:
             f"{one.rate / ideal:.0%}" if ideal and several else "",
             f"{one.memory / 2**20:,.0f} MiB",
         )
-    winner = fastest({name: t for name, t in timed.items() if name != SHARE})
-    if winner:
+    if winner := _winner(timed):
         table.sentences.append(winner.sentence())
     if str(replicas) in results.auto:
         table.sentences.append(results.auto[str(replicas)].sentence(timed))
@@ -148,10 +141,13 @@ def _parts(results: Results, replicas: int) -> Table:
         times = [f"{1e3 * seconds:.2f}" for seconds in (one.step, *one.parts.values())]
         summed = replicas > 1 and name not in ALONE
         table.add("", name, *times, _of_floor(results, one) if summed else "")
-    winner = fastest({name: t for name, t in timed.items() if name != SHARE})
-    if winner:
+    if winner := _winner(timed):
         table.sentences.append(bottleneck(winner.backend, timed[winner.backend]))
     return table
+
+
+def _winner(timed: Mapping[str, Timed]) -> Fastest | None:
+    return fastest({name: one for name, one in timed.items() if name != SHARE})
 
 
 def _of_floor(results: Results, timed: Timed) -> str:

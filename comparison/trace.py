@@ -31,11 +31,7 @@ from collective.training import command
 
 
 class Trace(keras.callbacks.Callback):
-    """Records a training.
-
-    Args:
-        path: The ``.npz`` file to write.
-    """
+    """Records a training for an ``.npz`` file."""
 
     def __init__(self, path: str):
         super().__init__()
@@ -57,19 +53,12 @@ class Trace(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         """Adds a row for this step."""
         values = [np.asarray(v, np.float64) for v in self.tensors]
-        self.sketches.append(
-            [float(np.sum(v * s)) for v, s in zip(values, self.signs, strict=True)]
-        )
+        signed = zip(values, self.signs, strict=True)
+        self.sketches.append([float(np.sum(v * s)) for v, s in signed])
         self.sizes.append([float(np.linalg.norm(v)) for v in values])
 
     def write(self, losses: list[float], sha256: str, by_replicas: bool) -> None:
-        """Writes the file.
-
-        Args:
-            losses: The loss of every step.
-            sha256: Of the state after the last one.
-            by_replicas: Whether a layer may depend on the number of replicas.
-        """
+        """Writes the file; ``by_replicas``: a layer may depend on their number."""
         final = {
             f"final {i}": np.asarray(v, np.float64) for i, v in enumerate(self.tensors)
         }

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import collective
+from collective.bench import limits as host
 from collective.bench import report
-from collective.bench.limits import (
-    Limits,
-    calibrate,
-    memory,
-    probe,
-    shared_cores,
-    state_of,
-)
+from collective.bench.limits import Limits
 from collective.bench.measure import COLLECTIVES, Bench, Subject, measure
 from collective.bench.peers import PEERS, Timer
-from collective.bench.plot import plot
 from collective.errors import CollectiveError
 from collective.operations.kinds import ALGORITHMS
 
@@ -46,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     collective.init()
     speaks = collective.rank() == 0
-    cores = shared_cores()
+    cores = host.shared_cores()
     peers: dict[str, Timer] = {}
     for name in options.peers:
         version, timer = PEERS[name]()
@@ -69,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
             Bench(subject),
             peers if reduces else {},
             options.seconds,
-            partial(memory, cores) if reduces and not cached else None,
+            partial(host.memory, cores) if reduces and not cached else None,
         )
         if not set(samples) - {"mixed"} <= set(limits):
             _calibrate_state(limits, cores)
@@ -81,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.json:
             report.write_json(options.json, limits, rows)
         if options.plot:
-            plot(options.plot, rows)
+            report.plot(options.plot, rows)
     failed = any(row.wrong for row in rows)
     collective.shutdown()
     return int(failed)
@@ -90,9 +85,9 @@ def _run(options: argparse.Namespace) -> int:
 def _calibrate_state(limits: dict[str, Limits], cores: int) -> Limits:
     """Adds the limits of the state that the machine is in."""
     for _ in range(3):
-        before = probe()
-        measured = calibrate(cores)
-        state = state_of(before, probe())
+        before = host.probe()
+        measured = host.calibrate(cores)
+        state = host.state_of(before, host.probe())
         if state != "mixed":
             break
     limits.setdefault(
@@ -105,37 +100,23 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
     places = {"in": [True], "out": [False], "both": [False, True]}[options.place]
     if options.collective not in ("allreduce", "broadcast"):
         places = [False]
+    what = options.collective, options.algorithm, options.transport_dtype
     return [
-        Subject(
-            options.collective,
-            options.algorithm,
-            options.transport_dtype,
-            size,
-            place,
-            options.huge_pages,
-            offset,
-        )
-        for size in options.sizes
-        for offset in options.offset
-        for place in places
+        Subject(*what, size, place, options.huge_pages, offset)
+        for size, offset, place in product(options.sizes, options.offset, places)
     ]
 
 
 def _sizes(text: str) -> list[int]:
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    try:
-        sizes = [
-            int(part[:-1]) * units[part[-1].upper()]
-            if part[-1].upper() in units
-            else int(part)
-            for part in text.split(",")
-        ]
-    except (ValueError, IndexError):
-        sizes = [-1]
-    if min(sizes) < 0:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of sizes\nHINT: --sizes 4,64K,16M"
-        )
+    shifts = {"": 0, "K": 10, "M": 20, "G": 30}
+    sizes = []
+    for part in text.upper().split(","):
+        found = re.fullmatch(r"(\d+)([KMG]?)", part.strip())
+        if not found:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no list of sizes\nHINT: --sizes 4,64K,16M"
+            )
+        sizes.append(int(found[1]) << shifts[found[2]])
     return sizes
 
 
@@ -170,7 +151,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--sizes", type=_sizes, default=_sizes(SIZES), help=f"bytes, {SIZES} by default"
     )
     add("--place", choices=("in", "out", "both"), default="both")
-    add("--peers", type=_peer_list, default=[], help="mpi,horovod,gloo")
+    add(
+        "--peers",
+        type=_peer_list,
+        default=[],
+        help=f"to compare with: {','.join(PEERS)}",
+    )
     add("--seconds", type=float, default=0.3, help="for each line and contestant")
     add(
         "--offset",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,41 +24,24 @@ SLOTS = 2 << 20  # bytes, for each rank and for the result
 
 @dataclass
 class Limits:
-    """Limits of the host with all ranks at work.
-
-    Attributes:
-        ranks, cores: Processes, and cores they share.
-        latency_s: One way of a cache line between ranks 0 and 1 (``t1``).
-        read_write: Bytes/s of memory traffic of ``a = b = a + b`` out of cache, all
-            cores together (``Brw``).
-        write: Bytes/s of non-temporal stores out of cache, together (``Bw``).
-        core: Bytes/s of one array of ``c = a + b`` in cache, one core (``bc``).
-        cache: Bytes of the last-level cache.
-        kernels: SIMD kernels in use.
-    """
+    """Limits of the host with all ranks at work; rates are bytes/s."""
 
     ranks: int
-    cores: int
-    latency_s: float
-    read_write: float
-    write: float
-    core: float
-    cache: int
-    kernels: str
+    cores: int  # that they share
+    latency_s: float  # one way of a cache line between ranks 0 and 1 (t1)
+    read_write: float  # traffic of a = b = a + b out of cache, all cores together (Brw)
+    write: float  # non-temporal stores out of cache, all cores together (Bw)
+    core: float  # one array of c = a + b in cache, one core (bc)
+    cache: int  # bytes of the last level
+    kernels: str  # for SIMD, in use
 
     def private(self, size: int, in_place: bool = False) -> float:
-        """Least seconds of an all-reduce of private buffers by way of slots (T1).
-
-        Args:
-            size: Bytes of the message.
-            in_place: Whether each rank has one array for input and output.
-        """
+        """Least seconds of an all-reduce of private buffers by way of slots (T1)."""
         moved = self.ranks * size
+        latency = 2 * self.latency_s
         if self.in_cache(size, in_place):
-            return max(2 * self.latency_s, moved / self.write)
-        return max(
-            2 * self.latency_s, 2 * moved / self.read_write, 2 * moved / self.write
-        )
+            return max(latency, moved / self.write)
+        return max(latency, 2 * moved / self.read_write, 2 * moved / self.write)
 
     def shared(self, size: int) -> float:
         """Least seconds of an all-reduce of buffers that all ranks share (T0)."""
@@ -72,10 +55,6 @@ class Limits:
         """Whether the arrays of all ranks fit into the cache, with the slots."""
         arrays = self.ranks * size * (1 if in_place else 2)
         return arrays + (self.ranks + 1) * SLOTS <= self.cache
-
-    def json(self) -> dict[str, object]:
-        """For ``--json``."""
-        return asdict(self)
 
 
 def probe() -> float:

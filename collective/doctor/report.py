@@ -10,13 +10,12 @@ from collective.doctor.findings import Finding, usable
 
 def machine(found: dict[str, Any]) -> str:
     """One machine, as lines of name and value."""
-    mpi, native = found["mpi"], found["native"]
-    horovod = found["horovod"]
+    mpi, native, horovod = found["mpi"], found["native"], found["horovod"]
     across = f"; between hosts by {native['mpi'] or 'no MPI'}"
     memory, shm, cores = found["memory"], found["shm"], found["cores"]
     rows = {
         "host": found["host"],
-        **{name: version for name, version in found["versions"].items()},
+        **found["versions"],
         "mpirun": f"{mpi['family']} ({mpi['mpirun']})" if mpi["mpirun"] else "none",
         "mpi4py loads": mpi["mpi4py"] or "nothing",
         "Horovod built for": (", ".join(horovod["built_for"]) or "nothing known")
@@ -61,37 +60,33 @@ def backends(found: dict[str, Any] | None) -> str:
 
 def hosts(machines: Sequence[dict[str, Any]]) -> str:
     """A line for each host."""
-    rows = [("host", "own name", "cores", "memory", "GPUs", "clock ahead by")]
-    for found in machines:
-        least, most = found["clock_error"]
-        rows.append(
+    return _table(
+        ("host", "own name", "cores", "memory", "GPUs", "clock ahead by"),
+        *(
             (
-                found["name"],
-                found["host"],
-                str(found["cores"]["usable"]),
-                _size(found["memory"]["all"]),
-                str(len(found["gpus"])),
-                f"{least:.1f} to {most:.1f} s",
+                *(found["name"], found["host"], str(found["cores"]["usable"])),
+                *(_size(found["memory"]["all"]), str(len(found["gpus"]))),
+                "{:.1f} to {:.1f} s".format(*found["clock_error"]),
             )
-        )
-    return _table(rows)
+            for found in machines
+        ),
+    )
 
 
 def wires(results: Sequence[dict[str, Any]]) -> str:
     """A line for each pair of hosts."""
-    rows = [("from", "to", "interface", "address", "latency", "bandwidth")]
-    for r in results:
-        rows.append(
+    names = ("from", "to", "interface", "address")
+    return _table(
+        (*names, "latency", "bandwidth"),
+        *(
             (
-                r["from"],
-                r["to"],
-                r["interface"],
-                r["address"],
-                f"{r['latency'] * 1e6:.0f} us",
-                f"{r['bandwidth'] / 1e9:.2f} GB/s",
+                *(result[name] for name in names),
+                f"{result['latency'] * 1e6:.0f} us",
+                f"{result['bandwidth'] / 1e9:.2f} GB/s",
             )
-        )
-    return _table(rows)
+            for result in results
+        ),
+    )
 
 
 def findings(found: Sequence[Finding]) -> str:
@@ -105,8 +100,8 @@ def findings(found: Sequence[Finding]) -> str:
     )
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]))]
+def _table(*rows: Sequence[str]) -> str:
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     return "\n".join(
         "".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in rows

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from collective.operations.call import Call, Handle, apart, contiguous, exchange, output
+from collective.operations.call import Call, Handle, contiguous, exchange, single
 from collective.operations.kinds import Kind
 from collective.process_set import ProcessSet
 
@@ -32,8 +32,7 @@ def allgather(
     Raises:
         CollectiveError: As for ``allreduce``.
     """
-    call, result = _prepare(array, out, name, process_set)
-    return call.run(result)
+    return _call(array, out, name, process_set).run()
 
 
 def allgather_async(
@@ -47,16 +46,15 @@ def allgather_async(
     The lengths are exchanged before it returns, so it waits for the other ranks to
     make the same call; the data moves afterwards.
     """
-    call, result = _prepare(array, out, name, process_set)
-    return call.start(result)
+    return _call(array, out, name, process_set).start()
 
 
-def _prepare(
+def _call(
     array: np.ndarray,
     out: np.ndarray | None,
     name: str | None,
     process_set: ProcessSet | None,
-) -> tuple[Call, np.ndarray]:
+) -> Call[np.ndarray]:
     source = contiguous(array)
     if source.ndim == 0:
         source = source.reshape(1)
@@ -67,14 +65,6 @@ def _prepare(
         f"{name or ''} (lengths of {source.dtype}[?, {', '.join(map(str, row))}])",
     )
     elements = math.prod(row)
-    target = output(out, (int(rows.sum()), *row), source.dtype)
-    if out is not None:
-        (source,) = apart([source], [target])
-    call = Call(
-        Kind.ALL_GATHER,
-        [(source, target)],
-        process_set=process_set,
-        name=name,
-        counts=[int(count) * elements for count in rows[:, 0]],
-    )
-    return call, target if out is None else out
+    counts = [int(count) * elements for count in rows[:, 0]]
+    shape = (int(rows.sum()), *row)
+    return single(Kind.ALL_GATHER, source, out, shape, process_set, name, counts=counts)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from collective import library
 from collective.errors import UsageError
-from collective.operations.call import (
-    Call,
-    Handle,
-    apart,
-    contiguous,
-    output,
-    start,
-)
+from collective.operations.call import Call, Handle, apart, contiguous, output, start
 from collective.operations.kinds import (
     Average,
     Kind,
@@ -67,26 +61,13 @@ def allreduce(
         UsageError: For an argument that cannot be.
     """
     plain = library.extension().run(
-        _KIND,
-        False,
-        array,
-        out,
-        op,
-        name,
-        process_set,
-        algorithm,
-        transport_dtype,
-        0,
-        None,
-    )
+        _KIND, False, array, out, op, name, process_set,
+        algorithm, transport_dtype, 0, None,
+    )  # fmt: skip
     if plain is not None:
         return plain
-    call, results = _prepare(
-        [array],
-        None if out is None else [out],
-        *(op, name, process_set, algorithm, transport_dtype),
-    )
-    return call.run(results[0])
+    choices = op, name, process_set, algorithm, transport_dtype
+    return _call(False, array, out, *choices).run()
 
 
 def allreduce_async(
@@ -100,27 +81,9 @@ def allreduce_async(
     transport_dtype: str | None = None,
 ) -> Handle[np.ndarray]:
     """As ``allreduce``, returning at once a handle to wait for."""
-    plain = start(
-        _KIND,
-        False,
-        array,
-        out,
-        op,
-        name,
-        process_set,
-        algorithm,
-        transport_dtype,
-        0,
-        None,
-    )
-    if plain is not None:
-        return plain
-    call, results = _prepare(
-        [array],
-        None if out is None else [out],
-        *(op, name, process_set, algorithm, transport_dtype),
-    )
-    return call.start(results[0])
+    request = (False, array, out, op, name, process_set, algorithm, transport_dtype)
+    plain = start(_KIND, *request, 0, None)
+    return _call(*request).start() if plain is None else plain
 
 
 def grouped_allreduce(
@@ -138,26 +101,11 @@ def grouped_allreduce(
     Arguments and errors as for ``allreduce``; ``out`` is a list as long, of arrays that
     do not overlap.
     """
-    arrays, out = list(arrays), None if out is None else list(out)
-    plain = library.extension().run(
-        _KIND,
-        True,
-        arrays,
-        out,
-        op,
-        name,
-        process_set,
-        algorithm,
-        transport_dtype,
-        0,
-        None,
-    )
-    if plain is not None:
-        return plain
-    call, results = _prepare(
-        arrays, out, op, name, process_set, algorithm, transport_dtype
-    )
-    return call.run(results)
+    outputs = None if out is None else list(out)
+    choices = op, name, process_set, algorithm, transport_dtype
+    request = (True, list(arrays), outputs, *choices)
+    plain = library.extension().run(_KIND, *request, 0, None)
+    return _call(*request).run() if plain is None else plain
 
 
 def grouped_allreduce_async(
@@ -171,57 +119,51 @@ def grouped_allreduce_async(
     transport_dtype: str | None = None,
 ) -> Handle[list[np.ndarray]]:
     """As ``grouped_allreduce``, returning at once a handle to wait for."""
-    arrays, out = list(arrays), None if out is None else list(out)
-    plain = start(
-        _KIND,
-        True,
-        arrays,
-        out,
-        op,
-        name,
-        process_set,
-        algorithm,
-        transport_dtype,
-        0,
-        None,
-    )
-    if plain is not None:
-        return plain
-    call, results = _prepare(
-        arrays, out, op, name, process_set, algorithm, transport_dtype
-    )
-    return call.start(results)
+    outputs = None if out is None else list(out)
+    choices = op, name, process_set, algorithm, transport_dtype
+    request = (True, list(arrays), outputs, *choices)
+    plain = start(_KIND, *request, 0, None)
+    return _call(*request).start() if plain is None else plain
 
 
-def _prepare(
-    arrays: Sequence[np.ndarray],
-    out: Sequence[np.ndarray] | None,
+def _call(
+    grouped: bool,
+    arrays: Any,
+    out: Any,
     op: Op,
     name: str | None,
     process_set: ProcessSet | None,
     algorithm: str,
     transport_dtype: str | None,
-) -> tuple[Call, list[np.ndarray]]:
-    if out is not None and len(out) != len(arrays):
-        raise UsageError(
-            f"{len(arrays)} arrays and {len(out)} in out",
-            hint="pass one output for each array",
-        )
+) -> Call[Any]:
+    """The call where an argument is not plain enough for the extension.
+
+    Args:
+        grouped: Whether ``arrays`` and ``out`` are lists.
+    """
+    if not grouped:
+        arrays, out = [arrays], None if out is None else [out]
     sources = [contiguous(array) for array in arrays]
     wanted = [None] * len(sources) if out is None else out
+    if len(wanted) != len(sources):
+        raise UsageError(
+            f"{len(sources)} arrays and {len(wanted)} in out",
+            hint="pass one output for each array",
+        )
     targets = [
         output(target, source.shape, source.dtype)
         for source, target in zip(sources, wanted, strict=True)
     ]
     if out is not None:
         sources = apart(sources, targets)
-    call = Call(
+    results = targets if out is None else out
+    return Call(
         Kind.ALL_REDUCE,
         list(zip(sources, targets, strict=True)),
+        results if grouped else results[0],
         process_set=process_set,
         name=name,
         op=op_number(op),
         algorithm=algorithm_number(algorithm),
         transport=transport_number(transport_dtype),
     )
-    return call, targets if out is None else list(out)

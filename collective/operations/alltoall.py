@@ -43,8 +43,7 @@ def alltoall(
     Raises:
         CollectiveError: As for ``allreduce``.
     """
-    call, result = _prepare(array, splits, out, name, process_set)
-    return call.run(result)
+    return _call(array, splits, out, name, process_set).run()
 
 
 def alltoall_async(
@@ -59,17 +58,16 @@ def alltoall_async(
     The splits are exchanged before it returns, so it waits for the other ranks to
     make the same call; the data moves afterwards.
     """
-    call, result = _prepare(array, splits, out, name, process_set)
-    return call.start(result)
+    return _call(array, splits, out, name, process_set).start()
 
 
-def _prepare(
+def _call(
     array: np.ndarray,
     splits: Sequence[int] | None,
     out: np.ndarray | None,
     name: str | None,
     process_set: ProcessSet | None,
-) -> tuple[Call, tuple[np.ndarray, np.ndarray]]:
+) -> Call[tuple[np.ndarray, np.ndarray]]:
     source = contiguous(array)
     _, me, size = members(process_set)
     rows = source.shape[0] if source.ndim else 0
@@ -87,11 +85,11 @@ def _prepare(
     if np.shares_memory(source, target):
         raise UsageError("all-to-all cannot work in place", hint="pass another out")
     elements = math.prod(row)
-    call = Call(
+    return Call(
         Kind.ALL_TO_ALL,
         [(source, target)],
+        (target if out is None else out, received),
         process_set=process_set,
         name=name,
         counts=[int(count) * elements for count in matrix.ravel()],
     )
-    return call, (target if out is None else out, received)

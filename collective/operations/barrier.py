@@ -24,11 +24,11 @@ def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> N
         _KIND, True, [], None, 0, name, process_set, 0, -1, 0, None
     )
     if plain is None:
-        Call(Kind.BARRIER, process_set=process_set, name=name).run(None)
+        Call(Kind.BARRIER, [], None, process_set=process_set, name=name).run()
 
 
 def barrier_async(
     name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[None]:
     """As ``barrier``, returning at once a handle to wait for."""
-    return Call(Kind.BARRIER, process_set=process_set, name=name).start(None)
+    return Call(Kind.BARRIER, [], None, process_set=process_set, name=name).start()

@@ -6,14 +6,7 @@ import numpy as np
 
 from collective import library
 from collective.errors import UsageError
-from collective.operations.call import (
-    Call,
-    Handle,
-    apart,
-    contiguous,
-    output,
-    start,
-)
+from collective.operations.call import Call, Handle, contiguous, single, start
 from collective.operations.kinds import Kind
 from collective.process_set import ProcessSet
 
@@ -48,8 +41,7 @@ def broadcast(
     )
     if plain is not None:
         return plain
-    call, result = _prepare(array, root, out, name, process_set)
-    return call.run(result)
+    return _call(array, root, out, name, process_set).run()
 
 
 def broadcast_async(
@@ -64,8 +56,7 @@ def broadcast_async(
     plain = start(_KIND, False, array, out, 0, name, process_set, 0, -1, root, None)
     if plain is not None:
         return plain
-    call, result = _prepare(array, root, out, name, process_set)
-    return call.start(result)
+    return _call(array, root, out, name, process_set).start()
 
 
 def _root(root_rank: int, process_set: ProcessSet | None) -> int:
@@ -79,22 +70,14 @@ def _root(root_rank: int, process_set: ProcessSet | None) -> int:
     return process_set.ranks.index(root_rank)
 
 
-def _prepare(
+def _call(
     array: np.ndarray,
     root: int,
     out: np.ndarray | None,
     name: str | None,
     process_set: ProcessSet | None,
-) -> tuple[Call, np.ndarray]:
+) -> Call[np.ndarray]:
     source = contiguous(array)
-    target = output(out, source.shape, source.dtype)
-    if out is not None:
-        (source,) = apart([source], [target])
-    call = Call(
-        Kind.BROADCAST,
-        [(source, target)],
-        process_set=process_set,
-        name=name,
-        root=root,
+    return single(
+        Kind.BROADCAST, source, out, source.shape, process_set, name, root=root
     )
-    return call, target if out is None else out

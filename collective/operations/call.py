@@ -48,12 +48,13 @@ class Handle(Generic[Result]):
         return self._running.done()
 
 
-class Call:
+class Call(Generic[Result]):
     """One request, of arrays that the extension takes.
 
     Args:
         kind: Which collective.
         arrays: Pairs of input and output, C-contiguous, of one dtype each.
+        result: What ``run`` and a handle's ``wait`` return.
         process_set: The ranks that take part; None for all.
         name: Shown in errors, and compared between ranks.
         op, algorithm, transport, root: Numbers of the C interface.
@@ -65,7 +66,8 @@ class Call:
     def __init__(
         self,
         kind: Kind,
-        arrays: Sequence[tuple[np.ndarray, np.ndarray]] = (),
+        arrays: Sequence[tuple[np.ndarray, np.ndarray]],
+        result: Result,
         *,
         process_set: ProcessSet | None = None,
         name: str | None = None,
@@ -92,23 +94,22 @@ class Call:
             *(op, name, process_set, algorithm, transport, root, counts),
         )
         self.by_name = order, plan
+        self.result = result
 
-    def run(self, result: Result) -> Result:
-        """Runs it to the end and returns ``result``."""
+    def run(self) -> Result:
+        """Runs it to the end."""
         self._taken(library.extension().run(*self.arguments))
-        return result
+        return self.result
 
-    def start(self, result: Result) -> Handle[Result]:
-        """Starts it; the handle's ``wait()`` returns ``result``."""
-        running, _ = self._taken(
-            library.extension().start(*self.arguments, *self.by_name)
-        )
-        return Handle(running, result)
+    def start(self) -> Handle[Result]:
+        """Starts it."""
+        started = library.extension().start(*self.arguments, *self.by_name)
+        running, _ = self._taken(started)
+        return Handle(running, self.result)
 
     def time(self, repetitions: int, inner: int) -> np.ndarray:
         """Seconds of each repetition, without Python's part (collective.bench)."""
-        extension = library.extension()
-        seconds = extension.time(*self.arguments, repetitions, inner)
+        seconds = library.extension().time(*self.arguments, repetitions, inner)
         return np.array(self._taken(seconds))
 
     def _taken(self, answer: Any) -> Any:
@@ -120,14 +121,40 @@ class Call:
         return answer
 
 
+def single(
+    kind: Kind,
+    source: np.ndarray,
+    out: Any,
+    shape: tuple[int, ...],
+    process_set: ProcessSet | None,
+    name: str | None,
+    **numbers: Any,
+) -> Call[np.ndarray]:
+    """The call of one array.
+
+    Args:
+        kind, process_set, name, numbers: As for ``Call``.
+        source: C-contiguous; copied if the output would overwrite it.
+        out: Where the result goes, and what the call returns; None for a new array.
+        shape: Of the result.
+
+    Raises:
+        UsageError: If ``out`` cannot hold the result.
+    """
+    target = output(out, shape, source.dtype)
+    if out is not None:
+        (source,) = apart([source], [target])
+    result = target if out is None else out
+    return Call(
+        kind, [(source, target)], result, process_set=process_set, name=name, **numbers
+    )
+
+
 def start(*arguments: Any) -> Handle | None:
     """As ``run`` of the extension, returning a handle of the outputs.
 
-    Args:
-        arguments: See ``kDocs`` of native/bindings/python.cc.
-
-    Returns:
-        The handle; None if an argument is not plain, and nothing was done.
+    None if an argument is not plain, and nothing was done. ``kDocs`` of
+    native/bindings/python.cc has the arguments.
     """
     started = library.extension().start(*arguments)
     return None if started is None else Handle(*started)
@@ -173,15 +200,12 @@ def _viewed(array: Any) -> np.ndarray:
 def apart(
     sources: Sequence[np.ndarray], targets: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Inputs that no output overlaps, but an input's own where it is in place.
+    """The inputs, copied where an output would overwrite what is still to be read.
 
     Args:
         sources: Inputs, C-contiguous.
         targets: Outputs, C-contiguous, one for each input; in place where both have the
             same memory.
-
-    Returns:
-        The inputs, copied where an output would overwrite what is still to be read.
 
     Raises:
         UsageError: If two outputs overlap: only one result can be there.
@@ -199,21 +223,13 @@ def apart(
                 f"rank {session.rank()}: out[{one}] and out[{other}] overlap",
                 hint="give each result memory of its own",
             )
-    starts = [start for start, _, _ in ends]
+    starts, stops = [start for start, _, _ in ends], [end for _, end, _ in ends]
 
     def overlaps(place: int, source: np.ndarray) -> bool:
         start, end = _extent(source)
-        if source.nbytes == 0:
-            return False
-        # The outputs do not overlap: the last that starts before this one's end ends
-        # last of those.
-        last = bisect.bisect_left(starts, end) - 1
-        first = last
-        while first >= 0 and ends[first][1] > start:
-            if (*ends[first][:2], ends[first][2]) != (start, end, place):
-                return True
-            first -= 1
-        return False
+        first, last = bisect.bisect_right(stops, start), bisect.bisect_left(starts, end)
+        others = (found != (start, end, place) for found in ends[first:last])
+        return source.nbytes > 0 and any(others)
 
     return [
         source.copy() if overlaps(place, source) else source
@@ -227,11 +243,7 @@ def _extent(array: np.ndarray) -> tuple[int, int]:
 
 
 def output(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A view of ``out`` if it can hold the result, or a new array.
-
-    Raises:
-        UsageError: If it cannot.
-    """
+    """A view of ``out``, which must be able to hold the result, or a new array."""
     if out is None:
         return np.empty(shape, dtype)
     view = _writable(out)
@@ -272,16 +284,7 @@ def _writable(out: Any) -> np.ndarray | None:
 
 
 def check_splits(splits: Sequence[int], shape: tuple[int, ...], size: int) -> None:
-    """Checks a list of how many rows go to each rank.
-
-    Args:
-        splits: Rows for each rank.
-        shape: Of the array that is split.
-        size: Number of ranks.
-
-    Raises:
-        UsageError: If they are not one for each rank, adding up to the first axis.
-    """
+    """Refuses numbers of rows that are not one a rank, adding up to the first axis."""
     fits = shape and len(splits) == size and min(splits) >= 0
     if not fits or sum(splits) != shape[0]:
         raise UsageError(
@@ -295,19 +298,11 @@ def exchange(
 ) -> np.ndarray:
     """Every rank's list of equally many integers, one row a rank.
 
-    Args:
-        values: This rank's.
-        process_set: The ranks that take part; None for all.
-        what: Compared between ranks: they must agree on it.
+    ``what`` is compared between ranks: they must agree on it.
     """
     _, _, size = members(process_set)
     mine = np.asarray(values, np.int64)
-    rows = np.empty((size, mine.size), np.int64)
-    call = Call(
-        Kind.ALL_GATHER,
-        [(mine, rows)],
-        process_set=process_set,
-        name=what,
-        counts=[mine.size] * size,
-    )
-    return call.run(rows)
+    shape, counts = (size, mine.size), [mine.size] * size
+    return single(
+        Kind.ALL_GATHER, mine, None, shape, process_set, what, counts=counts
+    ).run()

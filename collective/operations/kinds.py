@@ -37,38 +37,25 @@ class Kind(enum.IntEnum):
     BARRIER = 5
 
 
-ALGORITHMS = {
-    "auto": 0,
-    "direct": 1,
-    "one-shot": 2,
-    "ring": 3,
-    "halving-doubling": 4,
-    "tree": 5,
-    "hierarchical": 6,
-}
+def _numbered(*names: str) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
 
-DTYPES = {
-    "float32": 0,
-    "float64": 1,
-    "float16": 2,
-    "bfloat16": 3,
-    "int8": 4,
-    "uint8": 5,
-    "int32": 6,
-    "int64": 7,
-    "bool": 8,
-}
+
+ALGORITHMS = _numbered(
+    *("auto", "direct", "one-shot", "ring", "halving-doubling", "tree", "hierarchical")
+)
+
+DTYPES = _numbered(
+    *("float32", "float64", "float16", "bfloat16"),
+    *("int8", "uint8", "int32", "int64", "bool"),
+)
 
 # What float32 elements may be on their way.
 TRANSPORTS = ("float16", "bfloat16")
 
 
 def op_number(op: Op) -> int:
-    """The C interface's number of an operation.
-
-    Raises:
-        UsageError: If there is none such.
-    """
+    """The C interface's number of an operation; a UsageError if there is none such."""
     try:
         return int(Op(op))
     except ValueError:
@@ -79,11 +66,7 @@ def op_number(op: Op) -> int:
 
 
 def dtype_number(dtype: np.dtype) -> int:
-    """The C interface's number of a NumPy dtype.
-
-    Raises:
-        UsageError: If the core has no such elements.
-    """
+    """The C interface's number of a NumPy dtype; a UsageError if the core has none."""
     if not dtype.isnative:  # the name does not say so
         raise UsageError(
             f"elements of {dtype.str} are not in this machine's byte order",
@@ -99,11 +82,7 @@ def dtype_number(dtype: np.dtype) -> int:
 
 
 def algorithm_number(name: str) -> int:
-    """The C interface's number of an algorithm.
-
-    Raises:
-        UsageError: If there is none of that name.
-    """
+    """The C interface's number of an algorithm; a UsageError if there is none such."""
     try:
         return ALGORITHMS[name]
     except KeyError:
@@ -114,10 +93,9 @@ def algorithm_number(name: str) -> int:
 
 
 def transport_number(name: str | None) -> int:
-    """The C interface's number of a 16-bit transport dtype; -1 for none.
+    """The C interface's number of a 16-bit transport dtype; -1 for None.
 
-    Raises:
-        UsageError: If it is neither float16 nor bfloat16.
+    Raises a UsageError for what is neither float16 nor bfloat16.
     """
     if name is None:
         return -1

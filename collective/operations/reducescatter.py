@@ -7,14 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collective.operations.call import (
-    Call,
-    Handle,
-    apart,
-    check_splits,
-    contiguous,
-    output,
-)
+from collective.operations.call import Call, Handle, check_splits, contiguous, single
 from collective.operations.kinds import Average, Kind, Op, op_number
 from collective.process_set import ProcessSet, members
 
@@ -45,8 +38,7 @@ def reducescatter(
     Raises:
         CollectiveError: As for ``allreduce``.
     """
-    call, result = _prepare(array, op, out, name, process_set, splits)
-    return call.run(result)
+    return _call(array, op, out, name, process_set, splits).run()
 
 
 def reducescatter_async(
@@ -59,18 +51,17 @@ def reducescatter_async(
     splits: Sequence[int] | None = None,
 ) -> Handle[np.ndarray]:
     """As ``reducescatter``, returning at once a handle to wait for."""
-    call, result = _prepare(array, op, out, name, process_set, splits)
-    return call.start(result)
+    return _call(array, op, out, name, process_set, splits).start()
 
 
-def _prepare(
+def _call(
     array: np.ndarray,
     op: Op,
     out: np.ndarray | None,
     name: str | None,
     process_set: ProcessSet | None,
     splits: Sequence[int] | None,
-) -> tuple[Call, np.ndarray]:
+) -> Call[np.ndarray]:
     source = contiguous(array)
     _, me, size = members(process_set)
     rows = source.shape[0] if source.ndim else 0
@@ -79,15 +70,7 @@ def _prepare(
     check_splits(splits, source.shape, size)
     row = source.shape[1:]
     elements = math.prod(row)
-    target = output(out, (splits[max(me, 0)], *row), source.dtype)
-    if out is not None:
-        (source,) = apart([source], [target])
-    call = Call(
-        Kind.REDUCE_SCATTER,
-        [(source, target)],
-        process_set=process_set,
-        name=name,
-        op=op_number(op),
-        counts=[count * elements for count in splits],
-    )
-    return call, target if out is None else out
+    counts = [count * elements for count in splits]
+    numbers = {"op": op_number(op), "counts": counts}
+    shape = (splits[max(me, 0)], *row)
+    return single(Kind.REDUCE_SCATTER, source, out, shape, process_set, name, **numbers)

@@ -1,8 +1,8 @@
-"""Draws the figures of the site as SVG: ``python docs/hooks/figures.py``.
+"""Draws figures of the site that are computed: ``python docs/hooks/figures.py``.
 
-Each figure has a light paper of its own, so it can be read on light and dark pages.
-``python docs/hooks/figures.py results.json`` draws the comparison of backends, from
-what ``compare.py`` has written.
+Each has a light paper of its own, so it can be read on light and dark pages. With
+``results.json``, which ``compare.py`` writes, it draws the comparison of backends.
+``step.svg`` and ``recovery.svg`` are placed by hand: edit them as they are.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import math
 import re
 import statistics
 import sys
+import textwrap
 from pathlib import Path
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-INK, RULE, PAPER = "#1f2933", "#9aa5b1", "#ffffff"
+INK, SOFT, RULE, PAPER = "#1f2933", "#52606d", "#9aa5b1", "#ffffff"
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#7b8794"
 PALE = {
     BLUE: "#dcebf5", ORANGE: "#fdf0d2", GREEN: "#d7efe7", RED: "#fbe3d6",
@@ -28,7 +29,7 @@ class Drawing:
     """An SVG picture, put together from a few shapes."""
 
     def __init__(self, width: float, height: float, title: str):
-        self.head = (
+        self.parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
             f'width="{width}" height="{height}" role="img" '
             'font-family="system-ui, Helvetica, Arial, sans-serif">'
@@ -37,46 +38,66 @@ class Drawing:
             f'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="{INK}"/>'
             "</marker></defs>"
             f'<rect width="{width}" height="{height}" rx="10" fill="{PAPER}"/>'
-        )
-        self.parts: list[str] = []
+        ]
 
-    def box(self, x, y, w, h, color=GREY, rx=6, dash=False):
-        """A rounded box in the pale form of a colour, with its border."""
-        dashed = ' stroke-dasharray="5 4"' if dash else ""
-        self.parts.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="{rx}" '
-            f'fill="{PALE[color]}" stroke="{color}" stroke-width="1.3"{dashed}/>'
+    def add(self, tag: str, words: object = "", **attributes: object) -> None:
+        """An element; of its attributes those that are not None."""
+        text = "".join(
+            f' {name.replace("_", "-")}="{_short(value)}"'
+            for name, value in attributes.items()
+            if value is not None
         )
+        self.parts.append(f"<{tag}{text}>{html.escape(str(words))}</{tag}>")
+
+    def box(self, x, y, w, h, color=GREY, dash=False):
+        """A rounded box in the pale form of a colour, with its border."""
+        self.add("rect", x=x, y=y, width=w, height=h, rx=6, fill=PALE[color],
+                 stroke=color, stroke_width=1.3,
+                 stroke_dasharray="5 4" if dash else None)  # fmt: skip
 
     def bar(self, x, y, w, h, color):
         """A filled bar."""
-        self.parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(w, 0.5):.1f}" height="{h:g}" '
-            f'rx="2" fill="{color}"/>'
-        )
+        self.add("rect", x=x, y=y, width=max(w, 0.5), height=h, rx=2, fill=color)
 
     def text(self, x, y, words, size=13, anchor="start", bold=False, color=INK):
         """A line of text whose baseline begins at (x, y)."""
-        weight = ' font-weight="600"' if bold else ""
-        self.parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" '
-            f'text-anchor="{anchor}"{weight}>{html.escape(str(words))}</text>'
-        )
+        self.add("text", words, x=x, y=y, font_size=size, fill=color,
+                 text_anchor=anchor, font_weight=600 if bold else None)  # fmt: skip
+
+    def note(self, x, y, words, size=12, anchor="start"):
+        """As ``text``, of less weight."""
+        self.text(x, y, words, size, anchor, color=SOFT)
 
     def line(self, x1, y1, x2, y2, color=INK, width=1.3, dash=False, tip=False):
         """A line, dashed or with an arrow's tip if asked for."""
-        extra = ' stroke-dasharray="4 4"' if dash else ""
-        extra += ' marker-end="url(#tip)"' if tip else ""
-        self.parts.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
-            f'stroke="{color}" stroke-width="{width}"{extra}/>'
-        )
+        self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=color, stroke_width=width,
+                 stroke_dasharray="4 4" if dash else None,
+                 marker_end="url(#tip)" if tip else None)  # fmt: skip
 
     def save(self, name: str) -> None:
         """Writes the picture into the assets."""
         ASSETS.mkdir(exist_ok=True)
-        body = "\n".join(self.parts)
-        (ASSETS / name).write_text(f"{self.head}\n{body}\n</svg>\n")
+        (ASSETS / name).write_text("\n".join([*self.parts, "</svg>"]) + "\n")
+
+
+def _short(value: object) -> str:
+    return f"{round(value, 1):g}" if isinstance(value, float) else str(value)
+
+
+def _flow(rooms: list[str], left: float, right: float) -> list[tuple[str, float, int]]:
+    """Places rooms in rows, a new one at each ``|``: their names, x, and rows."""
+    placed, x, row = [], left, 0
+    for room in rooms:
+        if room == "|" or x + _width(room) > right:
+            x, row = left, row + 1
+        if room != "|":
+            placed.append((room, x, row))
+            x += _width(room) + 8
+    return placed
+
+
+def _width(room: str) -> float:
+    return 18 + 7.3 * len(room)
 
 
 def floors() -> None:
@@ -100,104 +121,33 @@ def floors() -> None:
           "bindings"]),
     ]  # fmt: skip
     width, left = 900, 250
-    rows = []
-    for _, what, _, rooms in stories:
-        lines, x = 1, float(left)
-        for room in rooms:
-            w = 0 if room == "|" else 18 + 7.3 * len(room)
-            if room == "|" or x + w > width - 60:
-                lines, x = lines + 1, float(left)
-            x += w + 8 if w else 0
-        rows.append(max(40 + 15 * len(_wrapped(what, 34)), 20 + 32 * lines))
-    d = Drawing(width, sum(rows) + 12 * len(rows) + 40, "Floors and rooms")
+    placed = [_flow(rooms, left, width - 60) for *_, rooms in stories]
+    notes = [textwrap.wrap(what, 33) for _, what, *_ in stories]
+    heights = [
+        max(40 + 15 * len(lines), 52 + 32 * max((row for *_, row in rooms), default=0))
+        for lines, rooms in zip(notes, placed, strict=True)
+    ]
+    d = Drawing(width, sum(heights) + 12 * len(heights) + 40, "Floors and rooms")
     y = 14.0
-    for (name, what, color, rooms), height in zip(stories, rows, strict=True):
+    for (name, _, color, _), lines, rooms, height in zip(
+        stories, notes, placed, heights, strict=True
+    ):
         d.box(14, y, width - 62, height, color)
         d.text(28, y + 24, name, 15, bold=True)
-        for number, part in enumerate(_wrapped(what, 34)):
-            d.text(28, y + 42 + 15 * number, part, 11.5, color="#52606d")
-        x, top = float(left), y + 12
-        for room in rooms:
-            w = 0 if room == "|" else 18 + 7.3 * len(room)
-            if room == "|" or x + w > width - 60:
-                x, top = float(left), top + 32
-            if w:
-                d.parts.append(
-                    f'<rect x="{x:.1f}" y="{top:.1f}" width="{w:.1f}" height="24" rx="4" '
-                    f'fill="{PAPER}" stroke="{color}"/>'
-                )
-                d.text(x + w / 2, top + 16.5, room, 12.5, "middle")
-                x += w + 8
+        for number, line in enumerate(lines):
+            d.note(28, y + 42 + 15 * number, line, 11.5)
+        for room, x, row in rooms:
+            w, top = _width(room), y + 12 + 32 * row
+            d.add("rect", x=x, y=top, width=w, height=24, rx=4, fill=PAPER,
+                  stroke=color)  # fmt: skip
+            d.text(x + w / 2, top + 16.5, room, 12.5, "middle")
         y += height + 12
     d.line(width - 28, 24, width - 28, y - 18, tip=True)
-    d.parts.append(
-        f'<text transform="translate({width - 12} {y / 2}) rotate(90)" font-size="12" '
-        f'fill="{INK}" text-anchor="middle">imports go down only</text>'
-    )
-    d.text(28, y + 14, "Each floor is one Python package below collective. A white box "
-           "is a file or a room.", 12, color="#52606d")  # fmt: skip
+    d.add("text", "imports go down only", fill=INK, font_size=12, text_anchor="middle",
+          transform=f"translate({width - 12} {y / 2}) rotate(90)")  # fmt: skip
+    d.note(28, y + 14, "Each floor is one Python package below collective. A white box "
+           "is a file or a room.")  # fmt: skip
     d.save("floors.svg")
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
-
-
-def step() -> None:
-    """What three replicas do in a step, along the time."""
-    d = Drawing(900, 300, "A training step on three replicas")
-    d.text(20, 28, "One step, three replicas, a global batch of 5 rows", 15, bold=True)
-    replicas = [
-        ("replica 0", "rows 0", 1),
-        ("replica 1", "rows 1, 2", 2),
-        ("replica 2", "rows 3, 4", 2),
-    ]
-    for number, (name, rows, amount) in enumerate(replicas):
-        y = 56 + 62 * number
-        d.text(20, y + 20, name, 13, bold=True)
-        d.text(20, y + 37, rows, 11.5, color="#52606d")
-        d.box(105, y, 50, 44, GREY)
-        d.text(130, y + 27, "input", 12, "middle")
-        compute = 70 * amount
-        d.box(161, y, compute, 44, BLUE)
-        if amount > 1:
-            d.text(161 + compute / 2, y + 20, "forward, backward", 12, "middle")
-            d.text(
-                161 + compute / 2, y + 36, "local sums", 11, "middle", color="#52606d"
-            )
-        else:
-            d.text(161 + compute / 2, y + 20, "forward,", 12, "middle")
-            d.text(161 + compute / 2, y + 36, "backward", 12, "middle")
-            d.box(161 + compute + 6, y, 134 - compute, 44, GREY, dash=True)
-            d.text(
-                161 + compute + 6 + (134 - compute) / 2, y + 27, "wait", 12, "middle"
-            )
-        for at, w, label, below, color in (
-            (479, 72, "÷ weight", "once", GREEN),
-            (557, 62, "clip", "whole sum", GREEN),
-            (625, 120, "decay, update", "Keras' optimizer", GREEN),
-            (751, 66, "report", "to the loop", GREY),
-        ):
-            d.box(at, y, w, 44, color)
-            d.text(at + w / 2, y + 20, label, 12.5, "middle")
-            d.text(at + w / 2, y + 36, below, 10.5, "middle", color="#52606d")
-    d.box(309, 50, 162, 180, ORANGE)
-    for number, (words, bold) in enumerate(
-        (("all-reduce", True), ("gradients, losses,", False),
-         ("weights, metrics,", False), ("moved state:", False),
-         ("local sums become", False), ("global sums", False))
-    ):  # fmt: skip
-        d.text(390, 92 + 22 * number, words, 13.5 if bold else 12.5, "middle", bold)
-    d.line(20, 258, 868, 258, tip=True)
-    d.text(868, 278, "time", 12, "end")
-    d.text(161, 278, "different on each replica", 12, color=BLUE)
-    d.text(479, 278, "the same on every replica, to the bit", 12, color=GREEN)
-    d.save("step.svg")
 
 
 def algorithms() -> None:
@@ -215,18 +165,22 @@ def algorithms() -> None:
     d.text(20, 30, f"On one host, {n} ranks, S bytes on each", 15, bold=True)
     for x, label in ((160, "synchronizations"), (400, "shared memory read, per rank"),
                      (640, "shared memory written, per rank")):  # fmt: skip
-        d.text(x, 56, label, 12, color="#52606d")
-    for number, (name, syncs, loads, stores, how) in enumerate(local):
-        y = 72 + 46 * number
+        d.note(x, 56, label)
+
+    def row(y: float, name: str, how: str, *bars: tuple[int, float, str, str]) -> None:
+        """An algorithm's name and its bars: of each x, width, colour and label."""
         d.text(20, y + 16, name, 13.5, bold=True)
+        d.note(20, y + 33, how, 11)
+        for x, w, color, label in bars:
+            d.bar(x, y + 3, w, 18, color)
+            d.text(x + w + 6, y + 17, label, 12)
+
+    for number, (name, syncs, loads, stores, how) in enumerate(local):
         chunked = " a chunk" if name == "direct" else ""
-        d.bar(160, y + 3, syncs * 11, 18, GREY)
-        d.text(166 + syncs * 11, y + 17, f"{syncs}{chunked}", 12)
-        d.bar(400, y + 3, loads * 24, 18, BLUE)
-        d.text(406 + loads * 24, y + 17, f"{loads:g} S", 12)
-        d.bar(640, y + 3, stores * 24, 18, ORANGE)
-        d.text(646 + stores * 24, y + 17, f"{stores:g} S", 12)
-        d.text(20, y + 33, how, 11, color="#52606d")
+        row(72 + 46 * number, name, how,
+            (160, syncs * 11, GREY, f"{syncs}{chunked}"),
+            (400, loads * 24, BLUE, f"{loads:g} S"),
+            (640, stores * 24, ORANGE, f"{stores:g} S"))  # fmt: skip
     hosts, per = 2, 4
     d.text(20, 336, f"Between {hosts} hosts of {per} ranks: bytes that a host sends",
            15, bold=True)  # fmt: skip
@@ -238,57 +192,13 @@ def algorithms() -> None:
         ("direct", per * 2 * (n - per) / n, "every rank sends to every rank"),
     ]
     for number, (name, amount, how) in enumerate(sent):
-        y = 352 + 46 * number
-        d.text(20, y + 16, name, 13.5, bold=True)
-        d.bar(160, y + 3, amount * 100, 18, GREEN if amount == least else RED)
+        color = GREEN if amount == least else RED
         note = "  the least possible" if amount == least else ""
-        d.text(168 + amount * 100, y + 17, f"{amount:g} S{note}", 12)
-        d.text(20, y + 33, how, 11, color="#52606d")
-    d.text(20, 506, "auto takes one-shot for a few bytes and direct above on one host; "
-           "hierarchical between hosts of several ranks.", 12, color="#52606d")  # fmt: skip
+        bar = (160, amount * 100, color, f"{amount:g} S{note}")
+        row(352 + 46 * number, name, how, bar)
+    d.note(20, 506, "auto takes one-shot for a few bytes and direct above on one host; "
+           "hierarchical between hosts of several ranks.")  # fmt: skip
     d.save("algorithms.svg")
-
-
-def recovery() -> None:
-    """Three ranks; one is killed in step 4, a new one joins at step 6."""
-    d = Drawing(900, 330, "Recovery of an elastic job")
-    d.text(20, 28, "collectiverun -np 3 --min-np 2 --max-np 3: a rank is killed, and "
-           "is replaced", 15, bold=True)  # fmt: skip
-    names = ("rank 0", "rank 1", "rank 2", "joined as 3")
-    ys = [52 + 56 * number for number in range(4)]
-    for name, y in zip(names, ys, strict=True):
-        d.text(20, y + 24, name, 13, bold=True)
-
-    def cell(x, row, w, label, color, dash=False):
-        d.box(x, ys[row], w, 38, color, dash=dash)
-        d.text(x + w / 2, ys[row] + 24, label, 12, "middle")
-
-    for row in range(3):
-        cell(110, row, 80, "step 2", BLUE)
-        cell(194, row, 80, "step 3", BLUE)
-    for row in (0, 2):
-        cell(278, row, 54, "step 4", GREY, dash=True)
-        cell(336, row, 124, "group, newest state", GREEN)
-        cell(464, row, 80, "step 4", BLUE)
-        cell(548, row, 80, "step 5", BLUE)
-        cell(632, row, 64, "group", GREEN)
-        cell(700, row, 80, "step 6", BLUE)
-        cell(784, row, 80, "step 7", BLUE)
-    cell(278, 1, 40, "step 4", GREY, dash=True)
-    d.line(310, ys[1] + 4, 334, ys[1] + 34, RED, 3)
-    d.line(334, ys[1] + 4, 310, ys[1] + 34, RED, 3)
-    d.text(344, ys[1] + 24, "kill -9", 13, bold=True, color=RED)
-    cell(420, 3, 160, "load, build, trace", GREY)
-    cell(584, 3, 44, "wait", GREY, dash=True)
-    cell(632, 3, 64, "state", GREEN)
-    cell(700, 3, 80, "step 6", BLUE)
-    cell(784, 3, 80, "step 7", BLUE)
-    d.text(20, 296, "The interrupted step is repeated with the same rows, cut for the "
-           "ranks that are left. No finished step is repeated or skipped,", 12,
-           color="#52606d")  # fmt: skip
-    d.text(20, 314, "so every loss is the one of a job in which nothing happened.", 12,
-           color="#52606d")  # fmt: skip
-    d.save("recovery.svg")
 
 
 def measured() -> dict[str, list[float]]:
@@ -321,9 +231,8 @@ def comparison(results: dict) -> None:
     d = Drawing(900, bottom + 48, "Speed and sameness of every backend")
     d.text(20, 30, f"{max(results['options']['np'])} replicas on "
            f"{results['machine']['cores']} cores, model cnn", 15, bold=True)  # fmt: skip
-    d.text(170, 56, "samples per second: median, lowest, highest", 12, color="#52606d")
-    d.text(590, 56, f"largest relative difference from {proof['reference']}, float64",
-           12, color="#52606d")  # fmt: skip
+    d.note(170, 56, "samples per second: median, lowest, highest")
+    d.note(590, 56, f"largest relative difference from {proof['reference']}, float64")
 
     def place(difference: float) -> float:
         """Where a difference is on the axis from 1e-17 to 1e-11."""
@@ -333,7 +242,7 @@ def comparison(results: dict) -> None:
         x = place(10.0**power)
         d.line(x, 66, x, bottom, RULE, 0.6)
         label = "0" if power == -17 else f"1e{power}"
-        d.text(x, bottom + 16, label, 11, "middle", color="#52606d")
+        d.note(x, bottom + 16, label, 11, "middle")
     d.line(place(1e-12), 62, place(1e-12), bottom, RED, 1.5, dash=True)
     d.text(place(1e-12), bottom + 32, "limit 1e-12", 11, "middle", color=RED)
     for number, name in enumerate(order):
@@ -346,28 +255,24 @@ def comparison(results: dict) -> None:
         d.text(178 + high * width, y + 15, f"{middle:,.0f}", 12)
         verdict = proof["verdicts"].get(name)
         if name == "tf-parameter-server":
-            d.text(596, y + 15, "asynchronous: not equal, by design", 12,
-                   color="#52606d")  # fmt: skip
+            d.note(596, y + 15, "asynchronous: not equal, by design")
         elif name == proof["reference"] or verdict is None:
             reference = name == proof["reference"]
-            d.text(596, y + 15, "the reference" if reference else "not in this run", 12,
-                   color="#52606d")  # fmt: skip
+            d.note(596, y + 15, "the reference" if reference else "not in this run")
         else:
             far = max(verdict["loss"] or 0, verdict["parameter"] or 0)
             color = GREEN if verdict["equal"] else RED
-            d.parts.append(
-                f'<circle cx="{place(far):.1f}" cy="{y + 10}" r="5.5" fill="{color}"/>'
-            )
+            d.add("circle", cx=place(far), cy=y + 10, r=5.5, fill=color)
     d.save("comparison.svg")
 
 
 def main(arguments: list[str]) -> None:
-    """Draws all figures, or the comparison from a results.json."""
+    """Draws the comparison of a results.json, or the two other figures."""
     if arguments:
         comparison(json.loads(Path(arguments[0]).read_text()))
         return
-    for draw in (floors, step, algorithms, recovery):
-        draw()
+    floors()
+    algorithms()
 
 
 if __name__ == "__main__":

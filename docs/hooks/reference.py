@@ -114,9 +114,8 @@ def modules(folder: str) -> str:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    files = sorted({ROOT / name for name in listed.stdout.split()})
     rooms: dict[Path, list[Path]] = {}
-    for file in files:
+    for file in sorted({ROOT / name for name in listed.stdout.split()}):
         if file.suffix in (".py", ".cc", ".h") and file.is_file():
             rooms.setdefault(file.parent, []).append(file)
     lines = []
@@ -125,20 +124,18 @@ def modules(folder: str) -> str:
         first = room / "__init__.py"
         if first.is_file():
             lines += [_first_line(first), ""]
+        # A header is left out where its source file is listed.
+        sources = {
+            file.with_suffix(".h") for file in rooms[room] if file.suffix == ".cc"
+        }
         rows = [
             f"| `{file.name}` | {_first_line(file)} |"
-            for file in _without_headers(rooms[room])
-            if file != first
+            for file in rooms[room]
+            if file != first and file not in sources
         ]
         if rows:
             lines += ["| file | what it does |", "|---|---|", *rows, ""]
     return "\n".join(lines)
-
-
-def _without_headers(files: list[Path]) -> list[Path]:
-    """Leaves a header out where its source file is listed."""
-    sources = {file.stem for file in files if file.suffix == ".cc"}
-    return [f for f in files if f.suffix != ".h" or f.stem not in sources]
 
 
 def _first_line(file: Path) -> str:
@@ -153,12 +150,6 @@ def _first_line(file: Path) -> str:
 
 def _comment(file: Path) -> str:
     """The first comment of a C++ file that is a sentence."""
-    if not file.is_file():
-        return ""
-    comment: list[str] = []
-    for line in file.read_text().splitlines():
-        if line.startswith("//"):
-            comment.append(line.lstrip("/ ").strip())
-        elif comment:
-            break
-    return " ".join(comment)
+    text = file.read_text() if file.is_file() else ""
+    comment = re.search(r"(?:^//.*\n)+", text, re.M)
+    return re.sub(r"^[/ ]+", "", comment[0], flags=re.M) if comment else ""

@@ -208,7 +208,7 @@ BY_NAME = (
         out = np.empty(3)
         arrays = [(np.full(3, float(rank)), out)]
         made = {"name": name, "process_set": process_set, "order": 1, "plan": 7}
-        return Call(Kind.ALL_REDUCE, arrays, **made).start(out)
+        return Call(Kind.ALL_REDUCE, arrays, out, **made).start()
     """
 )
 

@@ -103,8 +103,7 @@ def test_by_name_in_any_order(rank, size, batches):
         array = values(rank, 10 + number, "float64", number)
         out = np.empty_like(array)
         name = f"tensor {number} of {step}"
-        call = Call(Kind.ALL_REDUCE, [(array, out)], name=name, order=1)
-        return call.start(out)
+        return Call(Kind.ALL_REDUCE, [(array, out)], out, name=name, order=1).start()
 
     for step in range(batches[rank]):
         callers = those_with(batches, step)

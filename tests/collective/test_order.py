@@ -19,8 +19,8 @@ def start(rank, number, turn=0):
     """Starts the all-reduce of this number; its handle gives the sum."""
     array = values(rank, COUNTS[number], "float64", seed=number + 10 * turn)
     out = np.empty_like(array)
-    arrays = [(array, out)]
-    return Call(Kind.ALL_REDUCE, arrays, name=f"tensor {number}", order=1).start(out)
+    name = f"tensor {number}"
+    return Call(Kind.ALL_REDUCE, [(array, out)], out, name=name, order=1).start()
 
 
 def assert_summed(size, number, result, turn=0):
@@ -98,7 +98,7 @@ def test_a_disagreement_leaves_the_others_as_they_are(rank, size):
         pytest.skip("one rank always agrees with itself")
     arrays = [(np.ones(3 + min(rank, 1)), np.ones(3 + min(rank, 1)))]
     before = {number: start(rank, number) for number in mixed(rank, 1)[:4]}
-    handle = Call(Kind.ALL_REDUCE, arrays, name="unequal", order=1).start(None)
+    handle = Call(Kind.ALL_REDUCE, arrays, None, name="unequal", order=1).start()
     after = {number: start(rank, number) for number in mixed(rank, 1)[4:]}
     with pytest.raises(collective.Disagreement, match=r"'unequal'.*\[3\].*\[4\]"):
         handle.wait()

@@ -12,7 +12,7 @@ import pytest
 
 from collective.backends.launchers import STARTS
 from collective.backends.registry import BACKENDS, can_start
-from collective.comparison.perturbations import PERTURBATIONS
+from collective.comparison import PERTURBATIONS
 from tests import launch
 
 pytestmark = [pytest.mark.compares, pytest.mark.launches]
@@ -59,7 +59,7 @@ def test_digits_on_every_backend(tmp_path):
     learned = found["learned"]["tf-parameter-server"]
     assert learned["samples"] == found["learned"]["single"]["samples"]
     assert len(learned["accuracy"]) == len(learned["samples"]) > 1
-    assert "trains another model by design" in printed
+    assert "trains a different model in each run by design" in printed
     summed = {n for n in synchronous if not STARTS[n].one_replica}
     assert set(found["allreduce"]) == summed
     assert len(found["floor"]) == len(found["allreduce"]["mpi"])
@@ -141,7 +141,7 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     (["--backends", "carrier"], "unknown backend 'carrier'"),
     (["-np", "0"], "is not a list of numbers"),
     (["--rounds", "0"], "'0' is not a whole number from 1 up"),
-    (["--deadline", "-1"], "'-1' is no number of seconds above 0"),
+    (["--deadline", "-1"], "'-1' is not a positive number of seconds"),
     (["--global-batch-size", "0"], "'0' is not a whole number from 1 up"),
     (["--precision", "float16"], "invalid choice: 'float16'"),
     (["--sweep", "sweep.yaml"], "--sweep is not for compare.py"),
@@ -149,7 +149,7 @@ def test_a_signal_leaves_no_process_and_writes_what_is_finished(sent, tmp_path):
     (["--perturb", "carrier:dropped-rank"], "unknown 'carrier'"),
     (["--perturb", "native:dropped-rank", "--backends", "mpi"], "is not compared"),
     (["--output", "train.py"], "train.py cannot be written"),
-    (["--model", "tests.own:no_model"], "cannot be done at all"),
+    (["--model", "tests.own:no_model"], "the training itself is not possible"),
 ])  # fmt: skip
 def test_wrong_use_ends_with_2_and_a_hint(options, message, tmp_path):
     code, printed, found = compare(tmp_path, *options, seconds=60)

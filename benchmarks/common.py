@@ -1,0 +1,103 @@
+"""What several benchmarks share: models, data, and contestants that take turns."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import keras
+
+Result = TypeVar("Result")
+
+ROOT = Path(__file__).resolve().parents[1]
+# Followed by the number of ranks and a command.
+LAUNCH = [sys.executable, "-m", "collective.launch", "-np"]
+CLASSES = 10
+# Of a row.
+SHAPES = {"resnet50": (64, 64, 3)} | dict.fromkeys(
+    ("mlp", "cnn", "transformer"), (28, 28, 1)
+)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help begins with a program's first line."""
+    return argparse.ArgumentParser(description=(description or "").splitlines()[0])
+
+
+def take_turns(
+    contestants: dict[str, Callable[[], Result]], rounds: int
+) -> dict[str, list[Result]]:
+    """By contestant, what it returns in each round."""
+    found: dict[str, list[Result]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            found[name].append(run())
+    return found
+
+
+def random_rows(count: int, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Data whose values do not matter: x ``[count, *shape]`` and y ``[count]``."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, *shape)).astype(np.float32)
+    return x, rng.integers(0, CLASSES, count).astype(np.int32)
+
+
+def compiled(
+    name: str, optimizer: Any, shape: Sequence[int], **options: Any
+) -> keras.Model:
+    """A built-in model of ``collective.training.models``; imports TensorFlow."""
+    import keras
+
+    from collective.training import models
+
+    model = models.build(name, input_shape=tuple(shape), classes=CLASSES)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **options)
+    return model
+
+
+def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -> Any:
+    """The step of ``collective.training.fit`` for a model of 8x8 images, prepared.
+
+    Args:
+        name: The model.
+        backend: Of ``collective.backends``.
+        plan: The input, of ``collective.training.input.pipeline``.
+        attachments: Maps the model to the step's attachments.
+    """
+    import keras
+
+    from collective.training import keras_compat
+    from collective.training.prepared import get_prepared
+    from collective.training.step import Step
+
+    keras.utils.set_random_seed(0)
+    with backend.scope():
+        options = {"metrics": ["accuracy"], "jit_compile": False}
+        model = compiled(name, "adam", (8, 8, 1), **options)
+        keras_compat.build(model, plan.spec[:3])
+    attached = attachments(model) if attachments else []
+    return Step(get_prepared(model), backend, plan.spec, attachments=attached)
+
+
+def print_pairs(
+    names: tuple[str, str], seconds: Iterable[Sequence[float]], steps: int
+) -> None:
+    """Prints the medians of two contestants, and of the ratio pair by pair.
+
+    Args:
+        names: Of the contestants.
+        seconds: Of each: the times of blocks.
+        steps: Of a block.
+    """
+    first, second = (np.array(times) for times in seconds)
+    for name, times in zip(names, (first, second), strict=True):
+        print(f"  {name:15} {1e3 * np.median(times) / steps:8.2f} ms a step (median)")
+    low, middle, high = np.percentile(first / second, [25, 50, 75])
+    print(f"  {'ratio':15} {middle:8.3f} (quartiles {low:.3f} to {high:.3f})")

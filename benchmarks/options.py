@@ -1,0 +1,65 @@
+"""What an option of ``train.py`` does to the time of a step: trainings take turns.
+
+    python benchmarks/options.py --with "" --with "--virtual-replicas 2" --threads 1
+    python benchmarks/options.py --with "--bucket-bytes 1000000000" \
+        --with "--bucket-bytes 4194304" --model resnet50 --data synthetic:64x64x3:10 \
+        --launch "python -m tests.hosts.lab --hosts 2 --slots 1 --rate 1gbit"
+    python benchmarks/options.py --launch "horovodrun -np 2" --backend horovod ...
+
+All other options are those of each training. Printed are milliseconds: the median of
+the steps of all rounds but the first two of each training, the lowest and highest
+median of a round, and the all-reduce's share of the mean.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import common
+import numpy as np
+
+
+def main() -> None:
+    """Runs the rounds and prints a line for each kind of training."""
+    parser = common.parser(__doc__)
+    add = parser.add_argument
+    add("--with", dest="kinds", action="append", required=True, metavar="OPTIONS",
+        help="of one kind of training; may be repeated")  # fmt: skip
+    add("--launch", default=[*common.LAUNCH, "2"], type=shlex.split, metavar="COMMAND")
+    add("--backend", default="native")
+    add("--steps", default="300")
+    add("--rounds", type=int, default=3)
+    options, more = parser.parse_known_args()
+    more += ["--backend", options.backend, "--steps", options.steps]
+    trainings = {
+        kind: partial(train, options.launch, [*more, *shlex.split(kind)])
+        for kind in options.kinds
+    }
+    found = common.take_turns(trainings, options.rounds)
+    print(f"{'step':>8} {'lowest':>8} {'highest':>8} {'all-reduce':>10}")
+    for kind, runs in found.items():
+        steps = [1e3 * np.array(run["step_seconds"][2:]) for run in runs]
+        rounds = [np.median(each) for each in steps]
+        summed = 1e3 * np.mean([r["seconds_per_step"]["all_reduce"] for r in runs])
+        print(f"{np.median(np.concatenate(steps)):8.2f} {min(rounds):8.2f} "
+              f"{max(rounds):8.2f} {summed:10.2f}  {kind or 'without'}")  # fmt: skip
+
+
+def train(launch: list[str], options: list[str]) -> dict:
+    """What ``train.py --json`` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder, "run.json")
+        program = [sys.executable, str(common.ROOT / "train.py"), "--verbose", "0"]
+        command = [*launch, *program, *options, "--json", str(written)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=common.ROOT)
+        return json.loads(written.read_text())
+
+
+if __name__ == "__main__":
+    main()
