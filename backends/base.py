@@ -11,15 +11,26 @@ import contextlib
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from collective import recorder
-from collective.backends.rank_zero import RankZeroGuard
+from collective.backends.options import Options
 from collective.environment import Environment, detect
+from collective.errors import CollectiveError, UsageError
+
+
+def python() -> str:
+    """``python script.py``, for hints, with the name of the script that runs.
+
+    Without a script, as in a notebook or with ``python -m``, it is called script.py.
+    """
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    known = name.endswith(".py") and name != "__main__.py"
+    return f"python {name if known else 'script.py'}"
 
 
 @dataclass(frozen=True)
@@ -37,19 +48,7 @@ class Availability:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class CoreOptions:
-    """The options that every backend takes.
-
-    Attributes:
-        threads: Threads for TensorFlow's operations; None: this process' share of
-            the cores.
-    """
-
-    threads: int | None = None
-
-
-class Backend(RankZeroGuard, ABC):
+class Backend(ABC):
     """One way to sum gradients over the replicas of a job.
 
     A *process* is what a launcher starts; a *replica* computes gradients. Process
@@ -63,11 +62,12 @@ class Backend(RankZeroGuard, ABC):
     Attributes:
         name: What the user types behind ``--backend``.
         summary: One line for ``--list-backends``.
-        option_type: The options that it takes.
+        takes: Names of the options that this class adds to those of its bases.
         synchronous: Whether all replicas share each batch. If not, each worker trains
             on batches of its own, and a step sees one replica
             (``capabilities.Serving``).
         options: What the user chose.
+        environment: Where the launcher has put this process.
         rank, size: This process and the number of processes.
         local_rank, local_size: The same within this host.
         processes: Number of processes that the launcher started; ``size`` of them run
@@ -97,10 +97,9 @@ class Backend(RankZeroGuard, ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    option_type: ClassVar[type[CoreOptions]] = CoreOptions
+    takes: ClassVar[frozenset[str]] = frozenset({"threads"})
     synchronous: ClassVar[bool] = True
 
-    options: Any  # of ``option_type``; each subclass narrows it
     elastic: bool = False
     joins: bool = False
     overlaps: bool = False
@@ -108,10 +107,11 @@ class Backend(RankZeroGuard, ABC):
     rounds_to: str | None = None
     stages: Sequence[str] = ()
 
-    def __init__(self, options: CoreOptions, environment: Environment | None = None):
-        environment = environment or detect()
-        self.check_options(options, environment)
+    _rank_zero_code = ""  # what runs now, if only rank 0 runs it
+
+    def __init__(self, options: Options, environment: Environment | None = None):
         self.options = options
+        self.environment = environment = environment or detect()
         self.called = environment.rank
         environment = environment.current
         self.rank, self.size = environment.rank, environment.size
@@ -126,14 +126,6 @@ class Backend(RankZeroGuard, ABC):
     @abstractmethod
     def availability(cls, environment: Environment) -> Availability:
         """Says whether this backend works here. Never raises, starts nothing."""
-
-    @classmethod
-    def check_options(cls, options: CoreOptions, environment: Environment) -> None:
-        """Refuses values that cannot work in this job, before anything starts.
-
-        Raises:
-            UsageError: Says why and what to type.
-        """
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which model and optimizer must be built."""
@@ -261,3 +253,57 @@ class Backend(RankZeroGuard, ABC):
             None for an error of this rank's own.
         """
         return None
+
+    def require_all_ranks(self) -> None:
+        """Does nothing unless this is code that runs on rank 0 only.
+
+        Raises:
+            CollectiveError: There, because no other rank would take part.
+        """
+        if self._rank_zero_code:
+            raise CollectiveError(
+                f"a collective was called from {self._rank_zero_code}, "
+                "which runs on rank 0 only; the other ranks would wait for ever",
+                hint="call it on every rank, outside callbacks",
+                everywhere=False,
+            )
+
+    @contextlib.contextmanager
+    def only_rank_zero(self, what: str) -> Iterator[None]:
+        """Makes collectives raise at once inside code that runs on rank 0 only.
+
+        Args:
+            what: The code, as the error names it.
+        """
+        self._rank_zero_code = what if self.size > 1 else ""
+        try:
+            yield
+        finally:
+            self._rank_zero_code = ""
+
+
+class OneProcess(Backend):
+    """A backend whose replicas are all in one process: a launcher starts no more."""
+
+    def __init__(self, options: Options, environment: Environment | None = None):
+        super().__init__(options, environment)
+        if self.size > 1:
+            raise UsageError(
+                f"backend {self.name!r} is one process, but {self.size} were started: "
+                "each would train a model of its own",
+                hint=f"another backend, or one process: {python()}",
+            )
+
+    @classmethod
+    def availability(cls, environment: Environment) -> Availability:
+        """Usable unless a launcher started several processes."""
+        if environment.size > 1:
+            return Availability(
+                False, f"{environment.size} processes were started", python()
+            )
+        return Availability(True, cls._found())
+
+    @classmethod
+    def _found(cls) -> str:
+        """Why it can be used, in a few words."""
+        return "always"

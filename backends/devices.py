@@ -6,23 +6,10 @@ import ctypes
 import functools
 import os
 import sys
-from dataclasses import dataclass
 
-from collective.backends.base import CoreOptions
+from collective.backends.options import Options
 from collective.environment import Environment, cores_per_process
 from collective.errors import UsageError
-
-
-@dataclass(frozen=True)
-class LocalDevicesOptions(CoreOptions):
-    """How many devices one process uses.
-
-    Attributes:
-        devices: Number of local devices (in-process backends only); where there
-            are fewer GPUs than this, logical CPU devices. None: the GPUs, or 2.
-    """
-
-    devices: int | None = None
 
 
 @functools.cache
@@ -46,7 +33,7 @@ def tensorflow_has_started() -> bool:
 
 
 def configure(
-    options: CoreOptions,
+    options: Options,
     environment: Environment,
     overlaps: bool = False,
     devices_each: int = 1,

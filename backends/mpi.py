@@ -13,30 +13,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from collective import recorder
-from collective.backends import mpi_world
+from collective.backends import world
 from collective.backends.base import Availability
-from collective.backends.capabilities import (
-    Elastic,
-    ElasticOptions,
-    ModelParallel,
-    ModelParallelOptions,
-    ShardCollectives,
-)
+from collective.backends.capabilities import Elastic, ModelParallel, ShardCollectives
+from collective.backends.options import Options
 from collective.buckets import aligned_empty, reduce_arrays_flat
 from collective.elastic import membership_file, wait_report
-from collective.environment import Environment, detect
+from collective.environment import Environment
 from collective.environment.base import place_on
-
-
-@dataclass(frozen=True)
-class MPIOptions(ElasticOptions, ModelParallelOptions):
-    """What ``mpi`` takes."""
 
 
 class MPIBackend(Elastic, ModelParallel, ShardCollectives):
@@ -44,23 +33,20 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
     name = "mpi"
     summary = "one replica a process, MPI_Allreduce on one flat buffer (mpi4py)"
-    option_type = MPIOptions
-    options: MPIOptions
     exchanges = True
 
-    def __init__(self, options: MPIOptions, environment: Environment | None = None):
-        environment = environment or detect()
+    def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
-        self.world = mpi_world.start(environment, self.elastic)
+        self.world = world.start_mpi(self.environment, self.elastic)
         self._lost = False
         if self.elastic:
             self._raise_errors()
-        self._configure_devices(environment)
+        self._configure_devices(self.environment)
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
         """Usable under mpirun, with mpi4py."""
-        return mpi_world.availability(environment)
+        return world.mpi_availability(environment)
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         import tensorflow as tf
@@ -180,7 +166,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
         """Makes MPI raise errors instead of ending the process (ULFM)."""
         from mpi4py import MPI
 
-        mpi_world.require_fault_tolerance()
+        world.require_fault_tolerance()
         atexit.register(MPI.Finalize)
         self._hosts = self.world.allgather(MPI.Get_processor_name())
         self.world.Set_errhandler(MPI.ERRORS_RETURN)

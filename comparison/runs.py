@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collective.backends import launch_command
+from collective.backends import launching
 from collective.backends.auto import choose
-from collective.backends.launchers import STARTS
+from collective.backends.launching import STARTS, CompletedRun, run
 from collective.backends.registry import BACKENDS, can_start
-from collective.backends.supervised_run import CompletedRun, run
 from collective.bench.limits import Limits
 from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
 from collective.comparison.results import Learned, Proof, Results
@@ -276,7 +275,7 @@ class Comparison:
             "--steps",
             "2",
             launcher=launcher,
-            variables=launch_command.environment({**os.environ, **measure}),
+            variables=launching.environment({**os.environ, **measure}),
         )
         self.results.auto[str(processes)] = (
             Auto(summary["backend"], summary["predicted_all_reduce"])
@@ -343,7 +342,7 @@ class Comparison:
     ) -> CompletedRun:
         """Runs a program on a backend after removing the output of an earlier run."""
         output.unlink(missing_ok=True)
-        command = launch_command.line(backend, processes, program, launcher)
+        command = launching.line(backend, processes, program, launcher)
         return run(command, self.plan.seconds, variables)
 
 

@@ -22,18 +22,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collective.backends import launch_command, supervised_run
+from collective.backends import launching
 from collective.backends.auto import probe_cache
 from collective.backends.auto.forked import in_a_fork
 from collective.backends.auto.prediction import Point, fit
-from collective.backends.core_world import CoreWorld, can_serve
 from collective.backends.devices import gpus, tensorflow_has_started
 from collective.backends.horovod.backend import HorovodBackend
-from collective.backends.launchers import STARTS
+from collective.backends.launching import STARTS
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
 from collective.backends.registry import BACKENDS, options_of, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
+from collective.backends.world import CoreWorld, can_serve
 from collective.environment import Environment
 
 # Sizes in bytes of the tensors that a step sums, or a function that returns them.
@@ -219,11 +219,11 @@ def time(
         path = Path(folder, "points.json")
         deadline = ["--deadline", str(PROBE_SECONDS)]
         program = ["-m", "collective.backends.auto.probe", str(path), *deadline]
-        variables = launch_command.environment(launch_command.unlaunched(os.environ))
-        line = launch_command.line(
+        variables = launching.environment(launching.unlaunched(os.environ))
+        line = launching.line(
             name, environment.size, program, _launcher(environment, name)
         )
-        ended = supervised_run.run(line, PROBE_SECONDS, variables, cores)
+        ended = launching.run(line, PROBE_SECONDS, variables, cores)
         if ended.failure:
             return ended.failure
         return [Point(**point) for point in json.loads(path.read_text())]

@@ -22,19 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from collective.backends import addresses
-from collective.backends.base import Availability, Backend
-from collective.backends.capabilities import Serving, ServingOptions
+from collective.backends import world
+from collective.backends.base import Availability, Backend, python
+from collective.backends.capabilities import Serving
 from collective.backends.devices import configure
-from collective.backends.hints import python
-from collective.backends.parameter_server.server import (
-    ChiefListener,
-    Task,
-    serve,
-)
+from collective.backends.options import Options
+from collective.backends.parameter_server.server import ChiefListener, Task, serve
 from collective.backends.quiet import is_quiet
 from collective.backends.tf_strategy import StrategyBackend
-from collective.environment import Environment, cores_per_process, detect
+from collective.environment import Environment, cores_per_process
 from collective.errors import CollectiveError, UsageError
 
 SHARD_BYTES = 256 << 10  # variables of two such shards or more are split [TensorFlow]
@@ -51,12 +47,10 @@ class ParameterServerBackend(StrategyBackend, Serving):
 
     name = "tf-parameter-server"
     summary = "a chief, workers and servers, asynchronous (ParameterServerStrategy)"
-    option_type = ServingOptions
-    options: ServingOptions
 
-    def __init__(self, options: ServingOptions, environment: Environment | None = None):
-        environment = environment or detect()
+    def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
+        environment = self.environment
         servers = options.parameter_servers or 1
         self.workers = workers = self.size - 1 - servers
         if workers < 1:
@@ -67,10 +61,10 @@ class ParameterServerBackend(StrategyBackend, Serving):
                 "parameter_servers",
             )
         os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a dead server is an error at once
-        world = addresses.world(environment)
-        tasks = addresses.exchange(environment, world)
-        chief = addresses.exchange(environment, world)[0]
-        addresses.leave(environment)
+        ranks = world.connect(environment)
+        tasks = world.exchange_addresses(environment, ranks)
+        chief = world.exchange_addresses(environment, ranks)[0]
+        world.leave(ranks)
         cluster = {
             "chief": tasks[:1],
             "worker": tasks[1 : 1 + workers],
@@ -118,7 +112,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
                 f"{environment.size} ranks are no chief, worker and server",
                 f"mpirun -np 3 {python()}",
             )
-        found = addresses.availability(environment)
+        found = world.availability(environment)
         if not found.usable and not environment.launched:
             hint = f"mpirun -np 5 {python()}"
             return Availability(False, found.reason, hint)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from collective import library
-from collective.backends import Options, launch_command
+from collective.backends import Options, launching
 from collective.backends.auto import choose, probe_cache
 from collective.backends.auto.prediction import Fit, Point, fit
 from collective.backends.auto.probe import CALLS
@@ -150,8 +150,8 @@ def test_a_job_within_a_job_is_a_new_one(place):
         "COLLECTIVE_LIBRARY": "core.so",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
     }
-    assert launch_command.unlaunched({**place, **kept}) == kept
-    assert detect(launch_command.unlaunched(place)) == Environment()
+    assert launching.unlaunched({**place, **kept}) == kept
+    assert detect(launching.unlaunched(place)) == Environment()
 
 
 IN_FORKS = """

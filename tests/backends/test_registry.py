@@ -11,7 +11,7 @@ from collective import backends
 from collective.backends import Options
 from collective.backends.auto import choose
 from collective.backends.horovod import installed
-from collective.backends.launchers import STARTS
+from collective.backends.launching import STARTS
 from collective.backends.registry import options_of, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
@@ -88,10 +88,10 @@ def test_elastic_ranks_share_no_replica():
 
 
 def test_without_mpi4py_the_hint_installs_it(monkeypatch):
-    from collective.backends import mpi_world
+    from collective.backends import world
 
-    monkeypatch.setattr(mpi_world.importlib.util, "find_spec", lambda name: None)
-    found = mpi_world.availability(FOUR)
+    monkeypatch.setattr(world.importlib.util, "find_spec", lambda name: None)
+    found = world.mpi_availability(FOUR)
     assert not found.usable and found.hint.startswith("pip install mpi4py")
 
 
@@ -165,16 +165,18 @@ def test_an_algorithm_that_is_not_there_is_told_at_once():
 
 
 def test_where_there_is_no_tpu_it_is_told_at_once(monkeypatch):
-    from collective.backends import tf_tpu
+    from collective.backends import tf_strategy
 
     monkeypatch.delenv("TPU_NAME", raising=False)
-    monkeypatch.setattr(tf_tpu, "CHIPS", ("/dev/nowhere",))
+    monkeypatch.setattr(tf_strategy, "CHIPS", ("/dev/nowhere",))
     with pytest.raises(UsageError, match="there is no TPU") as caught:
         backends.get("tf-tpu")
     assert caught.value.exit_code == 2 and "TPU_NAME" in caught.value.hint
-    monkeypatch.setattr(tf_tpu, "CHIPS", ("/dev/null",))
-    monkeypatch.setattr(tf_tpu.importlib.util, "find_spec", lambda name: None)
-    assert tf_tpu.TPUBackend.availability(ALONE).reason == "libtpu is not installed"
+    monkeypatch.setattr(tf_strategy, "CHIPS", ("/dev/null",))
+    monkeypatch.setattr(tf_strategy.importlib.util, "find_spec", lambda name: None)
+    assert (
+        tf_strategy.TPUBackend.availability(ALONE).reason == "libtpu is not installed"
+    )
 
 
 @pytest.mark.matrix  # it waits for one

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collective.backends.launchers import STARTS
+from collective.backends.launching import STARTS
 from collective.backends.registry import BACKENDS, can_start
 from collective.comparison.perturbations import PERTURBATIONS
 from tests import launch

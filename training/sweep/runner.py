@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collective.backends import Options, launch_command
+from collective.backends import Options, launching
 from collective.backends.devices import gpus
-from collective.backends.launchers import STARTS, Start
-from collective.backends.launchers import ranks as ranks_of
+from collective.backends.launching import STARTS, Start, run
+from collective.backends.launching import ranks as ranks_of
 from collective.backends.registry import BACKENDS
-from collective.backends.supervised_run import run
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -234,12 +233,12 @@ def _train(
     backend = job.get("backend", "auto")
     program = ["-m", "collective.training.sweep.worker", json.dumps(job), str(summary)]
     launcher = _launcher(backend) if ranks > 1 else ""
-    variables = launch_command.environment(launch_command.unlaunched(os.environ))
+    variables = launching.environment(launching.unlaunched(os.environ))
     if devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = devices
     command = [sys.executable, *program]
     if launcher:
-        command = launch_command.line(backend, ranks, program, launcher)[:-2]
+        command = launching.line(backend, ranks, program, launcher)[:-2]
     ended = run(command, math.inf, variables, cores)
     path.with_name(f"{path.name}.log").write_text(ended.tail + "\n")
     if ended.failure:

@@ -1,0 +1,170 @@
+"""Starts a job of a backend: its launcher, command and environment, and a supervised run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import collective
+from collective.launch import processes, programs
+
+GRACE_SECONDS = 5
+TAIL = 30  # lines of a failed run that are kept
+# The folder from which ranks import this package.
+ROOT = Path(collective.__file__).resolve().parent.parent
+# The variables that launchers set for a rank.
+OF_A_RANK = re.compile(
+    "OMPI_(?!ALLOW)|PMI|PRTE_|SLURM_|TF_CONFIG$|TORCHELASTIC_|MPI_LOCAL"
+    "|((COLLECTIVE|HOROVOD)_)?(LOCAL_|CROSS_|GROUP_)?(RANK|SIZE|WORLD_SIZE)$"
+    "|COLLECTIVE_(JOB|HOROVODRUN|RANKS_PER_HOST|MIN_NP|MAX_NP|JOINS|BOARD)$"
+    "|HOROVOD_(GLOO_|HOSTNAME|CONTROLLER|CPU_OPERATIONS)|MASTER_(ADDR|PORT)$"
+)
+
+
+class Start(NamedTuple):
+    """How a job of a backend starts.
+
+    Attributes:
+        launcher: The program that starts its ranks; empty for a backend of one process.
+        extra_ranks: Ranks that hold no replica.
+        one_replica: Whether there is never more than one replica.
+    """
+
+    launcher: str = ""
+    extra_ranks: int = 0
+    one_replica: bool = False
+
+
+STARTS = {
+    "single": Start(one_replica=True),
+    "tf-one-device": Start(one_replica=True),
+    "tf-mirrored": Start(),
+    "tf-central-storage": Start(),
+    "tf-tpu": Start(),
+    "tf-multiworker": Start("mpirun"),
+    "tf-parameter-server": Start("mpirun", extra_ranks=2),  # a chief and one server
+    "mpi": Start("mpirun"),
+    "horovod": Start("horovodrun"),
+    "native": Start("collectiverun"),
+}
+
+
+def ranks(backend: str, replicas: int) -> int:
+    """How many processes to start for so many replicas; ``auto`` needs no more."""
+    return replicas + STARTS.get(backend, Start()).extra_ranks
+
+
+def line(
+    backend: str, processes: int, program: Sequence[str], launcher: str = ""
+) -> list[str]:
+    """The command that starts a Python program on so many replicas of a backend.
+
+    Args:
+        backend: One of ``STARTS``, or ``auto`` with a launcher.
+        processes: Replicas: processes, or devices of one process.
+        program: Arguments for Python, without the backend's options.
+        launcher: The program that starts the processes; by default the backend's own.
+    """
+    launcher = launcher or STARTS[backend].launcher
+    options = ["--backend", backend]
+    if not launcher and not STARTS[backend].one_replica:
+        options += ["--devices", str(processes)]
+    python = [sys.executable, *program, *options]
+    if not launcher:
+        return python
+    if launcher == "collectiverun":
+        start = [sys.executable, "-m", "collective.launch"]
+    else:
+        start = [programs.find(launcher) or launcher]
+    return [*start, "-np", str(ranks(backend, processes)), *python]
+
+
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a run: it finds this package, and MPI runs as root.
+
+    Args:
+        variables: To start from; by default those of this process.
+    """
+    env = dict(os.environ if variables is None else variables)
+    # As in an activated environment: horovodrun looks for mpirun there.
+    path = [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
+    env["PATH"] = os.pathsep.join(path)
+    if os.geteuid() == 0:
+        env.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        env.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    env["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), env.get("PYTHONPATH")])
+    )
+    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return env
+
+
+def unlaunched(variables: Mapping[str, str]) -> dict[str, str]:
+    """A rank's environment without its place in its job: for a new job that it starts."""
+    return {k: v for k, v in variables.items() if not OF_A_RANK.match(k)}
+
+
+@dataclass(frozen=True)
+class CompletedRun:
+    """How a run ended.
+
+    Attributes:
+        code: Exit status; None when it was killed at its deadline.
+        tail: The last lines it printed.
+    """
+
+    code: int | None
+    tail: str
+
+    @property
+    def failure(self) -> str:
+        """What went wrong in a few words; empty when nothing did."""
+        if self.code == 0:
+            return ""
+        if self.code is None:
+            return "did not end in time"
+        return f"ended with exit code {self.code}"
+
+
+def run(
+    command: Sequence[str],
+    seconds: float,
+    variables: Mapping[str, str] | None = None,
+    cores: Sequence[int] = (),
+) -> CompletedRun:
+    """Runs a command to its end or its deadline. Every process it started ends with it.
+
+    Args:
+        command: Program and arguments.
+        seconds: The deadline.
+        variables: Its environment; ``environment()`` by default.
+        cores: The cores it may use; by default those of this process.
+    """
+    with tempfile.TemporaryFile() as printed:
+        process = processes.start(
+            command,
+            on_parent_death=signal.SIGTERM,  # so that launchers end their ranks
+            cores=cores,
+            env=environment() if variables is None else variables,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+        )
+        code: int | None = None
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            processes.end_group(process, GRACE_SECONDS)
+        printed.seek(0)
+        text = printed.read().decode(errors="replace")
+    return CompletedRun(code, "\n".join(text.splitlines()[-TAIL:]))
