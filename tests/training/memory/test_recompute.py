@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.memory.blocks import cuts
+from collective.training.memory.recompute import cuts
 from collective.training.prepared import get_prepared
 from collective.training.step import Step
 from tests import launch
