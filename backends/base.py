@@ -56,8 +56,8 @@ class Backend(ABC):
     have one process with several replicas.
 
     A subclass implements ``availability`` and ``_all_reduce``; with several processes
-    also ``_broadcast_bytes`` and ``_barrier``. The public methods check that every rank
-    takes part, then call those.
+    also ``_broadcast_bytes`` and ``_barrier``. The public methods call those; in code that
+    only rank 0 runs (``only_rank_zero``) they raise CollectiveError.
 
     Attributes:
         name: What the user types behind ``--backend``.
@@ -182,9 +182,6 @@ class Backend(ABC):
 
         Returns:
             The sums, in order, the same bits on every replica.
-
-        Raises:
-            CollectiveError: Where only one rank would take part.
         """
         self.require_all_ranks()
         return self._all_reduce(list(tensors))
@@ -206,11 +203,7 @@ class Backend(ABC):
             variable.assign(self.broadcast_array(np.asarray(variable)))
 
     def broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """Outside ``run``: the root's array, on every process. Shapes must agree.
-
-        Raises:
-            CollectiveError: Where only one rank would take part.
-        """
+        """Outside ``run``: the root's array, on every process. Shapes must agree."""
         self.require_all_ranks()
         array = np.array(array, order="C")
         with recorder.span(recorder.BROADCAST, "by the backend", array.nbytes):
@@ -222,11 +215,7 @@ class Backend(ABC):
         """Overwrites a uint8 vector by the root's; nothing to do in one process."""
 
     def barrier(self) -> None:
-        """Waits until every process has called it.
-
-        Raises:
-            CollectiveError: Where only one rank would take part.
-        """
+        """Waits until every process has called it."""
         self.require_all_ranks()
         with recorder.span(recorder.BARRIER, "by the backend"):
             self._barrier()
@@ -238,28 +227,20 @@ class Backend(ABC):
         """Ends what the backend started. The process may continue without it."""
 
     def abort(self, exit_code: int) -> None:
-        """Ends the whole job from one rank, so that no other rank waits for it.
+        """Ends this process at once, and the whole job: no other rank waits for it.
 
-        By default this process ends at once; the launcher then ends every other rank.
+        By default the launcher ends every other rank.
         """
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
 
     def ended_by_another(self, error: BaseException) -> int | None:
-        """The exit code of another rank that ended the job, if the error says only that.
-
-        Returns:
-            None for an error of this rank's own.
-        """
+        """The exit code of another rank that ended the job, if the error says only that."""
         return None
 
     def require_all_ranks(self) -> None:
-        """Does nothing unless this is code that runs on rank 0 only.
-
-        Raises:
-            CollectiveError: There, because no other rank would take part.
-        """
+        """Raises CollectiveError in code that runs on rank 0 only: no other takes part."""
         if self._rank_zero_code:
             raise CollectiveError(
                 f"a collective was called from {self._rank_zero_code}, "
@@ -270,11 +251,7 @@ class Backend(ABC):
 
     @contextlib.contextmanager
     def only_rank_zero(self, what: str) -> Iterator[None]:
-        """Makes collectives raise at once inside code that runs on rank 0 only.
-
-        Args:
-            what: The code, as the error names it.
-        """
+        """Makes collectives raise at once inside code that runs on rank 0 only: ``what``."""
         self._rank_zero_code = what if self.size > 1 else ""
         try:
             yield

@@ -197,9 +197,6 @@ class ShardCollectives(Backend):
 
         Returns:
             ``[n]``.
-
-        Raises:
-            CollectiveError: Where only one rank would take part.
         """
         self.require_all_ranks()
         return self._reduce_scatter(rows) if self.replicas > 1 else rows[0]
@@ -215,9 +212,6 @@ class ShardCollectives(Backend):
 
         Returns:
             ``[replicas, n]``.
-
-        Raises:
-            CollectiveError: Where only one rank would take part.
         """
         self.require_all_ranks()
         return self._all_gather(row) if self.replicas > 1 else row[None]
@@ -238,9 +232,6 @@ class ShardCollectives(Backend):
 
         Returns:
             ``[sum(counts), n]``, in the order of the replicas.
-
-        Raises:
-            CollectiveError: Where only one rank would take part.
         """
         import tensorflow as tf
 

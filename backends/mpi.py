@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,16 +55,16 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
         if self.size == 1 and not self.elastic:
             return tensors
         sums = tf.numpy_function(
-            self._sum_arrays, tensors, [t.dtype for t in tensors], name="mpi_allreduce"
+            lambda *arrays: reduce_arrays_flat(arrays, self._sum_in_place),
+            tensors,
+            [t.dtype for t in tensors],
+            name="mpi_allreduce",
         )
         if tf.is_tensor(sums):  # eagerly, TensorFlow gives one without its list
             sums = [sums]
         for tensor, total in zip(tensors, sums, strict=True):
             total.set_shape(tensor.shape)
         return list(sums)
-
-    def _sum_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        return reduce_arrays_flat(arrays, self._sum_in_place)
 
     def _sum_in_place(self, vector: np.ndarray) -> None:
         from mpi4py import MPI
@@ -75,39 +76,43 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
             self.world.Allreduce(MPI.IN_PLACE, vector, op=MPI.SUM)
 
     def _reduce_scatter(self, rows: Any) -> Any:
-        def scattered(array: np.ndarray) -> np.ndarray:
-            out = aligned_empty(array.shape[1], array.dtype)
+        def scatter(array: np.ndarray, out: np.ndarray) -> None:
             self.world.Reduce_scatter_block(array, out)
-            return out
 
-        return self._by_numpy(scattered, rows, rows.shape[1:])
+        return self._by_numpy(scatter, rows, rows.shape[1:])
 
     def _all_gather(self, row: Any) -> Any:
-        def gathered(array: np.ndarray) -> np.ndarray:
-            out = aligned_empty(self.size * array.size, array.dtype)
-            with self._same_outcome():
-                self.world.Allgather(array, out)
-            return out.reshape(self.size, -1)
+        def gather(array: np.ndarray, out: np.ndarray) -> None:
+            self.world.Allgather(array, out)
 
-        return self._by_numpy(gathered, row, [self.size, *row.shape])
+        return self._by_numpy(gather, row, [self.size, *row.shape])
 
     def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
         length = rows.shape[-1]
         received = [count * length for count in counts]
         sent = [rows.shape[1] * length] * self.size
 
-        def exchanged(array: np.ndarray) -> np.ndarray:
-            out = aligned_empty(sum(received), array.dtype)
-            with self._same_outcome():
-                self.world.Alltoallv([array, sent], [out, received])
-            return out.reshape(-1, length)
+        def exchange(array: np.ndarray, out: np.ndarray) -> None:
+            self.world.Alltoallv([array, sent], [out, received])
 
-        return self._by_numpy(exchanged, rows, [sum(counts), length])
+        return self._by_numpy(exchange, rows, [sum(counts), length])
 
-    def _by_numpy(self, call: Callable[..., Any], tensor: Any, shape: Any) -> Any:
+    def _by_numpy(
+        self,
+        call: Callable[[np.ndarray, np.ndarray], None],
+        tensor: Any,
+        shape: Sequence[int],
+    ) -> Any:
+        """What a collective writes to an array of a shape, as a tensor."""
         import tensorflow as tf
 
-        out = tf.numpy_function(call, [tensor], tensor.dtype)
+        def called(array: np.ndarray) -> np.ndarray:
+            out = aligned_empty(math.prod(shape), array.dtype)
+            with self._same_outcome():
+                call(array, out)
+            return out.reshape(list(shape))
+
+        out = tf.numpy_function(called, [tensor], tensor.dtype)
         out.set_shape(shape)
         return out
 

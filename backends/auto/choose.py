@@ -2,8 +2,7 @@
 
 A rule decides, at once: nobody waits for measurements who wants to train. Where several
 ranks on one host have all their backends measured already, rank 0 predicts from that the
-all-reduce time of this model's gradients on each backend (``prediction``), chooses, and
-sends its choice to every other rank.
+all-reduce time of this model's gradients on each backend (``prediction``), and chooses.
 
 ``compare.py`` measures, and so does a job with ``COLLECTIVE_PROBE=1``; with
 ``COLLECTIVE_PROBE=again`` kept measurements are ignored. Each backend is then timed once, in
@@ -152,23 +151,19 @@ def _choosing(
             return
         sizes, of = _sizes(gradients)
         for number, name in enumerate(missing, 1):
-            print(f"auto: timing {name} on {environment.size} ranks, {number} of "
-                  f"{len(missing)}", file=sys.stderr, flush=True)  # fmt: skip
+            place = f"on {environment.size} ranks, {number} of {len(missing)}"
+            _report(f"auto: timing {name} {place}")
             found[name] = time(name, environment, cores)
             kept = cache.write(found)
             yield None
         if missing:
-            how = (
-                "measurements are kept"
-                if kept
-                else f"cannot be kept in {cache.path.parent}"
-            )
-            print(f"auto: {how} for next time", file=sys.stderr, flush=True)
+            how = "are kept" if kept else f"cannot be kept in {cache.path.parent}"
+            _report(f"auto: measurements {how} for next time")
         found = {name: found[name] for name in names}
         choice = fastest(found, sizes)
         if choice is None:
             choice = Choice(rule.name, f"{rule.because}; every probe failed")
-        print(table(choice, found, of), file=sys.stderr, flush=True)
+        _report(table(choice, found, of))
         yield choice
     except Exception as error:  # the other ranks wait for the choice
         first = str(error).split("\n")[0]
@@ -176,17 +171,18 @@ def _choosing(
         yield Choice(rule.name, why)
 
 
+def _report(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def fastest(
     found: Mapping[str, probe_cache.Found], sizes: Sequence[int]
 ) -> Choice | None:
-    """The backend with the shortest predicted all-reduce.
+    """The backend with the shortest predicted all-reduce; None where none is measured.
 
     Args:
         found: By backend.
         sizes: Bytes of each tensor of a step's all-reduce.
-
-    Returns:
-        None where no backend could be measured.
     """
     predicted = {
         name: fit(points).seconds(sizes)
@@ -205,35 +201,20 @@ def fastest(
 def time(
     name: str, environment: Environment, cores: Sequence[int]
 ) -> probe_cache.Found:
-    """Times a backend in a separate job on this host.
-
-    Args:
-        name: The backend.
-        environment: This process' place.
-        cores: The cores that the ranks may use together.
-
-    Returns:
-        The measurements, or why there are none.
-    """
+    """Times a backend in a separate job on this host, whose ranks share the cores."""
     with tempfile.TemporaryDirectory(prefix="collective-probe-") as folder:
         path = Path(folder, "points.json")
         deadline = ["--deadline", str(PROBE_SECONDS)]
         program = ["-m", "collective.backends.auto.probe", str(path), *deadline]
+        launcher = environment.launcher
+        if launcher not in ("mpirun", "horovodrun", "collectiverun"):
+            launcher = STARTS[name].launcher
         variables = launching.environment(launching.unlaunched(os.environ))
-        line = launching.line(
-            name, environment.size, program, _launcher(environment, name)
-        )
+        line = launching.line(name, environment.size, program, launcher)
         ended = launching.run(line, PROBE_SECONDS, variables, cores)
         if ended.failure:
             return ended.failure
         return [Point(**point) for point in json.loads(path.read_text())]
-
-
-def _launcher(environment: Environment, name: str) -> str:
-    """The launcher of the probe: this job's own, or else the backend's."""
-    if environment.launcher in ("mpirun", "horovodrun", "collectiverun"):
-        return environment.launcher
-    return STARTS[name].launcher
 
 
 def _sizes(gradients: Gradients) -> tuple[Sequence[int], str]:

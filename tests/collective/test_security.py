@@ -14,7 +14,7 @@ from meeting import name_of_job, rank
 from collective import library, run_function
 from collective.backends import listing
 from collective.backends.base import Availability
-from collective.backends.horovod import wheel
+from collective.backends.horovod import build
 from collective.doctor import multi_host, report, wire
 from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
@@ -225,15 +225,15 @@ def test_a_planted_call_is_not_run(tmp_path, how):
 
 def test_a_wheel_is_not_taken_from_a_folder_that_others_write(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    wheels = wheel.cache()
+    wheels = build.cache()
     wheels.mkdir(parents=True)
-    target = wheel.Target(("tensorflow", "2.21"), None)
+    target = build.Target(("tensorflow", "2.21"), None)
     (wheels / f"horovod-{target.version}-cp311.whl").touch()
     (tmp_path / "collective").chmod(0o700)
-    assert wheel.kept(target) is not None
+    assert build.kept(target) is not None
     (tmp_path / "collective").chmod(0o777)
     with pytest.raises(CollectiveError, match="can be written by other users"):
-        wheel.kept(target)
+        build.kept(target)
 
 
 @pytest.mark.parametrize("planted", ["rank.0", "rank.0/stdout"])
