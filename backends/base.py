@@ -113,14 +113,16 @@ class Backend(ABC):
         self.options = options
         self.environment = environment = environment or detect()
         self.called = environment.rank
-        environment = environment.current
-        self.rank, self.size = environment.rank, environment.size
-        self.local_rank = environment.local_rank
-        self.local_size = environment.local_size
-        self.processes = self.replicas = self.size
-        self.local_replicas = range(self.rank, self.rank + 1)
+        self._take_place(environment.current)
+        self.processes = self.size
         self.chosen_because = "asked for"
         self.predicted: dict[str, float] = {}
+
+    def _take_place(self, place: Environment) -> None:
+        self.rank, self.size = place.rank, place.size
+        self.local_rank, self.local_size = place.local_rank, place.local_size
+        self.replicas = place.size
+        self.local_replicas = range(place.rank, place.rank + 1)
 
     @classmethod
     @abstractmethod

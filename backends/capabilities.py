@@ -107,10 +107,7 @@ class Elastic(Backend):
     def _renumber(self, place: Environment) -> None:
         """Takes a new place in the job."""
         self._max_replicas = self.most_replicas
-        self.rank, self.size = place.rank, place.size
-        self.local_rank, self.local_size = place.local_rank, place.local_size
-        self.replicas = place.size
-        self.local_replicas = range(place.rank, place.rank + 1)
+        self._take_place(place)
         if self._rank_variable is not None:
             self._rank_variable.assign(place.rank)
 

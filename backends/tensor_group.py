@@ -138,43 +138,19 @@ class TensorGroup:
 
     def copy_to_tensor_parallel_region(self, tensor: Any) -> Any:
         """A value that is equal on all ranks, for use with shards."""
-        import tensorflow as tf
-
-        @tf.custom_gradient
-        def mapping(x: Any) -> Any:
-            return tf.identity(x), lambda upstream: self.all_reduce(upstream)
-
-        return mapping(tensor)
+        return _mapped(tensor, _identity, self.all_reduce)
 
     def reduce_from_tensor_parallel_region(self, tensor: Any) -> Any:
         """The sum of the ranks' values, equal on all."""
-        import tensorflow as tf
-
-        @tf.custom_gradient
-        def mapping(x: Any) -> Any:
-            return self.all_reduce(x), tf.identity
-
-        return mapping(tensor)
+        return _mapped(tensor, self.all_reduce, _identity)
 
     def scatter_to_tensor_parallel_region(self, tensor: Any) -> Any:
         """This rank's shard of the last axis of a value that is equal on all ranks."""
-        import tensorflow as tf
-
-        @tf.custom_gradient
-        def mapping(x: Any) -> Any:
-            return self._own(x), self._joined
-
-        return mapping(tensor)
+        return _mapped(tensor, self._own, self._joined)
 
     def gather_from_tensor_parallel_region(self, tensor: Any) -> Any:
         """The shards of the last axis joined, equal on all ranks."""
-        import tensorflow as tf
-
-        @tf.custom_gradient
-        def mapping(x: Any) -> Any:
-            return self._joined(x), self._own
-
-        return mapping(tensor)
+        return _mapped(tensor, self._joined, self._own)
 
     def _own(self, tensor: Any) -> Any:
         length = tensor.shape[-1] // self.parts
@@ -195,3 +171,17 @@ class TensorGroup:
         whole = tf.reshape(rows, shape)
         whole.set_shape([*tensor.shape[:-1], length * self.parts])
         return whole
+
+
+def _mapped(
+    tensor: Any, forward: Callable[[Any], Any], backward: Callable[[Any], Any]
+) -> Any:
+    import tensorflow as tf
+
+    return tf.custom_gradient(lambda x: (forward(x), backward))(tensor)
+
+
+def _identity(tensor: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.identity(tensor)

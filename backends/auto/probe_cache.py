@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,6 @@ def job(environment: Environment) -> dict[str, Any]:
     }
 
 
-def folder() -> Path:
-    """The user's folder for probes."""
-    return private_files.cache_folder() / "probes"
-
-
 class ProbeCache:
     """The measurements for one kind of job.
 
@@ -66,7 +62,7 @@ class ProbeCache:
     def __init__(self, of: Mapping[str, Any]):
         self.of = json.loads(json.dumps(of))
         name = hashlib.sha256(json.dumps(self.of, sort_keys=True).encode()).hexdigest()
-        self.path = folder() / f"{name[:16]}.json"
+        self.path = private_files.cache_folder() / "probes" / f"{name[:16]}.json"
 
     def read(self) -> dict[str, list[Point]]:
         """The measurements, by backend."""
@@ -107,12 +103,10 @@ def _point(kept: Mapping[str, Any]) -> Point:
 
 
 def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*:\s*(.*?)\s*$", text, re.M):
+            return found[1]
     return platform.machine()
 
 

@@ -27,7 +27,7 @@ from collective.backends.base import Availability, Backend, python
 from collective.backends.capabilities import Serving
 from collective.backends.devices import configure
 from collective.backends.options import Options
-from collective.backends.parameter_server.server import ChiefListener, Task, serve
+from collective.backends.parameter_server.server import Task, accept_ranks, serve
 from collective.backends.quiet import is_quiet
 from collective.backends.tf_strategy import StrategyBackend
 from collective.environment import Environment, cores_per_process
@@ -81,7 +81,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
         self.size = self.replicas = 1
         self.local_replicas = range(1)
         self._under_way: deque[_Scheduled] = deque()
-        self.listener = ChiefListener(chief, environment.size - 1)
+        self._ranks = accept_ranks(chief, environment.size - 1)
         import tensorflow as tf
 
         if is_quiet():

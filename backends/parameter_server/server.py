@@ -7,17 +7,15 @@ that dies takes its shard of the model with it.
 
 from __future__ import annotations
 
-import contextlib
+import multiprocessing
 import os
-import select
 import signal
 import socket
-import sys
 import threading
 import time
-import traceback
 from dataclasses import dataclass
-from typing import NoReturn
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 
 from collective.backends.devices import gpus
 from collective.environment import Environment
@@ -48,8 +46,8 @@ class Task:
     environment: Environment
 
 
-class ChiefListener:
-    """The chief's connections to all ranks that serve it; they close when it ends.
+def accept_ranks(address: str, ranks: int) -> list[socket.socket]:
+    """On the chief, its connections to all ranks that serve it; they close when it ends.
 
     TensorFlow stops its servers late in that process, and would wait long
     for servers that have died.
@@ -61,22 +59,21 @@ class ChiefListener:
     Raises:
         CollectiveError: Not all did in time.
     """
-
-    def __init__(self, address: str, ranks: int):
-        self.connections: list[socket.socket] = []
-        with socket.create_server(("", int(address.rsplit(":", 1)[1]))) as server:
-            deadline = time.monotonic() + TIMEOUT
-            while len(self.connections) < ranks:
-                server.settimeout(max(0.01, deadline - time.monotonic()))
-                try:
-                    self.connections.append(server.accept()[0])
-                except TimeoutError:
-                    raise CollectiveError(
-                        f"{ranks - len(self.connections)} of {ranks} servers did not start "
-                        f"within {TIMEOUT} s",
-                        hint="python -m collective.doctor",
-                        everywhere=False,
-                    ) from None
+    connections: list[socket.socket] = []
+    with socket.create_server(("", int(address.rsplit(":", 1)[1]))) as server:
+        deadline = time.monotonic() + TIMEOUT
+        while len(connections) < ranks:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connections.append(server.accept()[0])
+            except TimeoutError:
+                raise CollectiveError(
+                    f"{ranks - len(connections)} of {ranks} servers did not start "
+                    f"within {TIMEOUT} s",
+                    hint="python -m collective.doctor",
+                    everywhere=False,
+                ) from None
+    return connections
 
 
 def serve(task: Task, chief: str) -> None:
@@ -84,27 +81,22 @@ def serve(task: Task, chief: str) -> None:
 
     Args:
         task: What to serve.
-        chief: The address of its ``ChiefListener``.
+        chief: The address at which it accepts ranks.
 
     Raises:
         CollectiveError: A parameter server has died, or a worker too often.
     """
-    pid, deaths = _start(task), [0.0]
+    server, deaths = _start(task), [0.0]
     try:
         with _connect(chief) as connection:
-            while not select.select([connection], [], [], 0.2)[0]:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if not ended:
-                    continue
-                pid = 0
+            while connection not in wait([connection, server.sentinel]):
+                server.join()
                 deaths.append(time.monotonic())
-                _report_death(task, os.waitstatus_to_exitcode(status), deaths)
-                pid = _start(task)
+                _report_death(task, server.exitcode or 0, deaths)
+                server = _start(task)
     finally:
-        if pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        server.kill()
+        server.join()
 
 
 def _report_death(task: Task, code: int, deaths: list[float]) -> None:
@@ -149,60 +141,48 @@ def _connect(chief: str) -> socket.socket:
             time.sleep(0.1)
 
 
-def _start(task: Task) -> int:
-    """Forks the server; waits until it listens, or is dead.
-
-    Returns:
-        Its process.
-    """
-    alive, held = os.pipe()  # closes when this process ends
-    ready, signal_ready = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(held)
-        os.close(ready)
-        _be_server(task, alive, signal_ready)
-    os.close(alive)
-    os.close(signal_ready)
-    with open(ready, "rb") as listening:
-        listening.read(1)
-    return pid
+def _start(task: Task) -> ForkProcess:
+    """Forks the server; waits until it listens, or is dead."""
+    context = multiprocessing.get_context("fork")
+    listening, listens = context.Pipe(duplex=False)
+    server = context.Process(target=_be_server, args=(task, listens))
+    server.start()
+    listens.close()
+    wait([listening])
+    listening.close()
+    return server
 
 
-def _be_server(task: Task, alive: int, signal_ready: int) -> NoReturn:
+def _be_server(task: Task, listens: Connection) -> None:
+    rank = multiprocessing.parent_process()
+    assert rank is not None
+
     def end_with_the_rank() -> None:
-        os.read(alive, 1)
+        rank.join()
         os._exit(0)
 
     threading.Thread(target=end_with_the_rank, daemon=True).start()
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles it
-        import tensorflow as tf
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles it
+    import tensorflow as tf
 
-        more = (
-            len(task.cluster["worker"]) + 1
-        )  # each waits for other tasks, and holds a thread
-        config = tf.compat.v1.ConfigProto(
-            intra_op_parallelism_threads=task.threads,
-            inter_op_parallelism_threads=max(task.threads, more),
-        )
-        if task.job == "ps":
-            config.device_count["GPU"] = 0
-        elif gpus():
-            mine = task.environment.local_rank % gpus()
-            config.gpu_options.visible_device_list = str(mine)
-            config.gpu_options.allow_growth = True
-        server = tf.distribute.Server(
-            task.cluster,
-            job_name=task.job,
-            task_index=task.index,
-            protocol="grpc",
-            config=config,
-        )
-        os.write(signal_ready, b"1")
-        os.close(signal_ready)
-        server.join()
-    except BaseException:
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(1)
+    # Each waits for other tasks, and holds a thread.
+    waiting = len(task.cluster["worker"]) + 1
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=task.threads,
+        inter_op_parallelism_threads=max(task.threads, waiting),
+    )
+    if task.job == "ps":
+        config.device_count["GPU"] = 0
+    elif gpus():
+        mine = task.environment.local_rank % gpus()
+        config.gpu_options.visible_device_list = str(mine)
+        config.gpu_options.allow_growth = True
+    server = tf.distribute.Server(
+        task.cluster,
+        job_name=task.job,
+        task_index=task.index,
+        protocol="grpc",
+        config=config,
+    )
+    listens.close()
+    server.join()

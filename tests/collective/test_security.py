@@ -12,7 +12,7 @@ import pytest
 from meeting import name_of_job, rank
 
 from collective import library, run_function
-from collective.backends import listing
+from collective.backends import registry
 from collective.backends.base import Availability
 from collective.backends.horovod import build
 from collective.doctor import multi_host, report, wire
@@ -396,8 +396,8 @@ def test_texts_do_nothing_to_a_terminal(capsys):
 def test_tables_show_brackets_as_they_are(monkeypatch, capsys):
     """A name or a hint is no markup: pip install '.[cpu]' is to be typed whole."""
     found = {"single": Availability(False, "[/red] [bold]none", "pip install '.[cpu]'")}
-    monkeypatch.setattr(listing, "list_backends", lambda: found)
-    listing.print_list()
+    monkeypatch.setattr(registry, "list_backends", lambda: found)
+    registry.print_list()
     printed = capsys.readouterr().out
     assert "[/red] [bold]none" in printed and "'.[cpu]'" in printed
 

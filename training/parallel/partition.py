@@ -21,19 +21,13 @@ from collective.training.memory.shards import Shard
 from collective.training.parallel.layer import TensorParallelLayer
 
 
-def check(
-    backend: Backend, model: keras.Model, jit_compile: bool, partitioned_before: bool
-) -> None:
+def check(model: keras.Model, jit_compile: bool, partitioned_before: bool) -> None:
     """Refuses, before the model is built, what a tensor group cannot train.
 
     Args:
-        backend: One with a tensor group.
         model: Compiled.
         jit_compile: Whether XLA is to compile the step.
         partitioned_before: Whether an earlier training has partitioned the model.
-
-    Raises:
-        UsageError: XLA is to compile it, or its optimizer needs whole variables.
     """
     if jit_compile:
         raise UsageError(

@@ -9,6 +9,8 @@ the device of the layer whose gradient it computes.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -172,24 +174,22 @@ def cut_into_runs(sizes: Sequence[float], runs: int) -> list[int]:
     Returns:
         Where each run ends, exclusively.
     """
-    count = len(sizes)
-    sums = [0.0]
-    for size in sizes:
-        sums.append(sums[-1] + size)
-    # By runs and elements: the largest sum, and where the last run starts.
-    best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(math.inf, 0)] * count]
-    for run in range(1, runs + 1):
-        row = [(math.inf, 0)] * (count + 1)
-        for end in range(run, count + 1):
-            row[end] = min(
-                (max(best[-1][start][0], sums[end] - sums[start]), start)
-                for start in range(run - 1, end)
-            )
-        best.append(row)
-    ends, end = [], count
+    sums = list(itertools.accumulate(sizes, initial=0.0))
+
+    @functools.cache
+    def best(run: int, end: int) -> tuple[float, int]:
+        """Of the elements before ``end``: the largest sum, and the last run's start."""
+        if run == 1:
+            return sums[end], 0
+        return min(
+            (max(best(run - 1, start)[0], sums[end] - sums[start]), start)
+            for start in range(run - 1, end)
+        )
+
+    ends, end = [], len(sizes)
     for run in range(runs, 0, -1):
         ends.append(end)
-        end = best[run][end][1]
+        end = best(run, end)[1]
     return ends[::-1]
 
 

@@ -14,10 +14,10 @@ import math
 import os
 import queue
 import sys
-import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -102,38 +102,21 @@ def fit_many(
         raise UsageError(
             f"{place} cannot be created: {error.strerror}", hint="another folder"
         ) from None
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in range(len(jobs)):
-        waiting.put(number)
-    ended: queue.SimpleQueue[tuple[int, Trained | BaseException]] = queue.SimpleQueue()
-
-    def work(cores: list[int], devices: str | None) -> None:
-        while True:
-            try:
-                number = waiting.get_nowait()
-            except queue.Empty:
-                return
-            name = names[number]
-            try:
-                tell(f"{name}: begins")
-                failure, summary = _train(
-                    jobs[number], place / name, ranks, cores, devices
-                )
-                tell(f"{name}: {failure or 'done'}")
-                outcome = Trained(name, trainings[number], summary, failure)
-                ended.put((number, outcome))
-            except BaseException as error:
-                ended.put((number, error))
-
+    free: queue.SimpleQueue[tuple[list[int], str | None]] = queue.SimpleQueue()
     for group in groups:
-        # Daemon threads end when this process is interrupted, and their runs with them.
-        threading.Thread(target=work, args=group, daemon=True).start()
-    found: dict[int, Trained] = {}
-    while len(found) < len(jobs):
-        number, result = ended.get()
-        if isinstance(result, BaseException):
-            raise result
-        found[number] = result
+        free.put(group)
+
+    def work(number: int) -> tuple[int, Trained]:
+        name, group = names[number], free.get()
+        tell(f"{name}: begins")
+        failure, summary = _train(jobs[number], place / name, ranks, *group)
+        tell(f"{name}: {failure or 'done'}")
+        free.put(group)
+        return number, Trained(name, trainings[number], summary, failure)
+
+    # Its threads end when this process is interrupted, and their runs with them.
+    with ThreadPool(max(1, len(groups))) as pool:
+        found = dict(pool.imap_unordered(work, range(len(jobs))))
     return [found[number] for number in range(len(jobs))]
 
 
@@ -146,11 +129,7 @@ def known_options() -> dict[str, Any]:
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options without ``name``, converted to their types.
-
-    Raises:
-        UsageError: If an option is unknown or has a wrong type.
-    """
+    """Returns the options without ``name``, converted to their types."""
     kinds, values = known_options(), {}
     for key, value in options.items():
         if key == "name":
@@ -194,7 +173,6 @@ def _check_backend(name: str, ranks: int) -> None:
 
 
 def _launcher(backend: str) -> str:
-    """Returns the launcher of a job of several ranks."""
     return STARTS.get(backend, Start()).launcher or "collectiverun"
 
 
