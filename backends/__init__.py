@@ -9,8 +9,7 @@ backends by name, ``factory.py`` makes one, and ``auto/`` chooses the fastest.
 ``launching.py`` starts jobs of a backend. ``devices.py`` sets up devices and threads;
 ``world.py`` connects processes for backends that need it.
 
-To add a backend: a file with a subclass of ``Backend``, a line in ``registry.py`` and one
-in ``launching.py``.
+To add a backend: a file with a subclass of ``Backend``, and a line in ``registry.py``.
 """
 
 from collective.backends.base import Availability, Backend

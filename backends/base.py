@@ -63,6 +63,9 @@ class Backend(ABC):
         name: What the user types behind ``--backend``.
         summary: One line for ``--list-backends``.
         takes: Names of the options that this class adds to those of its bases.
+        launcher: The program that starts its ranks; empty: it is one process.
+        extra_ranks: Ranks that hold no replica.
+        one_replica: Whether there is never more than one replica.
         synchronous: Whether all replicas share each batch. If not, each worker trains
             on batches of its own, and a step sees one replica
             (``capabilities.Serving``).
@@ -98,6 +101,9 @@ class Backend(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     takes: ClassVar[frozenset[str]] = frozenset({"threads"})
+    launcher: ClassVar[str] = ""
+    extra_ranks: ClassVar[int] = 0
+    one_replica: ClassVar[bool] = False
     synchronous: ClassVar[bool] = True
 
     elastic: bool = False

@@ -1,4 +1,4 @@
-"""Starts a job of a backend: its launcher, command and environment, and a supervised run."""
+"""Starts a job of a backend: its command and environment, and a supervised run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import collective
+from collective.backends.registry import BACKENDS, ranks
 from collective.launch import processes, programs
 
 GRACE_SECONDS = 5
@@ -29,53 +29,20 @@ OF_A_RANK = re.compile(
 )
 
 
-class Start(NamedTuple):
-    """How a job of a backend starts.
-
-    Attributes:
-        launcher: The program that starts its ranks; empty for a backend of one process.
-        extra_ranks: Ranks that hold no replica.
-        one_replica: Whether there is never more than one replica.
-    """
-
-    launcher: str = ""
-    extra_ranks: int = 0
-    one_replica: bool = False
-
-
-STARTS = {
-    "single": Start(one_replica=True),
-    "tf-one-device": Start(one_replica=True),
-    "tf-mirrored": Start(),
-    "tf-central-storage": Start(),
-    "tf-tpu": Start(),
-    "tf-multiworker": Start("mpirun"),
-    "tf-parameter-server": Start("mpirun", extra_ranks=2),  # a chief and one server
-    "mpi": Start("mpirun"),
-    "horovod": Start("horovodrun"),
-    "native": Start("collectiverun"),
-}
-
-
-def ranks(backend: str, replicas: int) -> int:
-    """How many processes to start for so many replicas; ``auto`` needs no more."""
-    return replicas + STARTS.get(backend, Start()).extra_ranks
-
-
 def line(
     backend: str, processes: int, program: Sequence[str], launcher: str = ""
 ) -> list[str]:
     """The command that starts a Python program on so many replicas of a backend.
 
     Args:
-        backend: One of ``STARTS``, or ``auto`` with a launcher.
+        backend: One of ``BACKENDS``, or ``auto`` with a launcher.
         processes: Replicas: processes, or devices of one process.
         program: Arguments for Python, without the backend's options.
         launcher: The program that starts the processes; by default the backend's own.
     """
-    launcher = launcher or STARTS[backend].launcher
+    launcher = launcher or BACKENDS[backend].launcher
     options = ["--backend", backend]
-    if not launcher and not STARTS[backend].one_replica:
+    if not launcher and not BACKENDS[backend].one_replica:
         options += ["--devices", str(processes)]
     python = [sys.executable, *program, *options]
     if not launcher:

@@ -34,6 +34,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
     name = "mpi"
     summary = "one replica a process, MPI_Allreduce on one flat buffer (mpi4py)"
+    launcher = "mpirun"
     exchanges = True
 
     def __init__(self, options: Options, environment: Environment | None = None):

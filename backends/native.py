@@ -47,6 +47,7 @@ class NativeBackend(
 
     name = "native"
     summary = "one replica a process, summed by our own core (shared memory, or MPI)"
+    launcher = "collectiverun"
     takes = frozenset({"algorithm", "transport_dtype"})
     exchanges = True
 

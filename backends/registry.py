@@ -7,7 +7,6 @@ import textwrap
 
 from collective.backends.base import Availability, Backend
 from collective.backends.horovod.backend import HorovodBackend
-from collective.backends.launching import STARTS, ranks
 from collective.backends.mpi import MPIBackend
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
@@ -49,12 +48,18 @@ def list_backends(
     return {name: kind.availability(environment) for name, kind in BACKENDS.items()}
 
 
+def ranks(backend: str, replicas: int) -> int:
+    """How many processes to start for so many replicas; ``auto`` needs no more."""
+    return replicas + (BACKENDS[backend].extra_ranks if backend in BACKENDS else 0)
+
+
 def can_start(backend: str, replicas: int) -> Availability:
     """Whether a job of so many replicas of a backend can be started here.
 
     ``launching.line`` gives the command that starts it.
     """
-    kind, launcher = BACKENDS[backend], STARTS[backend].launcher
+    kind = BACKENDS[backend]
+    launcher = kind.launcher
     if not launcher:
         return kind.availability(Environment())
     if launcher != "collectiverun" and not programs.find(launcher):
@@ -84,7 +89,7 @@ def refuse_foreign_options(name: str, options: Options) -> None:
         UsageError: Names the option and the backends that take it.
     """
     taken = options_of(name)
-    if STARTS[name].one_replica:
+    if BACKENDS[name].one_replica:
         devices = options.devices or 1
         if devices > 1:
             raise UsageError(

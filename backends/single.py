@@ -18,6 +18,7 @@ class SingleBackend(OneProcess, ModelParallel, ShardCollectives):
 
     name = "single"
     summary = "one process on one device; the reference"
+    one_replica = True
 
     def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)

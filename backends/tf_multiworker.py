@@ -36,6 +36,7 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
 
     name = "tf-multiworker"
     summary = "one replica a process, TensorFlow's collectives (MultiWorkerMirrored)"
+    launcher = "mpirun"
     takes = frozenset({"communication"})
 
     def __init__(self, options: Options, environment: Environment | None = None):

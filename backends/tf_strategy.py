@@ -100,6 +100,7 @@ class OneDeviceBackend(LocalStrategyBackend):
 
     name = "tf-one-device"
     summary = "one process on one device, within a strategy (OneDeviceStrategy)"
+    one_replica = True
 
     def _strategy(self) -> Any:
         import tensorflow as tf

@@ -14,7 +14,7 @@ from typing import Any
 
 from collective.backends import launching
 from collective.backends.auto import choose
-from collective.backends.launching import STARTS, CompletedRun, run
+from collective.backends.launching import CompletedRun, run
 from collective.backends.registry import BACKENDS, can_start
 from collective.bench.limits import Limits
 from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
@@ -25,7 +25,7 @@ from collective.errors import UsageError
 REFERENCE = "single"
 SHARE = "one share"
 # Runs of one replica, whatever the number of replicas of the others.
-ALONE = (SHARE, *(name for name, start in STARTS.items() if start.one_replica))
+ALONE = (SHARE, *(name for name, kind in BACKENDS.items() if kind.one_replica))
 PROOF_STEPS = 30
 
 

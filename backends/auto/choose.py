@@ -27,7 +27,6 @@ from collective.backends.auto.forked import in_a_fork
 from collective.backends.auto.prediction import Point, fit
 from collective.backends.devices import gpus, tensorflow_has_started
 from collective.backends.horovod.backend import HorovodBackend
-from collective.backends.launching import STARTS
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
 from collective.backends.registry import BACKENDS, options_of, set_options
@@ -117,7 +116,7 @@ def candidates(environment: Environment, options: Options) -> list[str]:
     found = [
         name
         for name, kind in BACKENDS.items()
-        if STARTS[name].launcher
+        if kind.launcher
         and kind.synchronous
         and kind.availability(environment).usable
         and set_options(options) <= options_of(name)
@@ -208,7 +207,7 @@ def time(
         program = ["-m", "collective.backends.auto.probe", str(path), *deadline]
         launcher = environment.launcher
         if launcher not in ("mpirun", "horovodrun", "collectiverun"):
-            launcher = STARTS[name].launcher
+            launcher = BACKENDS[name].launcher
         variables = launching.environment(launching.unlaunched(os.environ))
         line = launching.line(name, environment.size, program, launcher)
         ended = launching.run(line, PROBE_SECONDS, variables, cores)

@@ -40,6 +40,7 @@ class HorovodBackend(Overlap, ShardCollectives):
 
     name = "horovod"
     summary = "one replica a process, Horovod's grouped_allreduce (MPI or Gloo)"
+    launcher = "horovodrun"
 
     def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)

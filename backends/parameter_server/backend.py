@@ -47,6 +47,8 @@ class ParameterServerBackend(StrategyBackend, Serving):
 
     name = "tf-parameter-server"
     summary = "a chief, workers and servers, asynchronous (ParameterServerStrategy)"
+    launcher = "mpirun"
+    extra_ranks = 2  # a chief and one server
 
     def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)

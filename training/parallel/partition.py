@@ -18,7 +18,7 @@ from collective.training import keras_compat
 from collective.training.memory import partitioned
 from collective.training.memory.partitioned import PartitionedVariables
 from collective.training.memory.shards import Shard
-from collective.training.parallel.layer import TensorParallelLayer
+from collective.training.parallel.layers import TensorParallelLayer
 
 
 def check(model: keras.Model, jit_compile: bool, partitioned_before: bool) -> None:

@@ -23,9 +23,9 @@ from typing import Any
 
 from collective.backends import Options, launching
 from collective.backends.devices import gpus
-from collective.backends.launching import STARTS, Start, run
-from collective.backends.launching import ranks as ranks_of
+from collective.backends.launching import run
 from collective.backends.registry import BACKENDS
+from collective.backends.registry import ranks as ranks_of
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -173,7 +173,8 @@ def _check_backend(name: str, ranks: int) -> None:
 
 
 def _launcher(backend: str) -> str:
-    return STARTS.get(backend, Start()).launcher or "collectiverun"
+    kind = BACKENDS.get(backend)
+    return (kind and kind.launcher) or "collectiverun"
 
 
 def _groups(
