@@ -22,15 +22,17 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from collective.backends.base import Backend
 from collective.backends.devices import configure, local_devices
 from collective.backends.options import Options
-from collective.backends.tensor_group import TensorGroup
 from collective.buckets import BYTES_BETWEEN_HOSTS
 from collective.environment import Environment, detect
 from collective.errors import UsageError
+
+if TYPE_CHECKING:
+    from collective.backends.tensor_group import TensorGroup
 
 
 class Elastic(Backend):
@@ -140,6 +142,8 @@ class TensorParallel(Backend):
         parts = self.options.tensor_parallel
         if parts == 1:
             return
+        from collective.backends.tensor_group import TensorGroup
+
         self.tensor = TensorGroup(self.rank, self.size, parts, self.require_all_ranks)
         self.replicas = self.size // parts
         self.local_replicas = range(self.rank // parts, self.rank // parts + 1)

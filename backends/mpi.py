@@ -40,6 +40,9 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
     def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
         self.world = world.start_mpi(self.environment, self.elastic)
+        from mpi4py import MPI
+
+        self._mpi = MPI
         self._lost = False
         if self.elastic:
             self._raise_errors()
@@ -68,13 +71,11 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
         return list(sums)
 
     def _sum_in_place(self, vector: np.ndarray) -> None:
-        from mpi4py import MPI
-
         with (
             recorder.span(recorder.ALL_REDUCE, "by MPI", vector.nbytes),
             self._same_outcome(),
         ):
-            self.world.Allreduce(MPI.IN_PLACE, vector, op=MPI.SUM)
+            self.world.Allreduce(self._mpi.IN_PLACE, vector, op=self._mpi.SUM)
 
     def _reduce_scatter(self, rows: Any) -> Any:
         def scatter(array: np.ndarray, out: np.ndarray) -> None:
@@ -129,9 +130,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
     def close(self) -> None:
         """Frees the communicator; MPI itself ends with the process."""
-        from mpi4py import MPI
-
-        if not self.elastic and self.world != MPI.COMM_NULL:
+        if not self.elastic and self.world != self._mpi.COMM_NULL:
             self.world.Free()
 
     def abort(self, exit_code: int) -> None:
@@ -145,37 +144,34 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
         When a rank dies, MPI may report success to some ranks, with a wrong sum (Open
         MPI 5.0.11 does, on several hosts).
         """
-        from mpi4py import MPI
-
         if not self.elastic:
             yield
             return
-        dead = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+        mpi = self._mpi
+        dead = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
         failure: Any = None
         with wait_report.waiting():
             try:
                 yield
-            except MPI.Exception as error:
+            except mpi.Exception as error:
                 if error.Get_error_class() not in dead:
                     raise
                 failure = error
                 self.world.Revoke()  # otherwise some ranks wait for this one
             try:
                 succeeded = self.world.Agree(int(failure is None))
-            except MPI.Exception as error:
+            except mpi.Exception as error:
                 succeeded, failure = 0, failure or error
         if not succeeded:
             self._lost = True
-            raise failure or MPI.Exception(MPI.ERR_REVOKED)
+            raise failure or mpi.Exception(mpi.ERR_REVOKED)
 
     def _raise_errors(self) -> None:
         """Makes MPI raise errors instead of ending the process (ULFM)."""
-        from mpi4py import MPI
-
         world.require_fault_tolerance()
-        atexit.register(MPI.Finalize)
-        self._hosts = self.world.allgather(MPI.Get_processor_name())
-        self.world.Set_errhandler(MPI.ERRORS_RETURN)
+        atexit.register(self._mpi.Finalize)
+        self._hosts = self.world.allgather(self._mpi.Get_processor_name())
+        self.world.Set_errhandler(self._mpi.ERRORS_RETURN)
 
     def lost(self, error: BaseException) -> bool:
         """Whether MPI has reported a dead rank."""
@@ -183,17 +179,15 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
     def regroup(self) -> list[int]:
         """By ``MPI_Comm_split`` where all ranks live, else by ``MPI_Comm_shrink``."""
-        from mpi4py import MPI
-
         # Open MPI's Finalize never returns where all ranks of a host are dead.
-        atexit.unregister(MPI.Finalize)
+        atexit.unregister(self._mpi.Finalize)
         before = self.world
         with wait_report.waiting():
             split = self._split(stays=True)
             if split is None:
                 before.Revoke()  # so that every rank notices
             self.world = split or before.Shrink()
-        self.world.Set_errhandler(MPI.ERRORS_RETURN)
+        self.world.Set_errhandler(self._mpi.ERRORS_RETURN)
         self._lost = False
         group, wider = self.world.Get_group(), before.Get_group()
         former = group.Translate_ranks(range(self.world.size), wider)
@@ -205,30 +199,24 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
     def leave(self) -> None:
         """Every other rank calls ``regroup``, and does not wait for this process' end."""
-        from mpi4py import MPI
-
         membership_file.write(membership_file.LEFT)
         self._split(stays=False)
-        atexit.unregister(MPI.Finalize)
+        atexit.unregister(self._mpi.Finalize)
 
     def _split(self, stays: bool) -> Any:
         """A communicator of the ranks that stay; None if one died meanwhile."""
-        from mpi4py import MPI
-
         if not self._agree(not self._lost):
             return None
         try:
-            color = 0 if stays else MPI.UNDEFINED
+            color = 0 if stays else self._mpi.UNDEFINED
             left = self.world.Split(color, self.world.rank)
-        except MPI.Exception:
+        except self._mpi.Exception:
             left = None
         return left if self._agree(left is not None) else None
 
     def _agree(self, yes: bool) -> bool:
         """Whether all ranks say yes, and none has died: the same on all of them."""
-        from mpi4py import MPI
-
         try:
             return bool(self.world.Agree(int(yes)))
-        except MPI.Exception:
+        except self._mpi.Exception:
             return False

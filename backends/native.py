@@ -71,6 +71,9 @@ class NativeBackend(
         self._share_replicas()
         self.rounds_to = None if self._alone else options.transport_dtype
         self._configure_devices(environment)
+        from collective import tensorflow_ops
+
+        self._ops = tensorflow_ops
         self._recording: timeline.Recording | None = None
 
     def _continue_without_missing(self, started: int) -> None:
@@ -97,10 +100,8 @@ class NativeBackend(
 
     def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
         """Over all ranks, also those that hold one replica together."""
-        from collective import tensorflow_ops
-
         self.require_all_ranks()
-        return tensorflow_ops.all_reduce(tensors)
+        return self._ops.all_reduce(tensors)
 
     def all_reduce(
         self, tensors: Sequence[Any], rounded: Sequence[int] = ()
@@ -134,9 +135,7 @@ class NativeBackend(
         return self.replicas == 1 and not self.elastic
 
     def _summed(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
-        from collective import tensorflow_ops
-
-        return tensorflow_ops.all_reduce(
+        return self._ops.all_reduce(
             tensors,
             process_set=None if self.tensor is None else self.tensor.across,
             algorithm=self.options.algorithm,
@@ -145,26 +144,20 @@ class NativeBackend(
         )
 
     def _reduce_scatter(self, rows: Any) -> Any:
-        from collective import tensorflow_ops
-
-        return tensorflow_ops.reducescatter(rows)[0]
+        return self._ops.reducescatter(rows)[0]
 
     def _all_gather(self, row: Any) -> Any:
         import tensorflow as tf
 
-        from collective import tensorflow_ops
-
-        rows = tensorflow_ops.allgather(row[None])
+        rows = self._ops.allgather(row[None])
         return tf.ensure_shape(rows, [self.size, *row.shape])
 
     def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
         import tensorflow as tf
 
-        from collective import tensorflow_ops
-
         replicas, count, length = rows.shape
         flat = tf.reshape(rows, [replicas * count, length])
-        return tensorflow_ops.alltoall(flat, [count] * replicas)[0]
+        return self._ops.alltoall(flat, [count] * replicas)[0]
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         collective.broadcast(data, root, out=data, name="broadcast_array")
