@@ -71,14 +71,14 @@ class Backend(ABC):
             (``capabilities.Serving``).
         options: What the user chose.
         environment: Where the launcher has put this process.
+        called: The rank that it gave this process. No other process of the job ever
+            has it.
         rank, size: This process and the number of processes.
         local_rank, local_size: The same within this host.
         processes: Number of processes that the launcher started; ``size`` of them run
             the training's code.
         replicas: Number of replicas in the job.
         local_replicas: The replicas of this process, in order.
-        called: The rank that the launcher gave this process. No other process of
-            the job ever has it.
         chosen_because: Why this backend was chosen, for the summary.
         predicted: By backend that ``auto`` chose from, fastest first: seconds of a
             step's all-reduce. Empty where it measured nothing, or was not asked.

@@ -91,13 +91,9 @@ def _keep_freed_memory() -> None:
 
 
 def local_devices(count: int | None) -> list[str]:
-    """The devices an in-process backend uses.
+    """Names of so many devices; None: all GPUs or, without one, two logical CPUs.
 
-    Args:
-        count: How many; None for all GPUs or, without one, two logical CPUs.
-
-    Returns:
-        Device names. Logical CPU devices are made where there are too few GPUs.
+    Logical CPU devices are made where there are too few GPUs.
 
     Raises:
         UsageError: When TensorFlow has started already with fewer logical devices.

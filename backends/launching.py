@@ -55,11 +55,7 @@ def line(
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a run: it finds this package, and MPI runs as root.
-
-    Args:
-        variables: To start from; by default those of this process.
-    """
+    """These variables (this process'), and those with which a run finds this package."""
     env = dict(os.environ if variables is None else variables)
     # As in an activated environment: horovodrun looks for mpirun there.
     path = [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
@@ -81,15 +77,10 @@ def unlaunched(variables: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CompletedRun:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        code: Exit status; None when it was killed at its deadline.
-        tail: The last lines it printed.
-    """
-
-    code: int | None
-    tail: str
+    code: int | None  # None when it was killed at its deadline
+    tail: str  # the last lines it printed
 
     @property
     def failure(self) -> str:

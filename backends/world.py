@@ -49,11 +49,7 @@ def mpi_availability(environment: Environment) -> Availability:
 
 
 def require_fault_tolerance() -> None:
-    """For jobs that continue without ranks that die.
-
-    Raises:
-        UsageError: Where MPI would end all ranks when one dies.
-    """
+    """Raises UsageError where MPI would end all ranks when one dies."""
     if os.environ.get(FAULT_TOLERANT) not in ("1", "true"):
         raise UsageError(
             "min_np: this job's MPI ends all ranks when one dies",
@@ -70,7 +66,7 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
             ends MPI, and only where no rank has died.
 
     Returns:
-        A duplicate of ``MPI.COMM_WORLD``, with as many ranks as the launcher said.
+        A duplicate of ``MPI.COMM_WORLD``.
 
     Raises:
         UsageError: When MPI cannot be loaded, or sees another number of processes

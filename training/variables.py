@@ -77,7 +77,7 @@ def outside_variables(model: keras.Model) -> list[tf.Variable]:
 def register_outside_variables(
     prepared: PreparedModel, backend: Backend, traced: Any
 ) -> None:
-    """Finds the variables of a step.
+    """Finds the outside variables of a step.
 
     Args:
         prepared: The model.
@@ -115,16 +115,10 @@ def _writes(traced: Any) -> bool:
 
 
 def gradient_sizes(model: keras.Model) -> list[int]:
-    """Bytes of each tensor that a step of this model sums, about.
+    """Bytes of each tensor that a step of this model sums, about; none before it is built.
 
     Gradients, and state that changes in training such as BatchNorm's; of models with
     weighed losses (see ``collective.training.losses``) one set of gradients only.
-
-    Args:
-        model: A model that is not built has no known sizes.
-
-    Returns:
-        The sizes; empty if they are not known.
     """
     if not model.built:
         return []

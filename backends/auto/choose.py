@@ -2,12 +2,12 @@
 
 A rule decides, at once: nobody waits for measurements who wants to train. Where several
 ranks on one host have all their backends measured already, rank 0 predicts from that the
-all-reduce time of this model's gradients on each backend (``prediction``), and chooses.
+all-reduce time of this model's gradients on each backend (``measurements``), and chooses.
 
 ``compare.py`` measures, and so does a job with ``COLLECTIVE_PROBE=1``; with
 ``COLLECTIVE_PROBE=again`` kept measurements are ignored. Each backend is then timed once, in
 a separate job on the same ranks (``probe``), so that a backend that crashes or hangs
-does not take this job with it. The measurements are kept (``probe_cache``); a failure is
+does not take this job with it. The measurements are kept (``measurements``); a failure is
 not. With ``COLLECTIVE_PROBE=0`` kept measurements are ignored, too.
 """
 
@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collective.backends import launching
-from collective.backends.auto import probe_cache
+from collective.backends.auto import measurements
 from collective.backends.auto.forked import in_a_fork
-from collective.backends.auto.prediction import Point, fit
+from collective.backends.auto.measurements import Found, Point, fit
 from collective.backends.devices import gpus, tensorflow_has_started
 from collective.backends.horovod.backend import HorovodBackend
 from collective.backends.native import NativeBackend
@@ -45,17 +45,11 @@ FORK_SECONDS = 3  # to make the model for its sizes, before training starts
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that ``auto`` takes here.
-
-    Attributes:
-        name: The backend.
-        because: Why, for the summary.
-        predicted: By backend, fastest first: seconds of a step's all-reduce. Empty
-            where nothing was measured.
-    """
+    """The backend that ``auto`` takes here, and why."""
 
     name: str
     because: str
+    # By backend, fastest first: seconds of a step's all-reduce, where it was measured.
     predicted: dict[str, float] = field(default_factory=dict)
 
 
@@ -140,8 +134,8 @@ def _choosing(
         if len(names) < 2 or switch == NEVER:
             yield rule
             return
-        cache = probe_cache.ProbeCache(probe_cache.job(environment))
-        found: dict[str, probe_cache.Found] = {}
+        cache = measurements.ProbeCache(measurements.job(environment))
+        found: dict[str, Found] = {}
         if switch != AGAIN:
             found.update(cache.read())
         missing = [name for name in names if name not in found]
@@ -174,9 +168,7 @@ def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def fastest(
-    found: Mapping[str, probe_cache.Found], sizes: Sequence[int]
-) -> Choice | None:
+def fastest(found: Mapping[str, Found], sizes: Sequence[int]) -> Choice | None:
     """The backend with the shortest predicted all-reduce; None where none is measured.
 
     Args:
@@ -197,9 +189,7 @@ def fastest(
     return Choice(order[0], because, {name: predicted[name] for name in order})
 
 
-def time(
-    name: str, environment: Environment, cores: Sequence[int]
-) -> probe_cache.Found:
+def time(name: str, environment: Environment, cores: Sequence[int]) -> Found:
     """Times a backend in a separate job on this host, whose ranks share the cores."""
     with tempfile.TemporaryDirectory(prefix="collective-probe-") as folder:
         path = Path(folder, "points.json")
@@ -228,7 +218,7 @@ def _sizes(gradients: Gradients) -> tuple[Sequence[int], str]:
     return sizes, f"{sum(sizes) / 2**20:.3g} MiB in {number}"
 
 
-def table(choice: Choice, found: Mapping[str, probe_cache.Found], of: str) -> str:
+def table(choice: Choice, found: Mapping[str, Found], of: str) -> str:
     """The choice as text, one line for each candidate."""
     lines = [f"auto: predicted all-reduce of a step, {of}:"]
     for name, seconds in choice.predicted.items():

@@ -201,9 +201,7 @@ class _Scheduled:
             self._value = None
         return self._fetched
 
-    def numpy(self) -> np.ndarray:
-        """Waits for it, as for a tensor."""
-        return self.fetch()
+    numpy = fetch  # as of a tensor
 
 
 def _explained(error: Exception, explain: Callable[[Exception], Exception]):

@@ -51,13 +51,6 @@ def accept_ranks(address: str, ranks: int) -> list[socket.socket]:
 
     TensorFlow stops its servers late in that process, and would wait long
     for servers that have died.
-
-    Args:
-        address: ``host:port`` to listen at.
-        ranks: Number of ranks that will connect.
-
-    Raises:
-        CollectiveError: Not all did in time.
     """
     connections: list[socket.socket] = []
     with socket.create_server(("", int(address.rsplit(":", 1)[1]))) as server:
@@ -77,11 +70,7 @@ def accept_ranks(address: str, ranks: int) -> list[socket.socket]:
 
 
 def serve(task: Task, chief: str) -> None:
-    """Serves until the chief has ended.
-
-    Args:
-        task: What to serve.
-        chief: The address at which it accepts ranks.
+    """Serves until the chief, which accepts ranks at this address, has ended.
 
     Raises:
         CollectiveError: A parameter server has died, or a worker too often.

@@ -198,9 +198,7 @@ class PartitionedVariables(ABC):
             for i, g in zip(connected, gradients, strict=True)
         ]
         if scaled:
-            fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
-            overflow = tf.logical_not(tf.reduce_all(fine))
-            numbers.append(tf.cast(overflow, tf.float64))
+            numbers.append(tf.cast(overflow(gradients), tf.float64))
         total = self._sum_over_shards(
             tf.stack([tf.cast(n, tf.float64) for n in numbers])
         )
@@ -225,6 +223,12 @@ class PartitionedVariables(ABC):
             g * tf.cast(limit / tf.maximum(norm, limit), g.dtype)
             for g, norm in zip(gradients, norms, strict=True)
         ]
+
+
+def overflow(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether an element of some gradient is not finite."""
+    fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+    return tf.logical_not(tf.reduce_all(fine))
 
 
 def unless(skipped: tf.Tensor, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -141,9 +141,6 @@ def _called_twice(function: Any, tape: tf.GradientTape) -> list[tf.Tensor]:
     Args:
         function: Concrete, without arguments: it has captured all its inputs.
         tape: Records that the outputs depend on the captured tensors.
-
-    Returns:
-        Its outputs.
     """
 
     def call(captured: Sequence[tf.Tensor]) -> list[tf.Tensor]:

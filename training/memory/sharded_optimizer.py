@@ -26,7 +26,11 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.exchange import join
 from collective.training.memory import partitioned
-from collective.training.memory.partitioned import PartitionedVariables, unless
+from collective.training.memory.partitioned import (
+    PartitionedVariables,
+    overflow,
+    unless,
+)
 from collective.training.memory.shards import FlatShard
 
 # Elements: a tensor of so many travels alone. It then needs no copy, and is not in
@@ -127,8 +131,7 @@ class ShardedOptimizer(PartitionedVariables):
         """
         skipped = None
         if keras_compat.expects_overflow(self.optimizer):
-            fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
-            skipped = tf.logical_not(tf.reduce_all(fine))
+            skipped = overflow(gradients)
             gradients = unless(skipped, gradients)
         scale = keras_compat.loss_scale(self.optimizer)
         self._whole = [g / tf.cast(scale, g.dtype) for g in gradients]

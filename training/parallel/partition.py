@@ -44,9 +44,6 @@ class TensorParallelVariables(PartitionedVariables):
     Args:
         model: Built and compiled, but for its optimizer, which gets built here.
         backend: One with a tensor group.
-
-    Raises:
-        UsageError: No layer has shards.
     """
 
     def __init__(self, model: keras.Model, backend: Backend):

@@ -28,15 +28,7 @@ COPIES = 4
 
 
 def check(backend: Backend, **with_options: bool) -> None:
-    """Refuses options that need a model on one device.
-
-    Args:
-        backend: One with stages.
-        with_options: Other options by name, and whether they are on.
-
-    Raises:
-        UsageError: If one of them is on.
-    """
+    """Refuses options, of those that are on, that need a model on one device."""
     asked = [name for name, on in with_options.items() if on]
     if backend.tensor is not None:
         asked.append("tensor_parallel")
@@ -58,13 +50,6 @@ class Placement:
         model: Built and compiled, but for its optimizer, which gets built here.
         devices: Names, as ``/gpu:0``.
         rows: Rows of a micro-batch, on which the memory of activations depends.
-
-    Attributes:
-        devices: The names.
-
-    Raises:
-        UsageError: The model is no Sequential or functional one, or has fewer layers
-            than there are devices.
     """
 
     def __init__(self, model: keras.Model, devices: Sequence[str], rows: int):
