@@ -172,12 +172,6 @@ def build(what: str, *, input_shape: Shape, classes: int | None) -> keras.Model:
         input_shape: Shape of one row of x, without the batch dimension.
         classes: Number of classes; None where the data has no classes, which only
             the user's own models can do with.
-
-    Returns:
-        The model; a built-in one gives logits ``[n, classes]``.
-
-    Raises:
-        UsageError: If there is no such model, or it does not fit the data.
     """
     if ":" in what:
         model = call(lookup(what), input_shape=input_shape, classes=classes)

@@ -86,14 +86,12 @@ def fit_many(
     for name in {job.get("backend", "auto") for job in jobs}:
         _check_backend(name, ranks)
     names = [str(t.get("name", i)) for i, t in enumerate(trainings)]
-    ambiguous = next(
-        (n for n in names if names.count(n) > 1 or n != Path(n).name), None
-    )
-    if ambiguous is not None:
-        raise UsageError(
-            f"{ambiguous!r} names two trainings, or is not a file name",
-            hint="give each training a name of its own",
-        )
+    for name in names:
+        if names.count(name) > 1 or name != Path(name).name:
+            raise UsageError(
+                f"{name!r} names two trainings, or is not a file name",
+                hint="give each training a name of its own",
+            )
     groups = _groups(at_once, ranks, len(jobs))
     place = Path(folder)
     try:
