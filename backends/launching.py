@@ -30,20 +30,20 @@ OF_A_RANK = re.compile(
 
 
 def line(
-    backend: str, processes: int, program: Sequence[str], launcher: str = ""
+    backend: str, replicas: int, program: Sequence[str], launcher: str = ""
 ) -> list[str]:
     """The command that starts a Python program on so many replicas of a backend.
 
     Args:
         backend: One of ``BACKENDS``, or ``auto`` with a launcher.
-        processes: Replicas: processes, or devices of one process.
+        replicas: How many: processes, or devices of one process.
         program: Arguments for Python, without the backend's options.
         launcher: The program that starts the processes; by default the backend's own.
     """
     launcher = launcher or BACKENDS[backend].launcher
     options = ["--backend", backend]
     if not launcher and not BACKENDS[backend].one_replica:
-        options += ["--devices", str(processes)]
+        options += ["--devices", str(replicas)]
     python = [sys.executable, *program, *options]
     if not launcher:
         return python
@@ -51,7 +51,7 @@ def line(
         start = [sys.executable, "-m", "collective.launch"]
     else:
         start = [programs.find(launcher) or launcher]
-    return [*start, "-np", str(ranks(backend, processes)), *python]
+    return [*start, "-np", str(ranks(backend, replicas)), *python]
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -135,9 +135,7 @@ def _choosing(
             yield rule
             return
         cache = measurements.ProbeCache(measurements.job(environment))
-        found: dict[str, Found] = {}
-        if switch != AGAIN:
-            found.update(cache.read())
+        found: dict[str, Found] = {} if switch == AGAIN else {**cache.read()}
         missing = [name for name in names if name not in found]
         if missing and switch not in (MEASURE, AGAIN):
             yield Choice(rule.name, f"{rule.because}; {SWITCH}={MEASURE} measures")

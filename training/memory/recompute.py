@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -203,13 +204,11 @@ def _cut(nodes: Sequence[Node], results: set[int]) -> Iterator[list[Node]]:
     for is_model, run in itertools.groupby(nodes, lambda node: node.is_model):
         group = list(run)
         stop = start + len(group)
-        ends = (
-            range(len(group)) if is_model else cuts(sizes[start:stop], kept[start:stop])
-        )
-        begin = 0
-        for end in ends:
-            yield group[begin : end + 1]
-            begin = end + 1
+        ends: Sequence[int] = range(1, len(group) + 1)
+        if not is_model:
+            ends = cuts(sizes[start:stop], kept[start:stop])
+        for begin, end in itertools.pairwise([0, *ends]):
+            yield group[begin:end]
         start = stop
 
 
@@ -227,38 +226,31 @@ def cuts(sizes: Sequence[float], kept: Sequence[float]) -> list[int]:
         kept: Bytes to keep if a block ends after this operation; the last is not used.
 
     Returns:
-        The indices of the operations after which a block ends, the last one included.
+        Where each block ends, exclusively.
     """
     if not sizes:
         return []
     largest, whole = max(max(sizes), 1.0), max(sum(sizes), 1.0)
-    best: tuple[float, list[int]] | None = None
+    best: tuple[float, list[int]] = (math.inf, [])
     for number in range(_BOUNDS):
         bound = largest * (whole / largest) ** (number / (_BOUNDS - 1))
         between, ends = _within(sizes, kept, bound * (1 + 1e-9))
-        total = between + max(
-            sum(sizes[start:end])
-            for start, end in zip([0, *ends[:-1]], ends, strict=True)
-        )
-        if best is None or total < best[0]:
-            best = total, [end - 1 for end in ends]
-    assert best is not None
+        blocks = itertools.pairwise([0, *ends])
+        total = between + max(sum(sizes[start:end]) for start, end in blocks)
+        if total < best[0]:
+            best = total, ends
     return best[1]
 
 
 def _within(
     sizes: Sequence[float], kept: Sequence[float], bound: float
 ) -> tuple[float, list[int]]:
-    """The cuts that keep fewest bytes, with no block larger than the bound.
-
-    Returns:
-        The bytes that they keep, and where each block ends, exclusively.
-    """
+    """The fewest bytes kept with no block larger than the bound, and where blocks end."""
     # For each number of operations: the fewest bytes kept before it, and where the
     # last block before it begins.
     least: list[tuple[float, int]] = [(0.0, 0)]
     for end in range(1, len(sizes) + 1):
-        inside, found = 0.0, (float("inf"), end)
+        inside, found = 0.0, (math.inf, end)
         for start in range(end - 1, -1, -1):
             inside += sizes[start]
             if inside > bound:
