@@ -10,9 +10,9 @@ from collective.backends.horovod.backend import HorovodBackend
 from collective.backends.mpi import MPIBackend
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
-from collective.backends.parameter_server.backend import ParameterServerBackend
 from collective.backends.single import SingleBackend
 from collective.backends.tf_multiworker import MultiWorkerBackend
+from collective.backends.tf_parameter_server import ParameterServerBackend
 from collective.backends.tf_strategy import (
     CentralStorageBackend,
     MirroredBackend,
