@@ -246,16 +246,11 @@ class ShardCollectives(Backend):
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective that this process ran.
-
-    Attributes:
-        begin, end: When, in seconds of ``time.perf_counter``.
-        bytes: Size of its tensors together.
-    """
+    """A collective that this process ran; times in seconds of ``time.perf_counter``."""
 
     begin: float
     end: float
-    bytes: int
+    bytes: int  # of its tensors together
 
 
 class Recording(Backend):

@@ -229,19 +229,11 @@ def _explained(error: Exception, explain: Callable[[Exception], Exception]):
 
 @dataclass(frozen=True)
 class _Task:
-    """What a rank serves.
+    """What a rank serves."""
 
-    Attributes:
-        cluster: ``host:port`` of every task, by job.
-        job: ``worker`` or ``ps``.
-        index: Which of that job.
-        threads: For its operations.
-        environment: The rank's place.
-    """
-
-    cluster: dict[str, list[str]]
-    job: str
-    index: int
+    cluster: dict[str, list[str]]  # ``host:port`` of every task, by job
+    job: str  # ``worker`` or ``ps``
+    index: int  # which of that job
     threads: int
     environment: Environment
 

@@ -130,7 +130,7 @@ def transformer(
         width: Size of a token's vector.
         heads: Attention heads.
         dropout: Rate, in attention and behind each sub-layer.
-        vocabulary: Number of different tokens, for integer rows.
+        vocabulary: Number of different tokens.
     """
     if len(input_shape) == 1:
         inputs = keras.Input(input_shape, dtype="int32")

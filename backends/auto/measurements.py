@@ -66,11 +66,8 @@ def fit(points: Sequence[Point]) -> Fit:
     milliseconds. The constrained optimum is the best of the fits to each subset of
     columns with no negative coefficient, and there are only seven subsets.
 
-    Args:
-        points: At least one, with seconds above zero.
-
     Raises:
-        ValueError: Without any.
+        ValueError: Without points, or with one that took no time.
     """
     if not points or min(p.seconds for p in points) <= 0:
         raise ValueError(f"nothing to fit: {points}")

@@ -45,17 +45,11 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 @dataclass(frozen=True)
 class Target:
-    """What a build is for.
+    """What a build is for, as names and versions."""
 
-    Attributes:
-        tensorflow: The installed distribution's name and version.
-        mpi: Family and version of the MPI that ``mpicxx`` belongs to; None without.
-        settings: Names and values of the build variables that the user has set.
-    """
-
-    tensorflow: tuple[str, str]
-    mpi: tuple[str, str] | None
-    settings: tuple[tuple[str, str], ...] = ()
+    tensorflow: tuple[str, str]  # the installed distribution
+    mpi: tuple[str, str] | None  # to which ``mpicxx`` belongs
+    settings: tuple[tuple[str, str], ...] = ()  # build variables that the user has set
 
     @property
     def version(self) -> str:
@@ -71,11 +65,7 @@ class Target:
 
 
 def target() -> Target:
-    """The target of a build in this environment.
-
-    Raises:
-        UsageError: Without TensorFlow.
-    """
+    """The target of a build in this environment."""
     tensorflow = installed.tensorflow()
     if tensorflow is None:
         raise UsageError(
@@ -110,11 +100,7 @@ def cache() -> Path:
 
 
 def kept(wanted: Target) -> Path | None:
-    """The wheel of an earlier build for this target.
-
-    Raises:
-        CollectiveError: If another user could have put it there.
-    """
+    """The wheel of an earlier build, unless another user could have put it there."""
     if private_files.cache_folder().exists():
         private_files.check(private_files.cache_folder())
     return next(cache().glob(f"horovod-{wanted.version}-*.whl"), None)
@@ -139,12 +125,7 @@ def main() -> int:
 
 
 def build(wanted: Target) -> Path:
-    """Builds a wheel and keeps it.
-
-    Raises:
-        UsageError: A program that the build needs is missing.
-        CollectiveError: The build failed.
-    """
+    """Builds a wheel and keeps it."""
     for program in (os.environ.get("CXX", "c++"), "make"):
         if not shutil.which(program):
             raise UsageError(
@@ -199,11 +180,7 @@ def _fetch(work: Path, environment: Mapping[str, str], log: Path) -> None:
 
 
 def leave_out(lists: Path) -> None:
-    """Takes the file that does not compile out of a list of sources.
-
-    Raises:
-        CollectiveError: The list does not name it exactly once.
-    """
+    """Takes the file that does not compile out of a list of sources."""
     lines = lists.read_text().splitlines(keepends=True)
     rest = [line for line in lines if LEFT_OUT not in line]
     if len(rest) != len(lines) - 1:

@@ -87,9 +87,7 @@ class Placement:
                     self._variable_stages[id(variable)] = stage
                     keras_compat.move_variable(variable, self.devices[stage])
         specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
-        self._stage_of_device = {
-            (s.device_type, s.device_index): i for i, s in enumerate(specs)
-        }
+        self._stages = {(s.device_type, s.device_index): i for i, s in enumerate(specs)}
         keras_compat.build_optimizer(
             model.optimizer, model.trainable_variables, on_variable_devices=True
         )
@@ -137,13 +135,9 @@ class Placement:
     def _device_of(self, op: tf.Operation) -> str:
         if op.device or any(t.dtype == tf.resource for t in op.inputs):
             return op.device
-        stages = []
-        for tensor in op.inputs:
-            spec = tf.DeviceSpec.from_string(tensor.op.device)
-            stages.append(
-                self._stage_of_device.get((spec.device_type, spec.device_index))
-            )
-        known = [stage for stage in stages if stage is not None]
+        specs = [tf.DeviceSpec.from_string(tensor.op.device) for tensor in op.inputs]
+        places = [(spec.device_type, spec.device_index) for spec in specs]
+        known = [self._stages[place] for place in places if place in self._stages]
         return self.devices[min(known)] if known else ""
 
 
