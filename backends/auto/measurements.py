@@ -90,7 +90,6 @@ def fit(points: Sequence[Point]) -> Fit:
 
 def job(environment: Environment) -> dict[str, Any]:
     """Everything the speed of an all-reduce depends on: machine, ranks, versions."""
-    found = versions.installed()
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -98,12 +97,10 @@ def job(environment: Environment) -> dict[str, Any]:
         "hosts": environment.cross_size,
         "ranks": environment.size,
         "launcher": environment.launcher,
-        "python": platform.python_version(),
+        "versions": versions.installed(),
         "tensorflow": installed.tensorflow(),
-        "horovod": installed.version(),
-        "mpi4py": found.get("mpi4py"),
         "mpi": _mpi(),
-        "collective": [found.get("collective"), _core()],
+        "core": _core(),
     }
 
 
