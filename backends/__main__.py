@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from typing import Any
 
 from collective import backends
 from collective.environment import Environment, detect
@@ -25,21 +26,13 @@ def main() -> None:
         backends.print_list()
         return
     places = {"alone": detect(), "launched": Environment("mpirun", 0, 2, 0, 2)}
-    found = {
-        when: backends.list_backends(environment)
-        for when, environment in places.items()
-    }
-    print(
-        json.dumps(
-            {
-                name: {
-                    "summary": kind.summary,
-                    **{when: dataclasses.asdict(found[when][name]) for when in places},
-                }
-                for name, kind in backends.BACKENDS.items()
-            }
-        )
-    )
+    found: dict[str, dict[str, Any]] = {}
+    for name, kind in backends.BACKENDS.items():
+        found[name] = {"summary": kind.summary} | {
+            when: dataclasses.asdict(kind.availability(environment))
+            for when, environment in places.items()
+        }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -11,15 +11,26 @@ import contextlib
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from collective import recorder
-from collective.backends.rank_zero import RankZeroGuard
+from collective.backends.options import Options
 from collective.environment import Environment, detect
+from collective.errors import CollectiveError, UsageError
+
+
+def python() -> str:
+    """``python script.py``, for hints, with the name of the script that runs.
+
+    Without a script, as in a notebook or with ``python -m``, it is called script.py.
+    """
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    known = name.endswith(".py") and name != "__main__.py"
+    return f"python {name if known else 'script.py'}"
 
 
 @dataclass(frozen=True)
@@ -37,19 +48,7 @@ class Availability:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class CoreOptions:
-    """The options that every backend takes.
-
-    Attributes:
-        threads: Threads for TensorFlow's operations; None: this process' share of
-            the cores.
-    """
-
-    threads: int | None = None
-
-
-class Backend(RankZeroGuard, ABC):
+class Backend(ABC):
     """One way to sum gradients over the replicas of a job.
 
     A *process* is what a launcher starts; a *replica* computes gradients. Process
@@ -57,25 +56,29 @@ class Backend(RankZeroGuard, ABC):
     have one process with several replicas.
 
     A subclass implements ``availability`` and ``_all_reduce``; with several processes
-    also ``_broadcast_bytes`` and ``_barrier``. The public methods check that every rank
-    takes part, then call those.
+    also ``_broadcast_bytes`` and ``_barrier``. The public methods call those; in code that
+    only rank 0 runs (``only_rank_zero``) they raise CollectiveError.
 
     Attributes:
         name: What the user types behind ``--backend``.
         summary: One line for ``--list-backends``.
-        option_type: The options that it takes.
+        takes: Names of the options that this class adds to those of its bases.
+        launcher: The program that starts its ranks; empty: it is one process.
+        extra_ranks: Ranks that hold no replica.
+        one_replica: Whether there is never more than one replica.
         synchronous: Whether all replicas share each batch. If not, each worker trains
             on batches of its own, and a step sees one replica
             (``capabilities.Serving``).
         options: What the user chose.
+        environment: Where the launcher has put this process.
+        called: The rank that it gave this process. No other process of the job ever
+            has it.
         rank, size: This process and the number of processes.
         local_rank, local_size: The same within this host.
         processes: Number of processes that the launcher started; ``size`` of them run
             the training's code.
         replicas: Number of replicas in the job.
         local_replicas: The replicas of this process, in order.
-        called: The rank that the launcher gave this process. No other process of
-            the job ever has it.
         chosen_because: Why this backend was chosen, for the summary.
         predicted: By backend that ``auto`` chose from, fastest first: seconds of a
             step's all-reduce. Empty where it measured nothing, or was not asked.
@@ -97,10 +100,12 @@ class Backend(RankZeroGuard, ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    option_type: ClassVar[type[CoreOptions]] = CoreOptions
+    takes: ClassVar[frozenset[str]] = frozenset({"threads"})
+    launcher: ClassVar[str] = ""
+    extra_ranks: ClassVar[int] = 0
+    one_replica: ClassVar[bool] = False
     synchronous: ClassVar[bool] = True
 
-    options: Any  # of ``option_type``; each subclass narrows it
     elastic: bool = False
     joins: bool = False
     overlaps: bool = False
@@ -108,32 +113,27 @@ class Backend(RankZeroGuard, ABC):
     rounds_to: str | None = None
     stages: Sequence[str] = ()
 
-    def __init__(self, options: CoreOptions, environment: Environment | None = None):
-        environment = environment or detect()
-        self.check_options(options, environment)
+    _rank_zero_code = ""  # what runs now, if only rank 0 runs it
+
+    def __init__(self, options: Options, environment: Environment | None = None):
         self.options = options
+        self.environment = environment = environment or detect()
         self.called = environment.rank
-        environment = environment.current
-        self.rank, self.size = environment.rank, environment.size
-        self.local_rank = environment.local_rank
-        self.local_size = environment.local_size
-        self.processes = self.replicas = self.size
-        self.local_replicas = range(self.rank, self.rank + 1)
+        self._take_place(environment.current)
+        self.processes = self.size
         self.chosen_because = "asked for"
         self.predicted: dict[str, float] = {}
+
+    def _take_place(self, place: Environment) -> None:
+        self.rank, self.size = place.rank, place.size
+        self.local_rank, self.local_size = place.local_rank, place.local_size
+        self.replicas = place.size
+        self.local_replicas = range(place.rank, place.rank + 1)
 
     @classmethod
     @abstractmethod
     def availability(cls, environment: Environment) -> Availability:
         """Says whether this backend works here. Never raises, starts nothing."""
-
-    @classmethod
-    def check_options(cls, options: CoreOptions, environment: Environment) -> None:
-        """Refuses values that cannot work in this job, before anything starts.
-
-        Raises:
-            UsageError: Says why and what to type.
-        """
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which model and optimizer must be built."""
@@ -190,9 +190,6 @@ class Backend(RankZeroGuard, ABC):
 
         Returns:
             The sums, in order, the same bits on every replica.
-
-        Raises:
-            CollectiveError: Where only one rank would take part.
         """
         self.require_all_ranks()
         return self._all_reduce(list(tensors))
@@ -214,11 +211,7 @@ class Backend(RankZeroGuard, ABC):
             variable.assign(self.broadcast_array(np.asarray(variable)))
 
     def broadcast_array(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """Outside ``run``: the root's array, on every process. Shapes must agree.
-
-        Raises:
-            CollectiveError: Where only one rank would take part.
-        """
+        """Outside ``run``: the root's array, on every process. Shapes must agree."""
         self.require_all_ranks()
         array = np.array(array, order="C")
         with recorder.span(recorder.BROADCAST, "by the backend", array.nbytes):
@@ -230,11 +223,7 @@ class Backend(RankZeroGuard, ABC):
         """Overwrites a uint8 vector by the root's; nothing to do in one process."""
 
     def barrier(self) -> None:
-        """Waits until every process has called it.
-
-        Raises:
-            CollectiveError: Where only one rank would take part.
-        """
+        """Waits until every process has called it."""
         self.require_all_ranks()
         with recorder.span(recorder.BARRIER, "by the backend"):
             self._barrier()
@@ -246,18 +235,60 @@ class Backend(RankZeroGuard, ABC):
         """Ends what the backend started. The process may continue without it."""
 
     def abort(self, exit_code: int) -> None:
-        """Ends the whole job from one rank, so that no other rank waits for it.
+        """Ends this process at once, and the whole job: no other rank waits for it.
 
-        By default this process ends at once; the launcher then ends every other rank.
+        By default the launcher ends every other rank.
         """
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
 
     def ended_by_another(self, error: BaseException) -> int | None:
-        """The exit code of another rank that ended the job, if the error says only that.
-
-        Returns:
-            None for an error of this rank's own.
-        """
+        """The exit code of another rank that ended the job, if the error says only that."""
         return None
+
+    def require_all_ranks(self) -> None:
+        """Raises CollectiveError in code that runs on rank 0 only: no other takes part."""
+        if self._rank_zero_code:
+            raise CollectiveError(
+                f"a collective was called from {self._rank_zero_code}, "
+                "which runs on rank 0 only; the other ranks would wait for ever",
+                hint="call it on every rank, outside callbacks",
+                everywhere=False,
+            )
+
+    @contextlib.contextmanager
+    def only_rank_zero(self, what: str) -> Iterator[None]:
+        """Makes collectives raise at once inside code that runs on rank 0 only: ``what``."""
+        self._rank_zero_code = what if self.size > 1 else ""
+        try:
+            yield
+        finally:
+            self._rank_zero_code = ""
+
+
+class OneProcess(Backend):
+    """A backend whose replicas are all in one process: a launcher starts no more."""
+
+    def __init__(self, options: Options, environment: Environment | None = None):
+        super().__init__(options, environment)
+        if self.size > 1:
+            raise UsageError(
+                f"backend {self.name!r} is one process, but {self.size} were started: "
+                "each would train a model of its own",
+                hint=f"another backend, or one process: {python()}",
+            )
+
+    @classmethod
+    def availability(cls, environment: Environment) -> Availability:
+        """Usable unless a launcher started several processes."""
+        if environment.size > 1:
+            return Availability(
+                False, f"{environment.size} processes were started", python()
+            )
+        return Availability(True, cls._found())
+
+    @classmethod
+    def _found(cls) -> str:
+        """Why it can be used, in a few words."""
+        return "always"

@@ -6,23 +6,10 @@ import ctypes
 import functools
 import os
 import sys
-from dataclasses import dataclass
 
-from collective.backends.base import CoreOptions
+from collective.backends.options import Options
 from collective.environment import Environment, cores_per_process
 from collective.errors import UsageError
-
-
-@dataclass(frozen=True)
-class LocalDevicesOptions(CoreOptions):
-    """How many devices one process uses.
-
-    Attributes:
-        devices: Number of local devices (in-process backends only); where there
-            are fewer GPUs than this, logical CPU devices. None: the GPUs, or 2.
-    """
-
-    devices: int | None = None
 
 
 @functools.cache
@@ -46,7 +33,7 @@ def tensorflow_has_started() -> bool:
 
 
 def configure(
-    options: CoreOptions,
+    options: Options,
     environment: Environment,
     overlaps: bool = False,
     devices_each: int = 1,
@@ -104,13 +91,9 @@ def _keep_freed_memory() -> None:
 
 
 def local_devices(count: int | None) -> list[str]:
-    """The devices an in-process backend uses.
+    """Names of so many devices; None: all GPUs or, without one, two logical CPUs.
 
-    Args:
-        count: How many; None for all GPUs or, without one, two logical CPUs.
-
-    Returns:
-        Device names. Logical CPU devices are made where there are too few GPUs.
+    Logical CPU devices are made where there are too few GPUs.
 
     Raises:
         UsageError: When TensorFlow has started already with fewer logical devices.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from collective import recorder, session
 from collective.backends.auto.choose import Choice, choose
 from collective.backends.base import Backend
-from collective.backends.capabilities.elastic import with_launcher_options
 from collective.backends.options import Options
 from collective.backends.registry import BACKENDS, refuse_foreign_options
 from collective.environment import detect
+from collective.environment.base import MAX_NP, MIN_NP
 from collective.errors import CollectiveError, UsageError
 
 
@@ -35,9 +38,8 @@ def get(
     options = with_launcher_options(options or Options())
     environment = detect()
     if options.min_np is not None and session.is_initialized():
-        environment = (
-            session.launch_info()
-        )  # ranks may have left or joined since the start
+        # Ranks may have left or joined since the start.
+        environment = session.launch_info()
     choice = Choice(name, "asked for")
     if name == "auto":
         choice = choose(environment, options, gradients)
@@ -61,3 +63,13 @@ def get(
         with contextlib.suppress(CollectiveError):  # a job without a name
             recorder.start(environment, session.job_name(environment))
     return backend
+
+
+def with_launcher_options(options: Options) -> Options:
+    """The options; where the user set none, those given to ``collectiverun``."""
+    given: dict[str, Any] = {
+        name: int(os.environ[variable])
+        for name, variable in (("min_np", MIN_NP), ("max_np", MAX_NP))
+        if os.environ.get(variable) and getattr(options, name) is None
+    }
+    return dataclasses.replace(options, **given)

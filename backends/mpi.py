@@ -12,31 +12,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from collective import recorder
-from collective.backends import mpi_world
+from collective.backends import world
 from collective.backends.base import Availability
-from collective.backends.capabilities import (
-    Elastic,
-    ElasticOptions,
-    ModelParallel,
-    ModelParallelOptions,
-    ShardCollectives,
-)
+from collective.backends.capabilities import Elastic, ModelParallel, ShardCollectives
+from collective.backends.options import Options
 from collective.buckets import aligned_empty, reduce_arrays_flat
 from collective.elastic import membership_file, wait_report
-from collective.environment import Environment, detect
+from collective.environment import Environment
 from collective.environment.base import place_on
-
-
-@dataclass(frozen=True)
-class MPIOptions(ElasticOptions, ModelParallelOptions):
-    """What ``mpi`` takes."""
 
 
 class MPIBackend(Elastic, ModelParallel, ShardCollectives):
@@ -44,23 +34,24 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
     name = "mpi"
     summary = "one replica a process, MPI_Allreduce on one flat buffer (mpi4py)"
-    option_type = MPIOptions
-    options: MPIOptions
+    launcher = "mpirun"
     exchanges = True
 
-    def __init__(self, options: MPIOptions, environment: Environment | None = None):
-        environment = environment or detect()
+    def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
-        self.world = mpi_world.start(environment, self.elastic)
+        self.world = world.start_mpi(self.environment, self.elastic)
+        from mpi4py import MPI
+
+        self._mpi = MPI
         self._lost = False
         if self.elastic:
             self._raise_errors()
-        self._configure_devices(environment)
+        self._configure_devices(self.environment)
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
         """Usable under mpirun, with mpi4py."""
-        return mpi_world.availability(environment)
+        return world.mpi_availability(environment)
 
     def _all_reduce(self, tensors: list[Any]) -> list[Any]:
         import tensorflow as tf
@@ -68,7 +59,10 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
         if self.size == 1 and not self.elastic:
             return tensors
         sums = tf.numpy_function(
-            self._sum_arrays, tensors, [t.dtype for t in tensors], name="mpi_allreduce"
+            lambda *arrays: reduce_arrays_flat(arrays, self._sum_in_place),
+            tensors,
+            [t.dtype for t in tensors],
+            name="mpi_allreduce",
         )
         if tf.is_tensor(sums):  # eagerly, TensorFlow gives one without its list
             sums = [sums]
@@ -76,52 +70,51 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
             total.set_shape(tensor.shape)
         return list(sums)
 
-    def _sum_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        return reduce_arrays_flat(arrays, self._sum_in_place)
-
     def _sum_in_place(self, vector: np.ndarray) -> None:
-        from mpi4py import MPI
-
         with (
             recorder.span(recorder.ALL_REDUCE, "by MPI", vector.nbytes),
             self._same_outcome(),
         ):
-            self.world.Allreduce(MPI.IN_PLACE, vector, op=MPI.SUM)
+            self.world.Allreduce(self._mpi.IN_PLACE, vector, op=self._mpi.SUM)
 
     def _reduce_scatter(self, rows: Any) -> Any:
-        def scattered(array: np.ndarray) -> np.ndarray:
-            out = aligned_empty(array.shape[1], array.dtype)
+        def scatter(array: np.ndarray, out: np.ndarray) -> None:
             self.world.Reduce_scatter_block(array, out)
-            return out
 
-        return self._by_numpy(scattered, rows, rows.shape[1:])
+        return self._by_numpy(scatter, rows, rows.shape[1:])
 
     def _all_gather(self, row: Any) -> Any:
-        def gathered(array: np.ndarray) -> np.ndarray:
-            out = aligned_empty(self.size * array.size, array.dtype)
-            with self._same_outcome():
-                self.world.Allgather(array, out)
-            return out.reshape(self.size, -1)
+        def gather(array: np.ndarray, out: np.ndarray) -> None:
+            self.world.Allgather(array, out)
 
-        return self._by_numpy(gathered, row, [self.size, *row.shape])
+        return self._by_numpy(gather, row, [self.size, *row.shape])
 
     def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
         length = rows.shape[-1]
         received = [count * length for count in counts]
         sent = [rows.shape[1] * length] * self.size
 
-        def exchanged(array: np.ndarray) -> np.ndarray:
-            out = aligned_empty(sum(received), array.dtype)
-            with self._same_outcome():
-                self.world.Alltoallv([array, sent], [out, received])
-            return out.reshape(-1, length)
+        def exchange(array: np.ndarray, out: np.ndarray) -> None:
+            self.world.Alltoallv([array, sent], [out, received])
 
-        return self._by_numpy(exchanged, rows, [sum(counts), length])
+        return self._by_numpy(exchange, rows, [sum(counts), length])
 
-    def _by_numpy(self, call: Callable[..., Any], tensor: Any, shape: Any) -> Any:
+    def _by_numpy(
+        self,
+        call: Callable[[np.ndarray, np.ndarray], None],
+        tensor: Any,
+        shape: Sequence[int],
+    ) -> Any:
+        """What a collective writes to an array of a shape, as a tensor."""
         import tensorflow as tf
 
-        out = tf.numpy_function(call, [tensor], tensor.dtype)
+        def called(array: np.ndarray) -> np.ndarray:
+            out = aligned_empty(math.prod(shape), array.dtype)
+            with self._same_outcome():
+                call(array, out)
+            return out.reshape(list(shape))
+
+        out = tf.numpy_function(called, [tensor], tensor.dtype)
         out.set_shape(shape)
         return out
 
@@ -137,9 +130,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
     def close(self) -> None:
         """Frees the communicator; MPI itself ends with the process."""
-        from mpi4py import MPI
-
-        if not self.elastic and self.world != MPI.COMM_NULL:
+        if not self.elastic and self.world != self._mpi.COMM_NULL:
             self.world.Free()
 
     def abort(self, exit_code: int) -> None:
@@ -153,37 +144,34 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
         When a rank dies, MPI may report success to some ranks, with a wrong sum (Open
         MPI 5.0.11 does, on several hosts).
         """
-        from mpi4py import MPI
-
         if not self.elastic:
             yield
             return
-        dead = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+        mpi = self._mpi
+        dead = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
         failure: Any = None
         with wait_report.waiting():
             try:
                 yield
-            except MPI.Exception as error:
+            except mpi.Exception as error:
                 if error.Get_error_class() not in dead:
                     raise
                 failure = error
                 self.world.Revoke()  # otherwise some ranks wait for this one
             try:
                 succeeded = self.world.Agree(int(failure is None))
-            except MPI.Exception as error:
+            except mpi.Exception as error:
                 succeeded, failure = 0, failure or error
         if not succeeded:
             self._lost = True
-            raise failure or MPI.Exception(MPI.ERR_REVOKED)
+            raise failure or mpi.Exception(mpi.ERR_REVOKED)
 
     def _raise_errors(self) -> None:
         """Makes MPI raise errors instead of ending the process (ULFM)."""
-        from mpi4py import MPI
-
-        mpi_world.require_fault_tolerance()
-        atexit.register(MPI.Finalize)
-        self._hosts = self.world.allgather(MPI.Get_processor_name())
-        self.world.Set_errhandler(MPI.ERRORS_RETURN)
+        world.require_fault_tolerance()
+        atexit.register(self._mpi.Finalize)
+        self._hosts = self.world.allgather(self._mpi.Get_processor_name())
+        self.world.Set_errhandler(self._mpi.ERRORS_RETURN)
 
     def lost(self, error: BaseException) -> bool:
         """Whether MPI has reported a dead rank."""
@@ -191,17 +179,15 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
     def regroup(self) -> list[int]:
         """By ``MPI_Comm_split`` where all ranks live, else by ``MPI_Comm_shrink``."""
-        from mpi4py import MPI
-
         # Open MPI's Finalize never returns where all ranks of a host are dead.
-        atexit.unregister(MPI.Finalize)
+        atexit.unregister(self._mpi.Finalize)
         before = self.world
         with wait_report.waiting():
             split = self._split(stays=True)
             if split is None:
                 before.Revoke()  # so that every rank notices
             self.world = split or before.Shrink()
-        self.world.Set_errhandler(MPI.ERRORS_RETURN)
+        self.world.Set_errhandler(self._mpi.ERRORS_RETURN)
         self._lost = False
         group, wider = self.world.Get_group(), before.Get_group()
         former = group.Translate_ranks(range(self.world.size), wider)
@@ -213,30 +199,24 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
 
     def leave(self) -> None:
         """Every other rank calls ``regroup``, and does not wait for this process' end."""
-        from mpi4py import MPI
-
         membership_file.write(membership_file.LEFT)
         self._split(stays=False)
-        atexit.unregister(MPI.Finalize)
+        atexit.unregister(self._mpi.Finalize)
 
     def _split(self, stays: bool) -> Any:
         """A communicator of the ranks that stay; None if one died meanwhile."""
-        from mpi4py import MPI
-
         if not self._agree(not self._lost):
             return None
         try:
-            color = 0 if stays else MPI.UNDEFINED
+            color = 0 if stays else self._mpi.UNDEFINED
             left = self.world.Split(color, self.world.rank)
-        except MPI.Exception:
+        except self._mpi.Exception:
             left = None
         return left if self._agree(left is not None) else None
 
     def _agree(self, yes: bool) -> bool:
         """Whether all ranks say yes, and none has died: the same on all of them."""
-        from mpi4py import MPI
-
         try:
             return bool(self.world.Agree(int(yes)))
-        except MPI.Exception:
+        except self._mpi.Exception:
             return False

@@ -14,50 +14,30 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+import collective
 from collective import library, mpi_library, session, timeline
-from collective.backends import mpi_world
-from collective.backends.base import Availability, CoreOptions
+from collective.backends import world
+from collective.backends.base import Availability, python
 from collective.backends.capabilities import (
     Collective,
     Elastic,
-    ElasticOptions,
     ModelParallel,
-    ModelParallelOptions,
     Overlap,
-    OverlapOptions,
     Recording,
     ShardCollectives,
     TensorParallel,
-    TensorParallelOptions,
 )
-from collective.backends.hints import python
+from collective.backends.options import Options
 from collective.environment import Environment, HorovodGloo, detect
 from collective.errors import CollectiveError, UsageError
-from collective.operations.kinds import algorithm_number, transport_number
+from collective.operations.kinds import Sum, algorithm_number, transport_number
 
 ENDED = "ended the job with exit code"
 ROUNDED_FROM = 1024  # elements
-
-
-@dataclass(frozen=True)
-class NativeOptions(
-    ElasticOptions, OverlapOptions, TensorParallelOptions, ModelParallelOptions
-):
-    """What ``native`` takes.
-
-    Attributes:
-        algorithm: Of the all-reduce, as for ``collective.allreduce`` (native).
-        transport_dtype: ``float16`` or ``bfloat16``: the dtype in which float32
-            gradients of 1024 elements or more travel (native). None: their own.
-    """
-
-    algorithm: str = "auto"
-    transport_dtype: str | None = None
 
 
 class NativeBackend(
@@ -67,17 +47,22 @@ class NativeBackend(
 
     name = "native"
     summary = "one replica a process, summed by our own core (shared memory, or MPI)"
-    option_type = NativeOptions
-    options: NativeOptions
+    launcher = "collectiverun"
+    takes = frozenset({"algorithm", "transport_dtype"})
     exchanges = True
 
-    def __init__(self, options: NativeOptions, environment: Environment | None = None):
-        import collective
-
-        environment = environment or detect()
+    def __init__(self, options: Options, environment: Environment | None = None):
+        elastic = options.min_np is not None or options.max_np is not None
+        if elastic and options.tensor_parallel > 1:
+            raise UsageError(
+                "with a rank that dies, its part of the layers is lost",
+                hint="without min_np, continuing from a checkpoint; or without "
+                "tensor_parallel",
+            )
         super().__init__(options, environment)
+        environment = self.environment
         if self.elastic and self.size != self.local_size:
-            mpi_world.require_fault_tolerance()
+            world.require_fault_tolerance()
         algorithm_number(options.algorithm)  # refused now, not in the first step
         transport_number(options.transport_dtype)
         collective.init(environment)
@@ -86,20 +71,10 @@ class NativeBackend(
         self._share_replicas()
         self.rounds_to = None if self._alone else options.transport_dtype
         self._configure_devices(environment)
-        self._recording: timeline.Recording | None = None
+        from collective import tensorflow_ops
 
-    @classmethod
-    def check_options(cls, options: CoreOptions, environment: Environment) -> None:
-        """Refuses elastic jobs of ranks that share a replica."""
-        super().check_options(options, environment)
-        assert isinstance(options, NativeOptions)
-        elastic = options.min_np is not None or options.max_np is not None
-        if elastic and options.tensor_parallel > 1:
-            raise UsageError(
-                "with a rank that dies, its part of the layers is lost",
-                hint="without min_np, continuing from a checkpoint; or without "
-                "tensor_parallel",
-            )
+        self._ops = tensorflow_ops
+        self._recording: timeline.Recording | None = None
 
     def _continue_without_missing(self, started: int) -> None:
         """Takes a place among the ranks that joined, where some ended before that."""
@@ -116,11 +91,7 @@ class NativeBackend(
     def availability(cls, environment: Environment) -> Availability:
         """Usable where the core was built; between hosts, where MPI starts the ranks."""
         if not library.path().exists():
-            return Availability(
-                False,
-                "the native core was not built",
-                library.HINT,
-            )
+            return Availability(False, "the native core was not built", library.HINT)
         if not environment.launched:
             return Availability(True, "one process")
         if environment.size != environment.local_size:
@@ -129,10 +100,8 @@ class NativeBackend(
 
     def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
         """Over all ranks, also those that hold one replica together."""
-        from collective import Sum, tensorflow_ops
-
         self.require_all_ranks()
-        return tensorflow_ops.all_reduce(tensors, Sum)
+        return self._ops.all_reduce(tensors, Sum)
 
     def all_reduce(
         self, tensors: Sequence[Any], rounded: Sequence[int] = ()
@@ -166,9 +135,7 @@ class NativeBackend(
         return self.replicas == 1 and not self.elastic
 
     def _summed(self, tensors: list[Any], transport_dtype: str | None) -> list[Any]:
-        from collective import Sum, tensorflow_ops
-
-        return tensorflow_ops.all_reduce(
+        return self._ops.all_reduce(
             tensors,
             Sum,
             process_set=None if self.tensor is None else self.tensor.across,
@@ -178,36 +145,26 @@ class NativeBackend(
         )
 
     def _reduce_scatter(self, rows: Any) -> Any:
-        from collective import Sum, tensorflow_ops
-
-        return tensorflow_ops.reducescatter(rows, Sum)[0]
+        return self._ops.reducescatter(rows, Sum)[0]
 
     def _all_gather(self, row: Any) -> Any:
         import tensorflow as tf
 
-        from collective import tensorflow_ops
-
-        rows = tensorflow_ops.allgather(row[None])
+        rows = self._ops.allgather(row[None])
         return tf.ensure_shape(rows, [self.size, *row.shape])
 
     def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
         import tensorflow as tf
 
-        from collective import tensorflow_ops
-
         replicas, count, length = rows.shape
         flat = tf.reshape(rows, [replicas * count, length])
-        return tensorflow_ops.alltoall(flat, [count] * replicas)[0]
+        return self._ops.alltoall(flat, [count] * replicas)[0]
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
-        import collective
-
         collective.broadcast(data, root, out=data, name="broadcast_array")
 
     def _barrier(self) -> None:
         """Waits for every process."""
-        import collective
-
         collective.barrier()
 
     def record(self, on: bool) -> None:
@@ -250,8 +207,6 @@ class NativeBackend(
 
     def close(self) -> None:
         """Leaves the job."""
-        import collective
-
         collective.shutdown()
 
     def abort(self, exit_code: int) -> None:

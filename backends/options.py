@@ -4,28 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collective.backends.capabilities import ServingOptions
-from collective.backends.native import NativeOptions
-from collective.backends.tf_mirrored import MirroredOptions
-from collective.backends.tf_multiworker import MultiWorkerOptions
-
 
 @dataclass(frozen=True)
-class Options(NativeOptions, MirroredOptions, MultiWorkerOptions, ServingOptions):
+class Options:
     """What a user may choose about a backend: the options of all backends.
 
-    Each field is documented in the class that it comes from:
-
-    - every backend: ``threads`` (``CoreOptions``)
-    - in-process backends: ``devices`` (``LocalDevicesOptions``)
-    - tf-mirrored: ``cross_device_ops`` (``MirroredOptions``)
-    - tf-multiworker: ``communication`` (``MultiWorkerOptions``)
-    - tf-parameter-server: ``parameter_servers`` (``ServingOptions``)
-    - native, mpi: ``min_np``, ``max_np`` (``ElasticOptions``)
-    - native, horovod: ``bucket_bytes`` (``OverlapOptions``)
-    - native: ``algorithm``, ``transport_dtype`` (``NativeOptions``),
-      ``tensor_parallel`` (``TensorParallelOptions``)
-    - single, native, mpi: ``model_parallel`` (``ModelParallelOptions``)
-
     An option that the chosen backend does not take is refused where it is set.
+
+    Attributes:
+        threads: Threads for TensorFlow's operations; None: this process' share of
+            the cores. Every backend takes it.
+        parameter_servers: Ranks that hold variables (tf-parameter-server). None: one.
+        communication: ``auto``, ``ring`` or ``nccl`` (tf-multiworker).
+        devices: Number of local devices (in-process backends only); where there
+            are fewer GPUs than this, logical CPU devices. None: the GPUs, or 2.
+        cross_device_ops: ``auto``, ``nccl``, ``hierarchical-copy`` or
+            ``reduction-to-one-device`` (tf-mirrored). ``auto`` is NCCL for GPUs and,
+            for CPU devices, reduction to one device: TensorFlow's default there takes
+            three to five times as long.
+        model_parallel: Devices of each process over which a model's layers are placed
+            (single, native, mpi); where there are fewer GPUs, logical CPU devices.
+        tensor_parallel: Ranks that hold one replica together (native); see
+            ``collective.backends.tensor_group``.
+        bucket_bytes: Sums the gradients in buckets of about so many bytes, the first
+            while the rest is computed (native, horovod). By default buckets of 4 MiB
+            between hosts, and one for all on one host.
+        min_np: The job continues while so many ranks live (native, mpi). None: the
+            launcher's ``--min-np``; without it, a rank that dies ends the job.
+        max_np: How many ranks there may ever be (native, mpi). None: the launcher's
+            ``--max-np``; without it, no rank joins later.
+        algorithm: Of the all-reduce, as for ``collective.allreduce`` (native).
+        transport_dtype: ``float16`` or ``bfloat16``: the dtype in which float32
+            gradients of 1024 elements or more travel (native). None: their own.
     """
+
+    threads: int | None = None
+    parameter_servers: int | None = None
+    communication: str = "auto"
+    devices: int | None = None
+    cross_device_ops: str = "auto"
+    model_parallel: int = 1
+    tensor_parallel: int = 1
+    bucket_bytes: int | None = None
+    min_np: int | None = None
+    max_np: int | None = None
+    algorithm: str = "auto"
+    transport_dtype: str | None = None

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
+import shutil
+import textwrap
 
-from collective.backends.base import Availability, Backend, CoreOptions
+from collective.backends.base import Availability, Backend
 from collective.backends.horovod.backend import HorovodBackend
-from collective.backends.launchers import STARTS, ranks
 from collective.backends.mpi import MPIBackend
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
-from collective.backends.parameter_server.backend import ParameterServerBackend
 from collective.backends.single import SingleBackend
-from collective.backends.tf_central_storage import CentralStorageBackend
-from collective.backends.tf_mirrored import MirroredBackend
 from collective.backends.tf_multiworker import MultiWorkerBackend
-from collective.backends.tf_one_device import OneDeviceBackend
-from collective.backends.tf_tpu import TPUBackend
+from collective.backends.tf_parameter_server import ParameterServerBackend
+from collective.backends.tf_strategy import (
+    CentralStorageBackend,
+    MirroredBackend,
+    OneDeviceBackend,
+    TPUBackend,
+)
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 from collective.launch import processes
@@ -46,12 +48,18 @@ def list_backends(
     return {name: kind.availability(environment) for name, kind in BACKENDS.items()}
 
 
+def ranks(backend: str, replicas: int) -> int:
+    """How many processes to start for so many replicas; ``auto`` needs no more."""
+    return replicas + (BACKENDS[backend].extra_ranks if backend in BACKENDS else 0)
+
+
 def can_start(backend: str, replicas: int) -> Availability:
     """Whether a job of so many replicas of a backend can be started here.
 
-    ``launch_command.line`` gives the command that starts it.
+    ``launching.line`` gives the command that starts it.
     """
-    kind, launcher = BACKENDS[backend], STARTS[backend].launcher
+    kind = BACKENDS[backend]
+    launcher = kind.launcher
     if not launcher:
         return kind.availability(Environment())
     if launcher != "collectiverun" and not processes.find_program(launcher):
@@ -63,10 +71,10 @@ def can_start(backend: str, replicas: int) -> Availability:
 
 def options_of(name: str) -> set[str]:
     """The names of the options that a backend takes."""
-    return {field.name for field in dataclasses.fields(BACKENDS[name].option_type)}
+    return {o for kind in BACKENDS[name].__mro__ for o in vars(kind).get("takes", ())}
 
 
-def set_options(options: CoreOptions) -> set[str]:
+def set_options(options: Options) -> set[str]:
     """The names of the options that differ from their defaults."""
     default = Options()
     return {
@@ -74,15 +82,15 @@ def set_options(options: CoreOptions) -> set[str]:
     }
 
 
-def refuse_foreign_options(name: str, options: CoreOptions) -> None:
+def refuse_foreign_options(name: str, options: Options) -> None:
     """Refuses options that are set and that only other backends take.
 
     Raises:
         UsageError: Names the option and the backends that take it.
     """
     taken = options_of(name)
-    if STARTS[name].one_replica:
-        devices = getattr(options, "devices", None) or 1
+    if BACKENDS[name].one_replica:
+        devices = options.devices or 1
         if devices > 1:
             raise UsageError(
                 f"devices={devices}: backend {name!r} is on one device",
@@ -96,3 +104,29 @@ def refuse_foreign_options(name: str, options: CoreOptions) -> None:
             f"{' and '.join(map(repr, owners))}, and this is {name!r}",
             hint=f"backend {' | '.join(owners)}, or leave {option} out",
         )
+
+
+def print_list() -> None:
+    """Prints the backends in three groups; no line is wider than the terminal."""
+    width = min(max(shutil.get_terminal_size().columns, 60), 100)
+    here = "Can be used in this process:"
+    started = "Can be used here when started so:"
+    missing = "Cannot be used on this machine:"
+    groups: dict[str, list[str]] = {here: [], started: [], missing: []}
+    for name, found in list_backends().items():
+        launched = can_start(name, 2)
+        if found.usable:
+            group, how = here, found.reason
+        elif launched.usable:
+            group, how = started, f"{found.hint} (this is {found.reason})"
+        else:
+            group, how = missing, f"{launched.reason}; HINT: {launched.hint}"
+        for first, text in ((name, BACKENDS[name].summary), ("", how)):
+            groups[group] += textwrap.wrap(
+                text,
+                width,
+                initial_indent=f"  {first:<21}",
+                subsequent_indent=" " * 23,
+                break_on_hyphens=False,
+            )
+    print("\n\n".join("\n".join([g, *lines]) for g, lines in groups.items() if lines))

@@ -22,8 +22,11 @@ from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+import collective
 from collective.errors import UsageError
+from collective.operations.kinds import Sum
 
 MOST_SETS = 63  # of the core's process sets in a job
 
@@ -56,7 +59,7 @@ class TensorGroup:
     def __init__(
         self, rank: int, size: int, parts: int, require_all_ranks: Callable[[], None]
     ):
-        from collective import ProcessSet
+        from collective import tensorflow_ops
 
         if size % parts:
             raise UsageError(
@@ -69,12 +72,16 @@ class TensorGroup:
                 "sets, and a job has no more",
                 hint="tensor_parallel nearer to the square root of the ranks",
             )
+        self._ops = tensorflow_ops
         self._require_all_ranks = require_all_ranks
         self.part, self.parts = rank % parts, parts
         groups = [
-            ProcessSet(range(first, first + parts)) for first in range(0, size, parts)
+            collective.ProcessSet(range(first, first + parts))
+            for first in range(0, size, parts)
         ]
-        alike = [ProcessSet(range(part, size, parts)) for part in range(parts)]
+        alike = [
+            collective.ProcessSet(range(part, size, parts)) for part in range(parts)
+        ]
         self.within, self.across = groups[rank // parts], alike[self.part]
 
     @contextlib.contextmanager
@@ -88,37 +95,27 @@ class TensorGroup:
 
     def all_reduce(self, tensor: Any) -> Any:
         """The sum over the group; without a gradient."""
-        from collective import Sum, tensorflow_ops
-
         self._require_all_ranks()
-        (total,) = tensorflow_ops.all_reduce([tensor], Sum, process_set=self.within)
+        (total,) = self._ops.all_reduce([tensor], Sum, process_set=self.within)
         return total
 
     def all_gather(self, tensor: Any) -> Any:
         """``[n, ...]`` of each rank, concatenated; n may differ. Without a gradient."""
-        from collective import tensorflow_ops
-
         self._require_all_ranks()
-        return tensorflow_ops.allgather(tensor, process_set=self.within)
+        return self._ops.allgather(tensor, process_set=self.within)
 
     def all_to_all(self, tensor: Any, splits: Any) -> tuple[Any, Any]:
         """Sends rows to each rank; the rows and counts received. Without a gradient."""
-        from collective import tensorflow_ops
-
         self._require_all_ranks()
-        return tensorflow_ops.alltoall(tensor, splits, process_set=self.within)
+        return self._ops.alltoall(tensor, splits, process_set=self.within)
 
     def by_rank(self, rows: Any) -> Any:
         """Each rank's ``[replicas, n]`` as one ``[ranks, n]``."""
-        import tensorflow as tf
-
         by_rank = tf.reshape(self._side_by_side(rows), [-1, rows.shape[1]])
         return tf.ensure_shape(by_rank, [rows.shape[0] * self.parts, rows.shape[1]])
 
     def gathered(self, array: np.ndarray, axis: int) -> np.ndarray:
         """Outside ``run``: the arrays of the group, joined along an axis."""
-        import collective
-
         self._require_all_ranks()
         first = np.ascontiguousarray(np.moveaxis(array, axis, 0))
         whole = collective.allgather(first, process_set=self.within)
@@ -126,8 +123,6 @@ class TensorGroup:
 
     def follow(self, array: np.ndarray) -> np.ndarray:
         """Outside ``run``: the array of the first replica's rank with the same shard."""
-        import collective
-
         self._require_all_ranks()
         array = np.array(array, order="C")
         if array.size:
@@ -138,43 +133,19 @@ class TensorGroup:
 
     def copy_to_tensor_parallel_region(self, tensor: Any) -> Any:
         """A value that is equal on all ranks, for use with shards."""
-        import tensorflow as tf
-
-        @tf.custom_gradient
-        def mapping(x: Any) -> Any:
-            return tf.identity(x), lambda upstream: self.all_reduce(upstream)
-
-        return mapping(tensor)
+        return _mapped(tensor, tf.identity, self.all_reduce)
 
     def reduce_from_tensor_parallel_region(self, tensor: Any) -> Any:
         """The sum of the ranks' values, equal on all."""
-        import tensorflow as tf
-
-        @tf.custom_gradient
-        def mapping(x: Any) -> Any:
-            return self.all_reduce(x), tf.identity
-
-        return mapping(tensor)
+        return _mapped(tensor, self.all_reduce, tf.identity)
 
     def scatter_to_tensor_parallel_region(self, tensor: Any) -> Any:
         """This rank's shard of the last axis of a value that is equal on all ranks."""
-        import tensorflow as tf
-
-        @tf.custom_gradient
-        def mapping(x: Any) -> Any:
-            return self._own(x), self._joined
-
-        return mapping(tensor)
+        return _mapped(tensor, self._own, self._joined)
 
     def gather_from_tensor_parallel_region(self, tensor: Any) -> Any:
         """The shards of the last axis joined, equal on all ranks."""
-        import tensorflow as tf
-
-        @tf.custom_gradient
-        def mapping(x: Any) -> Any:
-            return self._joined(x), self._own
-
-        return mapping(tensor)
+        return _mapped(tensor, self._joined, self._own)
 
     def _own(self, tensor: Any) -> Any:
         length = tensor.shape[-1] // self.parts
@@ -182,16 +153,18 @@ class TensorGroup:
 
     def _side_by_side(self, rows: Any) -> Any:
         """``[k, n]`` of each: ``[k, parts, n]``."""
-        import tensorflow as tf
-
         return tf.transpose(self.all_gather(rows[None]), [1, 0, 2])
 
     def _joined(self, tensor: Any) -> Any:
-        import tensorflow as tf
-
         length = tensor.shape[-1]
         rows = self._side_by_side(tf.reshape(tensor, [-1, length]))
         shape = tf.concat([tf.shape(tensor)[:-1], [length * self.parts]], axis=0)
         whole = tf.reshape(rows, shape)
         whole.set_shape([*tensor.shape[:-1], length * self.parts])
         return whole
+
+
+def _mapped(
+    tensor: Any, forward: Callable[[Any], Any], backward: Callable[[Any], Any]
+) -> Any:
+    return tf.custom_gradient(lambda x: (forward(x), backward))(tensor)

@@ -1,7 +1,7 @@
 """Several processes: ``tf.distribute.MultiWorkerMirroredStrategy``.
 
 Sums: TensorFlow's own collectives over gRPC, or NCCL between GPUs. Its TF_CONFIG is made
-from the launch (``addresses``); the user writes none.
+from the launch (``world``); the user writes none.
 
 Sharp bits: the backend must be made before TensorFlow's first operation, and the model in
 ``backend.scope()``. A rank that dies ends the job.
@@ -13,33 +13,22 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
 
-from collective.backends import addresses
-from collective.backends.base import Availability, CoreOptions
+from collective.backends import world
+from collective.backends.base import Availability
 from collective.backends.capabilities import ShardCollectives
 from collective.backends.devices import configure, gpus
+from collective.backends.options import Options
 from collective.backends.tf_strategy import StrategyBackend
 from collective.buckets import reduce_flat
-from collective.environment import Environment, detect
+from collective.environment import Environment
 from collective.errors import UsageError
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
-
-
-@dataclass(frozen=True)
-class MultiWorkerOptions(CoreOptions):
-    """What ``tf-multiworker`` takes.
-
-    Attributes:
-        communication: ``auto``, ``ring`` or ``nccl`` (tf-multiworker).
-    """
-
-    communication: str = "auto"
 
 
 class MultiWorkerBackend(StrategyBackend, ShardCollectives):
@@ -47,14 +36,12 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
 
     name = "tf-multiworker"
     summary = "one replica a process, TensorFlow's collectives (MultiWorkerMirrored)"
-    option_type = MultiWorkerOptions
-    options: MultiWorkerOptions
+    launcher = "mpirun"
+    takes = frozenset({"communication"})
 
-    def __init__(
-        self, options: MultiWorkerOptions, environment: Environment | None = None
-    ):
-        environment = environment or detect()
+    def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
+        environment = self.environment
         if options.communication not in COMMUNICATIONS:
             raise UsageError(
                 f"unknown communication {options.communication!r}",
@@ -64,9 +51,9 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
             raise UsageError(
                 "NCCL needs GPUs, and there is none here", hint="communication='auto'"
             )
-        self.world = addresses.world(environment)
+        self.world = world.connect(environment)
         config = {
-            "cluster": {"worker": addresses.exchange(environment, self.world)},
+            "cluster": {"worker": world.exchange_addresses(environment, self.world)},
             "task": {"type": "worker", "index": self.rank},
         }
         os.environ["TF_CONFIG"] = json.dumps(config)
@@ -91,7 +78,7 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
         """Usable where MPI, or on one host our core, can exchange addresses."""
-        return addresses.availability(environment)
+        return world.availability(environment)
 
     @contextlib.contextmanager
     def only_rank_zero(self, what: str) -> Iterator[None]:

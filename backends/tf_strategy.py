@@ -1,17 +1,33 @@
-"""The parts that all backends made of a ``tf.distribute.Strategy`` share."""
+"""Backends made of a ``tf.distribute.Strategy``: what all share, and those of one process.
+
+Sums: TensorFlow, between the devices of a process.
+
+Sharp bits: the model must be made in ``backend.scope()``. All replicas share one Python
+process, and TensorFlow's devices cannot be set up once it has started.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
+import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from collective.backends.base import Availability, Backend, CoreOptions
-from collective.backends.devices import configure, gpus
-from collective.backends.hints import python
+from collective.backends.base import Availability, Backend, OneProcess
+from collective.backends.devices import configure, gpus, local_devices
+from collective.backends.options import Options
 from collective.environment import Environment
 from collective.errors import UsageError
+
+# A TPU driver's files: up to v4, and from v5e on. A virtual machine's GPUs have the latter too.
+CHIPS = ("/dev/accel0", "/dev/vfio/0")
+TPU_HINT = (
+    "on a Cloud TPU VM: pip install tensorflow-tpu; elsewhere: export TPU_NAME=..."
+)
 
 
 class StrategyBackend(Backend):
@@ -60,17 +76,11 @@ class StrategyBackend(Backend):
         tf.distribute.get_replica_context().merge_call(write, args=(list(values),))
 
 
-class LocalStrategyBackend(StrategyBackend):
+class LocalStrategyBackend(OneProcess, StrategyBackend):
     """A strategy of one process over its own devices. Subclasses make it."""
 
-    def __init__(self, options: CoreOptions, environment: Environment | None = None):
+    def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
-        if self.size > 1:
-            raise UsageError(
-                f"backend {self.name!r} is one process, but {self.size} processes were "
-                "started",
-                hint=f"another backend, or one process: {python()}",
-            )
         configure(options, Environment())
         self.strategy = self._strategy()
         self.replicas = self.strategy.num_replicas_in_sync
@@ -81,16 +91,164 @@ class LocalStrategyBackend(StrategyBackend):
         """The strategy, over devices that TensorFlow has not touched yet."""
 
     @classmethod
-    def availability(cls, environment: Environment) -> Availability:
-        """Usable in a process started alone."""
-        if environment.size > 1:
-            return Availability(
-                False,
-                f"{environment.size} processes were started",
-                python(),
-            )
-        return Availability(True, cls._found())
+    def _found(cls) -> str:
+        return f"{gpus()} GPUs" if gpus() else "logical CPU devices"
+
+
+class OneDeviceBackend(LocalStrategyBackend):
+    """As ``single``, within a strategy: on the first GPU, or the CPU."""
+
+    name = "tf-one-device"
+    summary = "one process on one device, within a strategy (OneDeviceStrategy)"
+    one_replica = True
+
+    def _strategy(self) -> Any:
+        import tensorflow as tf
+
+        found = tf.config.list_physical_devices("GPU")
+        return tf.distribute.OneDeviceStrategy("/gpu:0" if found else "/cpu:0")
 
     @classmethod
     def _found(cls) -> str:
-        return f"{gpus()} GPUs" if gpus() else "logical CPU devices"
+        return "a GPU" if gpus() else "the CPU"
+
+
+class MirroredBackend(LocalStrategyBackend):
+    """A replica on each GPU, or on each of some logical CPU devices.
+
+    Sums: TensorFlow's ``CrossDeviceOps``; between GPUs NCCL.
+    """
+
+    name = "tf-mirrored"
+    summary = "one process, a replica on each local device (MirroredStrategy)"
+    takes = frozenset({"devices", "cross_device_ops"})
+
+    def _strategy(self) -> Any:
+        import tensorflow as tf
+
+        devices = local_devices(self.options.devices)
+        return tf.distribute.MirroredStrategy(
+            devices, cross_device_ops=self._cross_device_ops(devices)
+        )
+
+    def _cross_device_ops(self, devices: list[str]) -> Any:
+        import tensorflow as tf
+
+        on_gpu = devices[0].startswith("/gpu")
+        kinds = {
+            "nccl": tf.distribute.NcclAllReduce,
+            "hierarchical-copy": tf.distribute.HierarchicalCopyAllReduce,
+            "reduction-to-one-device": tf.distribute.ReductionToOneDevice,
+        }
+        wanted = self.options.cross_device_ops
+        if wanted == "auto":
+            wanted = "nccl" if on_gpu else "reduction-to-one-device"
+        if wanted == "nccl" and not on_gpu:
+            raise UsageError(
+                "NCCL needs GPUs, and the devices here are CPUs",
+                hint="cross_device_ops='auto'",
+            )
+        if wanted not in kinds:
+            raise UsageError(
+                f"unknown cross-device ops {wanted!r}",
+                hint=f"cross_device_ops: {' | '.join(['auto', *kinds])}",
+            )
+        return kinds[wanted]()
+
+
+class CentralStorageBackend(LocalStrategyBackend):
+    """A replica on each device; all read one copy of the variables, in host memory.
+
+    Sharp bits: each step sends the weights to every device, whose memory holds no
+    optimizer state. ``scope`` changes how variables assign, by a method from inside
+    TensorFlow.
+    """
+
+    name = "tf-central-storage"
+    summary = "one process, several devices, variables on the CPU (CentralStorage)"
+    takes = frozenset({"devices"})
+
+    def _strategy(self) -> Any:
+        import tensorflow as tf
+
+        return tf.distribute.experimental.CentralStorageStrategy(
+            local_devices(self.options.devices), parameter_device="/cpu:0"
+        )
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """The strategy's scope. A variable takes the value that replica 0 writes.
+
+        The strategy refuses to choose for a variable without an ``aggregation`` (those
+        of Keras' optimizers have none); here every replica writes the same value.
+        """
+        import tensorflow as tf
+
+        def create(next_creator: Callable[..., Any], **how: Any) -> Any:
+            variable = next_creator(**how)
+            aggregation = how.get("aggregation") or tf.VariableAggregation.NONE
+            if self.replicas > 1 and aggregation == tf.VariableAggregation.NONE:
+                variable._assign_func = functools.partial(
+                    _first_writes, variable, variable._assign_func
+                )
+            return variable
+
+        with self.strategy.scope(), tf.variable_creator_scope(create):
+            yield
+
+
+def _first_writes(variable: Any, assign: Callable[..., Any], *args: Any, **how: Any):
+    """Replaces ``AggregatingVariable._assign_func``, from inside TensorFlow.
+
+    It waits for no other replica, so unlike the strategy's own it may be in a branch.
+    """
+    import tensorflow as tf
+
+    if tf.distribute.in_cross_replica_context():
+        return assign(*args, **how)
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    if tf.get_static_value(replica) != 0:
+        return None
+    return how.pop("f")(variable.get(), *args, **how)
+
+
+class TPUBackend(LocalStrategyBackend):
+    """A replica on each core: of this machine's TPU, or of the one in ``TPU_NAME``.
+
+    Sharp bits: never run on a TPU; tested as far as its code goes without one.
+    """
+
+    name = "tf-tpu"
+    summary = "one process, a replica on each TPU core (TPUStrategy); never run on one"
+    takes = frozenset({"devices"})
+
+    def _strategy(self) -> Any:
+        import tensorflow as tf
+
+        tpu = os.environ.get("TPU_NAME", "local")
+        try:
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu)
+            strategy = tf.distribute.TPUStrategy(resolver)
+        except Exception as error:  # TensorFlow's and the network's, of many classes
+            first = str(error).strip().split("\n")[0]
+            raise UsageError(f"TPU {tpu!r}: {first}", hint=TPU_HINT) from error
+        cores = strategy.num_replicas_in_sync
+        if self.options.devices not in (None, cores):
+            raise UsageError(
+                f"devices={self.options.devices}: TPU {tpu!r} has {cores} cores",
+                hint="leave devices out",
+            )
+        return strategy
+
+    @classmethod
+    def availability(cls, environment: Environment) -> Availability:
+        """From this machine's files; asks no network, which could take a minute."""
+        if environment.size > 1:
+            return super().availability(environment)
+        if "TPU_NAME" in os.environ:
+            return Availability(True, f"TPU_NAME is {os.environ['TPU_NAME']}")
+        if not any(Path(chip).exists() for chip in CHIPS):
+            return Availability(False, "there is no TPU", TPU_HINT)
+        if importlib.util.find_spec("libtpu") is None:
+            return Availability(False, "libtpu is not installed", TPU_HINT)
+        return Availability(True, "a TPU in this machine")

@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from collective.backends import launch_command
+from collective.backends import launching
 from collective.backends.auto import choose
-from collective.backends.launchers import STARTS
+from collective.backends.launching import CompletedRun, run
 from collective.backends.registry import BACKENDS, can_start
-from collective.backends.supervised_run import CompletedRun, run
 from collective.bench.limits import Limits
 from collective.comparison.equality import TOLERANCE, Recorded, judge, judge_bits
 from collective.comparison.results import Learned, Proof, Results
@@ -27,7 +26,7 @@ from collective.errors import UsageError
 REFERENCE = "single"
 SHARE = "one share"
 # Runs of one replica, whatever the number of replicas of the others.
-ALONE = (SHARE, *(name for name, start in STARTS.items() if start.one_replica))
+ALONE = (SHARE, *(name for name, kind in BACKENDS.items() if kind.one_replica))
 PROOF_STEPS = 30
 
 
@@ -263,7 +262,7 @@ class Comparison:
             processes,
             *("--steps", "2"),
             launcher="mpirun" if with_mpi else "collectiverun",
-            variables=launch_command.environment({**os.environ, **measure}),
+            variables=launching.environment({**os.environ, **measure}),
         )
         self.results.auto[str(processes)] = (
             Auto(summary["backend"], summary["predicted_all_reduce"])
@@ -320,7 +319,7 @@ class Comparison:
     ) -> CompletedRun:
         """Runs a program on a backend after removing the output of an earlier run."""
         output.unlink(missing_ok=True)
-        command = launch_command.line(backend, processes, program, launcher)
+        command = launching.line(backend, processes, program, launcher)
         return run(command, self.plan.seconds, variables)
 
 

@@ -110,7 +110,7 @@ def test_a_circle_is_found():
 def test_imports_inside_functions_count():
     names = modules()
     found = set(imported(names["collective.backends.native"], names))
-    assert {"collective", "collective.backends.mpi_world"} <= found
+    assert {"collective", "collective.backends.world"} <= found
     assert "collective.tensorflow_ops" in found  # inside a function only
 
 

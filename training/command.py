@@ -23,7 +23,7 @@ from collective.training.fit import fit
 from collective.training.input import datasets
 from collective.training.prepared import get_prepared
 from collective.training.reporting.summary import Summary
-from collective.training.variables.gradient_sizes import message
+from collective.training.variables import gradient_sizes
 from collective.training.virtual.settings import THREADS
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
@@ -98,7 +98,7 @@ def run(
     if job.virtual_replicas is not None and options.threads is None:
         options = dataclasses.replace(options, threads=THREADS)
     with quiet():
-        backend = backends.get(job.backend, options, lambda: _message(job))
+        backend = backends.get(job.backend, options, lambda: _gradient_sizes(job))
     if isinstance(backend, Serving):
         backend.serve()
     with quiet():
@@ -165,10 +165,10 @@ def _set_precision(precision: str) -> None:
     keras.config.set_dtype_policy(precision)
 
 
-def _message(job: Job) -> list[int]:
+def _gradient_sizes(job: Job) -> list[int]:
     """What a step will send. Makes data and model, so it is called in a fork."""
     _set_precision(job.precision)
-    return message(_model(job, datasets.load(job.data, seed=job.seed)))
+    return gradient_sizes(_model(job, datasets.load(job.data, seed=job.seed)))
 
 
 def _model(job: Job, data: datasets.Data) -> keras.Model:

@@ -55,7 +55,7 @@ from collective.training.reporting.timeline import TimelineObserver
 from collective.training.reporting.timing import TimingObserver
 from collective.training.result import Result
 from collective.training.step import Step
-from collective.training.variables.gradient_sizes import message
+from collective.training.variables import gradient_sizes
 from collective.training.verification import (
     compare_data,
     compare_models,
@@ -181,7 +181,7 @@ def fit(
     named = isinstance(backend, str) and isinstance(model, keras.Model)
     backend = open_backend(
         backend,
-        message(model) if named else None,
+        gradient_sizes(model) if named else None,
         None if virtual_replicas is None else settings.THREADS,
     )
     with contextlib.ExitStack() as contexts:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training import keras_compat
+from collective.training import keras_compat, layer_state
 from collective.training.coupled import look_ups
 from collective.training.coupled import replica as coupled_replica
 from collective.training.coupled.whole import Predicted, WholeBatch, gather
@@ -24,7 +24,6 @@ from collective.training.prepared import PreparedModel
 from collective.training.replica.inputs import Weights
 from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows
-from collective.training.variables import layer_state
 
 
 class Sums(NamedTuple):
@@ -40,7 +39,7 @@ class Sums(NamedTuple):
             divided one.
         metrics: The metrics' variables, counted from zero.
         state: What these rows contribute to the new values of what the model assigns
-            (``collective.training.variables.layer_state``).
+            (``collective.training.layer_state``).
         overwrites: ``[pieces, *shape]`` for each trainable variable that is overwritten
             by its gradient; zero but in the place of these rows.
     """

@@ -17,7 +17,7 @@ from collective.training.checkpoint.state import Gathered, State, newest, values
 from collective.training.exchange import gather_few
 from collective.training.prepared import get_partition
 from collective.training.reporting.report import Averages, Layout
-from collective.training.variables.compared import broadcast_model, outside_variables
+from collective.training.variables import broadcast_model, outside_variables
 
 
 class Position:
@@ -82,7 +82,7 @@ class Position:
         if not gather_few(self.backend, [self.start is not None]).any():
             return False
         self.start, _ = newest(self.start or self.fresh(), self.backend)
-        self.backend.broadcast(outside_variables.found(self.model))
+        self.backend.broadcast(outside_variables(self.model))
         return True
 
     def fresh(self) -> State:

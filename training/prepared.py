@@ -135,7 +135,7 @@ def prepare(
     if shard_optimizer:
         sharded_optimizer.check(model, backend, before.partition is not None)
     if backend.tensor is not None:
-        partition.check(backend, model, jit_compile, before.partition is not None)
+        partition.check(model, jit_compile, before.partition is not None)
     sharded = shard_optimizer or backend.tensor is not None
     if has_own_step(model):
         check_options(

@@ -11,7 +11,7 @@ from collective.backends.base import Backend
 from collective.training.forward import Sums
 from collective.training.memory.partitioned import PartitionedVariables
 from collective.training.replica.attachments import Attachment
-from collective.training.variables.gradient_sizes import SMALL
+from collective.training.variables import SMALL
 
 
 class StepSums(NamedTuple):

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import keras_compat
+from collective.training import keras_compat, layer_state
 from collective.training.accumulation import accumulate
 from collective.training.checks import finite
 from collective.training.coupled import batch_norm
@@ -42,7 +42,7 @@ from collective.training.replica.inputs import (
 from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows, without_none
 from collective.training.reporting.report import Layout
-from collective.training.variables import layer_state, outside_variables
+from collective.training.variables import register_outside_variables
 from collective.training.virtual.checks import check_coupling
 from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.virtual.reduction import sum_pieces
@@ -159,7 +159,7 @@ class Step:
         )
         traced = self._micro_batch.get_concrete_function()
         self._check_partition(forward)
-        outside_variables.register(self.prepared, self.backend, traced)
+        register_outside_variables(self.prepared, self.backend, traced)
         if self.backend.rank == 0 and not self.forward.plan.gather_look_ups:
             look_ups.note(
                 [self.prepared.trainable[i] for i in forward.combined], self.optimizer
@@ -460,7 +460,7 @@ class Step:
         )
 
     def _assign_state(self, weights: Weights, totals: list[tf.Tensor]) -> None:
-        """What layers have assigned; see ``collective.training.variables.layer_state``."""
+        """What layers have assigned; see ``collective.training.layer_state``."""
         forward, prepared = self.forward, self.prepared
         old = [weights.state[i] for i in forward.changing]
         old += [weights.trainable[i] for i in forward.assigned]

@@ -2,13 +2,12 @@
 
 A rule decides, at once: nobody waits for measurements who wants to train. Where several
 ranks on one host have all their backends measured already, rank 0 predicts from that the
-all-reduce time of this model's gradients on each backend (``prediction``), chooses, and
-sends its choice to every other rank.
+all-reduce time of this model's gradients on each backend (``measurements``), and chooses.
 
 ``compare.py`` measures, and so does a job with ``COLLECTIVE_PROBE=1``; with
 ``COLLECTIVE_PROBE=again`` kept measurements are ignored. Each backend is then timed once, in
 a separate job on the same ranks (``probe``), so that a backend that crashes or hangs
-does not take this job with it. The measurements are kept (``probe_cache``); a failure is
+does not take this job with it. The measurements are kept (``measurements``); a failure is
 not. With ``COLLECTIVE_PROBE=0`` kept measurements are ignored, too.
 """
 
@@ -22,18 +21,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collective.backends import launch_command, supervised_run
-from collective.backends.auto import probe_cache
+from collective.backends import launching
+from collective.backends.auto import measurements
 from collective.backends.auto.forked import in_a_fork
-from collective.backends.auto.prediction import Point, fit
-from collective.backends.core_world import CoreWorld, can_serve
+from collective.backends.auto.measurements import Found, Point, fit
 from collective.backends.devices import gpus, tensorflow_has_started
 from collective.backends.horovod.backend import HorovodBackend
-from collective.backends.launchers import STARTS
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
 from collective.backends.registry import BACKENDS, options_of, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
+from collective.backends.world import CoreWorld, can_serve
 from collective.environment import Environment
 
 # Sizes in bytes of the tensors that a step sums, or a function that returns them.
@@ -47,17 +45,11 @@ FORK_SECONDS = 3  # to make the model for its sizes, before training starts
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that ``auto`` takes here.
-
-    Attributes:
-        name: The backend.
-        because: Why, for the summary.
-        predicted: By backend, fastest first: seconds of a step's all-reduce. Empty
-            where nothing was measured.
-    """
+    """The backend that ``auto`` takes here, and why."""
 
     name: str
     because: str
+    # By backend, fastest first: seconds of a step's all-reduce, where it was measured.
     predicted: dict[str, float] = field(default_factory=dict)
 
 
@@ -118,7 +110,7 @@ def candidates(environment: Environment, options: Options) -> list[str]:
     found = [
         name
         for name, kind in BACKENDS.items()
-        if STARTS[name].launcher
+        if kind.launcher
         and kind.synchronous
         and kind.availability(environment).usable
         and set_options(options) <= options_of(name)
@@ -142,33 +134,27 @@ def _choosing(
         if len(names) < 2 or switch == NEVER:
             yield rule
             return
-        cache = probe_cache.ProbeCache(probe_cache.job(environment))
-        found: dict[str, probe_cache.Found] = {}
-        if switch != AGAIN:
-            found.update(cache.read())
+        cache = measurements.ProbeCache(measurements.job(environment))
+        found: dict[str, Found] = {} if switch == AGAIN else {**cache.read()}
         missing = [name for name in names if name not in found]
         if missing and switch not in (MEASURE, AGAIN):
             yield Choice(rule.name, f"{rule.because}; {SWITCH}={MEASURE} measures")
             return
         sizes, of = _sizes(gradients)
         for number, name in enumerate(missing, 1):
-            print(f"auto: timing {name} on {environment.size} ranks, {number} of "
-                  f"{len(missing)}", file=sys.stderr, flush=True)  # fmt: skip
+            place = f"on {environment.size} ranks, {number} of {len(missing)}"
+            _report(f"auto: timing {name} {place}")
             found[name] = time(name, environment, cores)
             kept = cache.write(found)
             yield None
         if missing:
-            how = (
-                "measurements are kept"
-                if kept
-                else f"cannot be kept in {cache.path.parent}"
-            )
-            print(f"auto: {how} for next time", file=sys.stderr, flush=True)
+            how = "are kept" if kept else f"cannot be kept in {cache.path.parent}"
+            _report(f"auto: measurements {how} for next time")
         found = {name: found[name] for name in names}
         choice = fastest(found, sizes)
         if choice is None:
             choice = Choice(rule.name, f"{rule.because}; every probe failed")
-        print(table(choice, found, of), file=sys.stderr, flush=True)
+        _report(table(choice, found, of))
         yield choice
     except Exception as error:  # the other ranks wait for the choice
         first = str(error).split("\n")[0]
@@ -176,17 +162,16 @@ def _choosing(
         yield Choice(rule.name, why)
 
 
-def fastest(
-    found: Mapping[str, probe_cache.Found], sizes: Sequence[int]
-) -> Choice | None:
-    """The backend with the shortest predicted all-reduce.
+def _report(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def fastest(found: Mapping[str, Found], sizes: Sequence[int]) -> Choice | None:
+    """The backend with the shortest predicted all-reduce; None where none is measured.
 
     Args:
         found: By backend.
         sizes: Bytes of each tensor of a step's all-reduce.
-
-    Returns:
-        None where no backend could be measured.
     """
     predicted = {
         name: fit(points).seconds(sizes)
@@ -202,38 +187,21 @@ def fastest(
     return Choice(order[0], because, {name: predicted[name] for name in order})
 
 
-def time(
-    name: str, environment: Environment, cores: Sequence[int]
-) -> probe_cache.Found:
-    """Times a backend in a separate job on this host.
-
-    Args:
-        name: The backend.
-        environment: This process' place.
-        cores: The cores that the ranks may use together.
-
-    Returns:
-        The measurements, or why there are none.
-    """
+def time(name: str, environment: Environment, cores: Sequence[int]) -> Found:
+    """Times a backend in a separate job on this host, whose ranks share the cores."""
     with tempfile.TemporaryDirectory(prefix="collective-probe-") as folder:
         path = Path(folder, "points.json")
         deadline = ["--deadline", str(PROBE_SECONDS)]
         program = ["-m", "collective.backends.auto.probe", str(path), *deadline]
-        variables = launch_command.environment(launch_command.unlaunched(os.environ))
-        line = launch_command.line(
-            name, environment.size, program, _launcher(environment, name)
-        )
-        ended = supervised_run.run(line, PROBE_SECONDS, variables, cores)
+        launcher = environment.launcher
+        if launcher not in ("mpirun", "horovodrun", "collectiverun"):
+            launcher = BACKENDS[name].launcher
+        variables = launching.environment(launching.unlaunched(os.environ))
+        line = launching.line(name, environment.size, program, launcher)
+        ended = launching.run(line, PROBE_SECONDS, variables, cores)
         if ended.failure:
             return ended.failure
         return [Point(**point) for point in json.loads(path.read_text())]
-
-
-def _launcher(environment: Environment, name: str) -> str:
-    """The launcher of the probe: this job's own, or else the backend's."""
-    if environment.launcher in ("mpirun", "horovodrun", "collectiverun"):
-        return environment.launcher
-    return STARTS[name].launcher
 
 
 def _sizes(gradients: Gradients) -> tuple[Sequence[int], str]:
@@ -248,7 +216,7 @@ def _sizes(gradients: Gradients) -> tuple[Sequence[int], str]:
     return sizes, f"{sum(sizes) / 2**20:.3g} MiB in {number}"
 
 
-def table(choice: Choice, found: Mapping[str, probe_cache.Found], of: str) -> str:
+def table(choice: Choice, found: Mapping[str, Found], of: str) -> str:
     """The choice as text, one line for each candidate."""
     lines = [f"auto: predicted all-reduce of a step, {of}:"]
     for name, seconds in choice.predicted.items():

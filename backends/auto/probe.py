@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from collective import backends
-from collective.backends.auto.prediction import Point
+from collective.backends.auto.measurements import Point
 from collective.backends.base import Backend
 from collective.backends.quiet import quiet
 

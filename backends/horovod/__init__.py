@@ -1,6 +1,6 @@
 """Horovod as a backend, and a build of it that fits the installed TensorFlow.
 
 Begin with ``backend``, which sums by Horovod's ``grouped_allreduce``. ``build`` compiles
-Horovod once for each TensorFlow, ``wheel`` names and keeps the result, ``installed`` says
-whether it fits, and ``run`` is the ``horovodrun`` of this environment.
+Horovod once for each TensorFlow and keeps the result, ``installed`` says whether it fits,
+and ``run`` is the ``horovodrun`` of this environment.
 """

@@ -19,17 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from collective.backends.base import Availability
-from collective.backends.capabilities import (
-    Overlap,
-    OverlapOptions,
-    ShardCollectives,
-)
+from collective.backends.base import Availability, python
+from collective.backends.capabilities import Overlap, ShardCollectives
 from collective.backends.devices import configure
-from collective.backends.hints import python
 from collective.backends.horovod import installed
+from collective.backends.options import Options
 from collective.buckets import by_dtype, in_buckets
-from collective.environment import Environment, detect
+from collective.environment import Environment
 from collective.errors import UsageError
 
 BUILD = "make horovod"
@@ -44,10 +40,11 @@ class HorovodBackend(Overlap, ShardCollectives):
 
     name = "horovod"
     summary = "one replica a process, Horovod's grouped_allreduce (MPI or Gloo)"
+    launcher = "horovodrun"
 
-    def __init__(self, options: OverlapOptions, environment: Environment | None = None):
-        environment = environment or detect()
+    def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
+        environment = self.environment
         try:
             import horovod.tensorflow as hvd
         except Exception as error:

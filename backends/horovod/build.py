@@ -1,7 +1,9 @@
 """Builds Horovod into this environment: ``python -m collective.backends.horovod.build``.
 
 Horovod is distributed as source only, and its build takes minutes; so its wheel is
-kept, and the next environment that it fits reuses it (``backends/horovod/wheel.py``).
+kept, and the next environment that it fits reuses it. A build fits one TensorFlow, one
+MPI and one Python: the wheel has the first two in its version and the third in its
+folder, so no other build is ever picked up.
 
 One file is left out of the build for TensorFlow 2.19 and newer, where it no longer
 compiles. It is only for all-reduce inside functions compiled by XLA.
@@ -9,6 +11,7 @@ compiles. It is only for all-reduce inside functions compiled by XLA.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -17,13 +20,16 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from collective.backends.horovod import installed, run, wheel
-from collective.backends.horovod.wheel import VERSION, Target
+from collective.backends.horovod import installed, run
 from collective.errors import CollectiveError, UsageError
 from collective.net import private_files
 
+VERSION = "0.28.1"
+# Horovod's own build variables, which a user may set: HOROVOD_GPU_OPERATIONS=NCCL.
+SETTINGS = "HOROVOD_(WITH|GPU|NCCL|CUDA|ROCM|DDL|CCL|CPU_OP|BUILD|DEBUG|MPICXX)"
 # What Horovod's setup.py imports; setuptools 81 has no pkg_resources any more.
 TOOLS = ("setuptools<81", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
 # The file that no longer compiles, and the TensorFlow that moved one of its headers.
@@ -37,12 +43,75 @@ CHOSEN = {
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
+@dataclass(frozen=True)
+class Target:
+    """What a build is for, as names and versions."""
+
+    tensorflow: tuple[str, str]  # the installed distribution
+    mpi: tuple[str, str] | None  # to which ``mpicxx`` belongs
+    settings: tuple[tuple[str, str], ...] = ()  # build variables that the user has set
+
+    @property
+    def version(self) -> str:
+        """Horovod's version with all of it in the local part, as pip spells it."""
+        parts = [*self.tensorflow, *(self.mpi or ("no", "mpi"))]
+        if self.settings:
+            parts.append(hashlib.sha256(repr(self.settings).encode()).hexdigest()[:8])
+        return f"{VERSION}+{re.sub('[^a-z0-9]+', '.', '.'.join(parts).lower())}"
+
+    def __str__(self) -> str:
+        mpi = " ".join(self.mpi) if self.mpi else "no MPI"
+        return f"Horovod {VERSION} for {' '.join(self.tensorflow)} and {mpi}"
+
+
+def target() -> Target:
+    """The target of a build in this environment."""
+    tensorflow = installed.tensorflow()
+    if tensorflow is None:
+        raise UsageError(
+            "Horovod is built for a TensorFlow, and there is none",
+            hint="pip install tensorflow-cpu",
+        )
+    settings = (item for item in os.environ.items() if re.match(SETTINGS, item[0]))
+    mpi = None if os.environ.get("HOROVOD_WITHOUT_MPI") == "1" else _mpi()
+    return Target(tensorflow, mpi, tuple(sorted(settings)))
+
+
+def search_path() -> str:
+    """PATH with this environment's programs first, whether it is activated or not."""
+    scripts = sysconfig.get_path("scripts")
+    return os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
+
+
+def _mpi() -> tuple[str, str] | None:
+    for option in ("--showme:version", "-v"):  # Open MPI's, MPICH's
+        command = ["env", f"PATH={search_path()}", "mpicxx", option]
+        printed = subprocess.run(command, capture_output=True, text=True).stdout
+        found = re.search(r"(Open MPI|MPICH)(?: version)? (\d[\w.]*)", printed)
+        if found:
+            return found[1], found[2]
+    return None
+
+
+def cache() -> Path:
+    """The user's folder for wheels of this Python on this kind of machine."""
+    abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
+    return private_files.cache_folder() / "horovod" / abi
+
+
+def kept(wanted: Target) -> Path | None:
+    """The wheel of an earlier build, unless another user could have put it there."""
+    if private_files.cache_folder().exists():
+        private_files.check(private_files.cache_folder())
+    return next(cache().glob(f"horovod-{wanted.version}-*.whl"), None)
+
+
 def main() -> int:
     """Runs the command line; returns 0, 2 where nothing can be built, or 1."""
     try:
-        wanted = wheel.target()
+        wanted = target()
         if installed.version() != wanted.version:
-            built = wheel.kept(wanted) or build(wanted)
+            built = kept(wanted) or build(wanted)
             if subprocess.run([*PIP, "install", "--quiet", str(built)]).returncode:
                 raise CollectiveError(
                     f"pip did not install {built}", hint=f"pip install {built}"
@@ -56,19 +125,14 @@ def main() -> int:
 
 
 def build(wanted: Target) -> Path:
-    """Builds a wheel and keeps it.
-
-    Raises:
-        UsageError: A program that the build needs is missing.
-        CollectiveError: The build failed.
-    """
+    """Builds a wheel and keeps it."""
     for program in (os.environ.get("CXX", "c++"), "make"):
         if not shutil.which(program):
             raise UsageError(
                 f"Horovod cannot be built: there is no {program}",
                 hint="apt install g++ make",
             )
-    keep = wheel.cache()
+    keep = cache()
     log = keep / f"{wanted.version}.log"
     try:
         private_files.folder(private_files.cache_folder())
@@ -116,11 +180,7 @@ def _fetch(work: Path, environment: Mapping[str, str], log: Path) -> None:
 
 
 def leave_out(lists: Path) -> None:
-    """Takes the file that does not compile out of a list of sources.
-
-    Raises:
-        CollectiveError: The list does not name it exactly once.
-    """
+    """Takes the file that does not compile out of a list of sources."""
     lines = lists.read_text().splitlines(keepends=True)
     rest = [line for line in lines if LEFT_OUT not in line]
     if len(rest) != len(lines) - 1:
@@ -134,7 +194,7 @@ def leave_out(lists: Path) -> None:
 
 def _environment(tools: Path) -> dict[str, str]:
     """Variables for pip and for the compiler."""
-    path = wheel.search_path()
+    path = search_path()
     env = os.environ | {
         "PATH": os.pathsep.join([path, str(tools / "bin")]),
         "PYTHONPATH": str(tools),

@@ -112,7 +112,7 @@ def floors() -> None:
           "keras_compat"]),
         ("backends/", "one file or folder per way to sum gradients", ORANGE,
          ["base", "registry", "single", "mpi", "native", "tf_*", "|", "auto",
-          "horovod", "parameter_server"]),
+          "horovod"]),
         ("collective/", "rank and size, collectives, launching", GREEN,
          ["operations", "tensorflow", "keras", "environment", "hosts", "launch",
           "elastic", "recorder", "doctor", "bench", "net"]),

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from collective import library
-from collective.backends import Options, launch_command
-from collective.backends.auto import choose, probe_cache
-from collective.backends.auto.prediction import Fit, Point, fit
+from collective.backends import Options, launching
+from collective.backends.auto import choose, measurements
+from collective.backends.auto.measurements import Fit, Point, fit
 from collective.backends.auto.probe import CALLS
 from collective.environment import Environment, detect
 from tests import launch
@@ -85,7 +85,7 @@ def test_an_option_of_one_backend_leaves_that_one():
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return probe_cache.ProbeCache({"ranks": 4, "tensorflow": ("cpu", "2.21")})
+    return measurements.ProbeCache({"ranks": 4, "tensorflow": ("cpu", "2.21")})
 
 
 def test_what_was_found_is_kept_for_jobs_like_this_one(cache):
@@ -94,7 +94,7 @@ def test_what_was_found_is_kept_for_jobs_like_this_one(cache):
     assert cache.write(found)
     assert cache.read() == found
     assert [f.name for f in cache.path.parent.iterdir()] == [cache.path.name]
-    other = probe_cache.ProbeCache({"ranks": 2, "tensorflow": ("cpu", "2.21")})
+    other = measurements.ProbeCache({"ranks": 2, "tensorflow": ("cpu", "2.21")})
     assert other.path != cache.path and other.read() == {}
     os.replace(cache.path, other.path)  # as if two keys had one hash
     assert other.read() == {}
@@ -122,15 +122,15 @@ def test_a_broken_file_counts_as_none(cache, text):
 
 def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    cache = probe_cache.ProbeCache({"ranks": 4})
+    cache = measurements.ProbeCache({"ranks": 4})
     cache.write({"native": timed(SOON_THERE)})
     assert cache.read() == {}
 
 
 def test_the_key_tells_jobs_apart():
-    of = probe_cache.job(FOUR)
+    of = measurements.job(FOUR)
     assert of["ranks"] == 4 and of["hosts"] == 1 and of["launcher"] == "mpirun"
-    assert of != probe_cache.job(Environment("mpirun", 0, 2, 0, 2))
+    assert of != measurements.job(Environment("mpirun", 0, 2, 0, 2))
     json.dumps(of)
 
 
@@ -150,8 +150,8 @@ def test_a_job_within_a_job_is_a_new_one(place):
         "COLLECTIVE_LIBRARY": "core.so",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
     }
-    assert launch_command.unlaunched({**place, **kept}) == kept
-    assert detect(launch_command.unlaunched(place)) == Environment()
+    assert launching.unlaunched({**place, **kept}) == kept
+    assert detect(launching.unlaunched(place)) == Environment()
 
 
 IN_FORKS = """
@@ -177,7 +177,7 @@ CHOOSES = """
 import os, sys
 from collective.backends import Options
 from collective.backends.auto import choose as auto
-from collective.backends.auto.prediction import Point
+from collective.backends.auto.measurements import Point
 from collective.environment import detect
 
 def time(name, environment, cores):

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from collective.backends.horovod import build, installed, run, wheel
-from collective.backends.horovod.wheel import Target
+from collective.backends.horovod import build, installed, run
+from collective.backends.horovod.build import Target
 from collective.environment import Environment
 from collective.errors import CollectiveError
 
@@ -30,8 +30,8 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def keep(wanted: Target):
-    wheel.cache().mkdir(parents=True, exist_ok=True)
-    built = wheel.cache() / f"horovod-{wanted.version}-cp311-cp311-any.whl"
+    build.cache().mkdir(parents=True, exist_ok=True)
+    built = build.cache() / f"horovod-{wanted.version}-cp311-cp311-any.whl"
     built.touch()
     return built
 
@@ -39,10 +39,10 @@ def keep(wanted: Target):
 def test_a_build_for_another_target_is_never_picked_up():
     wheels = [keep(other) for other in OTHERS]
     assert len(set(wheels)) == len(OTHERS)
-    assert wheel.kept(HERE) is None
+    assert build.kept(HERE) is None
     mine = keep(HERE)
-    assert wheel.kept(HERE) == mine
-    assert [wheel.kept(other) for other in OTHERS] == wheels
+    assert build.kept(HERE) == mine
+    assert [build.kept(other) for other in OTHERS] == wheels
 
 
 def test_the_version_is_one_that_pip_takes():
@@ -55,7 +55,7 @@ def test_the_version_is_one_that_pip_takes():
 def test_the_target_is_what_is_here(monkeypatch):
     monkeypatch.setattr(installed, "tensorflow", lambda: HERE.tensorflow)
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
-    found = wheel.target()
+    found = build.target()
     assert found.tensorflow == HERE.tensorflow
     assert found.settings == (("HOROVOD_GPU_OPERATIONS", "NCCL"),)
 
@@ -70,7 +70,7 @@ def test_one_line_is_left_out_and_no_other(tmp_path):
 
 
 def test_without_a_compiler_it_says_so_and_exits_2(monkeypatch, capsys):
-    monkeypatch.setattr(wheel, "target", lambda: HERE)
+    monkeypatch.setattr(build, "target", lambda: HERE)
     monkeypatch.setattr(installed, "version", lambda: None)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert build.main() == 2
@@ -85,7 +85,7 @@ def test_without_a_folder_to_keep_it_in_it_says_so_and_exits_2(
 ):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(wheel, "target", lambda: HERE)
+    monkeypatch.setattr(build, "target", lambda: HERE)
     monkeypatch.setattr(installed, "version", lambda: None)
     monkeypatch.setattr(build.shutil, "which", lambda name: name)
     assert build.main() == 2
@@ -96,14 +96,14 @@ def test_a_failing_build_exits_1_and_keeps_nothing(monkeypatch, capsys):
     def fails(command, environment, log):
         return int("--wheel-dir" in command)
 
-    monkeypatch.setattr(wheel, "target", lambda: HERE)
+    monkeypatch.setattr(build, "target", lambda: HERE)
     monkeypatch.setattr(installed, "version", lambda: None)
     monkeypatch.setattr(build, "_logged", fails)
     monkeypatch.setattr(build, "leave_out", lambda lists: None)
     monkeypatch.setattr(build.shutil, "unpack_archive", lambda *_: None)
     assert build.main() == 1
     assert "HINT: less " in capsys.readouterr().err
-    assert wheel.kept(HERE) is None
+    assert build.kept(HERE) is None
 
 
 @pytest.fixture

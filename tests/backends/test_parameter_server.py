@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collective.backends import Options
-from collective.backends.parameter_server.backend import ParameterServerBackend
+from collective.backends.tf_parameter_server import ParameterServerBackend
 from collective.environment import Environment
 from collective.errors import UsageError
 from tests import launch

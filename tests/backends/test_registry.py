@@ -11,7 +11,6 @@ from collective import backends
 from collective.backends import Options
 from collective.backends.auto import choose
 from collective.backends.horovod import installed
-from collective.backends.launchers import STARTS
 from collective.backends.registry import options_of, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
@@ -68,8 +67,7 @@ def test_every_backend_says_whether_it_can_be_used(environment):
     assert found["single"].usable == (environment.size == 1)
 
 
-def test_every_backend_has_a_launcher_and_every_option_a_backend():
-    assert list(STARTS) == list(backends.BACKENDS)
+def test_every_option_has_a_backend():
     taken = map(options_of, backends.BACKENDS)
     assert set().union(*taken) == {f.name for f in dataclasses.fields(Options)}
     given = Options(min_np=2, devices=3, threads=4)
@@ -88,10 +86,10 @@ def test_elastic_ranks_share_no_replica():
 
 
 def test_without_mpi4py_the_hint_installs_it(monkeypatch):
-    from collective.backends import mpi_world
+    from collective.backends import world
 
-    monkeypatch.setattr(mpi_world.importlib.util, "find_spec", lambda name: None)
-    found = mpi_world.availability(FOUR)
+    monkeypatch.setattr(world.importlib.util, "find_spec", lambda name: None)
+    found = world.mpi_availability(FOUR)
     assert not found.usable and found.hint.startswith("pip install mpi4py")
 
 
@@ -165,16 +163,18 @@ def test_an_algorithm_that_is_not_there_is_told_at_once():
 
 
 def test_where_there_is_no_tpu_it_is_told_at_once(monkeypatch):
-    from collective.backends import tf_tpu
+    from collective.backends import tf_strategy
 
     monkeypatch.delenv("TPU_NAME", raising=False)
-    monkeypatch.setattr(tf_tpu, "CHIPS", ("/dev/nowhere",))
+    monkeypatch.setattr(tf_strategy, "CHIPS", ("/dev/nowhere",))
     with pytest.raises(UsageError, match="there is no TPU") as caught:
         backends.get("tf-tpu")
     assert caught.value.exit_code == 2 and "TPU_NAME" in caught.value.hint
-    monkeypatch.setattr(tf_tpu, "CHIPS", ("/dev/null",))
-    monkeypatch.setattr(tf_tpu.importlib.util, "find_spec", lambda name: None)
-    assert tf_tpu.TPUBackend.availability(ALONE).reason == "libtpu is not installed"
+    monkeypatch.setattr(tf_strategy, "CHIPS", ("/dev/null",))
+    monkeypatch.setattr(tf_strategy.importlib.util, "find_spec", lambda name: None)
+    assert (
+        tf_strategy.TPUBackend.availability(ALONE).reason == "libtpu is not installed"
+    )
 
 
 @pytest.mark.matrix  # it waits for one

@@ -12,9 +12,9 @@ import pytest
 from meeting import name_of_job, rank
 
 from collective import library, run_function
-from collective.backends import listing
+from collective.backends import registry
 from collective.backends.base import Availability
-from collective.backends.horovod import wheel
+from collective.backends.horovod import build
 from collective.doctor import multi_host, report, wire
 from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
@@ -226,15 +226,15 @@ def test_a_planted_call_is_not_run(tmp_path, how):
 
 def test_a_wheel_is_not_taken_from_a_folder_that_others_write(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    wheels = wheel.cache()
+    wheels = build.cache()
     wheels.mkdir(parents=True)
-    target = wheel.Target(("tensorflow", "2.21"), None)
+    target = build.Target(("tensorflow", "2.21"), None)
     (wheels / f"horovod-{target.version}-cp311.whl").touch()
     (tmp_path / "collective").chmod(0o700)
-    assert wheel.kept(target) is not None
+    assert build.kept(target) is not None
     (tmp_path / "collective").chmod(0o777)
     with pytest.raises(CollectiveError, match="can be written by other users"):
-        wheel.kept(target)
+        build.kept(target)
 
 
 @pytest.mark.parametrize("planted", ["rank.0", "rank.0/stdout"])
@@ -397,8 +397,8 @@ def test_texts_do_nothing_to_a_terminal(capsys):
 def test_tables_show_brackets_as_they_are(monkeypatch, capsys):
     """A name or a hint is no markup: pip install '.[cpu]' is to be typed whole."""
     found = {"single": Availability(False, "[/red] [bold]none", "pip install '.[cpu]'")}
-    monkeypatch.setattr(listing, "list_backends", lambda: found)
-    listing.print_list()
+    monkeypatch.setattr(registry, "list_backends", lambda: found)
+    registry.print_list()
     printed = capsys.readouterr().out
     assert "[/red] [bold]none" in printed and "'.[cpu]'" in printed
 

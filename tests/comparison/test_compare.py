@@ -10,7 +10,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from collective.backends.launchers import STARTS
 from collective.backends.registry import BACKENDS, can_start
 from collective.comparison import PERTURBATIONS
 from tests import launch
@@ -60,11 +59,11 @@ def test_digits_on_every_backend(tmp_path):
     assert learned["samples"] == found["learned"]["single"]["samples"]
     assert len(learned["accuracy"]) == len(learned["samples"]) > 1
     assert "trains a different model in each run by design" in printed
-    summed = {n for n in synchronous if not STARTS[n].one_replica}
+    summed = {n for n in synchronous if not BACKENDS[n].one_replica}
     assert set(found["allreduce"]) == summed
     assert len(found["floor"]) == len(found["allreduce"]["mpi"])
     auto = found["auto"]["2"]
-    assert set(auto["predicted"]) == {n for n in summed if STARTS[n].launcher}
+    assert set(auto["predicted"]) == {n for n in summed if BACKENDS[n].launcher}
     assert auto["backend"] == min(auto["predicted"], key=auto["predicted"].get)
     assert f"auto chooses {auto['backend']}, " in printed
     for message in ("Equal? float64", "Fast? 2 replicas", "is fastest", "of a step"):

@@ -13,7 +13,7 @@ import numpy as np
 from collective.training import Checkpoint, fit
 from collective.training.checkpoint import schedule
 from collective.training.result import Result
-from collective.training.variables.compared import replicated_variables
+from collective.training.variables import replicated_variables
 from tests import launch
 
 ROWS, BATCH, FEATURES, CLASSES = 53, 10, 6, 3

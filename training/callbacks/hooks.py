@@ -21,8 +21,11 @@ from collective.errors import CollectiveError
 from collective.training import failure, keras_compat
 from collective.training.exchange import broadcast_object
 from collective.training.prepared import get_partition
-from collective.training.variables import frozen_layers, outside_variables
-from collective.training.variables.compared import replicated_variables
+from collective.training.variables import (
+    check_frozen_layers,
+    outside_variables,
+    replicated_variables,
+)
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 HOOKS = tuple(
@@ -162,14 +165,14 @@ class Hooks:
             except Exception as error:
                 return error
         if "batch" not in hook and _optimizer(self.model) is not None:
-            frozen_layers.check(self.model, hook)
+            check_frozen_layers(self.model, hook)
         return None
 
     def _follow(self, hook: str) -> None:
         """Gives every rank what the hook may have changed on rank 0."""
         if hook.startswith(("on_test_batch", "on_predict")):
             return
-        self.backend.broadcast(outside_variables.found(self.model))
+        self.backend.broadcast(outside_variables(self.model))
         if "batch" in hook:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
             return

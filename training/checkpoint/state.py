@@ -20,7 +20,7 @@ from collective.backends.base import Backend
 from collective.training.checkpoint import random_state
 from collective.training.exchange import gather_few
 from collective.training.prepared import get_partition
-from collective.training.variables.compared import all_variables
+from collective.training.variables import all_variables
 
 Gathered = Mapping[int, np.ndarray]
 """Partitioned variables, whole on rank 0, by the ``id`` of the variable."""

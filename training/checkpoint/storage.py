@@ -32,7 +32,7 @@ import numpy as np
 from collective.training import keras_compat
 from collective.training.checkpoint.state import State, flatten, unflatten
 from collective.training.input.plan import Plan
-from collective.training.variables.compared import all_variables
+from collective.training.variables import all_variables
 
 FORMAT, VERSION = "collective.checkpoint", 1
 WEIGHTS, ARRAYS, MANIFEST = (

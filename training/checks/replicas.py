@@ -25,7 +25,7 @@ from collective.errors import CollectiveError
 from collective.training.observer import Observer
 from collective.training.position import Position
 from collective.training.replica.attachments import Attachment, ReplicaStep, Total
-from collective.training.variables.compared import replicated_variables
+from collective.training.variables import replicated_variables
 
 # Of a checksum. Each byte is sent as a float, exact even in bfloat16.
 BYTES = 8

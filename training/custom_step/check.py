@@ -31,7 +31,7 @@ from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
 from collective.training.replica.rows import Rows
-from collective.training.variables.compared import broadcast_model
+from collective.training.variables import broadcast_model
 from collective.training.verification.first_rows import first_rows
 
 # Rows of each replica: unlike each other, and unlike most widths of a network.

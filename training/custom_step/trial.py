@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from collective.training import keras_compat
-from collective.training.variables.compared import all_variables
+from collective.training.variables import all_variables
 
 Values = dict[str, np.ndarray]
 

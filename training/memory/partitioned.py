@@ -41,10 +41,6 @@ def check_optimizer(model: keras.Model, option: str, partitioned: bool) -> None:
         model: Compiled.
         option: The option that asks for shards.
         partitioned: Whether an earlier training has partitioned its variables already.
-
-    Raises:
-        UsageError: It is not one of ``ELEMENTWISE``, or has been built with whole
-            variables.
     """
     optimizer = keras_compat.core_optimizer(model.optimizer)
     if type(optimizer) not in ELEMENTWISE:
@@ -102,10 +98,7 @@ class PartitionedVariables(ABC):
         return value if shard is None else shard.cut(value)
 
     def gather(self) -> dict[int, np.ndarray]:
-        """The sharded variables, whole, by ``id``.
-
-        Every rank calls it; rank 0 gets them, others an empty dict.
-        """
+        """On rank 0 the sharded variables, whole, by ``id``. Every rank calls it."""
         found = {}
         for variable in self._sharded:
             whole = self._shards[id(variable)].gather(variable)
@@ -145,10 +138,7 @@ class PartitionedVariables(ABC):
         return True
 
     def broadcast_shards(self) -> None:
-        """Copies shards that several ranks hold from the first to the others.
-
-        Every rank calls it.
-        """
+        """Copies shards that several ranks hold from the first to the others."""
 
     def count_parameters(self) -> int:
         """Numbers in the weights of the whole model."""
@@ -156,23 +146,17 @@ class PartitionedVariables(ABC):
 
     @contextlib.contextmanager
     def unchanged(self, what: str) -> Iterator[None]:
-        """Around code that runs on rank 0 only, and so sees rank 0's shards only.
-
-        Args:
-            what: The code, as the error should name it.
+        """Around code (``what``) that runs on rank 0 only, and so sees its shards only.
 
         Raises:
             CollectiveError: The code has changed a shard; other ranks cannot follow.
         """
         before = self._checksums()
         yield
-        changed = next(
-            (p for p, checksum in self._checksums().items() if before[p] != checksum),
-            "",
-        )
+        changed = [p for p, after in self._checksums().items() if before[p] != after]
         if changed:
             raise CollectiveError(
-                f"{what} has changed {changed!r}, of which each rank has a shard, on "
+                f"{what} has changed {changed[0]!r}, of which each rank has a shard, on "
                 "rank 0 only",
                 hint="leave out what sets weights, as EarlyStopping's "
                 "restore_best_weights; --checkpoint-dir has them whole",
@@ -197,9 +181,7 @@ class PartitionedVariables(ABC):
     def _exchange_norms(
         self, gradients: Sequence[tf.Tensor], connected: Sequence[int]
     ) -> tuple[Sequence[tf.Tensor], tf.Tensor | None]:
-        """Inside ``run``: sums over ranks what one shard cannot know of the whole.
-
-        Keeps the norms for ``_clip``.
+        """Inside ``run``: sums over ranks the norms for ``_clip``, and overflows.
 
         Returns:
             The gradients; all NaN where the LossScaleOptimizer of some rank must skip
@@ -216,9 +198,7 @@ class PartitionedVariables(ABC):
             for i, g in zip(connected, gradients, strict=True)
         ]
         if scaled:
-            fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
-            overflow = tf.logical_not(tf.reduce_all(fine))
-            numbers.append(tf.cast(overflow, tf.float64))
+            numbers.append(tf.cast(overflow(gradients), tf.float64))
         total = self._sum_over_shards(
             tf.stack([tf.cast(n, tf.float64) for n in numbers])
         )
@@ -243,6 +223,12 @@ class PartitionedVariables(ABC):
             g * tf.cast(limit / tf.maximum(norm, limit), g.dtype)
             for g, norm in zip(gradients, norms, strict=True)
         ]
+
+
+def overflow(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether an element of some gradient is not finite."""
+    fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+    return tf.logical_not(tf.reduce_all(fine))
 
 
 def unless(skipped: tf.Tensor, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,18 +26,19 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Node
-from collective.training.memory.blocks import cuts
 
 # Operations that draw other numbers in a second call.
 _DRAWS = ("Random", "Truncated", "Parameterized", "Multinomial")
+# How many bounds on the size of a block are tried, from the largest tensor to all.
+_BOUNDS = 16
 
 
 @contextlib.contextmanager
 def recompute_blocks(model: keras.Model, tape: tf.GradientTape) -> Iterator[None]:
     """Inside, calls of the model keep only the tensors between blocks.
 
-    Of a Sequential or functional model, a block is a run of its layers (see
-    ``collective.training.memory.blocks``); of another one, each of its layers. Models in it are cut, too.
+    Of a Sequential or functional model, a block is a run of its layers (see ``cuts``); of
+    another one, each of its layers. Models in it are cut, too.
 
     Args:
         model: Built; called inside a ``keras.StatelessScope``, in a ``tf.function``.
@@ -140,9 +142,6 @@ def _called_twice(function: Any, tape: tf.GradientTape) -> list[tf.Tensor]:
     Args:
         function: Concrete, without arguments: it has captured all its inputs.
         tape: Records that the outputs depend on the captured tensors.
-
-    Returns:
-        Its outputs.
     """
 
     def call(captured: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -205,11 +204,62 @@ def _cut(nodes: Sequence[Node], results: set[int]) -> Iterator[list[Node]]:
     for is_model, run in itertools.groupby(nodes, lambda node: node.is_model):
         group = list(run)
         stop = start + len(group)
-        ends = (
-            range(len(group)) if is_model else cuts(sizes[start:stop], kept[start:stop])
-        )
-        begin = 0
-        for end in ends:
-            yield group[begin : end + 1]
-            begin = end + 1
+        ends: Sequence[int] = range(1, len(group) + 1)
+        if not is_model:
+            ends = cuts(sizes[start:stop], kept[start:stop])
+        for begin, end in itertools.pairwise([0, *ends]):
+            yield group[begin:end]
         start = stop
+
+
+def cuts(sizes: Sequence[float], kept: Sequence[float]) -> list[int]:
+    """Cuts a sequence of operations into blocks, so that least memory is needed.
+
+    Between two blocks, everything that a later block needs is kept until the backward
+    pass. Within a block, everything is recomputed, so while it is differentiated all its
+    tensors are in memory. The best cuts minimise the bytes kept plus the largest block:
+    few bytes cross a cut (one tensor between the blocks of a residual network), and blocks
+    are about equally large.
+
+    Args:
+        sizes: Bytes of each operation's outputs.
+        kept: Bytes to keep if a block ends after this operation; the last is not used.
+
+    Returns:
+        Where each block ends, exclusively.
+    """
+    if not sizes:
+        return []
+    largest, whole = max(max(sizes), 1.0), max(sum(sizes), 1.0)
+    best: tuple[float, list[int]] = (math.inf, [])
+    for number in range(_BOUNDS):
+        bound = largest * (whole / largest) ** (number / (_BOUNDS - 1))
+        between, ends = _within(sizes, kept, bound * (1 + 1e-9))
+        blocks = itertools.pairwise([0, *ends])
+        total = between + max(sum(sizes[start:end]) for start, end in blocks)
+        if total < best[0]:
+            best = total, ends
+    return best[1]
+
+
+def _within(
+    sizes: Sequence[float], kept: Sequence[float], bound: float
+) -> tuple[float, list[int]]:
+    """The fewest bytes kept with no block larger than the bound, and where blocks end."""
+    # For each number of operations: the fewest bytes kept before it, and where the
+    # last block before it begins.
+    least: list[tuple[float, int]] = [(0.0, 0)]
+    for end in range(1, len(sizes) + 1):
+        inside, found = 0.0, (math.inf, end)
+        for start in range(end - 1, -1, -1):
+            inside += sizes[start]
+            if inside > bound:
+                break
+            cost = least[start][0] + (kept[start - 1] if start else 0.0)
+            found = min(found, (cost, start))
+        least.append(found)
+    ends, end = [], len(sizes)
+    while end:
+        ends.append(end)
+        end = least[end][1]
+    return least[-1][0], ends[::-1]

@@ -12,7 +12,6 @@ Parameter Models, 2020.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -22,14 +21,21 @@ import tensorflow as tf
 from collective.backends import Options
 from collective.backends.base import Backend
 from collective.backends.capabilities import ShardCollectives
+from collective.buckets import by_dtype
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.exchange import join
 from collective.training.memory import partitioned
-from collective.training.memory.partitioned import PartitionedVariables, unless
+from collective.training.memory.partitioned import (
+    PartitionedVariables,
+    overflow,
+    unless,
+)
 from collective.training.memory.shards import FlatShard
 
-LARGE = 1 << 16  # elements
+# Elements: a tensor of so many travels alone. It then needs no copy, and is not in
+# memory twice together with others.
+LARGE = 1 << 16
 
 
 def check(model: keras.Model, backend: Backend, partitioned_before: bool) -> None:
@@ -39,9 +45,6 @@ def check(model: keras.Model, backend: Backend, partitioned_before: bool) -> Non
         model: Compiled.
         backend: The backend.
         partitioned_before: Whether an earlier training has sharded the optimizer.
-
-    Raises:
-        UsageError: For the backend, the optimizer, or one that is built already.
     """
     if len(backend.local_replicas) != 1:
         raise UsageError(
@@ -103,18 +106,13 @@ class ShardedOptimizer(PartitionedVariables):
         self._whole: Sequence[tf.Tensor] | None = None
 
     def reduce_scatter(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Inside ``run``: this rank's shards of the sums, flat.
-
-        Args:
-            gradients: Whole, of this replica.
-        """
+        """Inside ``run``: this rank's shards of the sums, flat."""
         sums: list[Any] = [None] * len(gradients)
-        for group in _groups(gradients):
+        for group in by_dtype(gradients, alone=LARGE):
             rows = [self._flat(gradients[i].shape).rows(gradients[i]) for i in group]
             own = self.backend.reduce_scatter(join(rows, axis=1))
-            for i, shard in zip(
-                group, tf.split(own, [row.shape[1] for row in rows]), strict=True
-            ):
+            shards = tf.split(own, [row.shape[1] for row in rows])
+            for i, shard in zip(group, shards, strict=True):
                 sums[i] = shard
         return sums
 
@@ -133,8 +131,7 @@ class ShardedOptimizer(PartitionedVariables):
         """
         skipped = None
         if keras_compat.expects_overflow(self.optimizer):
-            fine = [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
-            skipped = tf.logical_not(tf.reduce_all(fine))
+            skipped = overflow(gradients)
             gradients = unless(skipped, gradients)
         scale = keras_compat.loss_scale(self.optimizer)
         self._whole = [g / tf.cast(scale, g.dtype) for g in gradients]
@@ -203,37 +200,24 @@ class ShardedOptimizer(PartitionedVariables):
             unless: Scalar; where it is true, constraints are left out.
         """
         done: list[tf.Tensor] = []
-        for group in _groups(self._trainable):
+        for group in by_dtype(self._trainable, alone=LARGE):
             with tf.control_dependencies(done):
                 own = [tf.convert_to_tensor(self._own[i]) for i in group]
             rows = self.backend.all_gather(join(own, axis=0))
             pieces = tf.split(rows, [self._cuts[i].length for i in group], axis=1)
-            done = [
-                self._cuts[i].join(piece)
-                for i, piece in zip(group, pieces, strict=True)
-            ]
-            for place, i in enumerate(group):
+            done = []
+            for i, piece in zip(group, pieces, strict=True):
+                value = self._cuts[i].join(piece)
                 constraint = self._trainable[i].constraint
                 if constraint is not None and i in constrained:
-                    value = constraint(done[place])
-                    if unless is not None:
-                        value = tf.where(unless, done[place], value)
-                    done[place] = value
+                    changed = constraint(value)
+                    value = (
+                        changed if unless is None else tf.where(unless, value, changed)
+                    )
+                done.append(value)
             self.backend.assign(
                 [keras_compat.tf_variable(self._trainable[i]) for i in group], done
             )
 
     def _sum_over_shards(self, numbers: tf.Tensor) -> tf.Tensor:
         return self.backend.all_reduce([numbers])[0]
-
-
-def _groups(like: Sequence[Any]) -> list[list[int]]:
-    """Indices of tensors that travel together, by dtype; a large one travels alone.
-
-    A large one then needs no copy, and is not in memory twice together with others.
-    """
-    groups: dict[Any, list[int]] = {}
-    for i, tensor in enumerate(like):
-        large = math.prod(tensor.shape) >= LARGE
-        groups.setdefault(i if large else tf.as_dtype(tensor.dtype), []).append(i)
-    return list(groups.values())

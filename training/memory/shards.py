@@ -1,5 +1,8 @@
 """How a variable is cut into shards, one for each rank, and gathered again.
 
+Both kinds of shard know the ``shape`` of the whole variable, ``cut`` this rank's shard out
+of a whole value and, called by every rank outside ``run``, ``gather`` the whole value.
+
 ``FlatShard`` cuts a variable as a flat vector: the optimizer's state, which is updated
 element by element. ``AxisShard`` cuts along one axis: the weights of a tensor-parallel
 layer, which multiplies with its shard.
@@ -8,7 +11,6 @@ layer, which multiplies with its shard.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,28 +22,7 @@ from collective.backends.tensor_group import TensorGroup
 from collective.training.input.plan import share
 
 
-class Shard(ABC):
-    """This rank's shard of one variable.
-
-    Attributes:
-        shape: Of the whole variable.
-    """
-
-    shape: tuple[int, ...]
-
-    @abstractmethod
-    def cut(self, whole: Any) -> Any:
-        """This rank's shard of a whole value."""
-
-    @abstractmethod
-    def gather(self, shard: Any) -> Any:
-        """The whole value, on every rank, as an array or a tensor.
-
-        Every rank calls it with its own, outside ``run``.
-        """
-
-
-class AxisShard(Shard):
+class AxisShard:
     """Contiguous slices along one axis; their lengths differ by one at most.
 
     Args:
@@ -74,7 +55,7 @@ class AxisShard(Shard):
         return share(self.shape[self.axis], self.group.part, self.group.parts)
 
 
-class FlatShard(Shard):
+class FlatShard:
     """Equal pieces of the flat variable; the last one is padded with zeros.
 
     Args:
@@ -123,3 +104,6 @@ class FlatShard(Shard):
     def gather(self, shard: Any) -> tf.Tensor:
         """The pieces of all ranks, joined."""
         return self.join(self._all_gather(tf.convert_to_tensor(shard)))
+
+
+Shard = AxisShard | FlatShard

@@ -18,22 +18,16 @@ from collective.training import keras_compat
 from collective.training.memory import partitioned
 from collective.training.memory.partitioned import PartitionedVariables
 from collective.training.memory.shards import Shard
-from collective.training.parallel.layer import TensorParallelLayer
+from collective.training.parallel.layers import TensorParallelLayer
 
 
-def check(
-    backend: Backend, model: keras.Model, jit_compile: bool, partitioned_before: bool
-) -> None:
+def check(model: keras.Model, jit_compile: bool, partitioned_before: bool) -> None:
     """Refuses, before the model is built, what a tensor group cannot train.
 
     Args:
-        backend: One with a tensor group.
         model: Compiled.
         jit_compile: Whether XLA is to compile the step.
         partitioned_before: Whether an earlier training has partitioned the model.
-
-    Raises:
-        UsageError: XLA is to compile it, or its optimizer needs whole variables.
     """
     if jit_compile:
         raise UsageError(
@@ -50,9 +44,6 @@ class TensorParallelVariables(PartitionedVariables):
     Args:
         model: Built and compiled, but for its optimizer, which gets built here.
         backend: One with a tensor group.
-
-    Raises:
-        UsageError: No layer has shards.
     """
 
     def __init__(self, model: keras.Model, backend: Backend):

@@ -9,6 +9,8 @@ the device of the layer whose gradient it computes.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,15 +28,7 @@ COPIES = 4
 
 
 def check(backend: Backend, **with_options: bool) -> None:
-    """Refuses options that need a model on one device.
-
-    Args:
-        backend: One with stages.
-        with_options: Other options by name, and whether they are on.
-
-    Raises:
-        UsageError: If one of them is on.
-    """
+    """Refuses options, of those that are on, that need a model on one device."""
     asked = [name for name, on in with_options.items() if on]
     if backend.tensor is not None:
         asked.append("tensor_parallel")
@@ -56,13 +50,6 @@ class Placement:
         model: Built and compiled, but for its optimizer, which gets built here.
         devices: Names, as ``/gpu:0``.
         rows: Rows of a micro-batch, on which the memory of activations depends.
-
-    Attributes:
-        devices: The names.
-
-    Raises:
-        UsageError: The model is no Sequential or functional one, or has fewer layers
-            than there are devices.
     """
 
     def __init__(self, model: keras.Model, devices: Sequence[str], rows: int):
@@ -100,9 +87,7 @@ class Placement:
                     self._variable_stages[id(variable)] = stage
                     keras_compat.move_variable(variable, self.devices[stage])
         specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
-        self._stage_of_device = {
-            (s.device_type, s.device_index): i for i, s in enumerate(specs)
-        }
+        self._stages = {(s.device_type, s.device_index): i for i, s in enumerate(specs)}
         keras_compat.build_optimizer(
             model.optimizer, model.trainable_variables, on_variable_devices=True
         )
@@ -150,13 +135,9 @@ class Placement:
     def _device_of(self, op: tf.Operation) -> str:
         if op.device or any(t.dtype == tf.resource for t in op.inputs):
             return op.device
-        stages = []
-        for tensor in op.inputs:
-            spec = tf.DeviceSpec.from_string(tensor.op.device)
-            stages.append(
-                self._stage_of_device.get((spec.device_type, spec.device_index))
-            )
-        known = [stage for stage in stages if stage is not None]
+        specs = [tf.DeviceSpec.from_string(tensor.op.device) for tensor in op.inputs]
+        places = [(spec.device_type, spec.device_index) for spec in specs]
+        known = [self._stages[place] for place in places if place in self._stages]
         return self.devices[min(known)] if known else ""
 
 
@@ -172,24 +153,22 @@ def cut_into_runs(sizes: Sequence[float], runs: int) -> list[int]:
     Returns:
         Where each run ends, exclusively.
     """
-    count = len(sizes)
-    sums = [0.0]
-    for size in sizes:
-        sums.append(sums[-1] + size)
-    # By runs and elements: the largest sum, and where the last run starts.
-    best: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(math.inf, 0)] * count]
-    for run in range(1, runs + 1):
-        row = [(math.inf, 0)] * (count + 1)
-        for end in range(run, count + 1):
-            row[end] = min(
-                (max(best[-1][start][0], sums[end] - sums[start]), start)
-                for start in range(run - 1, end)
-            )
-        best.append(row)
-    ends, end = [], count
+    sums = list(itertools.accumulate(sizes, initial=0.0))
+
+    @functools.cache
+    def best(run: int, end: int) -> tuple[float, int]:
+        """Of the elements before ``end``: the largest sum, and the last run's start."""
+        if run == 1:
+            return sums[end], 0
+        return min(
+            (max(best(run - 1, start)[0], sums[end] - sums[start]), start)
+            for start in range(run - 1, end)
+        )
+
+    ends, end = [], len(sizes)
     for run in range(runs, 0, -1):
         ends.append(end)
-        end = best[run][end][1]
+        end = best(run, end)[1]
     return ends[::-1]
 
 

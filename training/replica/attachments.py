@@ -20,30 +20,20 @@ import tensorflow as tf
 
 
 class ReplicaStep(NamedTuple):
-    """A step of one replica, as its attachments see it inside the graph.
+    """A step of one replica, as its attachments see it inside the graph."""
 
-    Attributes:
-        number: int64 scalar, the step's number from 0.
-        replica: int64 scalar, the replica's number in the job.
-        rows_read: The rows of this replica, as ``Batch.rows_read``; ``()`` where
-            batches have none.
-    """
-
-    number: tf.Tensor
-    replica: tf.Tensor
-    rows_read: Any
+    number: tf.Tensor  # int64 scalar, the step's number from 0
+    replica: tf.Tensor  # int64 scalar, the replica's number in the job
+    rows_read: (
+        Any  # of this replica, as ``Batch.rows_read``; ``()`` where there are none
+    )
 
 
 @dataclass(frozen=True)
 class Total:
-    """The sum of an attachment's contributions: a part of a step's report.
+    """The sum of an attachment's contributions: a part of a step's report."""
 
-    Attributes:
-        report: The step's report, see ``Step.__call__``.
-        start, stop: Which part of it, half-open.
-    """
-
-    report: Any
+    report: Any  # see ``Step.__call__``
     start: int
     stop: int
 

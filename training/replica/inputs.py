@@ -16,12 +16,7 @@ from collective.training.replica.rows import Rows
 
 
 class Weights(NamedTuple):
-    """The values of a model's variables.
-
-    Attributes:
-        trainable: Of ``PreparedModel.trainable``.
-        state: Of ``PreparedModel.state``.
-    """
+    """The values of a model's variables, as ``PreparedModel`` has them."""
 
     trainable: list[Any]
     state: list[Any]
@@ -80,13 +75,7 @@ def weight_specs(prepared: PreparedModel) -> Weights:
 
 
 def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
-    """Cuts one replica's rows out of the rows of its process.
-
-    Args:
-        backend: Knows which replicas this process has.
-        batch: The rows of all replicas of this process, ``without_none``.
-        replica: int64 scalar, the replica's number in the job.
-    """
+    """Cuts the rows of a replica (int64 scalar) out of its process', ``without_none``."""
     if len(backend.local_replicas) == 1:
         return process_rows(batch)
     rows = Rows(batch.x, batch.y, batch.sample_weight)
@@ -98,10 +87,6 @@ def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaR
 
 
 def process_rows(batch: Batch) -> ReplicaRows:
-    """All rows of a process.
-
-    Args:
-        batch: The rows of all replicas of this process, ``without_none``.
-    """
+    """All rows of a process; the batch is ``without_none``."""
     rows = Rows(batch.x, batch.y, batch.sample_weight)
     return ReplicaRows(rows, count_rows(first_leaf(batch.x)), batch.rows_read)

@@ -20,17 +20,13 @@ _noted: WeakSet[keras.Optimizer] = WeakSet()
 
 
 def sees_each(optimizer: keras.Optimizer) -> bool:
-    """Whether an update by single look-ups is another than by their sum for each row.
-
-    Args:
-        optimizer: One that updates variables itself.
-    """
+    """Whether an update by single look-ups is another than by their sum for each row."""
     clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
     return bool(clips) or not isinstance(optimizer, keras.optimizers.SGD)
 
 
 def note(variables: Sequence[keras.Variable], optimizer: keras.Optimizer) -> None:
-    """Says once in which trainings the result is not that of ``model.fit``.
+    """Says once that the result is not that of ``model.fit``.
 
     Args:
         variables: Whose gradients are added up by rows.

@@ -29,11 +29,7 @@ KEYS = {
 
 
 def read(path: str) -> dict[str, Any]:
-    """Reads a sweep file; returns the arguments of ``fit_many``.
-
-    Raises:
-        UsageError: If the file cannot be read, is not YAML, or has an unknown key.
-    """
+    """Reads a sweep file; returns the arguments of ``fit_many``."""
     try:
         content = yaml.safe_load(Path(path).read_text())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -88,9 +84,6 @@ def run(path: str) -> int:
 
     Returns:
         1 if a training failed, else 0.
-
-    Raises:
-        UsageError: As ``read`` and ``fit_many``.
     """
     arguments = read(path)
     trained = fit_many(**arguments)
@@ -107,33 +100,26 @@ def run(path: str) -> int:
 
 def table(trained: Sequence[Trained]) -> Table:
     """Returns a table of name, last loss, test metrics and speed of each training."""
-    metrics = list(
-        dict.fromkeys(n for t in trained if t.summary for n in t.summary["test"])
-    )
+    summaries = [t.summary for t in trained if t.summary]
+    metrics = list(dict.fromkeys(name for s in summaries for name in s["test"]))
     shown = Table(box=None, pad_edge=False)
     columns = ["training", "last loss", *(f"test {n}" for n in metrics), "samples/s"]
-    for column in columns:
-        shown.add_column(
-            column,
-            justify="left" if column == "training" else "right",
-            overflow="fold",
-        )
+    for i, column in enumerate(columns):
+        shown.add_column(column, justify="right" if i else "left", overflow="fold")
     for t in trained:
         if t.summary is None:
             shown.add_row(t.name, "failed")
             continue
-        test = [t.summary["test"].get(n) for n in metrics]
+        numbers = [
+            t.summary["losses"][-1] if t.summary["losses"] else None,
+            *(t.summary["test"].get(n) for n in metrics),
+        ]
         shown.add_row(
             t.name,
-            _number(t.summary["losses"][-1] if t.summary["losses"] else None),
-            *map(_number, test),
+            *("" if n is None else f"{n:.4f}" for n in numbers),
             f"{t.summary['samples_per_second']:,.0f}",
         )
     return shown
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
 
 
 def plot(trained: Sequence[Trained], path: Path) -> bool:

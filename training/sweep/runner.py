@@ -14,19 +14,18 @@ import math
 import os
 import queue
 import sys
-import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from collective.backends import Options, launch_command
+from collective.backends import Options, launching
 from collective.backends.devices import gpus
-from collective.backends.launchers import STARTS, Start
-from collective.backends.launchers import ranks as ranks_of
+from collective.backends.launching import run
 from collective.backends.registry import BACKENDS
-from collective.backends.supervised_run import run
+from collective.backends.registry import ranks as ranks_of
 from collective.environment import Environment, detect
 from collective.errors import UsageError
 
@@ -87,14 +86,12 @@ def fit_many(
     for name in {job.get("backend", "auto") for job in jobs}:
         _check_backend(name, ranks)
     names = [str(t.get("name", i)) for i, t in enumerate(trainings)]
-    ambiguous = next(
-        (n for n in names if names.count(n) > 1 or n != Path(n).name), None
-    )
-    if ambiguous is not None:
-        raise UsageError(
-            f"{ambiguous!r} names two trainings, or is not a file name",
-            hint="give each training a name of its own",
-        )
+    for name in names:
+        if names.count(name) > 1 or name != Path(name).name:
+            raise UsageError(
+                f"{name!r} names two trainings, or is not a file name",
+                hint="give each training a name of its own",
+            )
     groups = _groups(at_once, ranks, len(jobs))
     place = Path(folder)
     try:
@@ -103,38 +100,21 @@ def fit_many(
         raise UsageError(
             f"{place} cannot be created: {error.strerror}", hint="another folder"
         ) from None
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in range(len(jobs)):
-        waiting.put(number)
-    ended: queue.SimpleQueue[tuple[int, Trained | BaseException]] = queue.SimpleQueue()
-
-    def work(cores: list[int], devices: str | None) -> None:
-        while True:
-            try:
-                number = waiting.get_nowait()
-            except queue.Empty:
-                return
-            name = names[number]
-            try:
-                tell(f"{name}: begins")
-                failure, summary = _train(
-                    jobs[number], place / name, ranks, cores, devices
-                )
-                tell(f"{name}: {failure or 'done'}")
-                outcome = Trained(name, trainings[number], summary, failure)
-                ended.put((number, outcome))
-            except BaseException as error:
-                ended.put((number, error))
-
+    free: queue.SimpleQueue[tuple[list[int], str | None]] = queue.SimpleQueue()
     for group in groups:
-        # Daemon threads end when this process is interrupted, and their runs with them.
-        threading.Thread(target=work, args=group, daemon=True).start()
-    found: dict[int, Trained] = {}
-    while len(found) < len(jobs):
-        number, result = ended.get()
-        if isinstance(result, BaseException):
-            raise result
-        found[number] = result
+        free.put(group)
+
+    def work(number: int) -> tuple[int, Trained]:
+        name, group = names[number], free.get()
+        tell(f"{name}: begins")
+        failure, summary = _train(jobs[number], place / name, ranks, *group)
+        tell(f"{name}: {failure or 'done'}")
+        free.put(group)
+        return number, Trained(name, trainings[number], summary, failure)
+
+    # Its threads end when this process is interrupted, and their runs with them.
+    with ThreadPool(max(1, len(groups))) as pool:
+        found = dict(pool.imap_unordered(work, range(len(jobs))))
     return [found[number] for number in range(len(jobs))]
 
 
@@ -147,11 +127,7 @@ def known_options() -> dict[str, Any]:
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options without ``name``, converted to their types.
-
-    Raises:
-        UsageError: If an option is unknown or has a wrong type.
-    """
+    """Returns the options without ``name``, converted to their types."""
     kinds, values = known_options(), {}
     for key, value in options.items():
         if key == "name":
@@ -195,8 +171,8 @@ def _check_backend(name: str, ranks: int) -> None:
 
 
 def _launcher(backend: str) -> str:
-    """Returns the launcher of a job of several ranks."""
-    return STARTS.get(backend, Start()).launcher or "collectiverun"
+    kind = BACKENDS.get(backend)
+    return (kind and kind.launcher) or "collectiverun"
 
 
 def _groups(
@@ -234,12 +210,12 @@ def _train(
     backend = job.get("backend", "auto")
     program = ["-m", "collective.training.sweep.worker", json.dumps(job), str(summary)]
     launcher = _launcher(backend) if ranks > 1 else ""
-    variables = launch_command.environment(launch_command.unlaunched(os.environ))
+    variables = launching.environment(launching.unlaunched(os.environ))
     if devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = devices
     command = [sys.executable, *program]
     if launcher:
-        command = launch_command.line(backend, ranks, program, launcher)[:-2]
+        command = launching.line(backend, ranks, program, launcher)[:-2]
     ended = run(command, math.inf, variables, cores)
     path.with_name(f"{path.name}.log").write_text(ended.tail + "\n")
     if ended.failure:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.training import layer_state
 from collective.training.accumulation import slice_rows
 from collective.training.forward import Sums, global_loss
 from collective.training.input.pipeline import Batch
@@ -22,7 +23,6 @@ from collective.training.replica.inputs import read_weights
 from collective.training.replica.rows import Rows
 from collective.training.reporting.report import Averages
 from collective.training.step import Step
-from collective.training.variables import layer_state
 
 
 class UntracedStep(Step):

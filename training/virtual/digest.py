@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from collective.training import keras_compat
 from collective.training.checkpoint.state import Gathered, values_of
-from collective.training.variables.compared import all_variables
+from collective.training.variables import all_variables
 
 
 def state_sha256(model: keras.Model, gathered: Gathered | None = None) -> str:

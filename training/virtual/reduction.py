@@ -18,7 +18,7 @@ from collective.training.input.plan import share
 from collective.training.reduction import Span, StepSums, sum_tensors
 from collective.training.replica.inputs import StepInputs
 from collective.training.replica.rows import Rows
-from collective.training.variables.gradient_sizes import SMALL
+from collective.training.variables import SMALL
 from collective.training.virtual import exchange
 from collective.training.virtual.pieces import VirtualReplicas
 from collective.training.virtual.tree import sum_subtrees

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from collective import train as cli
-from collective.backends.supervised_run import run
+from collective.backends.launching import run
 from collective.errors import UsageError
 from collective.training import fit_many
 from collective.training.sweep import command, runner

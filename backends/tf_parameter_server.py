@@ -7,39 +7,45 @@ Sums: nothing. Each update is one worker's batch, applied to the variables' valu
 moment.
 
 Sharp bits: two runs never give the same model. Only rank 0 runs the training's code. A
-worker that dies is started again; a parameter server that dies ends the job.
+worker that dies is started again; a parameter server that dies ends the job. A rank that
+serves has TensorFlow's server in a fork, which can die without the rank, and so without
+the job: a launcher ends all ranks as soon as one has ended.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import socket
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from typing import Any
 
 import numpy as np
 
-from collective.backends import addresses
-from collective.backends.base import Availability, Backend
-from collective.backends.capabilities import Serving, ServingOptions
-from collective.backends.devices import configure
-from collective.backends.hints import python
-from collective.backends.parameter_server.server import (
-    ChiefListener,
-    Task,
-    serve,
-)
+from collective.backends import world
+from collective.backends.base import Availability, Backend, python
+from collective.backends.capabilities import Serving
+from collective.backends.devices import configure, gpus
+from collective.backends.options import Options
 from collective.backends.quiet import is_quiet
 from collective.backends.tf_strategy import StrategyBackend
-from collective.environment import Environment, cores_per_process, detect
+from collective.environment import Environment, cores_per_process
 from collective.errors import CollectiveError, UsageError
+from collective.log import log
 
 SHARD_BYTES = 256 << 10  # variables of two such shards or more are split [TensorFlow]
 AHEAD = 2  # batches handed out for each worker
 SECONDS = 10  # in which the rank of a server that died reports it
+TIMEOUT = 60  # seconds until all ranks have connected
+GIVE_UP = (3, 60.0)  # deaths of a worker within so many seconds
 
 
 class ParameterServerBackend(StrategyBackend, Serving):
@@ -51,12 +57,12 @@ class ParameterServerBackend(StrategyBackend, Serving):
 
     name = "tf-parameter-server"
     summary = "a chief, workers and servers, asynchronous (ParameterServerStrategy)"
-    option_type = ServingOptions
-    options: ServingOptions
+    launcher = "mpirun"
+    extra_ranks = 2  # a chief and one server
 
-    def __init__(self, options: ServingOptions, environment: Environment | None = None):
-        environment = environment or detect()
+    def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
+        environment = self.environment
         servers = options.parameter_servers or 1
         self.workers = workers = self.size - 1 - servers
         if workers < 1:
@@ -67,10 +73,10 @@ class ParameterServerBackend(StrategyBackend, Serving):
                 "parameter_servers",
             )
         os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a dead server is an error at once
-        world = addresses.world(environment)
-        tasks = addresses.exchange(environment, world)
-        chief = addresses.exchange(environment, world)[0]
-        addresses.leave(environment)
+        ranks = world.connect(environment)
+        tasks = world.exchange_addresses(environment, ranks)
+        chief = world.exchange_addresses(environment, ranks)[0]
+        world.leave(ranks)
         cluster = {
             "chief": tasks[:1],
             "worker": tasks[1 : 1 + workers],
@@ -80,14 +86,14 @@ class ParameterServerBackend(StrategyBackend, Serving):
             job = "worker" if self.rank <= workers else "ps"
             index = self.rank - 1 - (workers if job == "ps" else 0)
             threads = options.threads or cores_per_process(environment)
-            self.task = Task(cluster, job, index, threads, environment)
+            self.task = _Task(cluster, job, index, threads, environment)
             self.chief_address = chief
             return
         # From here on the chief, one process with one replica as far as a step sees.
         self.size = self.replicas = 1
         self.local_replicas = range(1)
         self._under_way: deque[_Scheduled] = deque()
-        self.listener = ChiefListener(chief, environment.size - 1)
+        self._ranks = _accept_ranks(chief, environment.size - 1)
         import tensorflow as tf
 
         if is_quiet():
@@ -118,7 +124,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
                 f"{environment.size} ranks are no chief, worker and server",
                 f"mpirun -np 3 {python()}",
             )
-        found = addresses.availability(environment)
+        found = world.availability(environment)
         if not found.usable and not environment.launched:
             hint = f"mpirun -np 5 {python()}"
             return Availability(False, found.reason, hint)
@@ -129,7 +135,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
         if self.rank == 0:
             return
         try:
-            serve(self.task, self.chief_address)
+            _serve(self.task, self.chief_address)
         except CollectiveError as error:
             print(f"rank {self.rank}: error: {error}", file=sys.stderr, flush=True)
             sys.exit(error.exit_code)
@@ -205,9 +211,7 @@ class _Scheduled:
             self._value = None
         return self._fetched
 
-    def numpy(self) -> np.ndarray:
-        """Waits for it, as for a tensor."""
-        return self.fetch()
+    numpy = fetch  # as of a tensor
 
 
 def _explained(error: Exception, explain: Callable[[Exception], Exception]):
@@ -221,3 +225,145 @@ def _explained(error: Exception, explain: Callable[[Exception], Exception]):
         hint="start the job again; with a checkpoint that it resumes from, it "
         "continues there",
     )
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a rank serves."""
+
+    cluster: dict[str, list[str]]  # ``host:port`` of every task, by job
+    job: str  # ``worker`` or ``ps``
+    index: int  # which of that job
+    threads: int
+    environment: Environment
+
+
+def _accept_ranks(address: str, ranks: int) -> list[socket.socket]:
+    """On the chief, its connections to all ranks that serve it; they close when it ends.
+
+    TensorFlow stops its servers late in that process, and would wait long
+    for servers that have died.
+    """
+    connections: list[socket.socket] = []
+    with socket.create_server(("", int(address.rsplit(":", 1)[1]))) as server:
+        deadline = time.monotonic() + TIMEOUT
+        while len(connections) < ranks:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connections.append(server.accept()[0])
+            except TimeoutError:
+                raise CollectiveError(
+                    f"{ranks - len(connections)} of {ranks} servers did not start "
+                    f"within {TIMEOUT} s",
+                    hint="python -m collective.doctor",
+                    everywhere=False,
+                ) from None
+    return connections
+
+
+def _serve(task: _Task, chief: str) -> None:
+    """Serves until the chief, which accepts ranks at this address, has ended.
+
+    Raises:
+        CollectiveError: A parameter server has died, or a worker too often.
+    """
+    server, deaths = _start(task), [0.0]
+    try:
+        with _connect(chief) as connection:
+            while connection not in wait([connection, server.sentinel]):
+                server.join()
+                deaths.append(time.monotonic())
+                _report_death(task, server.exitcode or 0, deaths)
+                server = _start(task)
+    finally:
+        server.kill()
+        server.join()
+
+
+def _report_death(task: _Task, code: int, deaths: list[float]) -> None:
+    """Logs the death of a server; raises where the job cannot continue."""
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    if task.job == "ps":
+        raise CollectiveError(
+            f"parameter server {task.index} {how}, and its part of the model is lost",
+            hint="start the job again; with a checkpoint that it resumes from, it "
+            "continues there",
+            everywhere=False,
+        )
+    number, seconds = GIVE_UP
+    if len(deaths) > number and deaths[-1] - deaths[-number] < seconds:
+        raise CollectiveError(
+            f"worker {task.index} {how}, the {number}rd time within {seconds:.0f} s",
+            hint="TF_CPP_MIN_LOG_LEVEL=0 shows what it logs; if it is memory, "
+            "accumulate=4",
+            everywhere=False,
+        )
+    log.warning(
+        "rank %d: worker %d %s; it is started again",
+        task.environment.rank,
+        task.index,
+        how,
+    )
+
+
+def _connect(chief: str) -> socket.socket:
+    host, port = chief.rsplit(":", 1)
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        try:
+            return socket.create_connection((host, int(port)))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise CollectiveError(
+                    f"the chief does not answer at {chief}",
+                    hint="python -m collective.doctor",
+                    everywhere=False,
+                ) from None
+            time.sleep(0.1)
+
+
+def _start(task: _Task) -> ForkProcess:
+    """Forks the server; waits until it listens, or is dead."""
+    context = multiprocessing.get_context("fork")
+    listening, listens = context.Pipe(duplex=False)
+    server = context.Process(target=_be_server, args=(task, listens))
+    server.start()
+    listens.close()
+    wait([listening])
+    listening.close()
+    return server
+
+
+def _be_server(task: _Task, listens: Connection) -> None:
+    rank = multiprocessing.parent_process()
+    assert rank is not None
+
+    def end_with_the_rank() -> None:
+        rank.join()
+        os._exit(0)
+
+    threading.Thread(target=end_with_the_rank, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles it
+    import tensorflow as tf
+
+    # Each waits for other tasks, and holds a thread.
+    waiting = len(task.cluster["worker"]) + 1
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=task.threads,
+        inter_op_parallelism_threads=max(task.threads, waiting),
+    )
+    if task.job == "ps":
+        config.device_count["GPU"] = 0
+    elif gpus():
+        mine = task.environment.local_rank % gpus()
+        config.gpu_options.visible_device_list = str(mine)
+        config.gpu_options.allow_growth = True
+    server = tf.distribute.Server(
+        task.cluster,
+        job_name=task.job,
+        task_index=task.index,
+        protocol="grpc",
+        config=config,
+    )
+    listens.close()
+    server.join()

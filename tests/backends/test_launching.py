@@ -11,22 +11,22 @@ import time
 import psutil
 import pytest
 
-from collective.backends import supervised_run
+from collective.backends import launching
 from tests import launch
 
 pytestmark = pytest.mark.launches
 
 
-def run(program: str, seconds: float = 30, **more) -> supervised_run.CompletedRun:
-    return supervised_run.run([sys.executable, "-c", program], seconds, **more)
+def run(program: str, seconds: float = 30, **more) -> launching.CompletedRun:
+    return launching.run([sys.executable, "-c", program], seconds, **more)
 
 
 def test_tells_how_it_ended_and_its_last_lines():
-    many = f"for i in range({supervised_run.TAIL + 9}): print('line', i)"
+    many = f"for i in range({launching.TAIL + 9}): print('line', i)"
     ended = run(f"{many}\nraise SystemExit(3)")
     assert ended.code == 3 and ended.failure == "ended with exit code 3"
-    assert len(ended.tail.splitlines()) == supervised_run.TAIL
-    assert ended.tail.endswith(f"line {supervised_run.TAIL + 8}")
+    assert len(ended.tail.splitlines()) == launching.TAIL
+    assert ended.tail.endswith(f"line {launching.TAIL + 8}")
     assert run("").failure == ""
 
 
@@ -75,8 +75,8 @@ def test_runs_on_the_cores_it_is_given():
 def test_ends_with_the_process_that_asked_for_it():
     asks = (
         "import sys\n"
-        "from collective.backends import supervised_run\n"
-        "supervised_run.run([sys.executable, '-c', 'import time; time.sleep(99)'], 90)"
+        "from collective.backends import launching\n"
+        "launching.run([sys.executable, '-c', 'import time; time.sleep(99)'], 90)"
     )
     asking = subprocess.Popen(
         [sys.executable, "-c", asks], cwd=launch.ROOT, env=launch.environment()

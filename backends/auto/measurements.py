@@ -1,8 +1,11 @@
-"""The measurements of probes, kept for the next job of the same kind.
+"""Measured times of all-reduces: kept for the next job, and the prediction from them.
 
 One JSON file for each kind of job, in the user's cache folder, so that measurements of
 one machine, number of ranks and set of versions never serve for another. Failures are
 not kept: a busy machine must not rule out a backend for all later jobs.
+
+The predicted time is latency + bytes / bandwidth [R. Hockney, 1994], with one more term
+for backends whose calls take longer for each tensor.
 """
 
 from __future__ import annotations
@@ -10,15 +13,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from collective import library
-from collective.backends.auto.prediction import Point
 from collective.backends.devices import gpus
 from collective.backends.horovod import installed
 from collective.environment import Environment
@@ -26,12 +33,63 @@ from collective.errors import CollectiveError
 from collective.launch import versions
 from collective.net import private_files
 
+
+@dataclass(frozen=True)
+class Point:
+    """The median time of a call that sums so many tensors of ``size`` bytes together."""
+
+    size: int
+    tensors: int
+    seconds: float
+
+
 Found = list[Point] | str  # the measurements, or why there are none
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A line through the measurements of one backend, in seconds."""
+
+    latency: float  # of a call
+    each: float  # more, for each of its tensors
+    per_byte: float  # more; one over the bandwidth
+
+    def seconds(self, sizes: Sequence[int]) -> float:
+        """Predicted seconds of one call that sums tensors of these sizes in bytes."""
+        return self.latency + self.each * len(sizes) + self.per_byte * sum(sizes)
+
+
+def fit(points: Sequence[Point]) -> Fit:
+    """Least squares of the relative errors, no coefficient below zero.
+
+    Relative, because a prediction 10 % off is as bad at 20 microseconds as at 20
+    milliseconds. The constrained optimum is the best of the fits to each subset of
+    columns with no negative coefficient, and there are only seven subsets.
+
+    Raises:
+        ValueError: Without points, or with one that took no time.
+    """
+    if not points or min(p.seconds for p in points) <= 0:
+        raise ValueError(f"nothing to fit: {points}")
+    seconds = np.array([p.seconds for p in points])
+    columns = np.array([[1.0, p.tensors, p.size] for p in points]) / seconds[:, None]
+    scale = np.linalg.norm(columns, axis=0)
+    best, least = np.zeros(3), np.inf
+    for count in (1, 2, 3):
+        for kept in map(list, itertools.combinations(range(3), count)):
+            found, *_ = np.linalg.lstsq(
+                columns[:, kept] / scale[kept], np.ones(len(points)), rcond=None
+            )
+            solution = np.zeros(3)
+            solution[kept] = found / scale[kept]
+            error = float(np.sum((columns @ solution - 1) ** 2))
+            if (found >= 0).all() and error < least:
+                best, least = solution, error
+    return Fit(*best.tolist())
 
 
 def job(environment: Environment) -> dict[str, Any]:
     """Everything the speed of an all-reduce depends on: machine, ranks, versions."""
-    found = versions.installed()
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -39,34 +97,20 @@ def job(environment: Environment) -> dict[str, Any]:
         "hosts": environment.cross_size,
         "ranks": environment.size,
         "launcher": environment.launcher,
-        "python": platform.python_version(),
+        "versions": versions.installed(),
         "tensorflow": installed.tensorflow(),
-        "horovod": installed.version(),
-        "mpi4py": found.get("mpi4py"),
         "mpi": _mpi(),
-        "collective": [found.get("collective"), _core()],
+        "core": _core(),
     }
 
 
-def folder() -> Path:
-    """The user's folder for probes."""
-    return private_files.cache_folder() / "probes"
-
-
 class ProbeCache:
-    """The measurements for one kind of job.
-
-    Args:
-        of: The kind of job (``job``).
-
-    Attributes:
-        path: The file; it need not exist. A broken one counts as none.
-    """
+    """The measurements for one kind of ``job``. A broken file counts as none."""
 
     def __init__(self, of: Mapping[str, Any]):
         self.of = json.loads(json.dumps(of))
         name = hashlib.sha256(json.dumps(self.of, sort_keys=True).encode()).hexdigest()
-        self.path = folder() / f"{name[:16]}.json"
+        self.path = private_files.cache_folder() / "probes" / f"{name[:16]}.json"
 
     def read(self) -> dict[str, list[Point]]:
         """The measurements, by backend."""
@@ -107,12 +151,10 @@ def _point(kept: Mapping[str, Any]) -> Point:
 
 
 def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*:\s*(.*?)\s*$", text, re.M):
+            return found[1]
     return platform.machine()
 
 

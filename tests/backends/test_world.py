@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from collective import library
-from collective.backends import core_world, mpi_world
+from collective.backends import world
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
 from tests import launch
@@ -19,7 +19,7 @@ pytestmark = [
 ASKS = """
 import sys
 import numpy as np
-from collective.backends.core_world import CoreWorld
+from collective.backends.world import CoreWorld
 from collective.environment import detect
 
 place = detect()
@@ -49,7 +49,7 @@ def test_it_answers_as_mpi_would():
 def test_tf_multiworker_needs_no_mpi_on_one_host(name):
     here, apart = Environment(name, 1, 4, 1, 4), Environment(name, 1, 4, 1, 2)
     assert MultiWorkerBackend.availability(here).usable
-    assert not mpi_world.availability(here).usable
+    assert not world.mpi_availability(here).usable
     found = MultiWorkerBackend.availability(apart)
     assert not found.usable and found.hint.startswith("mpirun -np 4")
-    assert core_world.can_serve(here) and not core_world.can_serve(apart)
+    assert world.can_serve(here) and not world.can_serve(apart)

@@ -1,0 +1,281 @@
+"""What some backends can do and others cannot: one class each, with its own options.
+
+A backend inherits from those that it has, and callers ask ``isinstance(backend,
+Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
+
+    class                   options                 backends
+    Elastic                 min_np, max_np          native, mpi
+    Overlap                 bucket_bytes            native, horovod
+    TensorParallel          tensor_parallel         native
+    ModelParallel           model_parallel          single, native, mpi
+    ShardCollectives        none                    single, native, mpi, horovod, tf-multiworker
+    Recording               none                    native
+    Serving                 parameter_servers       tf-parameter-server
+
+An option given to a backend without the class is an error before anything starts
+(``collective.backends.registry``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from collective.backends.base import Backend
+from collective.backends.devices import configure, local_devices
+from collective.backends.options import Options
+from collective.buckets import BYTES_BETWEEN_HOSTS
+from collective.environment import Environment, detect
+from collective.errors import UsageError
+
+if TYPE_CHECKING:
+    from collective.backends.tensor_group import TensorGroup
+
+
+class Elastic(Backend):
+    """A backend whose ranks may change, where ``Options.min_np`` is set.
+
+    When ranks die, collectives raise errors for which ``lost`` is true, and every rank
+    that is left calls ``regroup``. The same call admits ranks that wait to join, and
+    follows ``leave`` on another rank.
+    """
+
+    takes = frozenset({"min_np", "max_np"})
+
+    def __init__(self, options: Options, environment: Environment | None = None):
+        environment = environment or detect()
+        if (options.min_np or 1) > environment.size:
+            raise UsageError(
+                f"min_np={options.min_np}, and the number of ranks is "
+                f"{environment.size}",
+                hint=f"min_np={environment.size} or less",
+            )
+        super().__init__(options, environment)
+        self.joins = environment.joining
+        self.elastic = options.min_np is not None
+        self._max_replicas = options.max_np
+        self._rank_variable: Any = None
+
+    @property
+    def most_replicas(self) -> int:
+        """The highest number of replicas that the job may have."""
+        return self._max_replicas or self.replicas
+
+    def replica(self) -> Any:
+        """This replica's number; in an elastic job a variable, read in each step."""
+        if not self.elastic:
+            return super().replica()
+        import tensorflow as tf
+
+        if self._rank_variable is None:  # a traced function must see it change
+            with tf.init_scope(), tf.device("CPU"):
+                self._rank_variable = tf.Variable(
+                    self.rank, trainable=False, dtype=tf.int64
+                )
+        return self._rank_variable.read_value()
+
+    @abstractmethod
+    def lost(self, error: BaseException) -> bool:
+        """Whether the error means only that ranks died, and the rest can continue.
+
+        If so, every rank that is left calls ``regroup``.
+        """
+
+    @abstractmethod
+    def regroup(self) -> list[int]:
+        """Continues with the ranks that are left, renumbered in their old order.
+
+        Ranks that wait to join come after them, where the backend can admit them.
+
+        Returns:
+            The former number of each rank, by its new one; -1 for a rank that joined.
+        """
+
+    def enter(self) -> list[int]:
+        """Joins the job that already runs, where this process ``joins`` one.
+
+        Returns:
+            As ``regroup``.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Leaves a job whose other ranks have agreed to continue without this one."""
+
+    def _renumber(self, place: Environment) -> None:
+        """Takes a new place in the job."""
+        self._max_replicas = self.most_replicas
+        self._take_place(place)
+        if self._rank_variable is not None:
+            self._rank_variable.assign(place.rank)
+
+
+class Overlap(Backend):
+    """Sums gradients in buckets, each as soon as back-propagation has made it.
+
+    Attributes:
+        bucket_bytes: The size of a bucket; None: one bucket, after all gradients.
+    """
+
+    takes = frozenset({"bucket_bytes"})
+
+    def __init__(self, options: Options, environment: Environment | None = None):
+        super().__init__(options, environment)
+        self.bucket_bytes = options.bucket_bytes
+        if self.bucket_bytes is None and self.size != self.local_size:
+            self.bucket_bytes = BYTES_BETWEEN_HOSTS
+        self.overlaps = self.bucket_bytes is not None
+
+
+class TensorParallel(Backend):
+    """Groups of ``Options.tensor_parallel`` neighbouring ranks hold a replica each."""
+
+    takes = frozenset({"tensor_parallel"})
+    tensor: TensorGroup | None
+
+    def _share_replicas(self) -> None:
+        """Makes the groups; every rank calls it once it is in the job."""
+        parts = self.options.tensor_parallel
+        if parts == 1:
+            return
+        from collective.backends.tensor_group import TensorGroup
+
+        self.tensor = TensorGroup(self.rank, self.size, parts, self.require_all_ranks)
+        self.replicas = self.size // parts
+        self.local_replicas = range(self.rank // parts, self.rank // parts + 1)
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Layers made in it are split over the group."""
+        return super().scope() if self.tensor is None else self.tensor.for_layers()
+
+    @abstractmethod
+    def sum_over_processes(self, tensors: Sequence[Any]) -> list[Any]:
+        """As ``all_reduce``, over all processes: also over those of one replica."""
+
+
+class ModelParallel(Backend):
+    """Gives each process ``Options.model_parallel`` devices, its ``stages``."""
+
+    takes = frozenset({"model_parallel"})
+
+    def _configure_devices(self, environment: Environment) -> None:
+        """Sets up this process' devices; a subclass calls it when it has started."""
+        count = self.options.model_parallel
+        configure(self.options, environment, self.overlaps, count)
+        self.stages = local_devices(count) if count > 1 else []
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """With stages, variables are made in host memory; their layers are placed later."""
+        if not self.stages:
+            return super().scope()
+        import tensorflow as tf
+
+        return tf.device("/cpu:0")
+
+
+class ShardCollectives(Backend):
+    """Reduce-scatter and all-gather, for state of which each replica holds one shard.
+
+    For backends with one replica in each process. The collectives here are made of an
+    all-reduce, which sends more than is needed; a subclass overrides them where it has
+    better ones.
+
+    Attributes:
+        exchanges: Whether it has ``all_to_all``, too.
+    """
+
+    exchanges: ClassVar[bool] = False
+
+    def reduce_scatter(self, rows: Any) -> Any:
+        """Inside ``run``: this replica's row of the sum over all replicas.
+
+        Args:
+            rows: ``[replicas, n]``, of equal shape and dtype on every replica.
+
+        Returns:
+            ``[n]``.
+        """
+        self.require_all_ranks()
+        return self._reduce_scatter(rows) if self.replicas > 1 else rows[0]
+
+    def _reduce_scatter(self, rows: Any) -> Any:
+        return self._all_reduce([rows])[0][self.replica()]
+
+    def all_gather(self, row: Any) -> Any:
+        """Inside ``run``: the rows of all replicas.
+
+        Args:
+            row: ``[n]``, of equal shape and dtype on every replica.
+
+        Returns:
+            ``[replicas, n]``.
+        """
+        self.require_all_ranks()
+        return self._all_gather(row) if self.replicas > 1 else row[None]
+
+    def _all_gather(self, row: Any) -> Any:
+        import tensorflow as tf
+
+        shape = [self.replicas, *row.shape]
+        rows = tf.scatter_nd([[self.replica()]], row[None], shape)
+        return self._all_reduce([rows])[0]
+
+    def all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+        """Inside ``run``: sends rows to each replica, and returns those sent to this one.
+
+        Args:
+            rows: ``[replicas, counts[replica], n]``: for each replica as many rows.
+            counts: Of each replica; the same on all.
+
+        Returns:
+            ``[sum(counts), n]``, in the order of the replicas.
+        """
+        import tensorflow as tf
+
+        self.require_all_ranks()
+        received = self._all_to_all(rows, counts)
+        return tf.ensure_shape(received, [sum(counts), rows.shape[-1]])
+
+    def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that this process ran; times in seconds of ``time.perf_counter``."""
+
+    begin: float
+    end: float
+    bytes: int  # of its tensors together
+
+
+class Recording(Backend):
+    """Records collectives while it is switched on."""
+
+    @abstractmethod
+    def record(self, on: bool) -> None:
+        """Starts or stops recording this process' collectives."""
+
+    @abstractmethod
+    def recorded(self) -> list[Collective]:
+        """The collectives recorded since the last call, in order; may be none."""
+
+
+class Serving(Backend):
+    """Asynchronous: rank 0 hands batches to workers and waits for none of them.
+
+    Attributes:
+        workers: Number of ranks that compute gradients.
+    """
+
+    takes = frozenset({"parameter_servers"})
+    synchronous = False
+    workers: int
+
+    @abstractmethod
+    def serve(self) -> None:
+        """On every rank but the chief, serves until the job ends, then ends the process."""

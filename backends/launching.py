@@ -1,0 +1,128 @@
+"""Starts a job of a backend: its command and environment, and a supervised run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import collective
+from collective.backends.registry import BACKENDS, ranks
+from collective.launch import processes, programs
+
+GRACE_SECONDS = 5
+TAIL = 30  # lines of a failed run that are kept
+# The folder from which ranks import this package.
+ROOT = Path(collective.__file__).resolve().parent.parent
+# The variables that launchers set for a rank.
+OF_A_RANK = re.compile(
+    "OMPI_(?!ALLOW)|PMI|PRTE_|SLURM_|TF_CONFIG$|TORCHELASTIC_|MPI_LOCAL"
+    "|((COLLECTIVE|HOROVOD)_)?(LOCAL_|CROSS_|GROUP_)?(RANK|SIZE|WORLD_SIZE)$"
+    "|COLLECTIVE_(JOB|HOROVODRUN|RANKS_PER_HOST|MIN_NP|MAX_NP|JOINS|BOARD)$"
+    "|HOROVOD_(GLOO_|HOSTNAME|CONTROLLER|CPU_OPERATIONS)|MASTER_(ADDR|PORT)$"
+)
+
+
+def line(
+    backend: str, replicas: int, program: Sequence[str], launcher: str = ""
+) -> list[str]:
+    """The command that starts a Python program on so many replicas of a backend.
+
+    Args:
+        backend: One of ``BACKENDS``, or ``auto`` with a launcher.
+        replicas: How many: processes, or devices of one process.
+        program: Arguments for Python, without the backend's options.
+        launcher: The program that starts the processes; by default the backend's own.
+    """
+    launcher = launcher or BACKENDS[backend].launcher
+    options = ["--backend", backend]
+    if not launcher and not BACKENDS[backend].one_replica:
+        options += ["--devices", str(replicas)]
+    python = [sys.executable, *program, *options]
+    if not launcher:
+        return python
+    if launcher == "collectiverun":
+        start = [sys.executable, "-m", "collective.launch"]
+    else:
+        start = [find_program(launcher) or launcher]
+    return [*start, "-np", str(ranks(backend, replicas)), *python]
+
+
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """These variables (this process'), and those with which a run finds this package."""
+    env = dict(os.environ if variables is None else variables)
+    # As in an activated environment: horovodrun looks for mpirun there.
+    path = [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
+    env["PATH"] = os.pathsep.join(path)
+    if os.geteuid() == 0:
+        env.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        env.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    env["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), env.get("PYTHONPATH")])
+    )
+    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return env
+
+
+def unlaunched(variables: Mapping[str, str]) -> dict[str, str]:
+    """A rank's environment without its place in its job: for a new job that it starts."""
+    return {k: v for k, v in variables.items() if not OF_A_RANK.match(k)}
+
+
+@dataclass(frozen=True)
+class CompletedRun:
+    """How a run ended."""
+
+    code: int | None  # None when it was killed at its deadline
+    tail: str  # the last lines it printed
+
+    @property
+    def failure(self) -> str:
+        """What went wrong in a few words; empty when nothing did."""
+        if self.code == 0:
+            return ""
+        if self.code is None:
+            return "did not end in time"
+        return f"ended with exit code {self.code}"
+
+
+def run(
+    command: Sequence[str],
+    seconds: float,
+    variables: Mapping[str, str] | None = None,
+    cores: Sequence[int] = (),
+) -> CompletedRun:
+    """Runs a command to its end or its deadline. Every process it started ends with it.
+
+    Args:
+        command: Program and arguments.
+        seconds: The deadline.
+        variables: Its environment; ``environment()`` by default.
+        cores: The cores it may use; by default those of this process.
+    """
+    with tempfile.TemporaryFile() as printed:
+        process = processes.start(
+            command,
+            on_parent_death=signal.SIGTERM,  # so that launchers end their ranks
+            cores=cores,
+            env=environment() if variables is None else variables,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+        )
+        code: int | None = None
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            processes.end_group(process, GRACE_SECONDS)
+        printed.seek(0)
+        text = printed.read().decode(errors="replace")
+    return CompletedRun(code, "\n".join(text.splitlines()[-TAIL:]))

