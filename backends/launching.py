@@ -14,7 +14,7 @@ from pathlib import Path
 
 import collective
 from collective.backends.registry import BACKENDS, ranks
-from collective.launch import processes, programs
+from collective.launch import processes
 
 GRACE_SECONDS = 5
 TAIL = 30  # lines of a failed run that are kept
@@ -50,7 +50,7 @@ def line(
     if launcher == "collectiverun":
         start = [sys.executable, "-m", "collective.launch"]
     else:
-        start = [find_program(launcher) or launcher]
+        start = [processes.find_program(launcher) or launcher]
     return [*start, "-np", str(ranks(backend, replicas)), *python]
 
 

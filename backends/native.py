@@ -32,7 +32,7 @@ from collective.backends.capabilities import (
     TensorParallel,
 )
 from collective.backends.options import Options
-from collective.environment import Environment, HorovodGloo, detect
+from collective.environment import Environment, HorovodGloo
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import Sum, algorithm_number, transport_number
 
