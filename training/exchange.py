@@ -65,14 +65,22 @@ def broadcast_object(backend: Backend, value: Any, root: int = 0) -> Any:
 
     Args:
         backend: What the ranks talk through.
-        value: On the root, what ``pickle`` can write; anything elsewhere.
+        value: On the root, what ``pickle`` can write; anything elsewhere. The memory of
+            arrays in it is sent as it is.
         root: The rank.
     """
-    data = pickle.dumps(value) if backend.rank == root else b""
-    size = int(backend.broadcast_array(np.array([len(data)]), root)[0])
-    text = np.zeros(size, np.uint8)
-    text[: len(data)] = np.frombuffer(data, np.uint8)
-    return pickle.loads(backend.broadcast_array(text, root).tobytes())
+    parts: list[Any] = []
+    if backend.rank == root:
+        text = pickle.dumps(value, protocol=5, buffer_callback=parts.append)
+        parts = [np.frombuffer(text, np.uint8)] + [
+            np.frombuffer(part.raw(), np.uint8) for part in parts
+        ]
+    count = int(backend.broadcast_array(np.array([len(parts)]), root)[0])
+    sizes = np.array([part.size for part in parts] or [0] * count)
+    sizes = backend.broadcast_array(sizes, root)
+    parts = parts or [np.empty(size, np.uint8) for size in sizes]
+    text, *memory = [backend.broadcast_array(part, root) for part in parts]
+    return pickle.loads(text, buffers=memory)
 
 
 def join(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:

@@ -30,7 +30,11 @@ from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.reduction import Span, StepSums, all_reduce
 from collective.training.replica import look_ups
-from collective.training.replica.attachments import Attachment, ReplicaStep, Total
+from collective.training.replica.attachments import (
+    Attachment,
+    Attachments,
+    ReplicaStep,
+)
 from collective.training.replica.inputs import (
     StepInputs,
     Weights,
@@ -115,14 +119,13 @@ class Step:
         self.micro_batches = accumulate
         self.virtual = virtual
         self.maybe_empty = maybe_empty
-        self.attachments = list(attachments)
+        self.attachments = Attachments(attachments)
         pieces = virtual.count if virtual else backend.most_replicas
         self.forward = Forward(prepared, seed, recompute, pieces, accumulate, plan)
         self.layout = Layout(self.model, plan.gather_metrics)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         self._metrics: tf.Tensor = tf.zeros([0], tf.float64)
         self.begin_epoch()
-        self._attached_sizes: list[int] = []
         keras_compat.switch_off_gradient_sum(self.optimizer)
         if not backend.synchronous:
             keras_compat.count_atomically(self.optimizer)
@@ -204,18 +207,13 @@ class Step:
             The report (``collective.training.reporting.report``), then the totals of
             the attachments; the same on every rank. See ``Backend.call``.
         """
-        for attachment in self.attachments:
-            attachment.prepare()
+        self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64), self._metrics)
         report = self.backend.call(self._run, args, self._explain)
-        start = self.layout.size
+        size = self.layout.size
         if self._metric_state is not None:
-            self._metrics = self._metric_state.end_of(report[:start])
-        for attachment, size in zip(
-            self.attachments, self._attached_sizes, strict=True
-        ):
-            attachment.receive(Total(report, start, start + size), number)
-            start += size
+            self._metrics = self._metric_state.end_of(report[:size])
+        self.attachments.receive(report, size, number)
         return report
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
@@ -279,7 +277,7 @@ class Step:
             replica,
         )
         this_step = ReplicaStep(number, replica, own.rows_read)
-        attached = [a.contribution(this_step) for a in self.attachments]
+        attached = self.attachments.contributions(this_step)
 
         # forward and backward pass, all-reduce
         if self.virtual is None:
@@ -328,30 +326,25 @@ class Step:
     def _sum_micro_batches(self, inputs: StepInputs) -> Sums:
         """Sums over a replica's rows. Pure."""
 
-        def compute(micro_batch: tf.Tensor, rows: Rows, _: Any) -> tuple[Sums, Any]:
+        def compute(micro_batch: tf.Tensor, rows: Rows) -> Sums:
+            micro_batch = tf.cast(micro_batch, tf.int64)
             sums = self._micro_batch(
                 inputs.weights,
                 rows,
                 inputs.global_rows,
                 inputs.loss_scale,
-                tf.stack(
-                    [inputs.number, inputs.replica, tf.cast(micro_batch, tf.int64)]
-                ),
+                tf.stack([inputs.number, inputs.replica, micro_batch]),
             )
-            return self._beside_variables(sums), []
+            return self._beside_variables(sums)
 
-        sums, _ = accumulate(
+        return accumulate(
             compute,
-            lambda: tf.nest.map_structure(
-                lambda t: tf.zeros(t.shape, t.dtype), self._sums_spec
-            ),
-            [],
+            self._sums_spec,
             inputs.count,
             inputs.rows,
             self.micro_batches,
             self.maybe_empty,
         )
-        return sums
 
     def _coupled_sums(self, inputs: StepInputs, metrics: tf.Tensor) -> Sums:
         """As ``_sum_micro_batches``, of all rows at once, with collectives."""
@@ -477,16 +470,13 @@ class Step:
     def _report(self, batch: Batch, total: StepSums, span: Any) -> tf.Tensor:
         """Everything that ranks want to know of the step, as one vector."""
         loss, outputs = global_loss(total.sums)
-        self._attached_sizes = [
-            sum(t.shape.num_elements() for t in tensors) for tensors in total.attached
-        ]
         return self.layout.pack(
             loss,
             batch.global_rows,
             span,
             outputs,
             total.sums.metrics,
-            tf.nest.flatten(total.attached),
+            self.attachments.flat(total.attached),
         )
 
     def _explain(self, error: Exception) -> Exception:

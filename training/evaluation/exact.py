@@ -131,18 +131,14 @@ class Evaluation(BatchwiseEvaluation):
         self, weights: Weights, own: ReplicaRows, global_rows: tf.Tensor, _: tf.Tensor
     ) -> Sums:
         """Sums over a replica's rows; all zero where it has none."""
-        sums, _ = accumulate(
-            lambda _, rows, state: (self._local(weights, rows, global_rows), state),
-            lambda: tf.nest.map_structure(
-                lambda t: tf.zeros(t.shape, t.dtype), self._shapes
-            ),
-            [],
+        return accumulate(
+            lambda _, rows: self._local(weights, rows, global_rows),
+            self._shapes,
             own.count,
             own.rows,
             micro_batches=1,
             maybe_empty=True,
         )
-        return sums
 
     def _warn_of_dropped(self) -> None:
         if self.forward.dropped and self.backend.rank == 0:

@@ -197,7 +197,7 @@ class _Prediction:
         self._check_rows(mine, own)
         has = gather_few(self.backend, [float(mine is not None)])[:, 0]
         everything = [
-            _broadcast_tree(self.backend, mine, rank) if has[rank] else None
+            broadcast_object(self.backend, mine, rank) if has[rank] else None
             for *_, rank in self._holders
         ]
         read = [0] * len(everything)
@@ -302,29 +302,3 @@ def _concatenate(trees: list[Any]) -> Any:
 
 def _rows(tree: Any, start: int, stop: int) -> Any:
     return keras.tree.map_structure(lambda leaf: leaf[start:stop], tree)
-
-
-def _broadcast_tree(backend: Backend, tree: Any, root: int) -> Any:
-    """The root's tree of arrays, on every rank."""
-    mine = backend.rank == root
-    leaves = keras.tree.flatten(tree) if mine else []
-    small = [
-        not isinstance(leaf, np.ndarray) or leaf.dtype == object for leaf in leaves
-    ]
-    header: Any = None
-    if mine:
-        shapes = keras.tree.map_structure(lambda leaf: None, tree)
-        abouts = [
-            leaf if objects else (leaf.shape, leaf.dtype)
-            for leaf, objects in zip(leaves, small, strict=True)
-        ]
-        header = shapes, abouts, small
-    shapes, abouts, small = broadcast_object(backend, header, root)
-    received = []
-    for place, (about, objects) in enumerate(zip(abouts, small, strict=True)):
-        if objects:
-            received.append(about)
-            continue
-        array = leaves[place] if mine else np.empty(*about)
-        received.append(backend.broadcast_array(array, root))
-    return keras.tree.pack_sequence_as(shapes, received)
