@@ -18,9 +18,10 @@ from collective.training import models
 from collective.training.arguments.names import options_named
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.evaluation.exact import Evaluation
-from collective.training.failure import ends_the_job, explaining_memory
+from collective.training.failure import guarded
 from collective.training.fit import fit
 from collective.training.input import datasets
+from collective.training.input.pipeline import Input
 from collective.training.prepared import get_prepared
 from collective.training.reporting.summary import Summary
 from collective.training.variables.gradient_sizes import message
@@ -103,7 +104,7 @@ def run(
         backend.serve()
     with quiet():
         tf.zeros([])  # the first operation starts the devices, and prints about them
-    with options_named(), ends_the_job(backend), explaining_memory():
+    with options_named(), guarded(backend):
         _set_precision(job.precision)
         keras.utils.set_random_seed(job.seed)
         data = datasets.load(job.data, seed=job.seed)
@@ -132,7 +133,8 @@ def run(
         test: dict[str, float] = {}
         if job.test and data.test is not None:
             rows = max(job.global_batch_size, 32 * backend.most_replicas)
-            evaluation = Evaluation(get_prepared(model), backend, data.test, rows)
+            inputs = Input(data.test, rows, shuffle=False)
+            evaluation = Evaluation(get_prepared(model), backend, inputs)
             test = result.afterwards(evaluation)
         parts = get_prepared(model).partition
         summary = Summary.of(

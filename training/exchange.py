@@ -79,8 +79,8 @@ def broadcast_object(backend: Backend, value: Any, root: int = 0) -> Any:
     sizes = np.array([part.size for part in parts] or [0] * count)
     sizes = backend.broadcast_array(sizes, root)
     parts = parts or [np.empty(size, np.uint8) for size in sizes]
-    text, *memory = [backend.broadcast_array(part, root) for part in parts]
-    return pickle.loads(text, buffers=memory)
+    parts = [backend.broadcast_array(part, root) for part in parts]
+    return pickle.loads(parts[0], buffers=parts[1:])
 
 
 def join(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:

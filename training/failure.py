@@ -15,6 +15,7 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
+from collective.training.arguments.names import arguments_named
 from collective.training.exchange import broadcast_object
 
 # Errors of rank 0 that every rank raises: the last one, for ``ends_the_job``.
@@ -118,8 +119,15 @@ def _description(rank: int, error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def explaining_memory() -> Iterator[None]:
-    """Adds a remedy to errors about memory; used within ``ends_the_job``."""
+def guarded(backend: Backend) -> Iterator[None]:
+    """What surrounds each public call: errors are explained, and end all ranks."""
+    with ends_the_job(backend), arguments_named(), _explaining_memory():
+        yield
+
+
+@contextlib.contextmanager
+def _explaining_memory() -> Iterator[None]:
+    """Adds a remedy to errors about memory."""
     try:
         yield
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:

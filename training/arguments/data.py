@@ -36,7 +36,7 @@ class FitData:
         train: The data to train on.
         batch_size: Rows of a global batch; without meaning where the data are batches.
         validation: The data of the validation, or None.
-        validation_batch_size: Likewise.
+        validation_batch_size: Likewise; None as in Keras.
     """
 
     train: Data
@@ -56,7 +56,6 @@ def fit_data(
     class_weight: Mapping[int, float] | None,
     sample_weight: Any,
     steps_per_epoch: int | None,
-    validation_steps: int | None,
     validation_batch_size: int | None,
     seed: int,
     data: Any,
@@ -93,9 +92,7 @@ def fit_data(
         if batch_size is not None
         else default_batch_size(train, steps_per_epoch),
         validation,
-        _validation_batch_size(
-            validation, validation_batch_size or batch_size, validation_steps
-        ),
+        validation_batch_size or batch_size,
     )
 
 
@@ -297,14 +294,6 @@ def default_batch_size(data: Data, steps: int | None) -> int:
     if isinstance(data, Source) and steps:
         return max(1, math.ceil(len(data) / steps))
     return DEFAULT_BATCH_SIZE
-
-
-def _validation_batch_size(
-    data: Data | None, given: int | None, steps: int | None
-) -> int | None:
-    if data is None or given is not None:
-        return given
-    return default_batch_size(data, steps)
 
 
 def _kind(value: Any) -> str:

@@ -61,6 +61,7 @@ class Hooks:
 
     Attributes:
         used: The hooks that a callback of rank 0 overrides; after ``agree``.
+        has_bar: Whether the callbacks are Keras' own list, which has a progress bar.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Hooks:
         params: Mapping[str, Any],
     ):
         self.callbacks = flatten(callbacks)
+        self.has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
         self.model = model
         self.backend = backend
         self.params = dict(params)

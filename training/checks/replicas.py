@@ -182,13 +182,15 @@ class DesyncAlarm(Attachment):
         return f"{kind}s {', '.join(first)} and {last}"
 
 
-class FinalCheck(Observer):
-    """Compares the replicas once after the last step, whatever the alarm's interval."""
+class DesyncCheck(Observer):
+    """Has the alarm in a training's steps, and compares after the last one, too."""
 
-    def __init__(self, alarm: DesyncAlarm, position: Position):
-        self.alarm = alarm
+    def __init__(self, position: Position, every: int):
         self.position = position
+        self.alarm = DesyncAlarm(position.model, position.backend, every)
+        self.attachments = [self.alarm]
 
     def end_epochs(self) -> None:
-        """As ``DesyncAlarm.compare_now``."""
-        self.alarm.compare_now(self.position.step)
+        """As ``DesyncAlarm.compare_now``, where replicas are at the same step."""
+        if self.position.backend.synchronous:
+            self.alarm.compare_now(self.position.step)

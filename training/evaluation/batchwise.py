@@ -17,7 +17,6 @@ from collective.training.callbacks.hooks import BatchHooks, Hooks
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
-from collective.training.input.source import Source
 from collective.training.prepared import PreparedModel
 
 
@@ -27,9 +26,7 @@ class BatchwiseEvaluation(ABC):
     Args:
         prepared: The model.
         backend: What sums over replicas.
-        source: The rows, or batches of them.
-        batch_size: Rows evaluated at a time, over all replicas; of no effect on
-            batches.
+        inputs: The batches, in order.
         steps: How many batches, at most.
     """
 
@@ -37,18 +34,13 @@ class BatchwiseEvaluation(ABC):
         self,
         prepared: PreparedModel,
         backend: Backend,
-        source: Source | Batches,
-        batch_size: int,
+        inputs: Input | Batches,
         steps: int | None = None,
     ):
         self.prepared = prepared
         self.model = prepared.model
         self.backend = backend
-        self.input = (
-            source
-            if isinstance(source, Batches)
-            else Input(source, batch_size, shuffle=False)
-        )
+        self.input = inputs
         self.steps = steps
         self._cut_for = range(0), 0
 

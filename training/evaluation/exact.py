@@ -21,8 +21,7 @@ from collective.training.coupled.replica import for_replica
 from collective.training.evaluation.batchwise import BatchwiseEvaluation
 from collective.training.forward import Forward, Sums
 from collective.training.input.batches import Batches
-from collective.training.input.pipeline import Batch
-from collective.training.input.source import Source
+from collective.training.input.pipeline import Batch, Input
 from collective.training.prepared import PreparedModel
 from collective.training.replica.inputs import (
     ReplicaRows,
@@ -39,9 +38,9 @@ class Evaluation(BatchwiseEvaluation):
     """Loss and metrics of a compiled model.
 
     Args:
-        prepared, backend, source, batch_size, steps: See ``BatchwiseEvaluation``.
+        prepared, backend, inputs, steps: See ``BatchwiseEvaluation``.
         plan: Whether loss and metrics are those of whole batches; then the result
-            depends on ``batch_size``, as in Keras.
+            depends on the size of these, as in Keras.
 
     Raises:
         UsageError: The plan cannot be followed on this backend.
@@ -51,8 +50,7 @@ class Evaluation(BatchwiseEvaluation):
         self,
         prepared: PreparedModel,
         backend: Backend,
-        source: Source | Batches,
-        batch_size: int,
+        inputs: Input | Batches,
         steps: int | None = None,
         plan: StepPlan | None = None,
     ):
@@ -61,7 +59,7 @@ class Evaluation(BatchwiseEvaluation):
         if coupled:
             coupling = coupled_checks.reasons(prepared.model, backend, plan, False)
             coupled_checks.check(prepared, backend, coupling)
-        super().__init__(prepared, backend, source, batch_size, steps)
+        super().__init__(prepared, backend, inputs, steps)
         self.forward = Forward(prepared, seed=0, plan=plan)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         spec = without_none(self.input.spec)

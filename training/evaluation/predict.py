@@ -18,23 +18,23 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training.arguments.data import as_data, default_batch_size
-from collective.training.arguments.names import arguments_named
+from collective.training.arguments.data import as_data
 from collective.training.callbacks.hooks import BatchHooks, Callbacks, Hooks
 from collective.training.eager import runs_eagerly
 from collective.training.evaluation.inference import (
     open_backend,
+    open_hooks,
+    open_inputs,
     show,
     use_weights_of_rank_zero,
 )
 from collective.training.exchange import broadcast_object, gather_few
-from collective.training.failure import ends_the_job, explaining_memory
+from collective.training.failure import guarded
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
-from collective.training.input.source import Source
 from collective.training.prepared import get_prepared
 from collective.training.replica.rows import without_none
 
@@ -75,25 +75,15 @@ def predict(
             has not one entry for each row.
     """
     backend = open_backend(backend)
-    with ends_the_job(backend), arguments_named(), explaining_memory():
-        data = as_data(x)
-        rows = batch_size or default_batch_size(data, steps)
-        inputs: Input | Batches = (
-            Input(data, rows, shuffle=False)
-            if isinstance(data, Source)
-            else Batches(data, backend, steps)
-        )
-        known = inputs.steps_per_epoch
-        steps = min(steps or ENDLESS, known or ENDLESS)
+    with guarded(backend):
+        inputs = open_inputs(as_data(x), backend, batch_size, steps)
+        steps = min(steps or ENDLESS, inputs.steps_per_epoch or ENDLESS)
         prediction = _Prediction(model, backend, inputs, steps)
         batches = None if steps == ENDLESS else steps
-        params = {"verbose": verbose, "epochs": 1, "steps": batches}
-        hooks = Hooks(callbacks, model, backend, params)
-        hooks.agree()
+        hooks = open_hooks(callbacks, model, backend, verbose, batches)
         with recorder.span(recorder.OTHER, "prediction"):
             outputs = prediction.run(hooks)
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            show({}, verbose, batches, backend)
+        show({}, hooks)
         return outputs
 
 
@@ -128,36 +118,36 @@ class _Prediction:
         model.stop_predicting = False
         hooks.call("on_predict_begin", (), {})
         at_once = "on_predict_batch_end" in hooks.used
-        parts: list[Any] = []  # outputs for the local rows, or for all rows of a batch
+        outputs: list[Any] = []  # of all ranks
+        parts: list[Any] = []  # of this rank, for batches that are not in ``outputs``
         sizes: list[int] = []
-        pending = 0
+
+        def exchange() -> Any:
+            outputs.append(self._exchange(parts, sizes))
+            parts.clear()
+            sizes.clear()
+            return outputs[-1]
+
         for number, batch in enumerate(self._batches()):
             if number == 0:
-                self._build(batch)
+                self._build()
             batch_hooks.before(number)
             sizes.append(int(batch.global_rows))
             parts.append(self._outputs(batch))
             if batch_hooks.ends(number, number + 1 == self.steps):
-                together = None
-                if at_once:
-                    together = self._exchange(parts[pending:], sizes[pending:])
-                    parts[pending:] = [together]
-                    sizes[pending:] = [sum(sizes[pending:])]
-                    pending = len(parts)
-                batch_hooks.after({"outputs": together})
+                batch_hooks.after({"outputs": exchange() if at_once else None})
                 if model.stop_predicting:
                     break
-        if not parts:
+        if parts:
+            together = exchange()
+            if at_once:
+                batch_hooks.after({"outputs": together})
+        if not outputs:
             raise UsageError(
                 "there are no rows to predict", hint="pass data with at least one row"
             )
-        if at_once and pending < len(parts):
-            together = self._exchange(parts[pending:], sizes[pending:])
-            parts[pending:] = [together]
-            batch_hooks.after({"outputs": together})
-        outputs = _concatenate(parts) if at_once else self._exchange(parts, sizes)
         hooks.call("on_predict_end", (), {})
-        return outputs
+        return _concatenate(outputs)
 
     def _batches(self) -> Iterator[Batch]:
         if isinstance(self.inputs, Batches):
@@ -166,7 +156,7 @@ class _Prediction:
         replicas = self.backend.local_replicas, self.backend.replicas
         return iter(self.inputs.dataset(0, self.steps, *replicas))
 
-    def _build(self, batch: Batch) -> None:
+    def _build(self) -> None:
         """Makes the model's variables, and has all ranks use rank 0's."""
         if not self.model.built:
             with self.backend.scope():
@@ -271,12 +261,10 @@ def _compute(model: keras.Model, batch: Batch) -> Any:
 def _one_row(spec: Any) -> Any:
     """A tensor of zeros to build a model with; sizes that are open become 1."""
     shape = [1 if size is None else size for size in spec.shape]
-    zeros = tf.zeros(shape, tf.int32) if spec.dtype == tf.string else None
-    dense = (
-        tf.strings.as_string(zeros)
-        if zeros is not None
-        else tf.zeros(shape, spec.dtype)
-    )
+    text = spec.dtype == tf.string
+    dense = tf.zeros(shape, tf.int32 if text else spec.dtype)
+    if text:
+        dense = tf.strings.as_string(dense)
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
     if isinstance(spec, tf.SparseTensorSpec):
