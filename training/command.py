@@ -30,6 +30,11 @@ from collective.training.virtual.settings import THREADS
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 CLIPS = ("global_clipnorm", "clipnorm", "clipvalue")
 OF_OPTIMIZER = ("optimizer", "learning_rate", *CLIPS)
+OF_FIT = (
+    *("global_batch_size", "epochs", "steps", "accumulate", "virtual_replicas"),
+    *("jit_compile", "recompute", "shard_optimizer"),
+    *("seed", "check_every", "verbose", "timeline"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,21 +119,10 @@ def run(
             model,
             data.train,
             backend=backend,
-            global_batch_size=job.global_batch_size,
-            epochs=job.epochs,
-            steps=job.steps,
-            accumulate=job.accumulate,
-            jit_compile=job.jit_compile,
-            recompute=job.recompute,
-            shard_optimizer=job.shard_optimizer,
-            seed=job.seed,
-            virtual_replicas=job.virtual_replicas,
-            check_every=job.check_every,
             callbacks=callbacks,
-            verbose=job.verbose,
-            timeline=job.timeline,
             checkpoint=checkpoint,
             ledger=ledger,
+            **{name: getattr(job, name) for name in OF_FIT},
         )
         test: dict[str, float] = {}
         if job.test and data.test is not None:
@@ -186,19 +180,13 @@ def _model(job: Job, data: datasets.Data) -> keras.Model:
                     hint=f"drop --{option.replace('_', '-')}, or do not compile it",
                 )
         return model
-    model.compile(
-        optimizer=_optimizer(job),
-        loss=_loss(data),
-        metrics=["accuracy"] if data.classes else [],
-        jit_compile=False,
-    )
-    return model
-
-
-def _loss(data: datasets.Data) -> Any:
+    optimizer = _optimizer(job)
     if data.classes:
-        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return "mse"
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+    else:
+        model.compile(optimizer, "mse", jit_compile=False)
+    return model
 
 
 def _optimizer(job: Job) -> keras.Optimizer:

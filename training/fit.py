@@ -30,7 +30,6 @@ from collective.training.custom_step.epochs import MetricEpochs
 from collective.training.custom_step.evaluation import make_evaluation
 from collective.training.custom_step.refusals import has_own_step
 from collective.training.custom_step.step import CustomStep
-from collective.training.eager import runs_eagerly
 from collective.training.elastic.membership import Membership
 from collective.training.evaluation.inference import open_backend, open_inputs
 from collective.training.failure import guarded
@@ -47,9 +46,8 @@ from collective.training.ledger.observer import LedgerObserver
 from collective.training.loop import Loop
 from collective.training.observer import Observer
 from collective.training.position import Position
-from collective.training.prepared import prepare
-from collective.training.reporting.heartbeat import Heartbeat
-from collective.training.reporting.progress import ProgressBar
+from collective.training.prepared import prepare, runs_eagerly
+from collective.training.reporting.progress import Heartbeat, ProgressBar
 from collective.training.reporting.timeline import TimelineObserver
 from collective.training.reporting.timing import TimingObserver
 from collective.training.result import Result

@@ -185,9 +185,11 @@ class Forward:
         changed = [(state[i], new_state[i]) for i in self.changing]
         changed += [(trainable[i], scope.assigned[i][-1]) for i in self.assigned]
         overwrites = self._overwrites(gradients, position)
-        return _sums(
-            loss,
+        return Sums(
             self._dense(gradients, trainable),
+            loss.weights,
+            loss.losses,
+            loss.outputs,
             self._metrics(scope, rows, global_rows, seen),
             [layer_state.contribution(old, new, share) for old, new in changed],
             overwrites,
@@ -213,7 +215,8 @@ class Forward:
             for variable, old, new in zip(variables, before, after, strict=True)
             if new is not old and not keras_compat.is_seed_state(variable)
         ]
-        return _sums(loss, [], self._metrics(scope, rows, global_rows, seen), [], [])
+        metrics = self._metrics(scope, rows, global_rows, seen)
+        return Sums([], loss.weights, loss.losses, loss.outputs, metrics, [], [])
 
     def _scope(
         self, weights: Weights, key: tf.Tensor, tape: tf.GradientTape | None = None
@@ -443,24 +446,3 @@ def _count(rows: Rows) -> tf.Tensor:
 def _share(rows: Rows, global_rows: tf.Tensor) -> tf.Tensor:
     """The rows' share of the global batch: float64, to be cast."""
     return tf.cast(_count(rows), tf.float64) / tf.cast(global_rows, tf.float64)
-
-
-def _sums(
-    loss: LossSums,
-    gradients: list[list[tf.Tensor]],
-    metrics: list[tf.Tensor],
-    state: list[tf.Tensor],
-    overwrites: list[tf.Tensor],
-) -> Sums:
-    return Sums(
-        gradients=gradients,
-        weights=[weight for _, weight in loss.undivided],
-        losses=[loss.shown, *loss.totals[1:]],
-        outputs=[
-            (shown, tf.zeros_like(shown) if weight is None else weight)
-            for _, weight, shown in loss.outputs
-        ],
-        metrics=metrics,
-        state=state,
-        overwrites=overwrites,
-    )

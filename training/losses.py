@@ -67,21 +67,31 @@ class LossSums:
         divided: Scalar; its sum over replicas is the divided part of the loss.
         undivided: One ``(total, weight)`` for each undivided loss; with both summed
             over replicas, total / weight is that part of the loss.
-        outputs: The losses of the single outputs of a model with several, without loss
-            weights.
+        outputs: ``(shown, weight)`` of each output's own loss, without loss weights, of
+            a model with several; weight is 0 for a divided one.
         shown: The divided part as Keras shows it: without a reduction, Keras
             differentiates the sum of the values and shows their mean.
     """
 
     divided: tf.Tensor
     undivided: list[tuple[tf.Tensor, tf.Tensor]]
-    outputs: list[SumAndWeight]
+    outputs: list[tuple[tf.Tensor, tf.Tensor]]
     shown: tf.Tensor
 
     @property
     def totals(self) -> list[tf.Tensor]:
         """The divided part, then each undivided total: what has a gradient."""
         return [self.divided, *(total for total, _ in self.undivided)]
+
+    @property
+    def losses(self) -> list[tf.Tensor]:
+        """``totals`` as Keras shows them."""
+        return [self.shown, *self.totals[1:]]
+
+    @property
+    def weights(self) -> list[tf.Tensor]:
+        """The weight of each undivided loss."""
+        return [weight for _, weight in self.undivided]
 
 
 def loss_sums(
@@ -150,7 +160,11 @@ def loss_sums(
     for value in added:
         term = tf.reduce_sum(tf.cast(value, dtype)) * share
         divided, shown = divided + term, shown + term
-    outputs = losses if keras_compat.loss_trackers(model) else []
+    outputs = [
+        (one, tf.zeros_like(one) if weight is None else weight)
+        for _, weight, one in losses
+        if keras_compat.loss_trackers(model)
+    ]
     return LossSums(divided, undivided, outputs, shown)
 
 

@@ -126,10 +126,15 @@ class Observer:
         """
 
 
-def methods(
-    observers: Sequence[Observer], name: str, *, outermost_first: bool = False
-) -> list[Callable[..., Any]]:
-    """The bound methods of this name, without those that do nothing."""
-    ordered = reversed(observers) if outermost_first else observers
+METHODS = tuple(n for n, v in vars(Observer).items() if callable(v) and n[0] != "_")
+_OUTERMOST_FIRST = (
+    *("begin_epoch", "before_input", "before_step", "before_validation"),
+    *("end_epochs", "end"),
+)
+
+
+def methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any]]:
+    """The bound methods of this name in their order, without those that do nothing."""
+    ordered = reversed(observers) if name in _OUTERMOST_FIRST else observers
     nothing = getattr(Observer, name)
     return [getattr(o, name) for o in ordered if getattr(type(o), name) is not nothing]

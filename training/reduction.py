@@ -19,7 +19,7 @@ class StepSums(NamedTuple):
 
     Attributes:
         sums: Losses, gradients, metrics, state.
-        not_finite: See ``collective.training.checks.finite.locate``.
+        not_finite: See ``collective.training.checks.finite.at_replica``.
         attached: The tensors of each attachment.
     """
 

@@ -314,9 +314,13 @@ class Step:
             sums = self._coupled_sums(inputs, metrics)
         else:
             sums = self._beside_variables(self._local_sums(inputs))
-        not_finite = finite.locate(self._with_look_ups(sums), backend)
+        of_look_ups = [
+            tf.cast(tf.reduce_sum(each.slices.values), sums.losses[0].dtype)
+            for each in self.forward.look_ups.values()
+        ]
+        not_finite = finite.first_of(sums, of_look_ups)
         return all_reduce(
-            StepSums(sums, not_finite, attached),
+            StepSums(sums, finite.at_replica(not_finite, backend), attached),
             self.dtype,
             backend,
             self.prepared.partition,
@@ -401,14 +405,6 @@ class Step:
             variable = self.prepared.trainable[i]
             gradients.append(tf.cast(tf.add_n(quotients), variable.dtype))
         return gradients
-
-    def _with_look_ups(self, sums: Sums) -> Sums:
-        """The sums, with those of look-ups among the losses, to be checked with them."""
-        more = [
-            tf.cast(tf.reduce_sum(each.slices.values), sums.losses[0].dtype)
-            for each in self.forward.look_ups.values()
-        ]
-        return sums._replace(losses=[*sums.losses, *more])
 
     def _look_ups(self, weights: list[tf.Tensor]) -> list[Any]:
         """The gradients of look-ups, divided by the weight of their part of the loss.

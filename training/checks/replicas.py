@@ -11,7 +11,7 @@ replica, tensor and step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import keras
@@ -63,10 +63,14 @@ class DesyncAlarm(Attachment):
         """
         mine = tf.cond(
             step.number % self.every == 0,
-            lambda: tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))[0],
+            lambda: self._checksum()[0],
             lambda: tf.zeros([BYTES], tf.uint8),
         )
         return [self._in_own_row(mine)]
+
+    def _checksum(self) -> tf.Tensor:
+        """The checksum of this replica: uint8 ``[1, BYTES]``."""
+        return tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))
 
     def _of_tensors(self) -> tf.Tensor:
         """Checksums of this replica's tensors: uint8 ``[tensors, BYTES]``."""
@@ -92,18 +96,23 @@ class DesyncAlarm(Attachment):
         Raises:
             CollectiveError: As ``compare``.
         """
+        self.compare(self._of_all(self._checksum), number)
+
+    def _of_all(self, checksums: Callable[[], tf.Tensor]) -> np.ndarray:
+        """The checksums of all: ``[replicas, n * BYTES]``; every rank calls it.
+
+        Args:
+            checksums: Makes those of this replica, ``[n, BYTES]``, inside ``run``.
+        """
         tensor = self.backend.tensor
 
-        @tf.function(autograph=False)
-        def checksums() -> tf.Tensor:
-            def reduced() -> tf.Tensor:
-                mine = tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))[0]
-                rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
-                return rows if tensor is None else tensor.by_rank(rows)
+        def reduced() -> tf.Tensor:
+            mine = tf.reshape(checksums(), [-1])
+            rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
+            return rows if tensor is None else tensor.by_rank(rows)
 
-            return self.backend.run(reduced, ())
-
-        self.compare(self.backend.call(checksums, ()).numpy(), number)
+        run = tf.function(lambda: self.backend.run(reduced, ()), autograph=False)
+        return run().numpy()
 
     def compare(self, checksums: np.ndarray, number: int) -> None:
         """Raises, on every rank, when the replicas differ; every rank calls it.
@@ -116,29 +125,19 @@ class DesyncAlarm(Attachment):
         Raises:
             CollectiveError: Naming replica, tensor and step.
         """
-        tensor = self.backend.tensor
-        checksums = checksums[: self.backend.size if tensor else self.backend.replicas]
+        backend = self.backend
+        checksums = checksums[: backend.size if backend.tensor else backend.replicas]
         if np.all(checksums == checksums[0]):
             return
 
-        @tf.function(autograph=False)
-        def of_all() -> tf.Tensor:
-            def reduced() -> tf.Tensor:
-                mine = tf.reshape(self._of_tensors(), [-1])
-                rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
-                rows = rows if tensor is None else tensor.by_rank(rows)
-                return tf.reshape(rows, [rows.shape[0], -1, BYTES])
-
-            return self.backend.run(reduced, ())
-
         paths = [v.path for v in self.variables]
         try:
-            of_tensors = of_all().numpy()
+            of_tensors = self._of_all(self._of_tensors)
         except tf.errors.OpError as failure:
-            backend = self.backend
             if not (isinstance(backend, Elastic) and backend.lost(failure)):
                 raise
-            of_tensors = np.zeros([len(checksums), len(paths), BYTES])  # unknown
+            of_tensors = np.zeros([len(checksums), len(paths) * BYTES])  # unknown
+        of_tensors = of_tensors.reshape(len(of_tensors), -1, BYTES)
         error = self._error(checksums, of_tensors, paths, number)
         recorder.request_dump(error.message)
         raise error

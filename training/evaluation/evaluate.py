@@ -12,7 +12,6 @@ from collective.training import keras_compat
 from collective.training.arguments.data import as_data
 from collective.training.callbacks.hooks import Callbacks
 from collective.training.custom_step.evaluation import make_evaluation
-from collective.training.eager import runs_eagerly
 from collective.training.evaluation.inference import (
     open_backend,
     open_hooks,
@@ -21,7 +20,7 @@ from collective.training.evaluation.inference import (
     use_weights_of_rank_zero,
 )
 from collective.training.failure import guarded
-from collective.training.prepared import build_to_evaluate
+from collective.training.prepared import build_to_evaluate, runs_eagerly
 
 
 def evaluate(

@@ -32,6 +32,7 @@ from collective.training.replica.inputs import (
 )
 from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows, without_none
+from collective.training.reporting.report import cut
 
 
 class Evaluation(BatchwiseEvaluation):
@@ -183,9 +184,5 @@ class Evaluation(BatchwiseEvaluation):
         }
 
     def _unpacked(self, vector: np.ndarray) -> Sums:
-        rest, pieces = vector[1:], []
-        for spec in tf.nest.flatten(self._shapes):
-            size = int(np.prod(spec.shape))
-            pieces.append(rest[:size].reshape(spec.shape))
-            rest = rest[size:]
-        return tf.nest.pack_sequence_as(self._shapes, pieces)
+        arrays = cut(vector[1:], (s.shape for s in tf.nest.flatten(self._shapes)))
+        return tf.nest.pack_sequence_as(self._shapes, arrays)

@@ -20,7 +20,6 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.arguments.data import as_data
 from collective.training.callbacks.hooks import BatchHooks, Callbacks, Hooks
-from collective.training.eager import runs_eagerly
 from collective.training.evaluation.inference import (
     open_backend,
     open_hooks,
@@ -35,7 +34,7 @@ from collective.training.input.feed import ENDLESS
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
-from collective.training.prepared import get_prepared
+from collective.training.prepared import get_prepared, runs_eagerly
 from collective.training.replica.rows import without_none
 
 

@@ -6,7 +6,8 @@ named values only when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training import keras_compat
+
+
+def cut(flat: np.ndarray, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
+    """The arrays of these shapes that lie one after the other in a vector."""
+    arrays, start = [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        arrays.append(flat[start:stop].reshape(shape))
+        start = stop
+    return arrays
 
 
 class Layout:
@@ -37,7 +48,7 @@ class Layout:
         self.metric_shapes = [
             tuple(v.shape) for m in keras_compat.metrics(model) for v in m.variables
         ]
-        metrics = sum(int(np.prod(shape)) for shape in self.metric_shapes)
+        metrics = sum(map(math.prod, self.metric_shapes))
         #: Numbers before those of the attachments.
         self.size = self.FIXED + len(self.outputs) + metrics
 
@@ -73,11 +84,7 @@ class Layout:
         for place, name in enumerate(self.outputs, self.FIXED):
             # Keras' mean over batches, however many rows they have.
             logs[name] = float(sums[place] / sums[self.STEPS])
-        state, place = [], self.FIXED + len(self.outputs)
-        for shape in self.metric_shapes:
-            size = int(np.prod(shape))
-            state.append(sums[place : place + size].reshape(shape))
-            place += size
+        state = cut(sums[self.FIXED + len(self.outputs) :], self.metric_shapes)
         return logs | keras_compat.metric_results(self.model, state)
 
 

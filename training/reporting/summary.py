@@ -110,11 +110,8 @@ class Summary:
         # A device or a pipe is written directly; a file beside it under a name that
         # nobody else can have taken.
         part = f"{path}.{os.urandom(8).hex()}.part" if whole else path
-        flags = os.O_WRONLY | os.O_CLOEXEC
-        if whole:
-            flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
-            with open(os.open(part, flags, 0o666), "w", encoding="utf-8") as file:
+            with open(part, "x" if whole else "w", encoding="utf-8") as file:
                 file.write(text)
             if whole:
                 os.replace(part, path)
@@ -133,7 +130,8 @@ class Summary:
         table.add_column(style="bold")
         table.add_column()
         table.add_row("backend", f"{self.backend} ({self.chosen_because})")
-        table.add_row("replicas", self._replicas())
+        processes = f"{self.processes} process" + "es" * (self.processes > 1)
+        table.add_row("replicas", f"{self.replicas} in {processes}")
         for name, value in self.test.items():
             form = ".2%" if "accuracy" in name else ".4f"
             # A metric may have several values, such as one for each class.
@@ -153,10 +151,6 @@ class Summary:
         )
         console.print()
         console.print(table)
-
-    def _replicas(self) -> str:
-        processes = f"{self.processes} process" + "es" * (self.processes > 1)
-        return f"{self.replicas} in {processes}"
 
 
 def check_writable(option: str, path: str) -> None:
