@@ -87,13 +87,8 @@ def run(
     """Trains, evaluates on the test data and sums up. Every rank calls it.
 
     Args:
-        job: What to train.
         callbacks, checkpoint, ledger: As for ``collective.training.fit``.
         report: Called on rank 0, with the summary.
-
-    Raises:
-        UsageError: An option asks for what does not exist or does not fit.
-        CollectiveError: The training went wrong.
     """
     if job.precision == "float64" and job.options.transport_dtype:
         raise UsageError(

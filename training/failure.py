@@ -76,7 +76,6 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
     Args:
         error: On rank 0, the error.
         what: What raised it, for a message.
-        backend: What the ranks talk through.
 
     Returns:
         On rank 0 the error itself; elsewhere a copy, or a ``CollectiveError`` with its

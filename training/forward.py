@@ -26,6 +26,8 @@ from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows
 from collective.training.variables import layer_state
 
+_fold_in = tf.random.experimental.stateless_fold_in
+
 
 class Sums(NamedTuple):
     """Sums over rows; they can be added over micro-batches and over replicas.
@@ -70,9 +72,6 @@ class Forward:
     """Forward and backward pass of a compiled model.
 
     Args:
-        prepared: The model.
-        seed: Seed of random layers.
-        recompute: Whether activations are recomputed instead of kept.
         replicas, micro_batches: The most replicas there may be, and the pieces into
             which each cuts its rows: all start from the same weights and state.
         plan: Whether loss and metrics are those of the whole global batch. If so,
@@ -153,11 +152,10 @@ class Forward:
         trainable, state = weights
         key = self._random_key(position)
         state = self._seed_random_layers(state, key)
-        fold = tf.random.experimental.stateless_fold_in
         if self.placement is not None:
             trainable = self.placement.colocate(trainable, self.prepared.trainable)
         with (
-            keras_compat.global_seeds(lambda call: fold(key, -1 - call)),
+            keras_compat.global_seeds(lambda call: _fold_in(key, -1 - call)),
             tf.GradientTape(persistent=True) as tape,
             self._recomputed(tape),
         ):
@@ -226,14 +224,13 @@ class Forward:
         # collective under MultiWorkerMirroredStrategy, and a replica without rows does
         # not run this code.
         metrics = keras_compat.metric_variables(self.model)
-        fold = tf.random.experimental.stateless_fold_in
         return keras_compat.ForwardScope(
             list(zip(self.prepared.trainable, weights.trainable, strict=True)),
             [
                 *zip(self.prepared.state, weights.state, strict=True),
                 *((v, tf.zeros(v.shape, v.dtype)) for v in metrics),
             ],
-            lambda call: fold(key, -(2**20) - call),
+            lambda call: _fold_in(key, -(2**20) - call),
             tape,
         )
 
@@ -247,13 +244,11 @@ class Forward:
     ) -> tuple[Predicted | WholeBatch, LossSums]:
         """What metrics see, and the loss, inside the scope."""
         model, (x, y, sample_weight) = self.model, rows
-        placed = (
-            contextlib.nullcontext()
-            if self.placement is None
-            else self.placement.layer_calls(model)
-        )
+        placement: Any = contextlib.nullcontext()
+        if self.placement is not None:
+            placement = self.placement.layer_calls(model)
         with scope, keras_compat.scalar_means(_share(rows, global_rows)):
-            with placed:
+            with placement:
                 y_pred = keras_compat.call(model, x, training)
             own = Predicted(x, _or_none(y), y_pred, _or_none(sample_weight))
             added = model.losses
@@ -292,12 +287,10 @@ class Forward:
             terms = tape.gradient(total, sources, unconnected_gradients="none")
             gradients = terms[: len(trainable)]
             for (i, _), term in zip(more, terms[len(trainable) :], strict=True):
-                if gradients[i] is None or term is None:
-                    gradients[i] = term if gradients[i] is None else gradients[i]
-                else:
-                    gradients[i] = tf.add(
-                        *map(tf.convert_to_tensor, (gradients[i], term))
-                    )
+                both = [t for t in (gradients[i], term) if t is not None]
+                if len(both) == 2:
+                    both = [tf.add(*map(tf.convert_to_tensor, both))]
+                gradients[i] = both[0] if both else None
             found.append(gradients)
         return found
 
@@ -337,12 +330,7 @@ class Forward:
     def _check_assigned(
         self, scope: keras_compat.ForwardScope, trainable: list[tf.Tensor]
     ) -> None:
-        """Refuses assignments that would be lost.
-
-        Raises:
-            UsageError: To a variable that the model does not have; or to a trainable
-                one, in a block that is recomputed.
-        """
+        """Refuses assignments that would be lost."""
         if scope.unknown:
             raise UsageError(
                 f"the forward pass assigns variable {scope.unknown[0].path!r}, which "
@@ -406,16 +394,15 @@ class Forward:
         """A function of (seed, step, replica, micro-batch) alone."""
         key = tf.constant([self.seed % 2**31, 0], tf.int32)
         for number in tf.unstack(tf.cast(position, tf.int32)):
-            key = tf.random.experimental.stateless_fold_in(key, number)
+            key = _fold_in(key, number)
         return key
 
     def _seed_random_layers(
         self, state: list[tf.Tensor], key: tf.Tensor
     ) -> list[tf.Tensor]:
         """The state, with the key folded into that of every seed generator."""
-        fold = tf.random.experimental.stateless_fold_in
         return [
-            tf.cast(fold(key, tf.cast(value[0], tf.int32)), value.dtype)
+            tf.cast(_fold_in(key, tf.cast(value[0], tf.int32)), value.dtype)
             if self._is_seed(i)
             else value
             for i, value in enumerate(state)

@@ -105,18 +105,14 @@ def loss_sums(
     global_rows: tf.Tensor,
     training: bool,
 ) -> LossSums:
-    """Takes the compiled loss of a batch apart.
+    """Takes the compiled loss of a batch apart; differentiable.
 
     Args:
-        model: A compiled model.
+        model: Compiled.
         x, y, y_pred, sample_weight: The rows of this replica and the predictions.
         added: Values of ``add_loss`` and regularizers from the forward pass.
-        rows: Scalar, the number of these rows.
-        global_rows: Scalar, the number of rows of the global batch.
+        rows, global_rows: Scalars, the number of these rows and of the global batch's.
         training: Given to a user's own ``compute_loss``.
-
-    Returns:
-        The sums. Differentiable.
 
     Raises:
         UsageError: A loss without a reduction beside other losses.
@@ -188,11 +184,7 @@ def _only(wanted: int, value: tf.Tensor) -> keras_compat.LossCall:
 def _check_alone(
     model: keras.Model, losses: Sequence[SumAndWeight], added: Sequence[Any]
 ) -> None:
-    """Refuses what Keras adds to a vector with a value for each row.
-
-    Raises:
-        UsageError: There is another loss.
-    """
+    """Refuses what Keras adds to a vector with a value for each row."""
     if len(losses) + len(added) > 1:
         raise UsageError(
             f"a loss of model {model.name!r} has reduction=None, so it is a vector with "

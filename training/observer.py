@@ -90,18 +90,12 @@ class Observer:
         """After the steps of an epoch, if there are validation data. Collectives."""
 
     def after_validation(self, logs: dict[str, float]) -> None:
-        """After the validation. Collectives.
-
-        Args:
-            logs: Its results, named ``val_*``.
-        """
+        """After the validation, whose results are named ``val_*``. Collectives."""
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
         """After steps and validation, before the epoch counts as finished. Collectives.
 
-        Args:
-            epoch: Its number.
-            logs: Averages over the epoch, results of the validation included.
+        ``logs`` are averages over the epoch, with the results of the validation.
         """
 
     def between_epochs(self) -> None:
@@ -120,10 +114,7 @@ class Observer:
         """This rank leaves a job that continues without it. No collectives."""
 
     def close(self) -> None:
-        """Releases files and locks, also after an exception. No collectives.
-
-        May be called twice.
-        """
+        """Releases files and locks, also after an exception; maybe twice. No collectives."""
 
 
 METHODS = tuple(n for n, v in vars(Observer).items() if callable(v) and n[0] != "_")

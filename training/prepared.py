@@ -106,7 +106,6 @@ def prepare(
 
     Args:
         model: Compiled, or a function that makes it.
-        backend: The backend.
         spec: ``tf.TensorSpec`` of a batch.
         micro_batch_rows: Rows of a micro-batch, at most: on these depends the memory of
             activations, by which layers are put on devices.
@@ -158,14 +157,7 @@ def prepare(
 def build_to_evaluate(
     model: keras.Model, backend: Backend, spec: Batch
 ) -> PreparedModel:
-    """Makes the variables of a model that may never have been trained.
-
-    Those of its optimizer are left alone.
-
-    Args:
-        model: Compiled.
-        backend: The backend.
-        spec: Type specs of a batch.
+    """Makes the variables of a compiled model, without those of its optimizer.
 
     Raises:
         UsageError: The model does not fit the data.

@@ -57,7 +57,6 @@ class Step:
 
     Args:
         prepared: The model, with all of its variables.
-        backend: Sums the gradients.
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         accumulate: Micro-batches per update and replica.
         jit_compile: Whether XLA compiles the forward and backward pass.
@@ -144,19 +143,14 @@ class Step:
         rows = Rows(spec.x, spec.y, spec.sample_weight)
         scalar = tf.TensorSpec([], tf.int64)
         scale = tf.TensorSpec([], tf.float32)
+        position = tf.TensorSpec([3], tf.int64)
         colocated = self.prepared.colocated
         forward = self.forward
         if self.coupled:  # only to find the variables outside of the model
             forward = Forward(self.prepared, forward.seed)
         self._micro_batch = tf.function(
             colocated(forward.train),
-            input_signature=(
-                weights,
-                rows,
-                scalar,
-                scale,
-                tf.TensorSpec([3], tf.int64),
-            ),
+            input_signature=(weights, rows, scalar, scale, position),
             jit_compile=jit_compile,
             autograph=False,
         )
@@ -164,9 +158,8 @@ class Step:
         self._check_partition(forward)
         outside_variables.register(self.prepared, self.backend, traced)
         if self.backend.rank == 0 and not self.forward.plan.gather_look_ups:
-            look_ups.note(
-                [self.prepared.trainable[i] for i in forward.combined], self.optimizer
-            )
+            combined = [self.prepared.trainable[i] for i in forward.combined]
+            look_ups.note(combined, self.optimizer)
         self._run_signature = spec, scalar, tf.TensorSpec([None], tf.float64)
         self._runs: dict[Any, Any] = {}
         if self.coupled:
@@ -182,11 +175,7 @@ class Step:
         self._local_sums.get_concrete_function()
 
     def _check_partition(self, forward: Forward) -> None:
-        """Refuses what a rank with shards of variables cannot do, once it was traced.
-
-        Raises:
-            UsageError: A layer assigns a weight, or one is overwritten by its gradient.
-        """
+        """Refuses what a rank with shards of variables cannot do, once it was traced."""
         tensor = self.backend.tensor is not None
         places = forward.overwritten + (forward.assigned if tensor else [])
         if self.prepared.partition is not None and places:
@@ -219,8 +208,7 @@ class Step:
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
         """Metrics of the whole global batch start from zero, as in Keras.
 
-        Args:
-            sums: ``Averages.sums`` of the epoch; it may continue where it stopped.
+        An epoch may continue where it stopped: ``sums`` are its ``Averages.sums``.
         """
         state = self._metric_state
         if state is None:
@@ -389,21 +377,14 @@ class Step:
 
     def _divide(self, sums: Sums) -> list[tf.Tensor]:
         """The gradient of the global loss for each connected variable."""
-        divided = self.forward.has_divided  # the first list needs no division
-        divisors = [tf.ones([], self.dtype)] if divided else []
-        divisors += sums.weights
+        divisors = [None, *sums.weights] if self.forward.has_divided else sums.weights
         gradients = []
-        for terms, i in zip(
-            zip(*sums.gradients, strict=True), self.forward.connected, strict=True
+        for i, terms in zip(
+            self.forward.connected, zip(*sums.gradients, strict=True), strict=True
         ):
-            quotients = [
-                term if divided and place == 0 else tf.math.divide_no_nan(term, divisor)
-                for place, (term, divisor) in enumerate(
-                    zip(terms, divisors, strict=True)
-                )
-            ]
-            variable = self.prepared.trainable[i]
-            gradients.append(tf.cast(tf.add_n(quotients), variable.dtype))
+            quotients = [_quotient(*pair) for pair in zip(terms, divisors, strict=True)]
+            dtype = self.prepared.trainable[i].dtype
+            gradients.append(tf.cast(tf.add_n(quotients), dtype))
         return gradients
 
     def _look_ups(self, weights: list[tf.Tensor]) -> list[Any]:
@@ -413,10 +394,7 @@ class Step:
         """
         found = []
         for i, (slices, total) in self.forward.look_ups.items():
-            values = slices.values
-            if total:
-                divisor = tf.cast(weights[total - 1], values.dtype)
-                values = tf.math.divide_no_nan(values, divisor)
+            values = _quotient(slices.values, [None, *weights][total])
             values = tf.cast(values, self.prepared.trainable[i].dtype)
             slices = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
             as_table = not self.forward.plan.gather_look_ups
@@ -437,13 +415,11 @@ class Step:
             tf.cast(tf.reduce_max(pieces, axis=0), tf.float32)
             for pieces in sums.overwrites
         ]
+        places = *forward.connected, *forward.look_ups, *forward.overwritten
         keras_compat.apply(
             self.optimizer,
             [*gradients, *self._look_ups(sums.weights), *new],
-            [
-                variables[i]
-                for i in (*forward.connected, *forward.look_ups, *forward.overwritten)
-            ],
+            [variables[i] for i in places],
             self.backend.assign,
             variables,
         )
@@ -457,10 +433,7 @@ class Step:
         variables += [prepared.trainable[i] for i in forward.assigned]
         self.backend.assign(
             [keras_compat.tf_variable(v) for v in variables],
-            [
-                layer_state.updated(value, total)
-                for value, total in zip(old, totals, strict=True)
-            ],
+            list(map(layer_state.updated, old, totals)),
         )
 
     def _report(self, batch: Batch, total: StepSums, span: Any) -> tf.Tensor:
@@ -479,3 +452,10 @@ class Step:
         variables = self.prepared.trainable
         paths = [variables[i].path for i in self.forward.connected]
         return finite.explain(error, self.backend, paths)
+
+
+def _quotient(total: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
+    """A total over its weight; None where it has been divided already."""
+    if weight is None:
+        return total
+    return tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))

@@ -30,14 +30,7 @@ DEFAULT_BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class FitData:
-    """The data of a training.
-
-    Attributes:
-        train: The data to train on.
-        batch_size: Rows of a global batch; without meaning where the data are batches.
-        validation: The data of the validation, or None.
-        validation_batch_size: Likewise; None as in Keras.
-    """
+    """The data of a training; ``batch_size`` is without meaning where they are batches."""
 
     train: Data
     batch_size: int

@@ -9,7 +9,7 @@ caller of ``collective.fit`` gets it on every rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -56,7 +56,6 @@ class Hooks:
     Args:
         callbacks: The user's. Rank 0's count; other ranks may have none.
         model: What they are set to.
-        backend: What the ranks talk through.
         params: Given to the callbacks, as Keras does.
 
     Attributes:
@@ -110,7 +109,6 @@ class Hooks:
         elastic job repeats what a dead rank has interrupted.
 
         Args:
-            hook: Name of the Keras hook, ``on_epoch_end``.
             place: Epoch, batch; what distinguishes two calls.
             args: What Keras gives to it: epoch or batch number, logs.
 
@@ -146,8 +144,7 @@ class Hooks:
         """Calls the hook; returns what a callback raised, for all ranks to raise.
 
         Raises:
-            CollectiveError: A callback used a collective, which the others do not; in
-                one process nobody else needs to know of any error.
+            CollectiveError: A callback used a collective, which the others do not.
         """
         what = f"a callback's {hook}"
         parts = None if "batch" in hook else get_partition(self.model)
@@ -188,14 +185,10 @@ class Hooks:
 
 
 class BatchHooks:
-    """The hooks of the batches of one pass, of a model's ``steps_per_execution``.
+    """The hooks of the batches of one pass: ``train``, ``test`` or ``predict``.
 
-    Keras runs so many batches at a time, and calls hooks before the first and after the
-    last of them.
-
-    Args:
-        hooks: Calls them.
-        what: ``train``, ``test`` or ``predict``.
+    Keras runs ``steps_per_execution`` batches at a time, and calls hooks before the first
+    and after the last of them.
     """
 
     def __init__(self, hooks: Hooks, what: str):
@@ -204,11 +197,6 @@ class BatchHooks:
         self._end = f"on_{what}_batch_end"
         self._open: int | None = None  # the first batch of those that run
         self._ran = False  # whether any of them has run
-
-    @property
-    def wants_logs(self) -> bool:
-        """Whether rank 0 shows the logs of a batch to a callback."""
-        return self._end in self.hooks.used and self.hooks.backend.rank == 0
 
     def before(self, batch: int, *place: int) -> None:
         """Before a batch, counted from 0."""
@@ -225,16 +213,22 @@ class BatchHooks:
         self._ran = True
         return last or (batch + 1) % self._together == 0
 
-    def after(self, logs: dict[str, Any], *place: int) -> None:
-        """After the last of the batches that Keras runs at a time."""
+    def after(self, logs: Callable[[], dict[str, Any]], *place: int) -> None:
+        """After the last of the batches that Keras runs at a time.
+
+        Args:
+            logs: Makes them, where a callback sees them.
+        """
         if self._open is None or not self._ran:
             return
-        number, self._open = self._open + self._together - 1, None
-        self.hooks.call(self._end, (*place, number), number, logs)
+        hooks, number, self._open = self.hooks, self._open + self._together - 1, None
+        shown = self._end in hooks.used and hooks.backend.rank == 0
+        sorted_logs = dict(sorted(logs().items())) if shown else {}
+        hooks.call(self._end, (*place, number), number, sorted_logs)
 
     @property
     def _called(self) -> bool:
-        return self._begin in self.hooks.used or self._end in self.hooks.used
+        return bool({self._begin, self._end} & self.hooks.used)
 
     @property
     def _together(self) -> int:

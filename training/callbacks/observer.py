@@ -20,11 +20,6 @@ from collective.training.position import Position
 class RankZeroCallbacks(Observer):
     """Runs hooks on rank 0, and makes every rank follow what they decided.
 
-    Args:
-        callbacks: The user's. Rank 0's count; other ranks may have none.
-        position: Of the training.
-        params: Given to the callbacks, as Keras does: ``verbose, epochs, steps``.
-
     Attributes:
         hooks: Calls them, also those of the validation.
     """
@@ -68,8 +63,7 @@ class RankZeroCallbacks(Observer):
         """Calls ``on_train_batch_begin``.
 
         Raises:
-            UsageError: A callback has changed which layers are trained before the first
-                step, which is made for the others.
+            UsageError: A callback has changed which layers are trained.
         """
         if self._trained is not None:
             if self._trained != keras_compat.trainable_flags(self.model):
@@ -106,7 +100,5 @@ class RankZeroCallbacks(Observer):
         self.hooks.call("on_train_end", (), dict(self._logs))
 
     def _end_batches(self) -> None:
-        logs: dict[str, Any] = {}
-        if self._batches.wants_logs and self.position.averages is not None:
-            logs = dict(sorted(self.position.averages.logs().items()))
-        self._batches.after(logs, self._epoch)
+        averages = self.position.averages
+        self._batches.after(averages.logs if averages else dict, self._epoch)

@@ -55,7 +55,6 @@ def check(
         not_finite: The sum of ``at_replica`` over replicas; or a place for each rank,
             where several hold a replica together.
         number: Of the step, for the message.
-        backend: Gives the maximal number of replicas.
 
     Returns:
         The operations to wait for.
@@ -71,17 +70,9 @@ def check(
 def check_transport(
     gradients: Sequence[Sequence[tf.Tensor]], not_finite: tf.Tensor, number: tf.Tensor
 ) -> list[tf.Operation]:
-    """Fails on every replica when a sum of gradients is not finite, and no part of it.
+    """As ``check``, when a sum of gradients is not finite, and no part of it.
 
     Where gradients travel in float16, a sum of 65,520 or more is infinite.
-
-    Args:
-        gradients: Sums over replicas, as ``Sums.gradients``; the same everywhere.
-        not_finite: As for ``check``.
-        number: Of the step, for the message.
-
-    Returns:
-        The operations to wait for.
     """
     bad = [
         tf.logical_not(
@@ -105,8 +96,6 @@ def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Excepti
     An asynchronous backend raises it in a later step, so the number is in its message.
 
     Args:
-        error: Any error.
-        backend: That ran the step.
         paths: Of the connected variables.
 
     Returns:

@@ -32,15 +32,10 @@ BYTES = 8
 
 
 class DesyncAlarm(Attachment):
-    """Compares the replicas' parameters and optimizer state.
+    """Compares the replicas' parameters and optimizer state every so many steps.
 
     The checksum is FarmHash's ``Fingerprint64`` (``tf.fingerprint``), which reads
     memory about as fast as it can be read.
-
-    Args:
-        model: Compiled and built.
-        backend: What sums over the replicas.
-        every: Steps from one comparison to the next.
     """
 
     per_rank: ClassVar[bool] = True
@@ -88,14 +83,7 @@ class DesyncAlarm(Attachment):
             self.compare(total.numpy().reshape(-1, BYTES), number)
 
     def compare_now(self, number: int) -> None:
-        """Compares what the replicas hold now; every rank calls it.
-
-        Args:
-            number: Steps so far.
-
-        Raises:
-            CollectiveError: As ``compare``.
-        """
+        """Compares what the replicas hold now; every rank calls it."""
         self.compare(self._of_all(self._checksum), number)
 
     def _of_all(self, checksums: Callable[[], tf.Tensor]) -> np.ndarray:

@@ -21,12 +21,9 @@ from collective.training.prepared import PreparedModel
 
 
 class BatchwiseEvaluation(ABC):
-    """Evaluates a model on a source, sharded over the replicas.
+    """Evaluates a model on batches in order, sharded over the replicas.
 
     Args:
-        prepared: The model.
-        backend: What sums over replicas.
-        inputs: The batches, in order.
         steps: How many batches, at most.
     """
 
@@ -55,16 +52,13 @@ class BatchwiseEvaluation(ABC):
             ``loss``, the losses of single outputs, and the metrics.
         """
         self.backend.require_all_ranks()
-        batch_hooks = None
-        if hooks is not None:
-            self.model.stop_evaluating = False
-            hooks.call("on_test_begin", (epoch,), {})
-            batch_hooks = BatchHooks(hooks, "test")
+        self.model.stop_evaluating = False
+        hooks = hooks or Hooks((), self.model, self.backend, {})
+        hooks.call("on_test_begin", (epoch,), {})
         self._begin()
         with recorder.span(recorder.OTHER, "validation"):
-            logs = self._result(self._vectors(batch_hooks, epoch))
-        if hooks is not None:
-            hooks.call("on_test_end", (epoch,), dict(sorted(logs.items())))
+            logs = self._result(self._vectors(BatchHooks(hooks, "test"), epoch))
+        hooks.call("on_test_end", (epoch,), dict(sorted(logs.items())))
         return logs
 
     @property
@@ -73,28 +67,18 @@ class BatchwiseEvaluation(ABC):
         known = self.input.steps_per_epoch
         return known if self.steps is None else min(self.steps, known or self.steps)
 
-    def _vectors(self, hooks: BatchHooks | None, epoch: int) -> list[Any]:
+    def _vectors(self, hooks: BatchHooks, epoch: int) -> list[Any]:
         """The sums over each batch."""
         vectors: list[Any] = []
-
-        def after() -> None:
-            logs: dict[str, Any] = {}
-            if hooks is not None and hooks.wants_logs:
-                logs = self._result(vectors)
-            if hooks is not None:
-                hooks.after(dict(sorted(logs.items())), epoch)
-
         for number, batch in enumerate(self._batches()):
-            if hooks is not None:
-                hooks.before(number, epoch)
+            hooks.before(number, epoch)
             before = vectors[-1] if vectors else None
             vectors.append(self._vector(batch, number, before))
-            if hooks is not None:
-                if hooks.ends(number, number + 1 == self.batches):
-                    after()
-                if self.model.stop_evaluating:
-                    break
-        after()
+            if hooks.ends(number, number + 1 == self.batches):
+                hooks.after(lambda: self._result(vectors), epoch)
+            if self.model.stop_evaluating:
+                break
+        hooks.after(lambda: self._result(vectors), epoch)
         if not vectors:
             raise UsageError(
                 "there are no rows to evaluate",

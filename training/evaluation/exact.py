@@ -38,10 +38,8 @@ from collective.training.reporting.report import cut
 class Evaluation(BatchwiseEvaluation):
     """Loss and metrics of a compiled model.
 
-    Args:
-        prepared, backend, inputs, steps: See ``BatchwiseEvaluation``.
-        plan: Whether loss and metrics are those of whole batches; then the result
-            depends on the size of these, as in Keras.
+    With a ``plan``, loss and metrics may be those of whole batches; then the result
+    depends on the size of these, as in Keras.
 
     Raises:
         UsageError: The plan cannot be followed on this backend.

@@ -31,7 +31,6 @@ def open_backend(
     """The backend of a name; a process that only serves does not return.
 
     Args:
-        backend: A name or a backend.
         gradients: Bytes of each gradient, for ``auto`` to choose by.
         threads: Of a backend made here, if TensorFlow has not started.
     """
@@ -52,7 +51,6 @@ def open_inputs(
 
     Args:
         data: Rows, or batches of them.
-        backend: Whose replicas share the batches.
         batch_size: Rows of a batch, over all replicas; None as in Keras. Of no effect
             on batches.
         steps: Batches of a pass; None for all.

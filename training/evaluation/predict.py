@@ -6,6 +6,7 @@ ranks once, at the end: nothing is padded, and rows come in the order of the dat
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -87,14 +88,7 @@ def predict(
 
 
 class _Prediction:
-    """One pass over the data.
-
-    Args:
-        model: The model.
-        backend: Whose ranks share the rows.
-        inputs: The data.
-        steps: Batches, at most.
-    """
+    """One pass over the data; at most ``steps`` batches."""
 
     def __init__(
         self, model: keras.Model, backend: Backend, inputs: Input | Batches, steps: int
@@ -134,13 +128,14 @@ class _Prediction:
             sizes.append(int(batch.global_rows))
             parts.append(self._outputs(batch))
             if batch_hooks.ends(number, number + 1 == self.steps):
-                batch_hooks.after({"outputs": exchange() if at_once else None})
+                together = exchange() if at_once else None
+                batch_hooks.after(functools.partial(dict, outputs=together))
                 if model.stop_predicting:
                     break
         if parts:
             together = exchange()
             if at_once:
-                batch_hooks.after({"outputs": together})
+                batch_hooks.after(functools.partial(dict, outputs=together))
         if not outputs:
             raise UsageError(
                 "there are no rows to predict", hint="pass data with at least one row"

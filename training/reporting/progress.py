@@ -23,17 +23,10 @@ def verbosity(asked: str | int) -> int:
 
 
 class ProgressBar(Observer):
-    """Keras' own bar on rank 0, one an epoch, drawn a few times a second.
+    """Keras' own bar on rank 0, one an epoch, drawn each ``interval`` seconds.
 
     Keras computes all metrics for every batch to feed its bar; here they are computed
     only when the bar is drawn.
-
-    Args:
-        position: Of the training.
-        epochs: Their number.
-        verbose: 0 nothing, 1 or ``auto`` a bar on a terminal and a line an epoch
-            elsewhere, 2 a line an epoch.
-        interval: Seconds between two drawings.
     """
 
     def __init__(

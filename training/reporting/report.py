@@ -61,11 +61,7 @@ class Layout:
         metrics: Sequence[tf.Tensor],
         more: Sequence[tf.Tensor] = (),
     ) -> tf.Tensor:
-        """Packs a report, inside the graph.
-
-        Returns:
-            A vector of float64.
-        """
+        """Packs a report, inside the graph: a vector of float64."""
         fixed = [loss, rows, *reduce_span, *outputs]
         vector = tf.stack([tf.cast(value, tf.float64) for value in fixed])
         rest = [*metrics, *more]
@@ -92,10 +88,7 @@ class Averages:
     """Averages over an epoch so far: the loss by rows, those of outputs by batches.
 
     Reports are converted only when they are read, so ``add`` never waits for a step.
-
-    Args:
-        layout: Layout of the reports.
-        sums: ``sums()`` of the epoch's earlier steps, for a resumed epoch.
+    ``sums`` are those of the epoch's earlier steps, of a resumed epoch.
     """
 
     def __init__(self, layout: Layout, sums: np.ndarray | None = None):
@@ -132,9 +125,5 @@ class Averages:
         return self._sum
 
     def logs(self) -> dict[str, float]:
-        """Returns the averages so far under Keras' names.
-
-        Returns:
-            ``loss``, the losses of several outputs, and the metrics.
-        """
+        """The averages so far under Keras' names: loss, losses of outputs, metrics."""
         return self.layout.logs(self.sums(), self._reports)

@@ -65,7 +65,6 @@ class Summary:
 
         Args:
             options: The options of the run.
-            result: The result of ``fit``.
             test: Loss and metrics on the test data; may be empty.
             parameters: Number of the model's parameters.
             rows: Rows of the training data.
@@ -102,7 +101,7 @@ class Summary:
         """Writes the JSON file; floats are exact, or null if they are not finite.
 
         Raises:
-            CollectiveError: If the file cannot be written; no partial file remains.
+            CollectiveError: It cannot be written; no partial file remains.
         """
         content = _finite_or_none(dataclasses.asdict(self))
         text = json.dumps(content, indent=1, allow_nan=False)
@@ -154,11 +153,7 @@ class Summary:
 
 
 def check_writable(option: str, path: str) -> None:
-    """Checks before the training that a file can be written.
-
-    Raises:
-        UsageError: If the folder does not exist or is not writable.
-    """
+    """Refuses, before the training, a file that cannot be written."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(

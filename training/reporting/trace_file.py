@@ -27,7 +27,6 @@ class TraceFile:
     """An open trace file.
 
     Args:
-        path: The file.
         limit_bytes: Maximum size; events beyond it are dropped.
         create: Whether to truncate the file; otherwise events are appended.
 
