@@ -55,16 +55,13 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             raise
         recorder.request_dump(_description(backend.rank, error))
         recorder.close()  # its end is no second incident
+        exit_code, what = 1, f"{type(error).__name__} ended the job"
         if isinstance(error, CollectiveError):
-            print(f"rank {backend.rank}: error: {error}", file=sys.stderr, flush=True)
-            backend.abort(error.exit_code)
-        traceback.print_exc()
-        print(
-            f"rank {backend.rank}: {type(error).__name__} ended the job",
-            file=sys.stderr,
-        )
-        sys.stderr.flush()
-        backend.abort(1)
+            exit_code, what = error.exit_code, f"error: {error}"
+        else:
+            traceback.print_exc()
+        print(f"rank {backend.rank}: {what}", file=sys.stderr, flush=True)
+        backend.abort(exit_code)
         raise
 
 

@@ -14,8 +14,7 @@ from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.arguments.data import FitData, fit_data
-from collective.training.callbacks.hooks import Callbacks
-from collective.training.callbacks.observer import RankZeroCallbacks
+from collective.training.callbacks import Callbacks, RankZeroCallbacks
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checks.refusals import (

@@ -137,7 +137,7 @@ def as_data(
     except ValueError as error:
         first = str(error).strip().split("\n")[0]
         raise UsageError(
-            f"{_kind(x)} cannot be trained on: {first}"[:300],
+            f"a {type(x).__name__} cannot be trained on: {first}"[:300],
             hint="pass arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, "
             "a generator of batches or a torch DataLoader",
         ) from error
@@ -287,7 +287,3 @@ def default_batch_size(data: Data, steps: int | None) -> int:
     if isinstance(data, Source) and steps:
         return max(1, math.ceil(len(data) / steps))
     return DEFAULT_BATCH_SIZE
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"

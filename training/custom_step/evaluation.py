@@ -9,8 +9,7 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.custom_step.step import CustomStep
-from collective.training.evaluation.batchwise import BatchwiseEvaluation
-from collective.training.evaluation.exact import Evaluation
+from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.prepared import PreparedModel

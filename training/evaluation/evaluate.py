@@ -10,7 +10,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.arguments.data import as_data
-from collective.training.callbacks.hooks import Callbacks
+from collective.training.callbacks import Callbacks
 from collective.training.custom_step.evaluation import make_evaluation
 from collective.training.evaluation.inference import (
     open_backend,

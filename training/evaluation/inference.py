@@ -14,7 +14,7 @@ from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.backends.devices import tensorflow_has_started
 from collective.training.arguments.data import Data, default_batch_size
-from collective.training.callbacks.hooks import Callbacks, Hooks
+from collective.training.callbacks import Callbacks, Hooks
 from collective.training.exchange import gather_few
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input

@@ -20,7 +20,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.arguments.data import as_data
-from collective.training.callbacks.hooks import BatchHooks, Callbacks, Hooks
+from collective.training.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.evaluation.inference import (
     open_backend,
     open_hooks,
@@ -219,7 +219,7 @@ _functions: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
 def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     """The function from a ``Batch`` to the outputs for its rows."""
     optimizer = getattr(model, "optimizer", None)  # compile() makes another
-    key = id(backend), repr(spec), id(optimizer)
+    key = backend, repr(spec), optimizer
     of_model = _functions.setdefault(model, {})
     if key not in of_model:
         found = weakref.ref(model)  # else the entry would keep the model alive
@@ -234,9 +234,10 @@ def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
                 else compute(batch)
             )
 
-        function = tf.function(on_replicas, input_signature=(spec,), autograph=False)
-        of_model[key] = function, optimizer  # kept, so that its id stays its own
-    return of_model[key][0]
+        of_model[key] = tf.function(
+            on_replicas, input_signature=(spec,), autograph=False
+        )
+    return of_model[key]
 
 
 def _compute(model: keras.Model, batch: Batch) -> Any:

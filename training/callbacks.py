@@ -1,9 +1,10 @@
-"""Hooks of Keras callbacks in a job of many ranks: called on rank 0, followed by all.
+"""Keras callbacks in a job of many ranks: called on rank 0, followed by all.
 
 Files are written once and decisions taken once. What a callback can change
 (``stop_training``, the learning rate, weights, the logs of an epoch) is broadcast after
 each hook that some callback overrides, and so is the exception that a callback raises: the
-caller of ``collective.fit`` gets it on every rank.
+caller of ``collective.fit`` gets it on every rank. A collective inside a callback would
+wait for ranks that do not call it; it raises instead.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import numpy as np
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 from collective.training import failure, keras_compat
 from collective.training.exchange import broadcast_object
+from collective.training.observer import FinishedStep, Observer
+from collective.training.position import Position
 from collective.training.prepared import get_partition
 from collective.training.variables import frozen_layers, outside_variables
 from collective.training.variables.compared import replicated_variables
@@ -233,6 +236,93 @@ class BatchHooks:
     @property
     def _together(self) -> int:
         return int(getattr(self.hooks.model, "steps_per_execution", 1) or 1)
+
+
+class RankZeroCallbacks(Observer):
+    """Runs hooks on rank 0, and makes every rank follow what they decided.
+
+    Attributes:
+        hooks: Calls them, also those of the validation.
+    """
+
+    def __init__(
+        self, callbacks: Callbacks, position: Position, params: dict[str, Any]
+    ):
+        self.position = position
+        self.model = position.model
+        self.backend = position.backend
+        self.hooks = Hooks(callbacks, self.model, self.backend, params)
+        self._batches = BatchHooks(self.hooks, "train")
+        self._epoch = self._first = self._stop = 0
+        self._logs: dict[str, Any] = {}  # of the last epoch
+        # Which layers the step trains; until the first step.
+        self._trained: list[bool] | None = keras_compat.trainable_flags(self.model)
+        self.model.stop_training = False
+
+    def begin(self) -> None:
+        """Finds out which hooks matter, and calls ``on_train_begin``.
+
+        There a callback may say with which epoch the training begins
+        (``BackupAndRestore``).
+        """
+        self.hooks.agree()
+        self.hooks.call("on_train_begin", (), {})
+        initial = keras_compat.initial_epoch(self.model) or self.position.initial_epoch
+        agreed = self.backend.broadcast_array(np.array([float(initial)]))
+        self.position.initial_epoch = int(agreed[0])
+
+    def reconfigured(self, root: int) -> None:
+        """As ``begin``: another rank may have become rank 0."""
+        self.begin()
+
+    def begin_epoch(self, epoch: int, first: int, last: int) -> None:
+        """Calls ``on_epoch_begin``."""
+        self._epoch, self._first, self._stop = epoch, first, last
+        self.hooks.call("on_epoch_begin", (epoch,), epoch, {})
+
+    def before_input(self, number: int) -> None:
+        """Calls ``on_train_batch_begin``.
+
+        Raises:
+            UsageError: A callback has changed which layers are trained.
+        """
+        if self._trained is not None:
+            if self._trained != keras_compat.trainable_flags(self.model):
+                raise UsageError(
+                    "a callback's on_train_begin, or another hook before the first step, has "
+                    "changed layer.trainable",
+                    hint="set it before collective.fit, and compile the model",
+                )
+            self._trained = None
+        self._batches.before(number - self._first, self._epoch)
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Calls ``on_train_batch_end``."""
+        last = step.number + 1 == self._stop
+        if self._batches.ends(step.number - self._first, last):
+            self._end_batches()
+
+    def before_validation(self) -> None:
+        """Calls ``on_train_batch_end`` where the epoch ended unexpectedly."""
+        self._end_batches()
+
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """Calls ``on_epoch_end``, and takes over what callbacks add to the logs."""
+        self._end_batches()
+        self.hooks.call("on_epoch_end", (epoch,), epoch, logs)
+        agreed = self.hooks.agreed_logs("on_epoch_end", logs)
+        if agreed is not logs:
+            logs.clear()
+            logs.update(agreed)
+        self._logs = dict(logs)
+
+    def end(self) -> None:
+        """Calls ``on_train_end``."""
+        self.hooks.call("on_train_end", (), dict(self._logs))
+
+    def _end_batches(self) -> None:
+        averages = self.position.averages
+        self._batches.after(averages.logs if averages else dict, self._epoch)
 
 
 def _optimizer(model: keras.Model) -> keras.Optimizer | None:
