@@ -8,13 +8,13 @@ once: the activations of one micro-batch are freed before the next one starts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from collective.training.input.leaves import slice_leaf
 
-MicroBatch = Callable[[tf.Tensor, Any, list[tf.Tensor]], tuple[Any, list[tf.Tensor]]]
+T = TypeVar("T")
 
 
 def slice_rows(batch: Any, start: Any, stop: Any) -> Any:
@@ -23,48 +23,45 @@ def slice_rows(batch: Any, start: Any, stop: Any) -> Any:
 
 
 def accumulate(
-    compute: MicroBatch,
-    zeros: Callable[[], Any],
-    state: list[tf.Tensor],
+    compute: Callable[[tf.Tensor, Any], T],
+    spec: T,
     rows: tf.Tensor,
     batch: Any,
     micro_batches: int,
     maybe_empty: bool,
-) -> tuple[Any, list[tf.Tensor]]:
+) -> T:
     """Sums ``compute`` over the micro-batches of a batch.
 
     Args:
-        compute: ``compute(number, rows, state) -> (sums, state)`` for one micro-batch
-            that has at least one row.
-        zeros: Makes the sums over no row.
-        state: Tensors passed from one micro-batch to the next.
+        compute: The sums of one micro-batch, from its number and its rows; it has at
+            least one.
+        spec: Shapes and dtypes of the sums, which over no row are zero.
         rows: Scalar int, rows in the batch; may be 0.
         batch: Tree of tensors with ``rows`` rows.
         micro_batches: How many; their sizes differ by one row at most.
         maybe_empty: Whether ``rows`` can be 0. False saves a branch.
-
-    Returns:
-        The sums over all rows, and the state after the last micro-batch.
     """
-    if micro_batches == 1:
-        whole = lambda: compute(tf.constant(0), batch, state)  # noqa: E731
-        if not maybe_empty:
-            return whole()
-        return tf.cond(rows > 0, whole, lambda: (zeros(), state))
 
-    def body(
-        number: tf.Tensor, sums: Any, state: list[tf.Tensor]
-    ) -> tuple[tf.Tensor, Any, list[tf.Tensor]]:
+    def zeros() -> Any:
+        return tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), spec)
+
+    def whole() -> Any:
+        return compute(tf.constant(0), batch)
+
+    if micro_batches == 1:
+        return tf.cond(rows > 0, whole, zeros) if maybe_empty else whole()
+
+    def body(number: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
         start, stop = number * rows // used, (number + 1) * rows // used
-        more, state = compute(number, slice_rows(batch, start, stop), state)
-        return number + 1, tf.nest.map_structure(tf.add, sums, more), state
+        more = compute(number, slice_rows(batch, start, stop))
+        return number + 1, tf.nest.map_structure(tf.add, sums, more)
 
     # With fewer rows than micro-batches, each has one row: none may be empty.
     used = tf.minimum(tf.cast(micro_batches, rows.dtype), rows)
-    _, sums, state = tf.while_loop(
-        lambda number, *_: number < used,
+    _, sums = tf.while_loop(
+        lambda number, _: number < used,
         body,
-        (tf.zeros([], rows.dtype), zeros(), state),
+        (tf.zeros([], rows.dtype), zeros()),
         parallel_iterations=1,
     )
-    return sums, state
+    return sums

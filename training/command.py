@@ -18,9 +18,10 @@ from collective.training import models
 from collective.training.arguments.names import options_named
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.evaluation.exact import Evaluation
-from collective.training.failure import ends_the_job, explaining_memory
+from collective.training.failure import guarded
 from collective.training.fit import fit
 from collective.training.input import datasets
+from collective.training.input.pipeline import Input
 from collective.training.prepared import get_prepared
 from collective.training.reporting.summary import Summary
 from collective.training.variables import gradient_sizes
@@ -29,6 +30,11 @@ from collective.training.virtual.settings import THREADS
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 CLIPS = ("global_clipnorm", "clipnorm", "clipvalue")
 OF_OPTIMIZER = ("optimizer", "learning_rate", *CLIPS)
+OF_FIT = (
+    *("global_batch_size", "epochs", "steps", "accumulate", "virtual_replicas"),
+    *("jit_compile", "recompute", "shard_optimizer"),
+    *("seed", "check_every", "verbose", "timeline"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +87,8 @@ def run(
     """Trains, evaluates on the test data and sums up. Every rank calls it.
 
     Args:
-        job: What to train.
         callbacks, checkpoint, ledger: As for ``collective.training.fit``.
         report: Called on rank 0, with the summary.
-
-    Raises:
-        UsageError: An option asks for what does not exist or does not fit.
-        CollectiveError: The training went wrong.
     """
     if job.precision == "float64" and job.options.transport_dtype:
         raise UsageError(
@@ -103,7 +104,7 @@ def run(
         backend.serve()
     with quiet():
         tf.zeros([])  # the first operation starts the devices, and prints about them
-    with options_named(), ends_the_job(backend), explaining_memory():
+    with options_named(), guarded(backend):
         _set_precision(job.precision)
         keras.utils.set_random_seed(job.seed)
         data = datasets.load(job.data, seed=job.seed)
@@ -113,26 +114,16 @@ def run(
             model,
             data.train,
             backend=backend,
-            global_batch_size=job.global_batch_size,
-            epochs=job.epochs,
-            steps=job.steps,
-            accumulate=job.accumulate,
-            jit_compile=job.jit_compile,
-            recompute=job.recompute,
-            shard_optimizer=job.shard_optimizer,
-            seed=job.seed,
-            virtual_replicas=job.virtual_replicas,
-            check_every=job.check_every,
             callbacks=callbacks,
-            verbose=job.verbose,
-            timeline=job.timeline,
             checkpoint=checkpoint,
             ledger=ledger,
+            **{name: getattr(job, name) for name in OF_FIT},
         )
         test: dict[str, float] = {}
         if job.test and data.test is not None:
             rows = max(job.global_batch_size, 32 * backend.most_replicas)
-            evaluation = Evaluation(get_prepared(model), backend, data.test, rows)
+            inputs = Input(data.test, rows, shuffle=False)
+            evaluation = Evaluation(get_prepared(model), backend, inputs)
             test = result.afterwards(evaluation)
         parts = get_prepared(model).partition
         summary = Summary.of(
@@ -184,19 +175,13 @@ def _model(job: Job, data: datasets.Data) -> keras.Model:
                     hint=f"drop --{option.replace('_', '-')}, or do not compile it",
                 )
         return model
-    model.compile(
-        optimizer=_optimizer(job),
-        loss=_loss(data),
-        metrics=["accuracy"] if data.classes else [],
-        jit_compile=False,
-    )
-    return model
-
-
-def _loss(data: datasets.Data) -> Any:
+    optimizer = _optimizer(job)
     if data.classes:
-        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return "mse"
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+    else:
+        model.compile(optimizer, "mse", jit_compile=False)
+    return model
 
 
 def _optimizer(job: Job) -> keras.Optimizer:

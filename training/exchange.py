@@ -18,9 +18,6 @@ def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
 
     In float64: whole numbers below 2**53 arrive exactly. As no process can have the
     sum before all have given their arrays, the function is a barrier, too.
-
-    Args:
-        backend: What sums over the processes.
     """
     all_reduce = (
         backend.sum_over_processes
@@ -40,11 +37,7 @@ def total(backend: Backend) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def gather(backend: Backend, mine: np.ndarray | float) -> np.ndarray:
-    """Every process' array; every process calls it, with arrays of one shape.
-
-    Returns:
-        float64 ``[size, ...]``, in the order of the ranks.
-    """
+    """Every process' array of one shape: float64 ``[size, ...]``, in the order of the ranks."""
     rows = np.zeros((backend.size, *np.shape(mine)))
     rows[backend.rank] = mine
     return total(backend)(rows)
@@ -53,8 +46,8 @@ def gather(backend: Backend, mine: np.ndarray | float) -> np.ndarray:
 def gather_few(backend: Backend, mine: Sequence[float]) -> np.ndarray:
     """As ``gather``, for a few numbers: by a broadcast from each process.
 
-    Builds no graph, so that it also serves after a change of the ranks, where the graph
-    of ``gather`` would have the old number of processes.
+    Builds no graph, so it also serves after a change of the ranks, where the graph of
+    ``gather`` would have the old number of processes.
     """
     own = np.asarray(mine, np.float64)
     return np.stack([backend.broadcast_array(own, r) for r in range(backend.size)])
@@ -63,16 +56,20 @@ def gather_few(backend: Backend, mine: Sequence[float]) -> np.ndarray:
 def broadcast_object(backend: Backend, value: Any, root: int = 0) -> Any:
     """The root's object, on every process; every process calls it.
 
-    Args:
-        backend: What the ranks talk through.
-        value: On the root, what ``pickle`` can write; anything elsewhere.
-        root: The rank.
+    ``pickle`` must be able to write it; the memory of arrays in it is sent as it is.
     """
-    data = pickle.dumps(value) if backend.rank == root else b""
-    size = int(backend.broadcast_array(np.array([len(data)]), root)[0])
-    text = np.zeros(size, np.uint8)
-    text[: len(data)] = np.frombuffer(data, np.uint8)
-    return pickle.loads(backend.broadcast_array(text, root).tobytes())
+    parts: list[Any] = []
+    if backend.rank == root:
+        text = pickle.dumps(value, protocol=5, buffer_callback=parts.append)
+        parts = [np.frombuffer(text, np.uint8)] + [
+            np.frombuffer(part.raw(), np.uint8) for part in parts
+        ]
+    count = int(backend.broadcast_array(np.array([len(parts)]), root)[0])
+    sizes = np.array([part.size for part in parts] or [0] * count)
+    sizes = backend.broadcast_array(sizes, root)
+    parts = parts or [np.empty(size, np.uint8) for size in sizes]
+    parts = [backend.broadcast_array(part, root) for part in parts]
+    return pickle.loads(parts[0], buffers=parts[1:])
 
 
 def join(tensors: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
+from collective.training.arguments.names import arguments_named
 from collective.training.exchange import broadcast_object
 
 # Errors of rank 0 that every rank raises: the last one, for ``ends_the_job``.
@@ -54,16 +55,13 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             raise
         recorder.request_dump(_description(backend.rank, error))
         recorder.close()  # its end is no second incident
+        exit_code, what = 1, f"{type(error).__name__} ended the job"
         if isinstance(error, CollectiveError):
-            print(f"rank {backend.rank}: error: {error}", file=sys.stderr, flush=True)
-            backend.abort(error.exit_code)
-        traceback.print_exc()
-        print(
-            f"rank {backend.rank}: {type(error).__name__} ended the job",
-            file=sys.stderr,
-        )
-        sys.stderr.flush()
-        backend.abort(1)
+            exit_code, what = error.exit_code, f"error: {error}"
+        else:
+            traceback.print_exc()
+        print(f"rank {backend.rank}: {what}", file=sys.stderr, flush=True)
+        backend.abort(exit_code)
         raise
 
 
@@ -75,7 +73,6 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
     Args:
         error: On rank 0, the error.
         what: What raised it, for a message.
-        backend: What the ranks talk through.
 
     Returns:
         On rank 0 the error itself; elsewhere a copy, or a ``CollectiveError`` with its
@@ -118,8 +115,15 @@ def _description(rank: int, error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def explaining_memory() -> Iterator[None]:
-    """Adds a remedy to errors about memory; used within ``ends_the_job``."""
+def guarded(backend: Backend) -> Iterator[None]:
+    """What surrounds each public call: errors are explained, and end all ranks."""
+    with ends_the_job(backend), arguments_named(), _explaining_memory():
+        yield
+
+
+@contextlib.contextmanager
+def _explaining_memory() -> Iterator[None]:
+    """Adds a remedy to errors about memory."""
     try:
         yield
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:

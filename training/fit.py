@@ -14,9 +14,7 @@ from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.arguments.data import FitData, fit_data
-from collective.training.arguments.names import arguments_named
-from collective.training.callbacks.hooks import Callbacks
-from collective.training.callbacks.observer import RankZeroCallbacks
+from collective.training.callbacks import Callbacks, RankZeroCallbacks
 from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checks.refusals import (
@@ -24,17 +22,16 @@ from collective.training.checks.refusals import (
     check_labels,
     check_states_of_rows,
 )
-from collective.training.checks.replicas import DesyncAlarm, FinalCheck
+from collective.training.checks.replicas import DesyncAlarm, DesyncCheck
 from collective.training.coupled import look_ups
 from collective.training.custom_step.check import check_step
 from collective.training.custom_step.epochs import MetricEpochs
 from collective.training.custom_step.evaluation import make_evaluation
 from collective.training.custom_step.refusals import has_own_step
 from collective.training.custom_step.step import CustomStep
-from collective.training.eager import runs_eagerly
 from collective.training.elastic.membership import Membership
-from collective.training.evaluation.inference import open_backend
-from collective.training.failure import ends_the_job, explaining_memory
+from collective.training.evaluation.inference import open_backend, open_inputs
+from collective.training.failure import guarded
 from collective.training.input.agreement import Agreement
 from collective.training.input.batches import Batches
 from collective.training.input.feed import (
@@ -48,9 +45,8 @@ from collective.training.ledger.observer import LedgerObserver
 from collective.training.loop import Loop
 from collective.training.observer import Observer
 from collective.training.position import Position
-from collective.training.prepared import prepare
-from collective.training.reporting.heartbeat import Heartbeat
-from collective.training.reporting.progress import ProgressBar
+from collective.training.prepared import prepare, runs_eagerly
+from collective.training.reporting.progress import Heartbeat, ProgressBar
 from collective.training.reporting.timeline import TimelineObserver
 from collective.training.reporting.timing import TimingObserver
 from collective.training.result import Result
@@ -184,13 +180,13 @@ def fit(
         gradient_sizes(model) if named else None,
         None if virtual_replicas is None else settings.THREADS,
     )
-    with contextlib.ExitStack() as contexts:
-        for context in (ends_the_job(backend), arguments_named(), explaining_memory()):
-            contexts.enter_context(context)
+    with guarded(backend), contextlib.ExitStack() as contexts:
         virtual = virtual_checks.check_count(virtual_replicas, backend)
         if virtual is not None:
             settings.agree(virtual, backend)
             contexts.enter_context(settings.deterministic())
+
+        # The data, and the model ready to train on them; the same on every rank.
         given = fit_data(
             x,
             y,
@@ -201,7 +197,6 @@ def fit(
             class_weight=class_weight,
             sample_weight=sample_weight,
             steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
             validation_batch_size=validation_batch_size,
             seed=seed,
             data=data,
@@ -210,20 +205,24 @@ def fit(
         inputs = _inputs(
             given, backend, virtual, steps_per_epoch, seed, shuffle, ledger
         )
-        validation = _validation_inputs(given, backend, validation_steps)
-        arguments: dict[str, Any] = {
+        validation = None
+        if given.validation is not None:
+            rows_at_a_time = given.validation_batch_size
+            validation = open_inputs(
+                given.validation, backend, rows_at_a_time, validation_steps
+            )
+        must_agree = {
             "epochs": epochs,
             "steps": steps,
             "accumulate": accumulate,
+            "steps_per_epoch": steps_per_epoch,
+            "class_weight": class_weight,
         }
-        arguments["steps_per_epoch"] = steps_per_epoch
-        arguments["class_weight"] = class_weight
-        compare_data(backend, inputs, validation, arguments)
+        compare_data(backend, inputs, validation, must_agree)
         rows = check_batch(backend, inputs, accumulate)
-        pieces = backend.replicas
         if virtual is not None:
             virtual_checks.check_batch(virtual, inputs)
-            pieces = virtual.count
+        pieces = virtual.count if virtual else backend.replicas
         prepared = prepare(
             model,
             backend,
@@ -239,6 +238,13 @@ def fit(
         own_step = has_own_step(model)
         if virtual is not None:
             virtual_checks.check_options(own_step=own_step, ledger=ledger)
+
+        # How the step computes what is no sum over rows.
+        options: dict[str, Any] = {
+            "accumulate": accumulate,
+            "jit_compile": jit_compile,
+            "recompute": recompute,
+        }
         plan = verify_step(
             prepared,
             backend,
@@ -252,16 +258,13 @@ def fit(
             virtual=virtual,
         )
         known = inputs.batch_size if isinstance(inputs, Batches) else rows
+        if virtual is not None:
+            known = None  # tables travel whole
         plan = look_ups.planned(
-            plan,
-            embedding_gradients,
-            prepared,
-            backend,
-            None if virtual else known,  # tables travel whole
-            accumulate=accumulate,
-            jit_compile=jit_compile,
-            recompute=recompute,
+            plan, embedding_gradients, prepared, backend, known, **options
         )
+
+        # The step, and what happens beside it.
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
@@ -281,46 +284,27 @@ def fit(
         result = Result(position, params)
         hooks = RankZeroCallbacks(callbacks, position, params)
         observers, membership = _observers(
-            position,
-            result,
-            inputs,
-            hooks,
-            bar=not isinstance(callbacks, keras.callbacks.CallbackList),
-            timeline=timeline,
-            checkpoint=checkpoint,
-            ledger=ledger,
-            virtual=virtual,
-        )
-        attachments = [a for observer in observers for a in observer.attachments]
-        if DesyncAlarm.is_needed(backend, check_every):
-            alarm = DesyncAlarm(model, backend, check_every)
-            attachments.insert(0, alarm)
-            if backend.synchronous:
-                observers.append(FinalCheck(alarm, position))
-        common: dict[str, Any] = dict(
-            accumulate=accumulate,
-            jit_compile=jit_compile,
-            recompute=recompute,
-            seed=seed,
-            maybe_empty=_maybe_empty(
-                inputs, virtual.count if virtual else backend.most_replicas
-            ),
-            attachments=attachments,
+            position, result, inputs, hooks, timeline, checkpoint, ledger, virtual
         )
         if own_step:
-            step: Any = CustomStep(prepared, backend, inputs.spec, **common)
-            position.layout = step.layout
-            if verify:
-                for line in check_step(step, inputs):
-                    if backend.rank == 0 and str(verbose) != "0":
-                        log.info(line)
             observers.insert(0, MetricEpochs(position))
+        if DesyncAlarm.is_needed(backend, check_every):
+            observers.append(DesyncCheck(position, check_every))
+        options["seed"] = seed
+        options["maybe_empty"] = _maybe_empty(inputs, virtual, backend)
+        options["attachments"] = [a for o in reversed(observers) for a in o.attachments]
+        step: Any
+        if own_step:
+            step = CustomStep(prepared, backend, inputs.spec, **options)
+            for line in check_step(step, inputs) if verify else ():
+                if backend.rank == 0 and str(verbose) != "0":
+                    log.info(line)
         else:
             step = Step(
                 prepared,
                 backend,
                 inputs.spec,
-                **common,
+                **options,
                 plan=plan,
                 sync_batch_norm=sync_batch_norm,
                 virtual=virtual,
@@ -328,14 +312,10 @@ def fit(
         validate = None
         if validation is not None:
             evaluation = make_evaluation(
-                prepared,
-                backend,
-                validation.source if isinstance(validation, Input) else validation,
-                given.validation_batch_size or 1,
-                validation_steps,
-                plan,
+                prepared, backend, validation, validation_steps, plan
             )
             validate = lambda: evaluation(hooks.hooks, position.epoch)  # noqa: E731
+
         loop = Loop(
             position,
             step,
@@ -381,11 +361,14 @@ def _inputs(
     return inputs
 
 
-def _maybe_empty(inputs: Input | Batches, pieces: int) -> bool:
+def _maybe_empty(
+    inputs: Input | Batches, virtual: VirtualReplicas | None, backend: Backend
+) -> bool:
     """Whether a batch may have fewer rows than the pieces that it is cut into."""
     if isinstance(inputs, Batches):
         return True
     size = inputs.global_batch_size
+    pieces = virtual.count if virtual else backend.most_replicas
     return (inputs.rows % size or size) < pieces
 
 
@@ -408,25 +391,11 @@ def _check_counted(backend: Backend, **wanted: Any) -> None:
         )
 
 
-def _validation_inputs(
-    given: FitData, backend: Backend, steps: int | None
-) -> Input | Batches | None:
-    """What is evaluated after an epoch, if anything is."""
-    if given.validation is None:
-        return None
-    if isinstance(given.validation, Source):
-        rows = given.validation_batch_size or 1
-        return Input(given.validation, rows, shuffle=False)
-    return Batches(given.validation, backend, steps)
-
-
 def _observers(
     position: Position,
     result: Result,
     inputs: Input | Batches,
     hooks: RankZeroCallbacks,
-    *,
-    bar: bool,
     timeline: str | None,
     checkpoint: Checkpoint | None,
     ledger: str | os.PathLike[str] | None,
@@ -448,7 +417,7 @@ def _observers(
         observers.append(noting)
         before_write = noting.sync
     observers.append(hooks)
-    if bar and str(params["verbose"]) != "0":
+    if not hooks.hooks.has_bar and str(params["verbose"]) != "0":
         # Behind the callbacks: it shows what they add to the logs.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     saving = membership = None

@@ -25,6 +25,8 @@ from collective.training.replica.inputs import Weights
 from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows
 
+_fold_in = tf.random.experimental.stateless_fold_in
+
 
 class Sums(NamedTuple):
     """Sums over rows; they can be added over micro-batches and over replicas.
@@ -69,9 +71,6 @@ class Forward:
     """Forward and backward pass of a compiled model.
 
     Args:
-        prepared: The model.
-        seed: Seed of random layers.
-        recompute: Whether activations are recomputed instead of kept.
         replicas, micro_batches: The most replicas there may be, and the pieces into
             which each cuts its rows: all start from the same weights and state.
         plan: Whether loss and metrics are those of the whole global batch. If so,
@@ -152,11 +151,10 @@ class Forward:
         trainable, state = weights
         key = self._random_key(position)
         state = self._seed_random_layers(state, key)
-        fold = tf.random.experimental.stateless_fold_in
         if self.placement is not None:
             trainable = self.placement.colocate(trainable, self.prepared.trainable)
         with (
-            keras_compat.global_seeds(lambda call: fold(key, -1 - call)),
+            keras_compat.global_seeds(lambda call: _fold_in(key, -1 - call)),
             tf.GradientTape(persistent=True) as tape,
             self._recomputed(tape),
         ):
@@ -184,9 +182,11 @@ class Forward:
         changed = [(state[i], new_state[i]) for i in self.changing]
         changed += [(trainable[i], scope.assigned[i][-1]) for i in self.assigned]
         overwrites = self._overwrites(gradients, position)
-        return _sums(
-            loss,
+        return Sums(
             self._dense(gradients, trainable),
+            loss.weights,
+            loss.losses,
+            loss.outputs,
             self._metrics(scope, rows, global_rows, seen),
             [layer_state.contribution(old, new, share) for old, new in changed],
             overwrites,
@@ -212,7 +212,8 @@ class Forward:
             for variable, old, new in zip(variables, before, after, strict=True)
             if new is not old and not keras_compat.is_seed_state(variable)
         ]
-        return _sums(loss, [], self._metrics(scope, rows, global_rows, seen), [], [])
+        metrics = self._metrics(scope, rows, global_rows, seen)
+        return Sums([], loss.weights, loss.losses, loss.outputs, metrics, [], [])
 
     def _scope(
         self, weights: Weights, key: tf.Tensor, tape: tf.GradientTape | None = None
@@ -222,14 +223,13 @@ class Forward:
         # collective under MultiWorkerMirroredStrategy, and a replica without rows does
         # not run this code.
         metrics = keras_compat.metric_variables(self.model)
-        fold = tf.random.experimental.stateless_fold_in
         return keras_compat.ForwardScope(
             list(zip(self.prepared.trainable, weights.trainable, strict=True)),
             [
                 *zip(self.prepared.state, weights.state, strict=True),
                 *((v, tf.zeros(v.shape, v.dtype)) for v in metrics),
             ],
-            lambda call: fold(key, -(2**20) - call),
+            lambda call: _fold_in(key, -(2**20) - call),
             tape,
         )
 
@@ -243,13 +243,11 @@ class Forward:
     ) -> tuple[Predicted | WholeBatch, LossSums]:
         """What metrics see, and the loss, inside the scope."""
         model, (x, y, sample_weight) = self.model, rows
-        placed = (
-            contextlib.nullcontext()
-            if self.placement is None
-            else self.placement.layer_calls(model)
-        )
+        placement: Any = contextlib.nullcontext()
+        if self.placement is not None:
+            placement = self.placement.layer_calls(model)
         with scope, keras_compat.scalar_means(_share(rows, global_rows)):
-            with placed:
+            with placement:
                 y_pred = keras_compat.call(model, x, training)
             own = Predicted(x, _or_none(y), y_pred, _or_none(sample_weight))
             added = model.losses
@@ -288,12 +286,10 @@ class Forward:
             terms = tape.gradient(total, sources, unconnected_gradients="none")
             gradients = terms[: len(trainable)]
             for (i, _), term in zip(more, terms[len(trainable) :], strict=True):
-                if gradients[i] is None or term is None:
-                    gradients[i] = term if gradients[i] is None else gradients[i]
-                else:
-                    gradients[i] = tf.add(
-                        *map(tf.convert_to_tensor, (gradients[i], term))
-                    )
+                both = [t for t in (gradients[i], term) if t is not None]
+                if len(both) == 2:
+                    both = [tf.add(*map(tf.convert_to_tensor, both))]
+                gradients[i] = both[0] if both else None
             found.append(gradients)
         return found
 
@@ -333,12 +329,7 @@ class Forward:
     def _check_assigned(
         self, scope: keras_compat.ForwardScope, trainable: list[tf.Tensor]
     ) -> None:
-        """Refuses assignments that would be lost.
-
-        Raises:
-            UsageError: To a variable that the model does not have; or to a trainable
-                one, in a block that is recomputed.
-        """
+        """Refuses assignments that would be lost."""
         if scope.unknown:
             raise UsageError(
                 f"the forward pass assigns variable {scope.unknown[0].path!r}, which "
@@ -402,16 +393,15 @@ class Forward:
         """A function of (seed, step, replica, micro-batch) alone."""
         key = tf.constant([self.seed % 2**31, 0], tf.int32)
         for number in tf.unstack(tf.cast(position, tf.int32)):
-            key = tf.random.experimental.stateless_fold_in(key, number)
+            key = _fold_in(key, number)
         return key
 
     def _seed_random_layers(
         self, state: list[tf.Tensor], key: tf.Tensor
     ) -> list[tf.Tensor]:
         """The state, with the key folded into that of every seed generator."""
-        fold = tf.random.experimental.stateless_fold_in
         return [
-            tf.cast(fold(key, tf.cast(value[0], tf.int32)), value.dtype)
+            tf.cast(_fold_in(key, tf.cast(value[0], tf.int32)), value.dtype)
             if self._is_seed(i)
             else value
             for i, value in enumerate(state)
@@ -442,24 +432,3 @@ def _count(rows: Rows) -> tf.Tensor:
 def _share(rows: Rows, global_rows: tf.Tensor) -> tf.Tensor:
     """The rows' share of the global batch: float64, to be cast."""
     return tf.cast(_count(rows), tf.float64) / tf.cast(global_rows, tf.float64)
-
-
-def _sums(
-    loss: LossSums,
-    gradients: list[list[tf.Tensor]],
-    metrics: list[tf.Tensor],
-    state: list[tf.Tensor],
-    overwrites: list[tf.Tensor],
-) -> Sums:
-    return Sums(
-        gradients=gradients,
-        weights=[weight for _, weight in loss.undivided],
-        losses=[loss.shown, *loss.totals[1:]],
-        outputs=[
-            (shown, tf.zeros_like(shown) if weight is None else weight)
-            for _, weight, shown in loss.outputs
-        ],
-        metrics=metrics,
-        state=state,
-        overwrites=overwrites,
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -17,11 +18,12 @@ from collective.errors import UsageError
 from collective.training.input import source_errors
 from collective.training.input.feed import ENDLESS, Feed
 from collective.training.input.pipeline import Batch
-from collective.training.observer import FinishedStep, Observer, methods
+from collective.training.observer import METHODS, FinishedStep, Observer, methods
 from collective.training.position import Position
 from collective.training.step import Step
 
 
+@dataclass
 class Loop:
     """Runs the steps of a training.
 
@@ -37,29 +39,19 @@ class Loop:
         validated: Of the number of an epoch, whether ``validate`` follows it.
     """
 
-    def __init__(
-        self,
-        position: Position,
-        step: Step,
-        feed: Feed,
-        epochs: int,
-        last_step: int,
-        observers: Sequence[Observer] = (),
-        validate: Callable[[], dict[str, float]] | None = None,
-        validated: Callable[[int], bool] = lambda epoch: True,
-    ):
-        self.position = position
-        self.step = step
-        self.feed = feed
-        self.epochs = epochs
-        position.layout = step.layout  # a plan decides what reports hold of metrics
-        self.last_step = last_step
-        self.observers = observers
-        self.validate = validate
-        self.validated = validated
-        self._before_input = methods(observers, "before_input", outermost_first=True)
-        self._before_step = methods(observers, "before_step", outermost_first=True)
-        self._after_step = methods(observers, "after_step")
+    position: Position
+    step: Step
+    feed: Feed
+    epochs: int
+    last_step: int
+    observers: Sequence[Observer] = ()
+    validate: Callable[[], dict[str, float]] | None = None
+    validated: Callable[[int], bool] = lambda epoch: True
+
+    def __post_init__(self) -> None:
+        # A plan decides what reports hold of metrics.
+        self.position.layout = self.step.layout
+        self._methods = {name: methods(self.observers, name) for name in METHODS}
 
     def run(self) -> None:
         """Trains from the state to start from to the end. Every rank calls it."""
@@ -107,9 +99,9 @@ class Loop:
             while not self._ended:
                 self._train_epoch()
             position.final = position.final or position.take()
-            self._call("end_epochs", outermost_first=True)
+            self._call("end_epochs")
             self.step.finish()
-            self._call("end", outermost_first=True)
+            self._call("end")
         except BaseException:
             self._call("interrupted")
             raise
@@ -132,10 +124,8 @@ class Loop:
 
     def _train_epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
-        first, steps = (
-            self.feed.first_step(epoch, position.step),
-            self.feed.steps(epoch),
-        )
+        first = self.feed.first_step(epoch, position.step)
+        steps = self.feed.steps(epoch)
         whole = ENDLESS if steps is None else first + steps
         last = min(whole, self.last_step)
         if not first <= position.step <= whole:
@@ -144,7 +134,7 @@ class Loop:
                 f"{epoch}: steps {first} to {whole}",
                 hint="resume with the steps_per_epoch= and initial_epoch= of before",
             )
-        self._call("begin_epoch", epoch, first, last, outermost_first=True)
+        self._call("begin_epoch", epoch, first, last)
         position.begin_epoch()
         assert position.averages is not None
         self.step.begin_epoch(position.averages.sums())
@@ -172,33 +162,30 @@ class Loop:
         """Trains on the next batch; False if there is none."""
         position = self.position
         number = position.step
-        for before_input in self._before_input:
-            before_input(number)
+        self._call("before_input", number)
         begin = time.perf_counter()
         batch = _next(batches)
         if batch is None:
             return False
         ready = time.perf_counter()
-        for before_step in self._before_step:
-            before_step(number)
+        self._call("before_step", number)
         report = self.step(batch, number)
         done, ended = time.perf_counter(), time.time()
         assert position.averages is not None
         position.averages.add(report)
         position.step += 1
         step = FinishedStep(number, begin, ready, done, ended, report)
-        for after_step in self._after_step:
-            after_step(step)
+        self._call("after_step", step)
         return True
 
     def _validate(self, validate: Callable[[], dict[str, float]]) -> dict[str, float]:
-        self._call("before_validation", outermost_first=True)
+        self._call("before_validation")
         logs = {f"val_{name}": value for name, value in validate().items()}
         self._call("after_validation", logs)
         return logs
 
-    def _call(self, name: str, *args: object, outermost_first: bool = False) -> None:
-        for method in methods(self.observers, name, outermost_first=outermost_first):
+    def _call(self, name: str, *args: object) -> None:
+        for method in self._methods[name]:
             method(*args)
 
 

@@ -67,21 +67,31 @@ class LossSums:
         divided: Scalar; its sum over replicas is the divided part of the loss.
         undivided: One ``(total, weight)`` for each undivided loss; with both summed
             over replicas, total / weight is that part of the loss.
-        outputs: The losses of the single outputs of a model with several, without loss
-            weights.
+        outputs: ``(shown, weight)`` of each output's own loss, without loss weights, of
+            a model with several; weight is 0 for a divided one.
         shown: The divided part as Keras shows it: without a reduction, Keras
             differentiates the sum of the values and shows their mean.
     """
 
     divided: tf.Tensor
     undivided: list[tuple[tf.Tensor, tf.Tensor]]
-    outputs: list[SumAndWeight]
+    outputs: list[tuple[tf.Tensor, tf.Tensor]]
     shown: tf.Tensor
 
     @property
     def totals(self) -> list[tf.Tensor]:
         """The divided part, then each undivided total: what has a gradient."""
         return [self.divided, *(total for total, _ in self.undivided)]
+
+    @property
+    def losses(self) -> list[tf.Tensor]:
+        """``totals`` as Keras shows them."""
+        return [self.shown, *self.totals[1:]]
+
+    @property
+    def weights(self) -> list[tf.Tensor]:
+        """The weight of each undivided loss."""
+        return [weight for _, weight in self.undivided]
 
 
 def loss_sums(
@@ -95,18 +105,14 @@ def loss_sums(
     global_rows: tf.Tensor,
     training: bool,
 ) -> LossSums:
-    """Takes the compiled loss of a batch apart.
+    """Takes the compiled loss of a batch apart; differentiable.
 
     Args:
-        model: A compiled model.
+        model: Compiled.
         x, y, y_pred, sample_weight: The rows of this replica and the predictions.
         added: Values of ``add_loss`` and regularizers from the forward pass.
-        rows: Scalar, the number of these rows.
-        global_rows: Scalar, the number of rows of the global batch.
+        rows, global_rows: Scalars, the number of these rows and of the global batch's.
         training: Given to a user's own ``compute_loss``.
-
-    Returns:
-        The sums. Differentiable.
 
     Raises:
         UsageError: A loss without a reduction beside other losses.
@@ -150,7 +156,11 @@ def loss_sums(
     for value in added:
         term = tf.reduce_sum(tf.cast(value, dtype)) * share
         divided, shown = divided + term, shown + term
-    outputs = losses if keras_compat.loss_trackers(model) else []
+    outputs = [
+        (one, tf.zeros_like(one) if weight is None else weight)
+        for _, weight, one in losses
+        if keras_compat.loss_trackers(model)
+    ]
     return LossSums(divided, undivided, outputs, shown)
 
 
@@ -174,11 +184,7 @@ def _only(wanted: int, value: tf.Tensor) -> keras_compat.LossCall:
 def _check_alone(
     model: keras.Model, losses: Sequence[SumAndWeight], added: Sequence[Any]
 ) -> None:
-    """Refuses what Keras adds to a vector with a value for each row.
-
-    Raises:
-        UsageError: There is another loss.
-    """
+    """Refuses what Keras adds to a vector with a value for each row."""
     if len(losses) + len(added) > 1:
         raise UsageError(
             f"a loss of model {model.name!r} has reduction=None, so it is a vector with "

@@ -90,18 +90,12 @@ class Observer:
         """After the steps of an epoch, if there are validation data. Collectives."""
 
     def after_validation(self, logs: dict[str, float]) -> None:
-        """After the validation. Collectives.
-
-        Args:
-            logs: Its results, named ``val_*``.
-        """
+        """After the validation, whose results are named ``val_*``. Collectives."""
 
     def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
         """After steps and validation, before the epoch counts as finished. Collectives.
 
-        Args:
-            epoch: Its number.
-            logs: Averages over the epoch, results of the validation included.
+        ``logs`` are averages over the epoch, with the results of the validation.
         """
 
     def between_epochs(self) -> None:
@@ -120,16 +114,18 @@ class Observer:
         """This rank leaves a job that continues without it. No collectives."""
 
     def close(self) -> None:
-        """Releases files and locks, also after an exception. No collectives.
-
-        May be called twice.
-        """
+        """Releases files and locks, also after an exception; maybe twice. No collectives."""
 
 
-def methods(
-    observers: Sequence[Observer], name: str, *, outermost_first: bool = False
-) -> list[Callable[..., Any]]:
-    """The bound methods of this name, without those that do nothing."""
-    ordered = reversed(observers) if outermost_first else observers
+METHODS = tuple(n for n, v in vars(Observer).items() if callable(v) and n[0] != "_")
+_OUTERMOST_FIRST = (
+    *("begin_epoch", "before_input", "before_step", "before_validation"),
+    *("end_epochs", "end"),
+)
+
+
+def methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any]]:
+    """The bound methods of this name in their order, without those that do nothing."""
+    ordered = reversed(observers) if name in _OUTERMOST_FIRST else observers
     nothing = getattr(Observer, name)
     return [getattr(o, name) for o in ordered if getattr(type(o), name) is not nothing]

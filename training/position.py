@@ -24,11 +24,8 @@ class Position:
     """The position of a training between two steps.
 
     Args:
-        model: Built and compiled.
-        backend: What the ranks talk through.
         gathers: Whether a state has the partitioned variables whole, for rank 0 to
             write; then ``take`` is a collective where the model has such variables.
-        initial_epoch: The epoch with which a new training begins.
 
     Attributes:
         epoch: The current epoch, from 0.

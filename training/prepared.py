@@ -9,9 +9,10 @@ where this is kept; nothing is stored on Keras objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
@@ -19,7 +20,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import eager, keras_compat
+from collective.training import keras_compat
 from collective.training.checks.refusals import check_model
 from collective.training.custom_step import building
 from collective.training.custom_step.refusals import check_options, has_own_step
@@ -69,26 +70,21 @@ class PreparedModel:
 # What Keras raises where a model does not fit its data.
 _MISFITS = ValueError, TypeError, KeyError, RuntimeError, AttributeError
 
-
-class _Record(NamedTuple):
-    """What is kept of a model, without a reference to it: the entry ends with it."""
-
-    trainable: list[keras.Variable]
-    state: list[keras.Variable]
-    partition: PartitionedVariables | None = None
-    placement: Placement | None = None
-
-
-_records: WeakKeyDictionary[keras.Model, _Record] = WeakKeyDictionary()
+# Of each model, the other fields of ``PreparedModel``: without a reference to the model,
+# so that the entry ends with it.
+_records: WeakKeyDictionary[keras.Model, dict[str, Any]] = WeakKeyDictionary()
 
 
 def get_prepared(model: keras.Model) -> PreparedModel:
     """The record of a model; of one that was not prepared, what it has now."""
-    return PreparedModel(model, *(_records.get(model) or _record(model)))
+    return PreparedModel(model, **(_records.get(model) or _variables(model)))
 
 
-def _record(model: keras.Model) -> _Record:
-    return _Record(list(model.trainable_variables), list(model.non_trainable_variables))
+def _variables(model: keras.Model) -> dict[str, Any]:
+    return {
+        "trainable": list(model.trainable_variables),
+        "state": list(model.non_trainable_variables),
+    }
 
 
 def get_partition(model: keras.Model) -> PartitionedVariables | None:
@@ -110,7 +106,6 @@ def prepare(
 
     Args:
         model: Compiled, or a function that makes it.
-        backend: The backend.
         spec: ``tf.TensorSpec`` of a batch.
         micro_batch_rows: Rows of a micro-batch, at most: on these depends the memory of
             activations, by which layers are put on devices.
@@ -132,11 +127,12 @@ def prepare(
             model = model()
     check_model(model, backend)
     before = get_prepared(model)
+    shards, places = before.partition, before.placement
     if shard_optimizer:
-        sharded_optimizer.check(model, backend, before.partition is not None)
+        sharded_optimizer.check(model, backend, shards is not None)
     if backend.tensor is not None:
-        partition.check(model, jit_compile, before.partition is not None)
-    sharded = shard_optimizer or backend.tensor is not None
+        partition.check(model, jit_compile, shards is not None)
+    whole = not shard_optimizer and backend.tensor is None and not backend.stages
     if has_own_step(model):
         check_options(
             model,
@@ -146,22 +142,22 @@ def prepare(
             shard_optimizer=shard_optimizer,
         )
         building.build(model, backend, spec)
-        return partition_or_place(model, backend, False, micro_batch_rows)
-    _build(model, backend, spec, optimizer=not sharded and not backend.stages)
-    return partition_or_place(model, backend, shard_optimizer, micro_batch_rows)
+    else:
+        _build(model, backend, spec, optimizer=whole)
+    if shards is None and shard_optimizer:
+        shards = ShardedOptimizer(model, backend)
+    elif shards is None and backend.tensor is not None:
+        shards = TensorParallelVariables(model, backend)
+    if places is None and backend.stages:
+        places = Placement(model, backend.stages, micro_batch_rows)
+    _records[model] = _variables(model) | {"partition": shards, "placement": places}
+    return get_prepared(model)
 
 
 def build_to_evaluate(
     model: keras.Model, backend: Backend, spec: Batch
 ) -> PreparedModel:
-    """Makes the variables of a model that may never have been trained.
-
-    Those of its optimizer are left alone.
-
-    Args:
-        model: Compiled.
-        backend: The backend.
-        spec: Type specs of a batch.
+    """Makes the variables of a compiled model, without those of its optimizer.
 
     Raises:
         UsageError: The model does not fit the data.
@@ -170,26 +166,22 @@ def build_to_evaluate(
     return get_prepared(model)
 
 
-def partition_or_place(
-    model: keras.Model, backend: Backend, shard_optimizer: bool, micro_batch_rows: int
-) -> PreparedModel:
-    """Cuts variables or places layers where this is asked for and not done yet.
+@contextlib.contextmanager
+def runs_eagerly(model: keras.Model) -> Iterator[None]:
+    """Has TensorFlow run functions eagerly, where the model has ``run_eagerly=True``.
 
-    Args:
-        model: Built and compiled; without the variables of its optimizer where any of
-            it is asked for.
-        backend: The backend.
-        shard_optimizer, micro_batch_rows: As for ``prepare``.
+    It was traced once as any other, for the shapes of its sums. Its steps then run
+    operation by operation, and so does Python code of the model.
     """
-    _, _, shards, places = _records.get(model) or _record(model)
-    if shards is None and shard_optimizer:
-        shards = ShardedOptimizer(model, backend)
-    elif shards is None and backend.tensor is not None:
-        shards = TensorParallelVariables(model, backend)
-    if places is None and backend.stages:
-        places = Placement(model, backend.stages, micro_batch_rows)
-    _records[model] = _record(model)._replace(partition=shards, placement=places)
-    return get_prepared(model)
+    before = tf.config.functions_run_eagerly()
+    if not model.run_eagerly or before:
+        yield
+        return
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
 
 
 def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -> None:
@@ -199,7 +191,7 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
             keras_compat.build(model, spec[:3], optimizer=optimizer)
         except Exception as error:
             if model.run_eagerly:
-                raise eager.refusal(model, error) from error
+                raise _not_traceable(model, error) from error
             if not isinstance(error, _MISFITS):
                 raise
             shape = tf.nest.map_structure(lambda s: tuple(s.shape[1:]), spec.x)
@@ -215,3 +207,16 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
                 f"{shape}): {first}",
                 hint=hint + ", or choose another --data",
             ) from error
+
+
+def _not_traceable(model: keras.Model, error: Exception) -> UsageError:
+    """The error for a model that wants to run eagerly, and cannot be traced."""
+    first = str(error).strip().split("\n")[0]
+    return UsageError(
+        f"model {model.name!r} has run_eagerly=True, and it cannot be traced even once: "
+        f"{type(error).__name__}: {first}"[:500],
+        hint="collective traces a model to learn the shapes of its sums, and then runs "
+        "it eagerly: leave .numpy() and Python's if over tensors out of its code; or "
+        "train it by model.fit with hvd.DistributedOptimizer "
+        "(collective.tensorflow.keras)",
+    )

@@ -19,7 +19,7 @@ class StepSums(NamedTuple):
 
     Attributes:
         sums: Losses, gradients, metrics, state.
-        not_finite: See ``collective.training.checks.finite.locate``.
+        not_finite: See ``collective.training.checks.finite.at_replica``.
         attached: The tensors of each attachment.
     """
 
@@ -48,7 +48,6 @@ def all_reduce(
         local: This replica's sums.
         dtype: All tensors travel in it; state that it cannot hold travels in float64,
             in an all-reduce of its own.
-        backend: Sums.
         partition: Where gradients are reduce-scattered, they take no part in the
             all-reduce; each rank gets the sums of its own shards.
         attachments: Of ``local.attached``.
@@ -98,7 +97,6 @@ def sum_tensors(
     """Sums in one call; scalars and small vectors travel in one tensor.
 
     Args:
-        backend: Sums.
         tensors: The local sums, of one dtype and of static shapes.
         rounded: Places of the gradients, which may travel in 16 bits.
     """

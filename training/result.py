@@ -20,10 +20,6 @@ T = TypeVar("T")
 class Result(keras.callbacks.History):
     """What ``collective.fit`` returns: Keras' ``History``, and more. Equal on all ranks.
 
-    Args:
-        position: Of the training; ``history``, ``epoch`` and ``losses`` grow with it.
-        params: What callbacks get as ``params``.
-
     Attributes:
         model: The trained model, the same on every rank.
         history: Logs of each epoch by name.
@@ -69,12 +65,7 @@ class Result(keras.callbacks.History):
         """Runs what all ranks do together after the training, as an evaluation.
 
         In an elastic job, the remaining ranks repeat it when a rank dies meanwhile
-        (``collective.training.elastic.membership``).
-
-        Args:
-            action: Uses collectives; every rank calls ``afterwards`` with the same one.
-
-        Returns:
-            What the action returned.
+        (``collective.training.elastic.membership``). Every rank calls it with the same
+        action, which may use collectives.
         """
         return action()

@@ -30,7 +30,11 @@ from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.reduction import Span, StepSums, all_reduce
 from collective.training.replica import look_ups
-from collective.training.replica.attachments import Attachment, ReplicaStep, Total
+from collective.training.replica.attachments import (
+    Attachment,
+    Attachments,
+    ReplicaStep,
+)
 from collective.training.replica.inputs import (
     StepInputs,
     Weights,
@@ -53,7 +57,6 @@ class Step:
 
     Args:
         prepared: The model, with all of its variables.
-        backend: Sums the gradients.
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         accumulate: Micro-batches per update and replica.
         jit_compile: Whether XLA compiles the forward and backward pass.
@@ -115,14 +118,13 @@ class Step:
         self.micro_batches = accumulate
         self.virtual = virtual
         self.maybe_empty = maybe_empty
-        self.attachments = list(attachments)
+        self.attachments = Attachments(attachments)
         pieces = virtual.count if virtual else backend.most_replicas
         self.forward = Forward(prepared, seed, recompute, pieces, accumulate, plan)
         self.layout = Layout(self.model, plan.gather_metrics)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         self._metrics: tf.Tensor = tf.zeros([0], tf.float64)
         self.begin_epoch()
-        self._attached_sizes: list[int] = []
         keras_compat.switch_off_gradient_sum(self.optimizer)
         if not backend.synchronous:
             keras_compat.count_atomically(self.optimizer)
@@ -141,19 +143,14 @@ class Step:
         rows = Rows(spec.x, spec.y, spec.sample_weight)
         scalar = tf.TensorSpec([], tf.int64)
         scale = tf.TensorSpec([], tf.float32)
+        position = tf.TensorSpec([3], tf.int64)
         colocated = self.prepared.colocated
         forward = self.forward
         if self.coupled:  # only to find the variables outside of the model
             forward = Forward(self.prepared, forward.seed)
         self._micro_batch = tf.function(
             colocated(forward.train),
-            input_signature=(
-                weights,
-                rows,
-                scalar,
-                scale,
-                tf.TensorSpec([3], tf.int64),
-            ),
+            input_signature=(weights, rows, scalar, scale, position),
             jit_compile=jit_compile,
             autograph=False,
         )
@@ -161,9 +158,8 @@ class Step:
         self._check_partition(forward)
         register_outside_variables(self.prepared, self.backend, traced)
         if self.backend.rank == 0 and not self.forward.plan.gather_look_ups:
-            look_ups.note(
-                [self.prepared.trainable[i] for i in forward.combined], self.optimizer
-            )
+            combined = [self.prepared.trainable[i] for i in forward.combined]
+            look_ups.note(combined, self.optimizer)
         self._run_signature = spec, scalar, tf.TensorSpec([None], tf.float64)
         self._runs: dict[Any, Any] = {}
         if self.coupled:
@@ -179,11 +175,7 @@ class Step:
         self._local_sums.get_concrete_function()
 
     def _check_partition(self, forward: Forward) -> None:
-        """Refuses what a rank with shards of variables cannot do, once it was traced.
-
-        Raises:
-            UsageError: A layer assigns a weight, or one is overwritten by its gradient.
-        """
+        """Refuses what a rank with shards of variables cannot do, once it was traced."""
         tensor = self.backend.tensor is not None
         places = forward.overwritten + (forward.assigned if tensor else [])
         if self.prepared.partition is not None and places:
@@ -204,25 +196,19 @@ class Step:
             The report (``collective.training.reporting.report``), then the totals of
             the attachments; the same on every rank. See ``Backend.call``.
         """
-        for attachment in self.attachments:
-            attachment.prepare()
+        self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64), self._metrics)
         report = self.backend.call(self._run, args, self._explain)
-        start = self.layout.size
+        size = self.layout.size
         if self._metric_state is not None:
-            self._metrics = self._metric_state.end_of(report[:start])
-        for attachment, size in zip(
-            self.attachments, self._attached_sizes, strict=True
-        ):
-            attachment.receive(Total(report, start, start + size), number)
-            start += size
+            self._metrics = self._metric_state.end_of(report[:size])
+        self.attachments.receive(report, size, number)
         return report
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
         """Metrics of the whole global batch start from zero, as in Keras.
 
-        Args:
-            sums: ``Averages.sums`` of the epoch; it may continue where it stopped.
+        An epoch may continue where it stopped: ``sums`` are its ``Averages.sums``.
         """
         state = self._metric_state
         if state is None:
@@ -279,7 +265,7 @@ class Step:
             replica,
         )
         this_step = ReplicaStep(number, replica, own.rows_read)
-        attached = [a.contribution(this_step) for a in self.attachments]
+        attached = self.attachments.contributions(this_step)
 
         # forward and backward pass, all-reduce
         if self.virtual is None:
@@ -316,9 +302,13 @@ class Step:
             sums = self._coupled_sums(inputs, metrics)
         else:
             sums = self._beside_variables(self._local_sums(inputs))
-        not_finite = finite.locate(self._with_look_ups(sums), backend)
+        of_look_ups = [
+            tf.cast(tf.reduce_sum(each.slices.values), sums.losses[0].dtype)
+            for each in self.forward.look_ups.values()
+        ]
+        not_finite = finite.first_of(sums, of_look_ups)
         return all_reduce(
-            StepSums(sums, not_finite, attached),
+            StepSums(sums, finite.at_replica(not_finite, backend), attached),
             self.dtype,
             backend,
             self.prepared.partition,
@@ -328,30 +318,25 @@ class Step:
     def _sum_micro_batches(self, inputs: StepInputs) -> Sums:
         """Sums over a replica's rows. Pure."""
 
-        def compute(micro_batch: tf.Tensor, rows: Rows, _: Any) -> tuple[Sums, Any]:
+        def compute(micro_batch: tf.Tensor, rows: Rows) -> Sums:
+            micro_batch = tf.cast(micro_batch, tf.int64)
             sums = self._micro_batch(
                 inputs.weights,
                 rows,
                 inputs.global_rows,
                 inputs.loss_scale,
-                tf.stack(
-                    [inputs.number, inputs.replica, tf.cast(micro_batch, tf.int64)]
-                ),
+                tf.stack([inputs.number, inputs.replica, micro_batch]),
             )
-            return self._beside_variables(sums), []
+            return self._beside_variables(sums)
 
-        sums, _ = accumulate(
+        return accumulate(
             compute,
-            lambda: tf.nest.map_structure(
-                lambda t: tf.zeros(t.shape, t.dtype), self._sums_spec
-            ),
-            [],
+            self._sums_spec,
             inputs.count,
             inputs.rows,
             self.micro_batches,
             self.maybe_empty,
         )
-        return sums
 
     def _coupled_sums(self, inputs: StepInputs, metrics: tf.Tensor) -> Sums:
         """As ``_sum_micro_batches``, of all rows at once, with collectives."""
@@ -392,30 +377,15 @@ class Step:
 
     def _divide(self, sums: Sums) -> list[tf.Tensor]:
         """The gradient of the global loss for each connected variable."""
-        divided = self.forward.has_divided  # the first list needs no division
-        divisors = [tf.ones([], self.dtype)] if divided else []
-        divisors += sums.weights
+        divisors = [None, *sums.weights] if self.forward.has_divided else sums.weights
         gradients = []
-        for terms, i in zip(
-            zip(*sums.gradients, strict=True), self.forward.connected, strict=True
+        for i, terms in zip(
+            self.forward.connected, zip(*sums.gradients, strict=True), strict=True
         ):
-            quotients = [
-                term if divided and place == 0 else tf.math.divide_no_nan(term, divisor)
-                for place, (term, divisor) in enumerate(
-                    zip(terms, divisors, strict=True)
-                )
-            ]
-            variable = self.prepared.trainable[i]
-            gradients.append(tf.cast(tf.add_n(quotients), variable.dtype))
+            quotients = [_quotient(*pair) for pair in zip(terms, divisors, strict=True)]
+            dtype = self.prepared.trainable[i].dtype
+            gradients.append(tf.cast(tf.add_n(quotients), dtype))
         return gradients
-
-    def _with_look_ups(self, sums: Sums) -> Sums:
-        """The sums, with those of look-ups among the losses, to be checked with them."""
-        more = [
-            tf.cast(tf.reduce_sum(each.slices.values), sums.losses[0].dtype)
-            for each in self.forward.look_ups.values()
-        ]
-        return sums._replace(losses=[*sums.losses, *more])
 
     def _look_ups(self, weights: list[tf.Tensor]) -> list[Any]:
         """The gradients of look-ups, divided by the weight of their part of the loss.
@@ -424,10 +394,7 @@ class Step:
         """
         found = []
         for i, (slices, total) in self.forward.look_ups.items():
-            values = slices.values
-            if total:
-                divisor = tf.cast(weights[total - 1], values.dtype)
-                values = tf.math.divide_no_nan(values, divisor)
+            values = _quotient(slices.values, [None, *weights][total])
             values = tf.cast(values, self.prepared.trainable[i].dtype)
             slices = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
             as_table = not self.forward.plan.gather_look_ups
@@ -448,13 +415,11 @@ class Step:
             tf.cast(tf.reduce_max(pieces, axis=0), tf.float32)
             for pieces in sums.overwrites
         ]
+        places = *forward.connected, *forward.look_ups, *forward.overwritten
         keras_compat.apply(
             self.optimizer,
             [*gradients, *self._look_ups(sums.weights), *new],
-            [
-                variables[i]
-                for i in (*forward.connected, *forward.look_ups, *forward.overwritten)
-            ],
+            [variables[i] for i in places],
             self.backend.assign,
             variables,
         )
@@ -468,28 +433,29 @@ class Step:
         variables += [prepared.trainable[i] for i in forward.assigned]
         self.backend.assign(
             [keras_compat.tf_variable(v) for v in variables],
-            [
-                layer_state.updated(value, total)
-                for value, total in zip(old, totals, strict=True)
-            ],
+            list(map(layer_state.updated, old, totals)),
         )
 
     def _report(self, batch: Batch, total: StepSums, span: Any) -> tf.Tensor:
         """Everything that ranks want to know of the step, as one vector."""
         loss, outputs = global_loss(total.sums)
-        self._attached_sizes = [
-            sum(t.shape.num_elements() for t in tensors) for tensors in total.attached
-        ]
         return self.layout.pack(
             loss,
             batch.global_rows,
             span,
             outputs,
             total.sums.metrics,
-            tf.nest.flatten(total.attached),
+            self.attachments.flat(total.attached),
         )
 
     def _explain(self, error: Exception) -> Exception:
         variables = self.prepared.trainable
         paths = [variables[i].path for i in self.forward.connected]
         return finite.explain(error, self.backend, paths)
+
+
+def _quotient(total: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
+    """A total over its weight; None where it has been divided already."""
+    if weight is None:
+        return total
+    return tf.math.divide_no_nan(total, tf.cast(weight, total.dtype))

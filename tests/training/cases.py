@@ -14,10 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective.training import keras_compat
 from collective.training.checks.replicas import DesyncAlarm
 from collective.training.input.pipeline import Batch, share
-from collective.training.prepared import get_prepared, partition_or_place
+from collective.training.prepared import get_prepared, prepare
 from collective.training.reporting.report import Averages
 from collective.training.step import Step
 
@@ -391,13 +390,11 @@ def built(
     make: Callable[[], Any], backend: Any, spec: Batch, shard: bool = False
 ) -> keras.Model:
     """A model with all its variables, the same on every rank."""
-    whole = not shard and backend.tensor is None and not backend.stages
     with backend.scope():
         keras.utils.set_random_seed(0)
         model = make()
-        keras_compat.build(model, tuple(spec)[:3], optimizer=whole)
-    partition_or_place(model, backend, shard, micro_batch_rows=4)
-    return model
+    options = {"shard_optimizer": shard, "micro_batch_rows": 4}
+    return prepare(model, backend, spec, **options).model
 
 
 def alarm(model: keras.Model, backend: Any, every: int) -> list[DesyncAlarm]:

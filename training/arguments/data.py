@@ -30,14 +30,7 @@ DEFAULT_BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class FitData:
-    """The data of a training.
-
-    Attributes:
-        train: The data to train on.
-        batch_size: Rows of a global batch; without meaning where the data are batches.
-        validation: The data of the validation, or None.
-        validation_batch_size: Likewise.
-    """
+    """The data of a training; ``batch_size`` is without meaning where they are batches."""
 
     train: Data
     batch_size: int
@@ -56,7 +49,6 @@ def fit_data(
     class_weight: Mapping[int, float] | None,
     sample_weight: Any,
     steps_per_epoch: int | None,
-    validation_steps: int | None,
     validation_batch_size: int | None,
     seed: int,
     data: Any,
@@ -93,9 +85,7 @@ def fit_data(
         if batch_size is not None
         else default_batch_size(train, steps_per_epoch),
         validation,
-        _validation_batch_size(
-            validation, validation_batch_size or batch_size, validation_steps
-        ),
+        validation_batch_size or batch_size,
     )
 
 
@@ -147,7 +137,7 @@ def as_data(
     except ValueError as error:
         first = str(error).strip().split("\n")[0]
         raise UsageError(
-            f"{_kind(x)} cannot be trained on: {first}"[:300],
+            f"a {type(x).__name__} cannot be trained on: {first}"[:300],
             hint="pass arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, "
             "a generator of batches or a torch DataLoader",
         ) from error
@@ -297,15 +287,3 @@ def default_batch_size(data: Data, steps: int | None) -> int:
     if isinstance(data, Source) and steps:
         return max(1, math.ceil(len(data) / steps))
     return DEFAULT_BATCH_SIZE
-
-
-def _validation_batch_size(
-    data: Data | None, given: int | None, steps: int | None
-) -> int | None:
-    if data is None or given is not None:
-        return given
-    return default_batch_size(data, steps)
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"

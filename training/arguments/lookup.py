@@ -15,9 +15,7 @@ from collective.errors import UsageError
 def lookup(what: str) -> Callable[..., Any]:
     """The function behind ``module:function``, the current directory included.
 
-    Raises:
-        UsageError: If there is no such module or function. What the module itself
-            raises on import passes through: it is the user's own to read.
+    What the module itself raises on import passes through: it is the user's own to read.
     """
     module_name, _, name = what.partition(":")
     # As ``python script.py`` has its folder first, whatever installed our command.

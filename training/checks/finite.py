@@ -20,46 +20,30 @@ NOT_FINITE = "collective: not finite at step"
 OVERFLOW = "collective: overflow in transport at step"
 
 
-def locate(sums: Sums, backend: Backend) -> tf.Tensor:
-    """This replica's first variable whose gradient is not finite, inside ``run``.
+def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The place of the first tensor that is not finite, from 1; float32, 0 for none."""
+    sums = [tf.reduce_sum(t) for t in tensors]
+    flags = tf.stack([tf.logical_not(tf.math.is_finite(s)) for s in sums])
+    place = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
+    return tf.cast(place, tf.float32)
 
-    Returns:
-        float32 ``[most_replicas]``, zero in the places of all other replicas. In this
-        replica's place: 0 where all is finite; 1 + the place of the variable among the
-        connected ones; one more than there are variables where only the loss is not
-        finite.
+
+def first_of(sums: Sums, more: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+    """``first`` of a replica's gradients, by the places of the connected variables.
+
+    One more than there are variables where only a loss is not finite, or one of the
+    ``more`` scalars.
     """
-    return _at_replica(first_not_finite(sums), backend)
-
-
-def first_not_finite(sums: Sums) -> tf.Tensor:
-    """The number that ``locate`` has in a replica's place: a float32 scalar."""
     terms = [
         tf.add_n([tf.reduce_sum(g) for g in of_one])
         for of_one in zip(*sums.gradients, strict=True)
     ]
-    return _first([*terms, tf.add_n(sums.losses)])
+    return first([*terms, tf.add_n([*sums.losses, *more])])
 
 
-def locate_first(tensors: Sequence[tf.Tensor], backend: Backend) -> tf.Tensor:
-    """The first of a replica's tensors that is not finite, counted from 1.
-
-    Returns:
-        As ``locate``.
-    """
-    return _at_replica(_first(tensors), backend)
-
-
-def _first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The place of the first tensor that is not finite, from 1; float32, 0 for none."""
-    sums = [tf.reduce_sum(t) for t in tensors]
-    flags = tf.stack([tf.logical_not(tf.math.is_finite(s)) for s in sums])
-    first = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
-    return tf.cast(first, tf.float32)
-
-
-def _at_replica(number: tf.Tensor, backend: Backend) -> tf.Tensor:
-    return tf.one_hot(backend.replica(), backend.most_replicas) * number
+def at_replica(place: tf.Tensor, backend: Backend) -> tf.Tensor:
+    """Inside ``run``, float32 ``[most_replicas]``: zero but in this replica's place."""
+    return tf.one_hot(backend.replica(), backend.most_replicas) * place
 
 
 def check(
@@ -68,10 +52,9 @@ def check(
     """Fails on every replica when any has located something.
 
     Args:
-        not_finite: The sum of ``locate`` over replicas; or a place for each rank, where
-            several hold a replica together.
+        not_finite: The sum of ``at_replica`` over replicas; or a place for each rank,
+            where several hold a replica together.
         number: Of the step, for the message.
-        backend: Gives the maximal number of replicas.
 
     Returns:
         The operations to wait for.
@@ -87,17 +70,9 @@ def check(
 def check_transport(
     gradients: Sequence[Sequence[tf.Tensor]], not_finite: tf.Tensor, number: tf.Tensor
 ) -> list[tf.Operation]:
-    """Fails on every replica when a sum of gradients is not finite, and no part of it.
+    """As ``check``, when a sum of gradients is not finite, and no part of it.
 
     Where gradients travel in float16, a sum of 65,520 or more is infinite.
-
-    Args:
-        gradients: Sums over replicas, as ``Sums.gradients``; the same everywhere.
-        not_finite: As for ``check``.
-        number: Of the step, for the message.
-
-    Returns:
-        The operations to wait for.
     """
     bad = [
         tf.logical_not(
@@ -121,8 +96,6 @@ def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Excepti
     An asynchronous backend raises it in a later step, so the number is in its message.
 
     Args:
-        error: Any error.
-        backend: That ran the step.
         paths: Of the connected variables.
 
     Returns:

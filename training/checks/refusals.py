@@ -17,9 +17,6 @@ def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> i
 
     Returns:
         The rows of a global batch; a guess where the data are batches of any size.
-
-    Raises:
-        UsageError: It is too small, or ``accumulate`` is below 1.
     """
     replicas = backend.most_replicas
     if accumulate < 1:
@@ -36,12 +33,7 @@ def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> i
 
 
 def check_model(model: keras.Model, backend: Backend) -> None:
-    """Refuses a model that the shared step cannot train as the user means it.
-
-    Raises:
-        UsageError: Not compiled; made outside the backend's scope; or with Keras'
-            accumulation switched on.
-    """
+    """Refuses a model that the shared step cannot train as the user means it."""
     if not isinstance(model, keras.Model):
         raise UsageError(
             f"a keras.Model was expected, not {type(model).__name__}",
@@ -74,11 +66,7 @@ def check_model(model: keras.Model, backend: Backend) -> None:
 
 
 def check_labels(model: keras.Model, source: Source) -> None:
-    """Refuses labels that sparse categorical cross-entropy cannot use.
-
-    Raises:
-        UsageError: A label is negative or not less than the number of outputs.
-    """
+    """Refuses labels that sparse categorical cross-entropy cannot use."""
     bounds = source.label_range()
     loss = model.loss
     sparse = (
@@ -102,9 +90,6 @@ def check_states_of_rows(model: keras.Model) -> None:
 
     Keras has it in variables that are none of the model's: a step without side effects
     does not write them, and a batch that is cut has other rows in each piece.
-
-    Raises:
-        UsageError: The model has such a layer.
     """
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:

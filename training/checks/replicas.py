@@ -11,7 +11,7 @@ replica, tensor and step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import keras
@@ -32,15 +32,10 @@ BYTES = 8
 
 
 class DesyncAlarm(Attachment):
-    """Compares the replicas' parameters and optimizer state.
+    """Compares the replicas' parameters and optimizer state every so many steps.
 
     The checksum is FarmHash's ``Fingerprint64`` (``tf.fingerprint``), which reads
     memory about as fast as it can be read.
-
-    Args:
-        model: Compiled and built.
-        backend: What sums over the replicas.
-        every: Steps from one comparison to the next.
     """
 
     per_rank: ClassVar[bool] = True
@@ -63,10 +58,14 @@ class DesyncAlarm(Attachment):
         """
         mine = tf.cond(
             step.number % self.every == 0,
-            lambda: tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))[0],
+            lambda: self._checksum()[0],
             lambda: tf.zeros([BYTES], tf.uint8),
         )
         return [self._in_own_row(mine)]
+
+    def _checksum(self) -> tf.Tensor:
+        """The checksum of this replica: uint8 ``[1, BYTES]``."""
+        return tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))
 
     def _of_tensors(self) -> tf.Tensor:
         """Checksums of this replica's tensors: uint8 ``[tensors, BYTES]``."""
@@ -84,26 +83,24 @@ class DesyncAlarm(Attachment):
             self.compare(total.numpy().reshape(-1, BYTES), number)
 
     def compare_now(self, number: int) -> None:
-        """Compares what the replicas hold now; every rank calls it.
+        """Compares what the replicas hold now; every rank calls it."""
+        self.compare(self._of_all(self._checksum), number)
+
+    def _of_all(self, checksums: Callable[[], tf.Tensor]) -> np.ndarray:
+        """The checksums of all: ``[replicas, n * BYTES]``; every rank calls it.
 
         Args:
-            number: Steps so far.
-
-        Raises:
-            CollectiveError: As ``compare``.
+            checksums: Makes those of this replica, ``[n, BYTES]``, inside ``run``.
         """
         tensor = self.backend.tensor
 
-        @tf.function(autograph=False)
-        def checksums() -> tf.Tensor:
-            def reduced() -> tf.Tensor:
-                mine = tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))[0]
-                rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
-                return rows if tensor is None else tensor.by_rank(rows)
+        def reduced() -> tf.Tensor:
+            mine = tf.reshape(checksums(), [-1])
+            rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
+            return rows if tensor is None else tensor.by_rank(rows)
 
-            return self.backend.run(reduced, ())
-
-        self.compare(self.backend.call(checksums, ()).numpy(), number)
+        run = tf.function(lambda: self.backend.run(reduced, ()), autograph=False)
+        return run().numpy()
 
     def compare(self, checksums: np.ndarray, number: int) -> None:
         """Raises, on every rank, when the replicas differ; every rank calls it.
@@ -116,29 +113,19 @@ class DesyncAlarm(Attachment):
         Raises:
             CollectiveError: Naming replica, tensor and step.
         """
-        tensor = self.backend.tensor
-        checksums = checksums[: self.backend.size if tensor else self.backend.replicas]
+        backend = self.backend
+        checksums = checksums[: backend.size if backend.tensor else backend.replicas]
         if np.all(checksums == checksums[0]):
             return
 
-        @tf.function(autograph=False)
-        def of_all() -> tf.Tensor:
-            def reduced() -> tf.Tensor:
-                mine = tf.reshape(self._of_tensors(), [-1])
-                rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
-                rows = rows if tensor is None else tensor.by_rank(rows)
-                return tf.reshape(rows, [rows.shape[0], -1, BYTES])
-
-            return self.backend.run(reduced, ())
-
         paths = [v.path for v in self.variables]
         try:
-            of_tensors = of_all().numpy()
+            of_tensors = self._of_all(self._of_tensors)
         except tf.errors.OpError as failure:
-            backend = self.backend
             if not (isinstance(backend, Elastic) and backend.lost(failure)):
                 raise
-            of_tensors = np.zeros([len(checksums), len(paths), BYTES])  # unknown
+            of_tensors = np.zeros([len(checksums), len(paths) * BYTES])  # unknown
+        of_tensors = of_tensors.reshape(len(of_tensors), -1, BYTES)
         error = self._error(checksums, of_tensors, paths, number)
         recorder.request_dump(error.message)
         raise error
@@ -182,13 +169,15 @@ class DesyncAlarm(Attachment):
         return f"{kind}s {', '.join(first)} and {last}"
 
 
-class FinalCheck(Observer):
-    """Compares the replicas once after the last step, whatever the alarm's interval."""
+class DesyncCheck(Observer):
+    """Has the alarm in a training's steps, and compares after the last one, too."""
 
-    def __init__(self, alarm: DesyncAlarm, position: Position):
-        self.alarm = alarm
+    def __init__(self, position: Position, every: int):
         self.position = position
+        self.alarm = DesyncAlarm(position.model, position.backend, every)
+        self.attachments = [self.alarm]
 
     def end_epochs(self) -> None:
-        """As ``DesyncAlarm.compare_now``."""
-        self.alarm.compare_now(self.position.step)
+        """As ``DesyncAlarm.compare_now``, where replicas are at the same step."""
+        if self.position.backend.synchronous:
+            self.alarm.compare_now(self.position.step)

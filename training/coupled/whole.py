@@ -24,7 +24,7 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.coupled.gather import gather_rows
 from collective.training.coupled.replica import ReplicaContext, required
-from collective.training.losses import LossSums, SumAndWeight
+from collective.training.losses import LossSums
 from collective.training.prepared import PreparedModel
 
 
@@ -143,7 +143,7 @@ class WholeBatch:
         outputs = []
         for tracker in trackers:
             output = _tracked(tracker, scope) * share
-            outputs.append(SumAndWeight(output, None, output))
+            outputs.append((output, tf.zeros_like(output)))
         return LossSums(total, [], outputs, shown)
 
     def metrics(self, counted: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -9,11 +9,9 @@ import numpy as np
 from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.custom_step.step import CustomStep
-from collective.training.evaluation.batchwise import BatchwiseEvaluation
-from collective.training.evaluation.exact import Evaluation
+from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
 from collective.training.input.batches import Batches
-from collective.training.input.pipeline import Batch
-from collective.training.input.source import Source
+from collective.training.input.pipeline import Batch, Input
 from collective.training.prepared import PreparedModel
 from collective.training.replica.plan import StepPlan
 
@@ -22,20 +20,16 @@ class CustomEvaluation(BatchwiseEvaluation):
     """Evaluates a model by its ``test_step``.
 
     Keras shows what the last batch returned where that is not the metrics' results.
-
-    Args:
-        prepared, backend, source, batch_size, steps: See ``BatchwiseEvaluation``.
     """
 
     def __init__(
         self,
         prepared: PreparedModel,
         backend: Backend,
-        source: Source | Batches,
-        batch_size: int,
+        inputs: Input | Batches,
         steps: int | None = None,
     ):
-        super().__init__(prepared, backend, source, batch_size, steps)
+        super().__init__(prepared, backend, inputs, steps)
         self.step = CustomStep(prepared, backend, self.input.spec, method="test_step")
 
     def _begin(self) -> None:
@@ -54,13 +48,12 @@ class CustomEvaluation(BatchwiseEvaluation):
 def make_evaluation(
     prepared: PreparedModel,
     backend: Backend,
-    source: Source | Batches,
-    batch_size: int,
+    inputs: Input | Batches,
     steps: int | None = None,
     plan: StepPlan | None = None,
 ) -> BatchwiseEvaluation:
     """The evaluation that a model needs; arguments as of ``Evaluation``."""
     model = prepared.model
     if any(keras_compat.overrides(model, m) for m in ("train_step", "test_step")):
-        return CustomEvaluation(prepared, backend, source, batch_size, steps)
-    return Evaluation(prepared, backend, source, batch_size, steps, plan)
+        return CustomEvaluation(prepared, backend, inputs, steps)
+    return Evaluation(prepared, backend, inputs, steps, plan)

@@ -6,6 +6,7 @@ metrics, an epoch has the metrics' results; else it has what the last step retur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import keras
 import numpy as np
 
 from collective.training import keras_compat
-from collective.training.reporting.report import Layout
+from collective.training.reporting.report import Layout, cut
 
 
 class CustomLayout(Layout):
@@ -38,12 +39,12 @@ class CustomLayout(Layout):
         self.names = list(returned)
         self.shapes = list(returned.values())
         self.metric_shapes = [tuple(v.shape) for v in variables]
-        sizes = [int(np.prod(s)) for s in [*self.metric_shapes, *self.shapes]]
+        sizes = [math.prod(s) for s in [*self.metric_shapes, *self.shapes]]
         self.size = self.FIXED + sum(sizes)
 
     def metric_values(self, sums: np.ndarray) -> list[np.ndarray]:
         """The changes of the metrics' variables in a report, or in a sum of reports."""
-        return self._cut(sums[self.FIXED :], self.metric_shapes)
+        return cut(sums[self.FIXED :], self.metric_shapes)
 
     def logs(self, sums: np.ndarray, reports: Sequence[np.ndarray]) -> dict[str, Any]:
         """What Keras would show after these steps."""
@@ -59,16 +60,7 @@ class CustomLayout(Layout):
 
     def returned(self, report: np.ndarray) -> dict[str, np.ndarray]:
         """What the step of a report returned."""
-        sizes = [int(np.prod(shape)) for shape in self.shapes]
+        sizes = [math.prod(shape) for shape in self.shapes]
         start = self.size - sum(sizes)
-        values = self._cut(report[start : self.size], self.shapes)
+        values = cut(report[start : self.size], self.shapes)
         return dict(zip(self.names, values, strict=True))
-
-    @staticmethod
-    def _cut(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-        pieces = []
-        for shape in shapes:
-            size = int(np.prod(shape))
-            pieces.append(flat[:size].reshape(shape))
-            flat = flat[size:]
-        return pieces

@@ -118,7 +118,7 @@ class ReplicaHooks(Hooks):
         updated: ids of the TensorFlow variables that optimizers write: equal on all
             replicas without another sum.
         paths: Names of the variables of all gradients, in the order in which
-            ``finite.locate`` numbers them.
+            ``finite.first_of`` numbers them.
     """
 
     def __init__(self, sums: OrderedSums, share: Share, seed: int):
@@ -148,10 +148,10 @@ class ReplicaHooks(Hooks):
         return summed
 
     def _locate(self, local: list[tf.Tensor], variables: list[Any]) -> tf.Tensor:
-        """As ``finite.locate``; variables are counted over all gradients of the step."""
+        """``finite.at_replica``; variables are counted over all gradients of the step."""
         first = len(self.paths)
         self.paths += [_path(variable) for variable in variables]
-        place = finite.locate_first(local, self.backend)
+        place = finite.at_replica(finite.first(local), self.backend)
         return tf.where(place > 0, place + first, place)
 
     def on_apply(

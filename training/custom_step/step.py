@@ -25,7 +25,11 @@ from collective.training.custom_step.refusals import check_options
 from collective.training.custom_step.replica import OrderedSums, Share
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
-from collective.training.replica.attachments import Attachment, ReplicaStep, Total
+from collective.training.replica.attachments import (
+    Attachment,
+    Attachments,
+    ReplicaStep,
+)
 from collective.training.replica.inputs import replica_rows
 from collective.training.replica.rows import without_none
 
@@ -72,10 +76,9 @@ class CustomStep:
         )
         self.backend = backend
         self.maybe_empty = maybe_empty
-        self.attachments = list(attachments)
+        self.attachments = Attachments(attachments)
         self.sums = OrderedSums(backend)
         self.local = LocalStep(self.model, getattr(self.model, method), self.sums, seed)
-        self._attached_sizes: list[int] = []
         self._metric_variables = list(self.model.metrics_variables)
         self._metrics = [keras_compat.tf_variable(v) for v in self._metric_variables]
         self.layout = CustomLayout(self.model, self._metric_variables, {})
@@ -93,16 +96,10 @@ class CustomStep:
 
     def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch; see ``Step.__call__``."""
-        for attachment in self.attachments:
-            attachment.prepare()
+        self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64))
         report = self.backend.call(self._run, args, self._explain)
-        start = self.layout.size
-        for attachment, size in zip(
-            self.attachments, self._attached_sizes, strict=True
-        ):
-            attachment.receive(Total(report, start, start + size), number)
-            start += size
+        self.attachments.receive(report, self.layout.size, number)
         return report
 
     def try_on(self, batch: Batch) -> dict[str, Any]:
@@ -114,13 +111,12 @@ class CustomStep:
         Returns:
             What the step returned, over all rows.
         """
-        attachments, self.attachments = self.attachments, []
-        sizes = self._attached_sizes
+        attachments, self.attachments = self.attachments, Attachments()
         try:
             args = (batch, tf.constant(0, tf.int64))
             report = self.backend.run(self._replica_step, args)
         finally:
-            self.attachments, self._attached_sizes = attachments, sizes
+            self.attachments = attachments
         return self.layout.returned(report.numpy())
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
@@ -137,7 +133,7 @@ class CustomStep:
         share = Share(own.count, batch.global_rows, number, replica)
         rows = with_a_row(own.rows, own.count) if self.maybe_empty else own.rows
         this_step = ReplicaStep(number, replica, own.rows_read)
-        attached = [a.contribution(this_step) for a in self.attachments]
+        attached = self.attachments.contributions(this_step)
         call = self.local.trace(rows, share)
         state = self.local.state
         before = [tf.identity(v) for v in [*state, *self._metrics]]
@@ -201,11 +197,8 @@ class CustomStep:
             values[name] = tf.cast(value, tf.float64)
         shapes = {n: tuple(v.shape) for n, v in values.items()}
         self.layout = CustomLayout(self.model, self._metric_variables, shapes)
-        self._attached_sizes = [
-            sum(t.shape.num_elements() for t in tensors) for tensors in attached
-        ]
         fixed = [self._loss(values, metrics), batch.global_rows, *span]
-        rest = [*metrics, *values.values(), *tf.nest.flatten(attached)]
+        rest = [*metrics, *values.values(), *self.attachments.flat(attached)]
         pieces = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in [*fixed, *rest]]
         return tf.concat(pieces, axis=0)
 

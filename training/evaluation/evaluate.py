@@ -9,21 +9,18 @@ import keras
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.arguments.data import as_data, default_batch_size
-from collective.training.arguments.names import arguments_named
-from collective.training.callbacks.hooks import Callbacks, Hooks
+from collective.training.arguments.data import as_data
+from collective.training.callbacks import Callbacks
 from collective.training.custom_step.evaluation import make_evaluation
-from collective.training.eager import runs_eagerly
 from collective.training.evaluation.inference import (
     open_backend,
+    open_hooks,
+    open_inputs,
     show,
     use_weights_of_rank_zero,
 )
-from collective.training.failure import ends_the_job, explaining_memory
-from collective.training.input.batches import Batches
-from collective.training.input.pipeline import Input
-from collective.training.input.source import Source
-from collective.training.prepared import build_to_evaluate
+from collective.training.failure import guarded
+from collective.training.prepared import build_to_evaluate, runs_eagerly
 
 
 def evaluate(
@@ -63,29 +60,19 @@ def evaluate(
         UsageError: The model does not fit the data, or these are no data.
     """
     backend = open_backend(backend)
-    with ends_the_job(backend), arguments_named(), explaining_memory():
+    with guarded(backend):
         data = as_data(x, y, sample_weight)
-        rows = batch_size or default_batch_size(data, steps)
-        source: Source | Batches
-        if isinstance(data, Source):
-            source, spec = data, Input(data, rows).spec
-        else:
-            source = Batches(data, backend, steps)
-            spec = source.spec
+        inputs = open_inputs(data, backend, batch_size, steps)
         if not isinstance(model, keras.Model) or not model.compiled:
             raise UsageError(
                 "evaluate needs a compiled keras.Model",
                 hint="model.compile(optimizer=..., loss=...) before collective.evaluate",
             )
-        prepared = build_to_evaluate(model, backend, spec)
+        prepared = build_to_evaluate(model, backend, inputs.spec)
         use_weights_of_rank_zero(model, backend)
-        evaluation = make_evaluation(prepared, backend, source, rows, steps)
-        batches = evaluation.batches
-        params = {"verbose": verbose, "epochs": 1, "steps": batches}
-        hooks = Hooks(callbacks, model, backend, params)
-        hooks.agree()
+        evaluation = make_evaluation(prepared, backend, inputs, steps)
+        hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
         with runs_eagerly(model):
             logs = dict(sorted(evaluation(hooks).items()))
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            show(logs, verbose, batches, backend)
+        show(logs, hooks)
         return logs if return_dict else keras_compat.in_metric_order(model, logs)

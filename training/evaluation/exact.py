@@ -1,28 +1,33 @@
 """Loss and metrics over a data set, exact whatever the number of replicas.
 
 Every replica adds up its rows; sums are divided once, at the end. Nothing is padded
-and no average is averaged.
+and no average is averaged. ``BatchwiseEvaluation`` says which batches there are, and
+which hooks of callbacks; ``custom_step.evaluation`` has another subclass.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from collective import recorder
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.accumulation import accumulate
+from collective.training.callbacks import BatchHooks, Hooks
 from collective.training.coupled import checks as coupled_checks
 from collective.training.coupled.metrics import MetricState
 from collective.training.coupled.replica import for_replica
-from collective.training.evaluation.batchwise import BatchwiseEvaluation
 from collective.training.forward import Forward, Sums
 from collective.training.input.batches import Batches
-from collective.training.input.pipeline import Batch
-from collective.training.input.source import Source
+from collective.training.input.feed import ENDLESS
+from collective.training.input.pipeline import Batch, Input
 from collective.training.prepared import PreparedModel
 from collective.training.replica.inputs import (
     ReplicaRows,
@@ -33,15 +38,110 @@ from collective.training.replica.inputs import (
 )
 from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows, without_none
+from collective.training.reporting.report import cut
+
+
+class BatchwiseEvaluation(ABC):
+    """Evaluates a model on batches in order, sharded over the replicas.
+
+    Args:
+        steps: How many batches, at most.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        inputs: Input | Batches,
+        steps: int | None = None,
+    ):
+        self.prepared = prepared
+        self.model = prepared.model
+        self.backend = backend
+        self.input = inputs
+        self.steps = steps
+        self._cut_for = range(0), 0
+
+    def __call__(self, hooks: Hooks | None = None, epoch: int = 0) -> dict[str, Any]:
+        """Evaluates. Every rank must call it; all get the same numbers.
+
+        Args:
+            hooks: Calls ``on_test_*`` of callbacks.
+            epoch: The epoch that is validated.
+
+        Returns:
+            ``loss``, the losses of single outputs, and the metrics.
+        """
+        self.backend.require_all_ranks()
+        self.model.stop_evaluating = False
+        hooks = hooks or Hooks((), self.model, self.backend, {})
+        hooks.call("on_test_begin", (epoch,), {})
+        self._begin()
+        with recorder.span(recorder.OTHER, "validation"):
+            logs = self._result(self._vectors(BatchHooks(hooks, "test"), epoch))
+        hooks.call("on_test_end", (epoch,), dict(sorted(logs.items())))
+        return logs
+
+    @property
+    def batches(self) -> int | None:
+        """How many there are, as far as known."""
+        known = self.input.steps_per_epoch
+        return known if self.steps is None else min(self.steps, known or self.steps)
+
+    def _vectors(self, hooks: BatchHooks, epoch: int) -> list[Any]:
+        """The sums over each batch."""
+        vectors: list[Any] = []
+        for number, batch in enumerate(self._batches()):
+            hooks.before(number, epoch)
+            before = vectors[-1] if vectors else None
+            vectors.append(self._vector(batch, number, before))
+            if hooks.ends(number, number + 1 == self.batches):
+                hooks.after(lambda: self._result(vectors), epoch)
+            if self.model.stop_evaluating:
+                break
+        hooks.after(lambda: self._result(vectors), epoch)
+        if not vectors:
+            raise UsageError(
+                "there are no rows to evaluate",
+                hint="pass data that can be read more than once: a generator gives its "
+                "batches only once",
+            )
+        return vectors
+
+    def _begin(self) -> None:
+        """Before the first batch."""
+
+    @abstractmethod
+    def _vector(self, batch: Batch, number: int, before: Any) -> Any:
+        """Evaluates a global batch; the same on every rank.
+
+        Args:
+            batch: This process' rows.
+            number: Of the batch.
+            before: What this returned for the batch before it; None for the first.
+        """
+
+    @abstractmethod
+    def _result(self, vectors: list[Any]) -> dict[str, Any]:
+        """The logs of these batches."""
+
+    def _batches(self) -> Iterator[Batch]:
+        if isinstance(self.input, Batches):
+            self.input.reset()
+            return self.input.epoch(self.steps or ENDLESS)
+        place = self.backend.local_replicas, self.backend.replicas
+        if place != self._cut_for:  # at first, and when ranks have died
+            assert self.batches is not None
+            self._dataset = self.input.dataset(0, self.batches, *place)
+            self._cut_for = place
+        return iter(self._dataset)
 
 
 class Evaluation(BatchwiseEvaluation):
     """Loss and metrics of a compiled model.
 
-    Args:
-        prepared, backend, source, batch_size, steps: See ``BatchwiseEvaluation``.
-        plan: Whether loss and metrics are those of whole batches; then the result
-            depends on ``batch_size``, as in Keras.
+    With a ``plan``, loss and metrics may be those of whole batches; then the result
+    depends on the size of these, as in Keras.
 
     Raises:
         UsageError: The plan cannot be followed on this backend.
@@ -51,8 +151,7 @@ class Evaluation(BatchwiseEvaluation):
         self,
         prepared: PreparedModel,
         backend: Backend,
-        source: Source | Batches,
-        batch_size: int,
+        inputs: Input | Batches,
         steps: int | None = None,
         plan: StepPlan | None = None,
     ):
@@ -61,7 +160,7 @@ class Evaluation(BatchwiseEvaluation):
         if coupled:
             coupling = coupled_checks.reasons(prepared.model, backend, plan, False)
             coupled_checks.check(prepared, backend, coupling)
-        super().__init__(prepared, backend, source, batch_size, steps)
+        super().__init__(prepared, backend, inputs, steps)
         self.forward = Forward(prepared, seed=0, plan=plan)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         spec = without_none(self.input.spec)
@@ -131,18 +230,14 @@ class Evaluation(BatchwiseEvaluation):
         self, weights: Weights, own: ReplicaRows, global_rows: tf.Tensor, _: tf.Tensor
     ) -> Sums:
         """Sums over a replica's rows; all zero where it has none."""
-        sums, _ = accumulate(
-            lambda _, rows, state: (self._local(weights, rows, global_rows), state),
-            lambda: tf.nest.map_structure(
-                lambda t: tf.zeros(t.shape, t.dtype), self._shapes
-            ),
-            [],
+        return accumulate(
+            lambda _, rows: self._local(weights, rows, global_rows),
+            self._shapes,
             own.count,
             own.rows,
             micro_batches=1,
             maybe_empty=True,
         )
-        return sums
 
     def _warn_of_dropped(self) -> None:
         if self.forward.dropped and self.backend.rank == 0:
@@ -189,9 +284,5 @@ class Evaluation(BatchwiseEvaluation):
         }
 
     def _unpacked(self, vector: np.ndarray) -> Sums:
-        rest, pieces = vector[1:], []
-        for spec in tf.nest.flatten(self._shapes):
-            size = int(np.prod(spec.shape))
-            pieces.append(rest[:size].reshape(spec.shape))
-            rest = rest[size:]
-        return tf.nest.pack_sequence_as(self._shapes, pieces)
+        arrays = cut(vector[1:], (s.shape for s in tf.nest.flatten(self._shapes)))
+        return tf.nest.pack_sequence_as(self._shapes, arrays)

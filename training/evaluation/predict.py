@@ -6,6 +6,7 @@ ranks once, at the end: nothing is padded, and rows come in the order of the dat
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -18,24 +19,23 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training.arguments.data import as_data, default_batch_size
-from collective.training.arguments.names import arguments_named
-from collective.training.callbacks.hooks import BatchHooks, Callbacks, Hooks
-from collective.training.eager import runs_eagerly
+from collective.training.arguments.data import as_data
+from collective.training.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.evaluation.inference import (
     open_backend,
+    open_hooks,
+    open_inputs,
     show,
     use_weights_of_rank_zero,
 )
 from collective.training.exchange import broadcast_object, gather_few
-from collective.training.failure import ends_the_job, explaining_memory
+from collective.training.failure import guarded
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
-from collective.training.input.source import Source
-from collective.training.prepared import get_prepared
+from collective.training.prepared import get_prepared, runs_eagerly
 from collective.training.replica.rows import without_none
 
 
@@ -75,37 +75,20 @@ def predict(
             has not one entry for each row.
     """
     backend = open_backend(backend)
-    with ends_the_job(backend), arguments_named(), explaining_memory():
-        data = as_data(x)
-        rows = batch_size or default_batch_size(data, steps)
-        inputs: Input | Batches = (
-            Input(data, rows, shuffle=False)
-            if isinstance(data, Source)
-            else Batches(data, backend, steps)
-        )
-        known = inputs.steps_per_epoch
-        steps = min(steps or ENDLESS, known or ENDLESS)
+    with guarded(backend):
+        inputs = open_inputs(as_data(x), backend, batch_size, steps)
+        steps = min(steps or ENDLESS, inputs.steps_per_epoch or ENDLESS)
         prediction = _Prediction(model, backend, inputs, steps)
         batches = None if steps == ENDLESS else steps
-        params = {"verbose": verbose, "epochs": 1, "steps": batches}
-        hooks = Hooks(callbacks, model, backend, params)
-        hooks.agree()
+        hooks = open_hooks(callbacks, model, backend, verbose, batches)
         with recorder.span(recorder.OTHER, "prediction"):
             outputs = prediction.run(hooks)
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            show({}, verbose, batches, backend)
+        show({}, hooks)
         return outputs
 
 
 class _Prediction:
-    """One pass over the data.
-
-    Args:
-        model: The model.
-        backend: Whose ranks share the rows.
-        inputs: The data.
-        steps: Batches, at most.
-    """
+    """One pass over the data; at most ``steps`` batches."""
 
     def __init__(
         self, model: keras.Model, backend: Backend, inputs: Input | Batches, steps: int
@@ -128,36 +111,37 @@ class _Prediction:
         model.stop_predicting = False
         hooks.call("on_predict_begin", (), {})
         at_once = "on_predict_batch_end" in hooks.used
-        parts: list[Any] = []  # outputs for the local rows, or for all rows of a batch
+        outputs: list[Any] = []  # of all ranks
+        parts: list[Any] = []  # of this rank, for batches that are not in ``outputs``
         sizes: list[int] = []
-        pending = 0
+
+        def exchange() -> Any:
+            outputs.append(self._exchange(parts, sizes))
+            parts.clear()
+            sizes.clear()
+            return outputs[-1]
+
         for number, batch in enumerate(self._batches()):
             if number == 0:
-                self._build(batch)
+                self._build()
             batch_hooks.before(number)
             sizes.append(int(batch.global_rows))
             parts.append(self._outputs(batch))
             if batch_hooks.ends(number, number + 1 == self.steps):
-                together = None
-                if at_once:
-                    together = self._exchange(parts[pending:], sizes[pending:])
-                    parts[pending:] = [together]
-                    sizes[pending:] = [sum(sizes[pending:])]
-                    pending = len(parts)
-                batch_hooks.after({"outputs": together})
+                together = exchange() if at_once else None
+                batch_hooks.after(functools.partial(dict, outputs=together))
                 if model.stop_predicting:
                     break
-        if not parts:
+        if parts:
+            together = exchange()
+            if at_once:
+                batch_hooks.after(functools.partial(dict, outputs=together))
+        if not outputs:
             raise UsageError(
                 "there are no rows to predict", hint="pass data with at least one row"
             )
-        if at_once and pending < len(parts):
-            together = self._exchange(parts[pending:], sizes[pending:])
-            parts[pending:] = [together]
-            batch_hooks.after({"outputs": together})
-        outputs = _concatenate(parts) if at_once else self._exchange(parts, sizes)
         hooks.call("on_predict_end", (), {})
-        return outputs
+        return _concatenate(outputs)
 
     def _batches(self) -> Iterator[Batch]:
         if isinstance(self.inputs, Batches):
@@ -166,7 +150,7 @@ class _Prediction:
         replicas = self.backend.local_replicas, self.backend.replicas
         return iter(self.inputs.dataset(0, self.steps, *replicas))
 
-    def _build(self, batch: Batch) -> None:
+    def _build(self) -> None:
         """Makes the model's variables, and has all ranks use rank 0's."""
         if not self.model.built:
             with self.backend.scope():
@@ -197,7 +181,7 @@ class _Prediction:
         self._check_rows(mine, own)
         has = gather_few(self.backend, [float(mine is not None)])[:, 0]
         everything = [
-            _broadcast_tree(self.backend, mine, rank) if has[rank] else None
+            broadcast_object(self.backend, mine, rank) if has[rank] else None
             for *_, rank in self._holders
         ]
         read = [0] * len(everything)
@@ -235,7 +219,7 @@ _functions: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
 def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
     """The function from a ``Batch`` to the outputs for its rows."""
     optimizer = getattr(model, "optimizer", None)  # compile() makes another
-    key = id(backend), repr(spec), id(optimizer)
+    key = backend, repr(spec), optimizer
     of_model = _functions.setdefault(model, {})
     if key not in of_model:
         found = weakref.ref(model)  # else the entry would keep the model alive
@@ -250,9 +234,10 @@ def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
                 else compute(batch)
             )
 
-        function = tf.function(on_replicas, input_signature=(spec,), autograph=False)
-        of_model[key] = function, optimizer  # kept, so that its id stays its own
-    return of_model[key][0]
+        of_model[key] = tf.function(
+            on_replicas, input_signature=(spec,), autograph=False
+        )
+    return of_model[key]
 
 
 def _compute(model: keras.Model, batch: Batch) -> Any:
@@ -271,12 +256,10 @@ def _compute(model: keras.Model, batch: Batch) -> Any:
 def _one_row(spec: Any) -> Any:
     """A tensor of zeros to build a model with; sizes that are open become 1."""
     shape = [1 if size is None else size for size in spec.shape]
-    zeros = tf.zeros(shape, tf.int32) if spec.dtype == tf.string else None
-    dense = (
-        tf.strings.as_string(zeros)
-        if zeros is not None
-        else tf.zeros(shape, spec.dtype)
-    )
+    text = spec.dtype == tf.string
+    dense = tf.zeros(shape, tf.int32 if text else spec.dtype)
+    if text:
+        dense = tf.strings.as_string(dense)
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank)
     if isinstance(spec, tf.SparseTensorSpec):
@@ -302,29 +285,3 @@ def _concatenate(trees: list[Any]) -> Any:
 
 def _rows(tree: Any, start: int, stop: int) -> Any:
     return keras.tree.map_structure(lambda leaf: leaf[start:stop], tree)
-
-
-def _broadcast_tree(backend: Backend, tree: Any, root: int) -> Any:
-    """The root's tree of arrays, on every rank."""
-    mine = backend.rank == root
-    leaves = keras.tree.flatten(tree) if mine else []
-    small = [
-        not isinstance(leaf, np.ndarray) or leaf.dtype == object for leaf in leaves
-    ]
-    header: Any = None
-    if mine:
-        shapes = keras.tree.map_structure(lambda leaf: None, tree)
-        abouts = [
-            leaf if objects else (leaf.shape, leaf.dtype)
-            for leaf, objects in zip(leaves, small, strict=True)
-        ]
-        header = shapes, abouts, small
-    shapes, abouts, small = broadcast_object(backend, header, root)
-    received = []
-    for place, (about, objects) in enumerate(zip(abouts, small, strict=True)):
-        if objects:
-            received.append(about)
-            continue
-        array = leaves[place] if mine else np.empty(*about)
-        received.append(backend.broadcast_array(array, root))
-    return keras.tree.pack_sequence_as(shapes, received)

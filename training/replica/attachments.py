@@ -12,6 +12,7 @@ the same steps. ``Step`` takes a list of attachments and knows nothing else abou
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -71,3 +72,31 @@ class Attachment(ABC):
         Raises:
             CollectiveError: When the total says that training must not continue.
         """
+
+
+class Attachments(list[Attachment]):
+    """All attachments of a step, in order."""
+
+    def __init__(self, attachments: Iterable[Attachment] = ()):
+        super().__init__(attachments)
+        self._sizes: list[int] = []
+
+    def prepare(self) -> None:
+        """Before each step, outside the graph."""
+        for attachment in self:
+            attachment.prepare()
+
+    def contributions(self, step: ReplicaStep) -> list[list[tf.Tensor]]:
+        """Inside ``Backend.run``: the tensors of each."""
+        return [attachment.contribution(step) for attachment in self]
+
+    def flat(self, totals: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Inside ``Backend.run``: the sums of ``contributions``, for the report."""
+        self._sizes = [sum(t.shape.num_elements() for t in one) for one in totals]
+        return tf.nest.flatten(totals)
+
+    def receive(self, report: Any, start: int, number: int) -> None:
+        """After step ``number``: each gets its part of the report, from ``start`` on."""
+        for attachment, size in zip(self, self._sizes, strict=True):
+            attachment.receive(Total(report, start, start + size), number)
+            start += size

@@ -1,8 +1,4 @@
-"""Keras' own progress bar on rank 0, drawn a few times a second.
-
-Keras computes all metrics for every batch to feed its bar; here they are computed
-only when the bar is drawn.
-"""
+"""Where the training is: a bar for people, and a heartbeat for the flight recorder."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import time
 
 import keras
 
+from collective import recorder
 from collective.streams import is_terminal
 from collective.training.input.feed import ENDLESS
 from collective.training.observer import FinishedStep, Observer
@@ -26,14 +23,10 @@ def verbosity(asked: str | int) -> int:
 
 
 class ProgressBar(Observer):
-    """One bar an epoch.
+    """Keras' own bar on rank 0, one an epoch, drawn each ``interval`` seconds.
 
-    Args:
-        position: Of the training.
-        epochs: Their number.
-        verbose: 0 nothing, 1 or ``auto`` a bar on a terminal and a line an epoch
-            elsewhere, 2 a line an epoch.
-        interval: Seconds between two drawings.
+    Keras computes all metrics for every batch to feed its bar; here they are computed
+    only when the bar is drawn.
     """
 
     def __init__(
@@ -83,3 +76,26 @@ class ProgressBar(Observer):
         if finalize and bar.target is None:
             bar.target = done  # Keras prints no line of an epoch of unknown length
         bar.update(done, list(logs.items()), finalize=finalize)
+
+
+class Heartbeat(Observer):
+    """Writes the position of the training into the recorder's shared memory.
+
+    From it the watchdog and the dumps of other ranks know where this rank stalled.
+    """
+
+    def before_input(self, number: int) -> None:
+        """This rank waits for its batch."""
+        recorder.waits_for_input(number, time.perf_counter())
+
+    def before_step(self, number: int) -> None:
+        """This rank is within the step."""
+        recorder.in_step(number, time.perf_counter())
+
+    def after_step(self, step: FinishedStep) -> None:
+        """This rank is between two steps."""
+        recorder.in_no_step()
+
+    def interrupted(self) -> None:
+        """The step did not return."""
+        recorder.in_no_step()

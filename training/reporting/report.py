@@ -6,7 +6,8 @@ named values only when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training import keras_compat
+
+
+def cut(flat: np.ndarray, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
+    """The arrays of these shapes that lie one after the other in a vector."""
+    arrays, start = [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        arrays.append(flat[start:stop].reshape(shape))
+        start = stop
+    return arrays
 
 
 class Layout:
@@ -37,7 +48,7 @@ class Layout:
         self.metric_shapes = [
             tuple(v.shape) for m in keras_compat.metrics(model) for v in m.variables
         ]
-        metrics = sum(int(np.prod(shape)) for shape in self.metric_shapes)
+        metrics = sum(map(math.prod, self.metric_shapes))
         #: Numbers before those of the attachments.
         self.size = self.FIXED + len(self.outputs) + metrics
 
@@ -50,11 +61,7 @@ class Layout:
         metrics: Sequence[tf.Tensor],
         more: Sequence[tf.Tensor] = (),
     ) -> tf.Tensor:
-        """Packs a report, inside the graph.
-
-        Returns:
-            A vector of float64.
-        """
+        """Packs a report, inside the graph: a vector of float64."""
         fixed = [loss, rows, *reduce_span, *outputs]
         vector = tf.stack([tf.cast(value, tf.float64) for value in fixed])
         rest = [*metrics, *more]
@@ -73,11 +80,7 @@ class Layout:
         for place, name in enumerate(self.outputs, self.FIXED):
             # Keras' mean over batches, however many rows they have.
             logs[name] = float(sums[place] / sums[self.STEPS])
-        state, place = [], self.FIXED + len(self.outputs)
-        for shape in self.metric_shapes:
-            size = int(np.prod(shape))
-            state.append(sums[place : place + size].reshape(shape))
-            place += size
+        state = cut(sums[self.FIXED + len(self.outputs) :], self.metric_shapes)
         return logs | keras_compat.metric_results(self.model, state)
 
 
@@ -85,10 +88,7 @@ class Averages:
     """Averages over an epoch so far: the loss by rows, those of outputs by batches.
 
     Reports are converted only when they are read, so ``add`` never waits for a step.
-
-    Args:
-        layout: Layout of the reports.
-        sums: ``sums()`` of the epoch's earlier steps, for a resumed epoch.
+    ``sums`` are those of the epoch's earlier steps, of a resumed epoch.
     """
 
     def __init__(self, layout: Layout, sums: np.ndarray | None = None):
@@ -125,9 +125,5 @@ class Averages:
         return self._sum
 
     def logs(self) -> dict[str, float]:
-        """Returns the averages so far under Keras' names.
-
-        Returns:
-            ``loss``, the losses of several outputs, and the metrics.
-        """
+        """The averages so far under Keras' names: loss, losses of outputs, metrics."""
         return self.layout.logs(self.sums(), self._reports)

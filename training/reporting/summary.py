@@ -65,7 +65,6 @@ class Summary:
 
         Args:
             options: The options of the run.
-            result: The result of ``fit``.
             test: Loss and metrics on the test data; may be empty.
             parameters: Number of the model's parameters.
             rows: Rows of the training data.
@@ -102,7 +101,7 @@ class Summary:
         """Writes the JSON file; floats are exact, or null if they are not finite.
 
         Raises:
-            CollectiveError: If the file cannot be written; no partial file remains.
+            CollectiveError: It cannot be written; no partial file remains.
         """
         content = _finite_or_none(dataclasses.asdict(self))
         text = json.dumps(content, indent=1, allow_nan=False)
@@ -110,11 +109,8 @@ class Summary:
         # A device or a pipe is written directly; a file beside it under a name that
         # nobody else can have taken.
         part = f"{path}.{os.urandom(8).hex()}.part" if whole else path
-        flags = os.O_WRONLY | os.O_CLOEXEC
-        if whole:
-            flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
-            with open(os.open(part, flags, 0o666), "w", encoding="utf-8") as file:
+            with open(part, "x" if whole else "w", encoding="utf-8") as file:
                 file.write(text)
             if whole:
                 os.replace(part, path)
@@ -133,7 +129,8 @@ class Summary:
         table.add_column(style="bold")
         table.add_column()
         table.add_row("backend", f"{self.backend} ({self.chosen_because})")
-        table.add_row("replicas", self._replicas())
+        processes = f"{self.processes} process" + "es" * (self.processes > 1)
+        table.add_row("replicas", f"{self.replicas} in {processes}")
         for name, value in self.test.items():
             form = ".2%" if "accuracy" in name else ".4f"
             # A metric may have several values, such as one for each class.
@@ -154,17 +151,9 @@ class Summary:
         console.print()
         console.print(table)
 
-    def _replicas(self) -> str:
-        processes = f"{self.processes} process" + "es" * (self.processes > 1)
-        return f"{self.replicas} in {processes}"
-
 
 def check_writable(option: str, path: str) -> None:
-    """Checks before the training that a file can be written.
-
-    Raises:
-        UsageError: If the folder does not exist or is not writable.
-    """
+    """Refuses, before the training, a file that cannot be written."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(

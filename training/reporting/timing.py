@@ -102,12 +102,7 @@ class Timing:
 
 
 class TimingObserver(Observer):
-    """Fills in a ``Timing`` while the training runs.
-
-    Args:
-        timing: What to fill in.
-        position: Of the training.
-    """
+    """Fills in a ``Timing`` while the training runs."""
 
     def __init__(self, timing: Timing, position: Position):
         self.timing = timing

@@ -27,7 +27,6 @@ class TraceFile:
     """An open trace file.
 
     Args:
-        path: The file.
         limit_bytes: Maximum size; events beyond it are dropped.
         create: Whether to truncate the file; otherwise events are appended.
 
@@ -105,8 +104,6 @@ class TraceFile:
         if not size or os.pread(self._file, len(END), size - len(END)) == END:
             return size
         text = os.pread(self._file, size, 0)
-        whole = max(
-            0, text.rfind(b",\n")
-        )  # every write starts with this and contains no other
+        whole = max(0, text.rfind(b",\n"))  # each write has this at its start only
         os.ftruncate(self._file, whole)
         return whole + os.pwrite(self._file, END[: whole and len(END)], whole)

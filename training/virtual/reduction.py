@@ -67,7 +67,7 @@ def sum_pieces(
         rows: Rows = slice_rows(inputs.rows, start - first, stop - first)
         own = inputs._replace(rows=rows, count=stop - start, replica=piece)
         sums = compute(own)
-        return layout.pack(sums), finite.first_not_finite(sums)
+        return layout.pack(sums), finite.first_of(sums)
 
     subtrees = virtual.subtrees(replica, backend.replicas)
     sums, mark = sum_subtrees(leaf, pieces, subtrees, layout.specs)

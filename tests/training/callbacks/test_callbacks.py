@@ -280,7 +280,7 @@ def test_logs_of_a_batch_are_averages_of_the_epoch_so_far(backend):
 
 def test_collectives_raise_at_once_where_one_rank_would_take_part(backend):
     made = train(backend, steps=1).model
-    evaluation = Evaluation(get_prepared(made), backend, Input(rows(7), 4).source, 4)
+    evaluation = Evaluation(get_prepared(made), backend, Input(rows(7), 4))
     evaluation()  # traced: a graph does not come through Backend.all_reduce again
     if backend.size == 1:
         return  # nobody to wait for

@@ -38,8 +38,8 @@ def planned(
     step = Step(prepared, backend, inputs.spec, plan=plan, **options)
     evaluate = None
     if validation is not None:
-        source = Input(validation, BATCH).source
-        evaluate = Evaluation(prepared, backend, source, BATCH, plan=plan)
+        batches = Input(validation, BATCH, shuffle=False)
+        evaluate = Evaluation(prepared, backend, batches, plan=plan)
     feed = PlannedFeed(inputs, None, False)
     Loop(position, step, feed, EPOCHS, ENDLESS, (), evaluate).run()
     return prepared.model, position.history

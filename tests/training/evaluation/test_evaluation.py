@@ -71,8 +71,9 @@ def test_metrics_are_those_of_one_process(backend, name):
         # Of single outputs Keras shows the mean over batches.
         outputs = {m.name for m in keras_compat.loss_trackers(alone)}
         wanted = whole | {name: in_batches[name] for name in outputs}
-        source = Input((x, y) if weight is None else (x, y, weight), batch).source
-        got = Evaluation(get_prepared(made), backend, source, batch)()
+        given = (x, y) if weight is None else (x, y, weight)
+        inputs = Input(given, batch, shuffle=False)
+        got = Evaluation(get_prepared(made), backend, inputs)()
         assert all(other == got for other in gather(backend, got))
         assert set(got) == set(wanted)
         for metric, value in wanted.items():

@@ -1,15 +1,16 @@
-"""Hooks of Keras callbacks in a job of many ranks: called on rank 0, followed by all.
+"""Keras callbacks in a job of many ranks: called on rank 0, followed by all.
 
 Files are written once and decisions taken once. What a callback can change
 (``stop_training``, the learning rate, weights, the logs of an epoch) is broadcast after
 each hook that some callback overrides, and so is the exception that a callback raises: the
-caller of ``collective.fit`` gets it on every rank.
+caller of ``collective.fit`` gets it on every rank. A collective inside a callback would
+wait for ranks that do not call it; it raises instead.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,9 +18,11 @@ import numpy as np
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.errors import CollectiveError
+from collective.errors import CollectiveError, UsageError
 from collective.training import failure, keras_compat
 from collective.training.exchange import broadcast_object
+from collective.training.observer import FinishedStep, Observer
+from collective.training.position import Position
 from collective.training.prepared import get_partition
 from collective.training.variables import (
     check_frozen_layers,
@@ -59,11 +62,11 @@ class Hooks:
     Args:
         callbacks: The user's. Rank 0's count; other ranks may have none.
         model: What they are set to.
-        backend: What the ranks talk through.
         params: Given to the callbacks, as Keras does.
 
     Attributes:
         used: The hooks that a callback of rank 0 overrides; after ``agree``.
+        has_bar: Whether the callbacks are Keras' own list, which has a progress bar.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Hooks:
         params: Mapping[str, Any],
     ):
         self.callbacks = flatten(callbacks)
+        self.has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
         self.model = model
         self.backend = backend
         self.params = dict(params)
@@ -111,7 +115,6 @@ class Hooks:
         elastic job repeats what a dead rank has interrupted.
 
         Args:
-            hook: Name of the Keras hook, ``on_epoch_end``.
             place: Epoch, batch; what distinguishes two calls.
             args: What Keras gives to it: epoch or batch number, logs.
 
@@ -147,8 +150,7 @@ class Hooks:
         """Calls the hook; returns what a callback raised, for all ranks to raise.
 
         Raises:
-            CollectiveError: A callback used a collective, which the others do not; in
-                one process nobody else needs to know of any error.
+            CollectiveError: A callback used a collective, which the others do not.
         """
         what = f"a callback's {hook}"
         parts = None if "batch" in hook else get_partition(self.model)
@@ -189,14 +191,10 @@ class Hooks:
 
 
 class BatchHooks:
-    """The hooks of the batches of one pass, of a model's ``steps_per_execution``.
+    """The hooks of the batches of one pass: ``train``, ``test`` or ``predict``.
 
-    Keras runs so many batches at a time, and calls hooks before the first and after the
-    last of them.
-
-    Args:
-        hooks: Calls them.
-        what: ``train``, ``test`` or ``predict``.
+    Keras runs ``steps_per_execution`` batches at a time, and calls hooks before the first
+    and after the last of them.
     """
 
     def __init__(self, hooks: Hooks, what: str):
@@ -205,11 +203,6 @@ class BatchHooks:
         self._end = f"on_{what}_batch_end"
         self._open: int | None = None  # the first batch of those that run
         self._ran = False  # whether any of them has run
-
-    @property
-    def wants_logs(self) -> bool:
-        """Whether rank 0 shows the logs of a batch to a callback."""
-        return self._end in self.hooks.used and self.hooks.backend.rank == 0
 
     def before(self, batch: int, *place: int) -> None:
         """Before a batch, counted from 0."""
@@ -226,20 +219,113 @@ class BatchHooks:
         self._ran = True
         return last or (batch + 1) % self._together == 0
 
-    def after(self, logs: dict[str, Any], *place: int) -> None:
-        """After the last of the batches that Keras runs at a time."""
+    def after(self, logs: Callable[[], dict[str, Any]], *place: int) -> None:
+        """After the last of the batches that Keras runs at a time.
+
+        Args:
+            logs: Makes them, where a callback sees them.
+        """
         if self._open is None or not self._ran:
             return
-        number, self._open = self._open + self._together - 1, None
-        self.hooks.call(self._end, (*place, number), number, logs)
+        hooks, number, self._open = self.hooks, self._open + self._together - 1, None
+        shown = self._end in hooks.used and hooks.backend.rank == 0
+        sorted_logs = dict(sorted(logs().items())) if shown else {}
+        hooks.call(self._end, (*place, number), number, sorted_logs)
 
     @property
     def _called(self) -> bool:
-        return self._begin in self.hooks.used or self._end in self.hooks.used
+        return bool({self._begin, self._end} & self.hooks.used)
 
     @property
     def _together(self) -> int:
         return int(getattr(self.hooks.model, "steps_per_execution", 1) or 1)
+
+
+class RankZeroCallbacks(Observer):
+    """Runs hooks on rank 0, and makes every rank follow what they decided.
+
+    Attributes:
+        hooks: Calls them, also those of the validation.
+    """
+
+    def __init__(
+        self, callbacks: Callbacks, position: Position, params: dict[str, Any]
+    ):
+        self.position = position
+        self.model = position.model
+        self.backend = position.backend
+        self.hooks = Hooks(callbacks, self.model, self.backend, params)
+        self._batches = BatchHooks(self.hooks, "train")
+        self._epoch = self._first = self._stop = 0
+        self._logs: dict[str, Any] = {}  # of the last epoch
+        # Which layers the step trains; until the first step.
+        self._trained: list[bool] | None = keras_compat.trainable_flags(self.model)
+        self.model.stop_training = False
+
+    def begin(self) -> None:
+        """Finds out which hooks matter, and calls ``on_train_begin``.
+
+        There a callback may say with which epoch the training begins
+        (``BackupAndRestore``).
+        """
+        self.hooks.agree()
+        self.hooks.call("on_train_begin", (), {})
+        initial = keras_compat.initial_epoch(self.model) or self.position.initial_epoch
+        agreed = self.backend.broadcast_array(np.array([float(initial)]))
+        self.position.initial_epoch = int(agreed[0])
+
+    def reconfigured(self, root: int) -> None:
+        """As ``begin``: another rank may have become rank 0."""
+        self.begin()
+
+    def begin_epoch(self, epoch: int, first: int, last: int) -> None:
+        """Calls ``on_epoch_begin``."""
+        self._epoch, self._first, self._stop = epoch, first, last
+        self.hooks.call("on_epoch_begin", (epoch,), epoch, {})
+
+    def before_input(self, number: int) -> None:
+        """Calls ``on_train_batch_begin``.
+
+        Raises:
+            UsageError: A callback has changed which layers are trained.
+        """
+        if self._trained is not None:
+            if self._trained != keras_compat.trainable_flags(self.model):
+                raise UsageError(
+                    "a callback's on_train_begin, or another hook before the first step, has "
+                    "changed layer.trainable",
+                    hint="set it before collective.fit, and compile the model",
+                )
+            self._trained = None
+        self._batches.before(number - self._first, self._epoch)
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Calls ``on_train_batch_end``."""
+        last = step.number + 1 == self._stop
+        if self._batches.ends(step.number - self._first, last):
+            self._end_batches()
+
+    def before_validation(self) -> None:
+        """Calls ``on_train_batch_end`` where the epoch ended unexpectedly."""
+        self._end_batches()
+
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """Calls ``on_epoch_end``, and takes over what callbacks add to the logs."""
+        self._end_batches()
+        self.hooks.call("on_epoch_end", (epoch,), epoch, logs)
+        agreed = self.hooks.agreed_logs("on_epoch_end", logs)
+        if agreed is not logs:
+            logs.clear()
+            logs.update(agreed)
+        self._logs = dict(logs)
+
+    def end(self) -> None:
+        """Calls ``on_train_end``."""
+        self.hooks.call("on_train_end", (), dict(self._logs))
+
+    def _end_batches(self) -> None:
+        averages = self.position.averages
+        self._batches.after(averages.logs if averages else dict, self._epoch)
 
 
 def _optimizer(model: keras.Model) -> keras.Optimizer | None:
