@@ -125,7 +125,7 @@ def sparse_allreduce(
     process_set: ProcessSet,
     name: str | None = None,
 ) -> tf.IndexedSlices:
-    """Sums or averages slices over the ranks: rows are gathered, and equal ones combined.
+    """Sums or averages slices: all rows are gathered, and equal ones combined.
 
     Args:
         slices: ``values [rows, ...]`` and ``indices [rows]``; any number of rows.

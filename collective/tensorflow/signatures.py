@@ -19,7 +19,7 @@ def ordered(
         order: The names, with the defaults that they have now. ``new=old`` is what
             the function calls ``old``.
         options: What the function hands its ``**options`` to: they have its defaults.
-        module: Of the result, where it is another than the function's: pickle looks there.
+        module: Where the result is, if not beside the function; pickle looks there.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
