@@ -21,7 +21,8 @@ DistributedOptimizer = ordered(
     "gradient_predivide_factor op num_groups groups "
     # Which horovod.keras has not:
     "backward_passes_per_step average_aggregated_gradients process_set "
-    "scale_local_gradients"
+    "scale_local_gradients",
+    module=__name__,
 )(interface.DistributedOptimizer)
 
 

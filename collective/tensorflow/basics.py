@@ -20,6 +20,8 @@ from collective.tensorflow.process_sets import (
 )
 from collective.tensorflow_ops import ranks
 
+is_initialized = session.is_initialized
+
 _homogeneous = True
 _ready = False  # what init does beyond joining was done
 _entered = False  # this process has joined a job that ran already
@@ -115,11 +117,6 @@ def enter() -> None:
 def entered() -> bool:
     """Whether this process has joined a job that ran already."""
     return _entered
-
-
-def is_initialized() -> bool:
-    """Whether this process is in a job."""
-    return session.is_initialized()
 
 
 def rank() -> int:

@@ -23,6 +23,7 @@ from collective.tensorflow.compression import Compression, Compressor
 from collective.tensorflow.functions import tensor_of
 from collective.tensorflow.process_sets import ProcessSet, global_process_set, group_of
 from collective.tensorflow.reductions import Reduction, chosen, movable, restored
+from collective.tensorflow.signatures import ordered
 from collective.tensorflow_ops import ranks
 
 # A tf.Tensor or tf.IndexedSlices; TensorFlow has no types for mypy.
@@ -188,7 +189,14 @@ def broadcast(
         ValueError: If the root is not in the set.
     """
     group = group_of(process_set)
-    _check_root(root_rank, process_set)
+    # A traced call among all ranks is checked by the core when it runs: there may be
+    # more ranks by then.
+    checked = tf.executing_eagerly() or process_set is not global_process_set
+    if checked and root_rank not in process_set.ranks:
+        raise ValueError(
+            f"root rank {root_rank} is not in {process_set}\n"
+            "HINT: the root is counted in the whole job, and must be a member"
+        )
     source = _with_scaled_gradient(tensor_of(tensor), group, operator.truediv)
     moving = [movable(source)]
     (received,) = tensorflow_ops.broadcast(moving, root_rank, name, group)
@@ -262,31 +270,15 @@ def reducescatter(
         return compression.decompress(result, context)
 
 
-@tf.autograph.experimental.do_not_convert
+@ordered(
+    "tensors device_dense compression op process_set prescale_factor postscale_factor",
+    reducescatter,
+)
 def grouped_reducescatter(
-    tensors: Sequence[tf.Tensor],
-    device_dense: str = "",
-    compression: type[Compressor] = Compression.none,
-    op: Reduction = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensors: Sequence[tf.Tensor], **options: Any
 ) -> list[tf.Tensor]:
     """``reducescatter`` of each tensor of a list."""
-    return [
-        reducescatter(
-            tensor,
-            device_dense,
-            compression,
-            op,
-            None,
-            process_set,
-            False,
-            prescale_factor,
-            postscale_factor,
-        )
-        for tensor in tensors
-    ]
+    return [reducescatter(tensor, **options) for tensor in tensors]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -317,18 +309,6 @@ def join() -> int:
             "join() inside a tf.function\nHINT: call it after the last step"
         )
     return collective.join()
-
-
-def _check_root(root_rank: int, process_set: ProcessSet) -> None:
-    # A traced call among all ranks is checked by the core when it runs: there may be
-    # more ranks by then.
-    if process_set is global_process_set and not tf.executing_eagerly():
-        return
-    if root_rank not in process_set.ranks:
-        raise ValueError(
-            f"root rank {root_rank} is not in {process_set}\n"
-            "HINT: the root is counted in the whole job, and must be a member"
-        )
 
 
 def _with_scaled_gradient(

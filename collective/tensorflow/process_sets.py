@@ -187,7 +187,7 @@ def by_id(number: int) -> ProcessSet:
 
 
 def group_of(process_set: ProcessSet) -> core.ProcessSet | None:
-    """The core's group behind a set, None for all ranks; ValueError if it was not added."""
+    """The core's group of a set, None for all ranks; ValueError unless it was added."""
     number = process_set.process_set_id
     if number is None or _added.get(number) is not process_set:
         raise ValueError(

@@ -93,7 +93,7 @@ def reducible(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def movable(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, as bytes (``[..., bytes]``) where the core does not know its dtype."""
+    """The tensor; as bytes (``[..., n]``) where the core does not know its dtype."""
     known = tensor.dtype.base_dtype.name in DTYPES
     return tensor if known else tf.bitcast(tensor, tf.uint8)
 
@@ -125,7 +125,7 @@ def sparse_allreduce(
     process_set: ProcessSet,
     name: str | None = None,
 ) -> tf.IndexedSlices:
-    """Sums or averages slices over the ranks: rows are gathered, and equal ones combined.
+    """Sums or averages slices: all rows are gathered, and equal ones combined.
 
     Args:
         slices: ``values [rows, ...]`` and ``indices [rows]``; any number of rows.

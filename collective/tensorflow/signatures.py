@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def ordered(
-    order: str, options: Callable[..., Any] | None = None
+    order: str, options: Callable[..., Any] | None = None, module: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Has a function take its arguments in another order; it gets them by name.
 
@@ -19,6 +19,7 @@ def ordered(
         order: The names, with the defaults that they have now. ``new=old`` is what
             the function calls ``old``.
         options: What the function hands its ``**options`` to: they have its defaults.
+        module: Where the result is, if not beside the function; pickle looks there.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,6 +42,7 @@ def ordered(
             return function(**{old[name]: value for name, value in given.items()})
 
         call.__signature__ = signature
+        call.__module__ = module or function.__module__
         return call
 
     return decorate

@@ -1,6 +1,7 @@
 """Every public name of Horovod 0.28.1 is here; ``test_horovod_signatures`` compares what they take."""
 
 import importlib
+import pickle
 import re
 
 import pytest
@@ -67,6 +68,14 @@ def test_each_module_of_keras_has_its_own_callbacks():
     for face in collective.keras, collective.tensorflow.keras:
         assert face.callbacks.__name__ == f"{face.__name__}.callbacks"
         assert face.elastic.KerasState is collective.tensorflow.keras.elastic.KerasState
+
+
+@pytest.mark.parametrize("module", ["tensorflow", "tensorflow.keras", "keras"])
+def test_functions_are_pickled_by_their_names(module):
+    found = importlib.import_module(f"collective.{module}")
+    for name in "DistributedOptimizer", "allreduce", "allgather", "broadcast":
+        function = getattr(found, name)
+        assert pickle.loads(pickle.dumps(function)) is function
 
 
 def test_the_version():

@@ -22,7 +22,7 @@ CHECK = "a check of the caller's arguments, which puts nothing into the graph"
 EAGER = "runs in Python, between steps"
 ALLOWED = {
     "tensorflow_ops.broadcast": FIXED,
-    "tensorflow.collectives._check_root": CHECK,
+    "tensorflow.collectives.broadcast": CHECK,
     "tensorflow.gradients.GradientReduction.__call__": FIXED,
     "tensorflow.keras_optimizer._agree_on_overflow.everywhere": FIXED,
     "tensorflow.keras_optimizer._leave_out_xla.without_xla": "who logs",

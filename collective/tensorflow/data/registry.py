@@ -15,6 +15,9 @@ from typing import Any
 class Registry:
     """Dispatchers and their workers; every method may be called by several threads.
 
+    Methods raise IndexError where there is no dispatcher of that number, and
+    TimeoutError where what they wait for was not there after ``timeout`` seconds.
+
     Args:
         dispatchers: How many there will be.
         workers_per_dispatcher: How many workers each will have.
@@ -28,12 +31,7 @@ class Registry:
         self._changed = threading.Condition()
 
     def register_dispatcher(self, dispatcher_id: int, address: str) -> None:
-        """Notes where a dispatcher serves.
-
-        Raises:
-            IndexError: There is no dispatcher of that number.
-            ValueError: It is known already, elsewhere.
-        """
+        """Notes where a dispatcher serves; ValueError if it does elsewhere already."""
         with self._changed:
             known = self._addresses[self._checked(dispatcher_id)]
             if known not in (None, address):
@@ -47,12 +45,7 @@ class Registry:
     def wait_for_dispatcher_registration(
         self, dispatcher_id: int, timeout: float
     ) -> str:
-        """The address of a dispatcher, once it is known.
-
-        Raises:
-            IndexError: There is no dispatcher of that number.
-            TimeoutError: It did not register within ``timeout`` seconds.
-        """
+        """The address of a dispatcher, once it is known."""
         place = self._checked(dispatcher_id)
         what = f"dispatcher {dispatcher_id} did not start"
         return self._wait(lambda: self._addresses[place], timeout, what)
@@ -68,11 +61,7 @@ class Registry:
     def wait_for_dispatcher_worker_registration(
         self, dispatcher_id: int, timeout: float
     ) -> None:
-        """Returns when all workers of a dispatcher serve.
-
-        Raises:
-            TimeoutError: They did not within ``timeout`` seconds.
-        """
+        """Returns when all workers of a dispatcher serve."""
         place = 0 if len(self._workers) == 1 else self._checked(dispatcher_id)
         wanted = self._workers_per_dispatcher
         what = f"dispatcher {place} has fewer than {wanted} workers"

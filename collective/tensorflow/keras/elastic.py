@@ -20,7 +20,13 @@ class KerasState(TensorFlowKerasState):
     """
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class _StateCallback(keras.callbacks.Callback):
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+
+
+class CommitStateCallback(_StateCallback):
     """Commits a state after some batches, and after each epoch.
 
     Args:
@@ -29,8 +35,7 @@ class CommitStateCallback(keras.callbacks.Callback):
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1):
-        super().__init__()
-        self.state = state
+        super().__init__(state)
         self.batches_per_commit = batches_per_commit
         self.batches_remaining = batches_per_commit
 
@@ -48,12 +53,6 @@ class CommitStateCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Commits."""
         self.state.commit()
-
-
-class _StateCallback(keras.callbacks.Callback):
-    def __init__(self, state: Any):
-        super().__init__()
-        self.state = state
 
 
 class UpdateBatchStateCallback(_StateCallback):

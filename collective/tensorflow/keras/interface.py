@@ -14,16 +14,22 @@ from collective.tensorflow.keras_optimizer import is_distributed
 from collective.tensorflow.signatures import ordered
 
 # Of anything that is like a tensor: numbers, lists, arrays.
-allgather = ordered("value=tensor name")(collectives.allgather)
+allgather = ordered("value=tensor name", module=__name__)(collectives.allgather)
 allreduce = ordered(
-    "value=tensor name average prescale_factor postscale_factor op compression"
+    "value=tensor name average prescale_factor postscale_factor op compression",
+    module=__name__,
 )(collectives.allreduce)
-broadcast = ordered("value=tensor root_rank name")(collectives.broadcast)
-reducescatter = ordered("value=tensor name op")(collectives.reducescatter)
+broadcast = ordered("value=tensor root_rank name", module=__name__)(
+    collectives.broadcast
+)
+reducescatter = ordered("value=tensor name op", module=__name__)(
+    collectives.reducescatter
+)
 DistributedOptimizer = ordered(
     "optimizer name device_dense device_sparse compression sparse_as_dense "
     "gradient_predivide_factor op backward_passes_per_step "
-    "average_aggregated_gradients num_groups groups process_set scale_local_gradients"
+    "average_aggregated_gradients num_groups groups process_set scale_local_gradients",
+    module=__name__,
 )(optimizer.DistributedOptimizer)
 
 
