@@ -80,7 +80,8 @@ void Destroy(Core* last) {
 
 template <class... Arguments>
 std::shared_ptr<Core> NewCore(Arguments&&... arguments) {
-  return {new Core(std::forward<Arguments>(arguments)...), &Destroy};
+  return {new Core(std::in_place, std::forward<Arguments>(arguments)...),
+          &Destroy};
 }
 
 // Replaces the core of the former job.
@@ -191,8 +192,8 @@ int32_t collective_init(int32_t rank, int32_t size, int32_t local_rank,
     ThrowIfForked();
     std::lock_guard<std::mutex> lock(core_mutex);
     if (core) return;
-    core =
-        NewCore(RankInfo{rank, size, local_rank, local_size, job}, generation);
+    core = NewCore(RankInfo{rank, size, local_rank, local_size, job},
+                   Settings::FromEnvironment(), generation);
     ++generation;
   });
 }
@@ -356,7 +357,7 @@ int32_t collective_reconfigure(int32_t* rank, int32_t* size) {
   return Guard([&] {
     const auto last = CurrentCore();
     last->job().Retire();
-    Replace(NewCore(*last), rank, size);
+    Replace(NewCore(last->job()), rank, size);
   });
 }
 
@@ -371,8 +372,9 @@ int32_t collective_pending_joins(void) {
 }
 
 int32_t collective_late_join(int32_t* rank, int32_t* size) {
-  return Guard(
-      [&] { Replace(NewCore(*CurrentCore(), Job::LateJoin{}), rank, size); });
+  return Guard([&] {
+    Replace(NewCore(CurrentCore()->job(), Job::LateJoin{}), rank, size);
+  });
 }
 
 int32_t collective_hosts(int32_t* hosts, int32_t* former) {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "clock.h"
-#include "execute.h"
 #include "session.h"
 
 namespace collective {
