@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -15,11 +14,9 @@
 #include <thread>
 #include <utility>
 
-#include "core.h"
 #include "recorder/recorder.h"
 #include "recorder/timeline.h"
 #include "session.h"
-#include "transport/network.h"
 
 namespace collective {
 namespace {
@@ -346,6 +343,12 @@ int32_t collective_timeline_start(const char* path, int64_t limit,
 }
 
 void collective_timeline_stop() { StopTimeline(); }
+
+void collective_timeline_keep(int32_t on) { KeepEvents(on != 0); }
+
+int32_t collective_timeline_take(void* events, int32_t most) {
+  return TakeEvents(static_cast<TimelineEvent*>(events), most);
+}
 
 int32_t collective_lost(void) {
   bool lost = false;

@@ -1,9 +1,6 @@
 // Timed loops and the limits of the machine, for collective.bench. In C,
 // because a call through Python takes longer than a small all-reduce.
-#include <sched.h>
-
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "clock.h"
