@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "clock.h"
 #include "membership/mismatch.h"
