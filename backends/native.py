@@ -74,7 +74,6 @@ class NativeBackend(
         from collective import tensorflow_ops
 
         self._ops = tensorflow_ops
-        self._recording: timeline.Recording | None = None
 
     def _continue_without_missing(self, started: int) -> None:
         """Takes a place among the ranks that joined, where some ended before that."""
@@ -169,17 +168,11 @@ class NativeBackend(
 
     def record(self, on: bool) -> None:
         """Starts or stops recording what the core runs."""
-        if self._recording is not None:
-            self._recording.close()
-        self._recording = timeline.Recording() if on else None
+        timeline.keep(on)
 
     def recorded(self) -> list[Collective]:
         """What the core has run since the last call."""
-        events = [] if self._recording is None else self._recording.take()
-        return [
-            Collective(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"]["bytes"])
-            for e in events
-        ]
+        return [Collective(*event) for event in timeline.take()]
 
     def lost(self, error: BaseException) -> bool:
         """Whether the core found a rank dead, or gone."""

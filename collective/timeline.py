@@ -1,19 +1,18 @@
-"""Records what collectives this process runs, as a Chrome trace.
+"""Records what collectives this process runs: as a Chrome trace, or in memory.
 
-The core writes it: open it at chrome://tracing or https://ui.perfetto.dev.
+The core writes the trace: open it at chrome://tracing or https://ui.perfetto.dev.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-from typing import Any
 
 from collective import library
 
 # A trace grows no larger: about 400,000 collectives.
 LIMIT_BYTES = 64 << 20
+_AT_A_TIME = 1000  # events that are taken from the core
 
 
 def start(path: str | os.PathLike[str], limit_bytes: int = LIMIT_BYTES) -> None:
@@ -38,46 +37,20 @@ def stop() -> None:
     library.load().collective_timeline_stop()
 
 
-class Recording:
-    """Collectives kept in memory until they are taken, instead of in a file.
+def keep(on: bool) -> None:
+    """Begins or ends to keep what runs in memory, until it is taken."""
+    library.load().collective_timeline_keep(on)
 
-    Their times are those of ``time.perf_counter``: both clocks are the monotonic one.
+
+def take() -> list[tuple[float, float, int]]:
+    """What was kept since the last call, in order of its end.
+
+    Returns:
+        Of each collective, when it began and ended, in seconds of
+        ``time.perf_counter`` (both clocks are the monotonic one), and its bytes.
     """
-
-    # What has been taken is dropped when it is as large as this.
-    KEPT_BYTES = 1 << 20
-
-    def __init__(self) -> None:
-        self._file = os.memfd_create("timeline")
-        self._path = f"/proc/self/fd/{self._file}"
-        self._taken = 0
-        start(self._path)
-
-    def take(self) -> list[dict[str, Any]]:
-        """The events since the last call, as the trace has them, in order of their end.
-
-        Returns:
-            Of each, among others, ``name``, ``ts`` and ``dur`` in microseconds, and in
-            ``args`` ``bytes`` and ``call``.
-        """
-        size = os.fstat(self._file).st_size
-        text = os.pread(self._file, size - self._taken, self._taken)
-        events = []
-        for line in text.splitlines(keepends=True):
-            text = line.strip(b",\n")
-            try:
-                event = {} if text in (b"", b"[") else json.loads(text)
-            except ValueError:  # the closing bracket, or what is being written now
-                break
-            self._taken += len(line)
-            if event.get("ph") == "X":
-                events.append(event)
-        if self._taken > self.KEPT_BYTES:
-            self._taken = 0
-            start(self._path)
-        return events
-
-    def close(self) -> None:
-        """Ends the recording."""
-        stop()
-        os.close(self._file)
+    taken = []
+    events = (ctypes.c_int64 * 3 * _AT_A_TIME)()
+    while count := library.load().collective_timeline_take(events, _AT_A_TIME):
+        taken += [(begin / 1e9, end / 1e9, size) for begin, end, size in events[:count]]
+    return taken

@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -15,11 +14,9 @@
 #include <thread>
 #include <utility>
 
-#include "core.h"
 #include "recorder/recorder.h"
 #include "recorder/timeline.h"
 #include "session.h"
-#include "transport/network.h"
 
 namespace collective {
 namespace {
@@ -80,7 +77,8 @@ void Destroy(Core* last) {
 
 template <class... Arguments>
 std::shared_ptr<Core> NewCore(Arguments&&... arguments) {
-  return {new Core(std::forward<Arguments>(arguments)...), &Destroy};
+  return {new Core(std::in_place, std::forward<Arguments>(arguments)...),
+          &Destroy};
 }
 
 // Replaces the core of the former job.
@@ -191,8 +189,8 @@ int32_t collective_init(int32_t rank, int32_t size, int32_t local_rank,
     ThrowIfForked();
     std::lock_guard<std::mutex> lock(core_mutex);
     if (core) return;
-    core =
-        NewCore(RankInfo{rank, size, local_rank, local_size, job}, generation);
+    core = NewCore(RankInfo{rank, size, local_rank, local_size, job},
+                   Settings::FromEnvironment(), generation);
     ++generation;
   });
 }
@@ -346,6 +344,12 @@ int32_t collective_timeline_start(const char* path, int64_t limit,
 
 void collective_timeline_stop() { StopTimeline(); }
 
+void collective_timeline_keep(int32_t on) { KeepEvents(on != 0); }
+
+int32_t collective_timeline_take(void* events, int32_t most) {
+  return TakeEvents(static_cast<TimelineEvent*>(events), most);
+}
+
 int32_t collective_lost(void) {
   bool lost = false;
   Guard([&] { lost = CurrentCore()->job().lost(); });
@@ -356,7 +360,7 @@ int32_t collective_reconfigure(int32_t* rank, int32_t* size) {
   return Guard([&] {
     const auto last = CurrentCore();
     last->job().Retire();
-    Replace(NewCore(*last), rank, size);
+    Replace(NewCore(last->job()), rank, size);
   });
 }
 
@@ -371,8 +375,9 @@ int32_t collective_pending_joins(void) {
 }
 
 int32_t collective_late_join(int32_t* rank, int32_t* size) {
-  return Guard(
-      [&] { Replace(NewCore(*CurrentCore(), Job::LateJoin{}), rank, size); });
+  return Guard([&] {
+    Replace(NewCore(CurrentCore()->job(), Job::LateJoin{}), rank, size);
+  });
 }
 
 int32_t collective_hosts(int32_t* hosts, int32_t* former) {

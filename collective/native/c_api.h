@@ -134,6 +134,11 @@ COLLECTIVE_EXPORT int32_t collective_timeline_start(const char* path,
                                                     int64_t limit,
                                                     int32_t process);
 COLLECTIVE_EXPORT void collective_timeline_stop(void);
+/* Begins or ends to keep what runs in memory. */
+COLLECTIVE_EXPORT void collective_timeline_keep(int32_t on);
+/* Takes what was kept, the oldest first: three int64 each, begin and end in
+ * nanoseconds of the monotonic clock, and bytes. Returns how many. */
+COLLECTIVE_EXPORT int32_t collective_timeline_take(void* events, int32_t most);
 
 /* ---- the flight recorder (recorder.h), for collective/recorder ---- */
 

@@ -25,7 +25,6 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"

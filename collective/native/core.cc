@@ -6,17 +6,9 @@
 #include <numeric>
 
 namespace collective {
-namespace {
 
 static_assert((Job::kMaxAreas & (Job::kMaxAreas - 1)) == 0,
               "Core::IndexOf masks");
-
-int NextNumber() {
-  static std::atomic<int> number{0};
-  return ++number;
-}
-
-}  // namespace
 
 Group::Group(Job* job, std::vector<int> members, int number)
     : job_(job), members_(std::move(members)), number_(number) {}
@@ -36,19 +28,9 @@ Queue& Group::queue(Order order) {
   return *queues_[which];
 }
 
-Core::Core(const RankInfo& place, int generation)
-    : job_(place, Settings::FromEnvironment(), generation),
-      number_(NextNumber()) {
-  AddWorldGroup();
-}
-
-Core::Core(Core& former) : job_(former.job_), number_(NextNumber()) {
-  AddWorldGroup();
-}
-
-Core::Core(Core& single, Job::LateJoin late)
-    : job_(single.job_, late), number_(NextNumber()) {
-  AddWorldGroup();
+int Core::NextNumber() {
+  static std::atomic<int> number{0};
+  return ++number;
 }
 
 void Core::AddWorldGroup() {

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "queue.h"
@@ -33,11 +34,12 @@ class Group {
 
 class Core {
  public:
-  Core(const RankInfo& place, int generation);
-  // Reconfigures: of the survivors of a broken job, without its groups.
-  explicit Core(Core& former);
-  // Leaves a job of one rank and joins a running one.
-  Core(Core& single, Job::LateJoin late);
+  // Of a job that is made from these arguments (job.h).
+  template <class... Arguments>
+  explicit Core(std::in_place_t, Arguments&&... arguments)
+      : job_(std::forward<Arguments>(arguments)...), number_(NextNumber()) {
+    AddWorldGroup();
+  }
   ~Core();
   Job& job() { return job_; }
   const Job& job() const { return job_; }
@@ -57,6 +59,7 @@ class Core {
   Queue& queue(int group, Order order);
 
  private:
+  static int NextNumber();
   void AddWorldGroup();
   Group& Find(int group);
 

@@ -1,4 +1,4 @@
-// The collectives but for all-reduce (all_reduce.h).
+// The collectives; all-reduce is in all_reduce.h.
 //
 // Each goes through shared memory if the ranks are on one host, and otherwise
 // by Communicator::Exchange; its cost in steps is then that of [Thakur,
@@ -8,6 +8,11 @@
 #include "communicator.h"
 
 namespace collective {
+
+// Runs the collective that a request asks for to its end in this thread:
+// recorded, timed, and with running out of memory as an error on all ranks.
+// Throws Failure; or RanksHaveJoined, before any output is written.
+void Execute(Communicator& ranks, const Request& request);
 
 // No rank leaves before every rank has entered. A post without data is a
 // barrier already, in one step, since every rank reads every post.

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "execute.h"
+#include "algorithms/collectives.h"
 #include "membership/mismatch.h"
 
 namespace collective {

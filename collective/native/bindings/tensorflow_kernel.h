@@ -228,6 +228,14 @@ inline void Destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
 using Texts = std::vector<const char*>;
 using Shapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 
+// For shape inference: an output is a scalar.
+inline void SetScalar(TF_ShapeInferenceContext* context, int output,
+                      TF_Status* status) {
+  TF_ShapeHandle* scalar = TF_ShapeInferenceContextScalar(context);
+  TF_ShapeInferenceContextSetOutput(context, output, scalar, status);
+  TF_DeleteShapeHandle(scalar);
+}
+
 // Registers an op and its kernel; each attribute, input and output as in
 // TensorFlow's op definitions.
 inline void RegisterOp(const char* name, const Texts& attributes,

@@ -71,17 +71,15 @@ void Compute(void* kernel, TF_OpKernelContext* context,
 }
 
 void SameShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const int64_t length = TF_ShapeInferenceContextNumInputs(context) - 1;
+  const auto length =
+      static_cast<int>(TF_ShapeInferenceContextNumInputs(context) - 1);
   for (int i = 0; i < length; ++i) {
     TF_ShapeHandle* shape = TF_NewShapeHandle();
     TF_ShapeInferenceContextGetInput(context, i, shape, status);
     TF_ShapeInferenceContextSetOutput(context, i, shape, status);
     TF_DeleteShapeHandle(shape);
   }
-  TF_ShapeHandle* ticket = TF_ShapeInferenceContextScalar(context);
-  TF_ShapeInferenceContextSetOutput(context, static_cast<int>(length), ticket,
-                                    status);
-  TF_DeleteShapeHandle(ticket);
+  SetScalar(context, length, status);  // the ticket
 }
 
 // Runs when tf.load_op_library loads this file.

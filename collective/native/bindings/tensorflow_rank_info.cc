@@ -7,7 +7,6 @@ namespace {
 
 using namespace collective::tensorflow;
 
-constexpr int kTensorFlowInt32 = 3;
 constexpr int kOutputs = 4;
 
 void* CreateRankInfo(TF_OpKernelConstruction* construction) {
@@ -32,11 +31,14 @@ void ComputeRankInfo(void* kernel, TF_OpKernelContext* context) {
     TF_SetStatus(status.get(), CodeOf(code), collective_error());
     return TF_OpKernelContext_Failure(context, status.get());
   }
+  const int kInt32 =
+      collective::kDTypeTable[static_cast<int>(collective::DType::kInt32)]
+          .tensorflow;
   const int32_t values[kOutputs] = {info.rank, info.size, info.local_rank,
                                     info.local_size};
   for (int i = 0; i < kOutputs; ++i) {
-    TF_Tensor* output = TF_AllocateOutput(context, i, kTensorFlowInt32, nullptr,
-                                          0, sizeof(int32_t), status.get());
+    TF_Tensor* output = TF_AllocateOutput(context, i, kInt32, nullptr, 0,
+                                          sizeof(int32_t), status.get());
     if (!status.ok()) {
       return TF_OpKernelContext_Failure(context, status.get());
     }
@@ -46,11 +48,7 @@ void ComputeRankInfo(void* kernel, TF_OpKernelContext* context) {
 }
 
 void Scalars(TF_ShapeInferenceContext* context, TF_Status* status) {
-  for (int i = 0; i < kOutputs; ++i) {
-    TF_ShapeHandle* scalar = TF_ShapeInferenceContextScalar(context);
-    TF_ShapeInferenceContextSetOutput(context, i, scalar, status);
-    TF_DeleteShapeHandle(scalar);
-  }
+  for (int i = 0; i < kOutputs; ++i) SetScalar(context, i, status);
 }
 
 // Runs when tf.load_op_library loads this file.

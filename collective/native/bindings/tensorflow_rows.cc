@@ -9,7 +9,6 @@
 #include <cstring>
 #include <numeric>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bindings/tensorflow_kernel.h"

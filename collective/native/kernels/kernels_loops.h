@@ -101,43 +101,18 @@ constexpr bool kSame = false;
 template <class A>
 constexpr bool kSame<A, A> = true;
 
-struct Add {
-  template <class V>
-  static V Apply(V a, V b) {
-    return a + b;
-  }
-};
-struct Multiply {
-  template <class V>
-  static V Apply(V a, V b) {
-    return a * b;
-  }
-};
-// A NaN wins, as in np.minimum and np.maximum.
-struct Min {
-  template <class V>
-  static V Apply(V a, V b) {
-    return ((a < b) | (a != a)) ? a : b;
-  }
-};
-struct Max {
-  template <class V>
-  static V Apply(V a, V b) {
-    return ((a > b) | (a != a)) ? a : b;
-  }
-};
-struct Or {
-  template <class V>
-  static V Apply(V a, V b) {
-    return a | b;
-  }
-};
-struct And {
-  template <class V>
-  static V Apply(V a, V b) {
-    return a & b;
-  }
-};
+enum class Step { kAdd, kMultiply, kMin, kMax, kOr, kAnd };
+
+template <Step kStep, class V>
+V Apply(V a, V b) {
+  if constexpr (kStep == Step::kAdd) return a + b;
+  if constexpr (kStep == Step::kMultiply) return a * b;
+  // A NaN wins, as in np.minimum and np.maximum.
+  if constexpr (kStep == Step::kMin) return ((a < b) | (a != a)) ? a : b;
+  if constexpr (kStep == Step::kMax) return ((a > b) | (a != a)) ? a : b;
+  if constexpr (kStep == Step::kOr) return a | b;
+  if constexpr (kStep == Step::kAnd) return a & b;
+}
 
 constexpr size_t kLine = 64;  // bytes of a cache line
 
@@ -208,7 +183,7 @@ constexpr size_t kPeelBytes = 2048;
 // T: the type of the tensors; W: of the transport (of slots and of all sources
 // but this rank's own). NS: the number of sources if known when compiling, else
 // 0. Reduces the elements from `i` to `end`; the first of them goes to `out`.
-template <class T, class W, class Operation, bool kDivide, int NS>
+template <class T, class W, Step kStep, bool kDivide, int NS>
 void ReduceLoop(const ReduceJob& job, size_t i, size_t end, T* out,
                 bool stream_out) {
   using Own = Sums<T>;
@@ -242,8 +217,7 @@ void ReduceLoop(const ReduceJob& job, size_t i, size_t end, T* out,
   const auto reduce_one = [&] {
     Scalar sum = load_one(0, i);
     for (int q = 1; q < n; ++q) {
-      sum = static_cast<Scalar>(
-          Operation::template Apply<Scalar>(sum, load_one(q, i)));
+      sum = static_cast<Scalar>(Apply<kStep, Scalar>(sum, load_one(q, i)));
     }
     if (kDivide) sum = static_cast<Scalar>(sum / divisor);
     W packed;
@@ -261,8 +235,8 @@ void ReduceLoop(const ReduceJob& job, size_t i, size_t end, T* out,
     Block sums = load(0, i);
     for (int q = 1; q < n; ++q) {
       const Block more = load(q, i);
-      sums.low = Operation::template Apply<V>(sums.low, more.low);
-      sums.high = Operation::template Apply<V>(sums.high, more.high);
+      sums.low = Apply<kStep, V>(sums.low, more.low);
+      sums.high = Apply<kStep, V>(sums.high, more.high);
     }
     if (kDivide) {
       sums.low = sums.low / divisor;
@@ -285,10 +259,10 @@ void ReduceLoop(const ReduceJob& job, size_t i, size_t end, T* out,
   while (i < end) reduce_one();
 }
 
-template <class T, class W, class Operation, bool kDivide, int NS>
+template <class T, class W, Step kStep, bool kDivide, int NS>
 void ReduceAll(const ReduceJob& job) {
   T* out = static_cast<T*>(job.out);
-  const auto loop = ReduceLoop<T, W, Operation, kDivide, NS>;
+  const auto loop = ReduceLoop<T, W, kStep, kDivide, NS>;
   if (out && job.stream_out && BytesAfterLine(out)) {
     ToLines(out, job.count, [&](size_t begin, size_t end, T* to) {
       loop(job, begin, end, to, false);
@@ -299,15 +273,15 @@ void ReduceAll(const ReduceJob& job) {
   if (job.stream_out || job.stream_slot) StreamsDone();
 }
 
-template <class T, class W, class Operation, bool kDivide>
+template <class T, class W, Step kStep, bool kDivide>
 void Reduce(const ReduceJob& job) {
   switch (job.nsources) {
     case 2:
-      return ReduceAll<T, W, Operation, kDivide, 2>(job);
+      return ReduceAll<T, W, kStep, kDivide, 2>(job);
     case 4:
-      return ReduceAll<T, W, Operation, kDivide, 4>(job);
+      return ReduceAll<T, W, kStep, kDivide, 4>(job);
     default:
-      return ReduceAll<T, W, Operation, kDivide, 0>(job);
+      return ReduceAll<T, W, kStep, kDivide, 0>(job);
   }
 }
 
@@ -397,11 +371,11 @@ void WidenAll(void* target, const void* source, size_t count, bool stream) {
 
 template <class T, class W>
 constexpr void FillFloats(ReduceKernel* row) {
-  row[static_cast<int>(Op::kSum)] = Reduce<T, W, Add, false>;
-  row[static_cast<int>(Op::kAverage)] = Reduce<T, W, Add, true>;
-  row[static_cast<int>(Op::kMin)] = Reduce<T, W, Min, false>;
-  row[static_cast<int>(Op::kMax)] = Reduce<T, W, Max, false>;
-  row[static_cast<int>(Op::kProduct)] = Reduce<T, W, Multiply, false>;
+  row[static_cast<int>(Op::kSum)] = Reduce<T, W, Step::kAdd, false>;
+  row[static_cast<int>(Op::kAverage)] = Reduce<T, W, Step::kAdd, true>;
+  row[static_cast<int>(Op::kMin)] = Reduce<T, W, Step::kMin, false>;
+  row[static_cast<int>(Op::kMax)] = Reduce<T, W, Step::kMax, false>;
+  row[static_cast<int>(Op::kProduct)] = Reduce<T, W, Step::kMultiply, false>;
 }
 
 template <class T>
@@ -426,10 +400,11 @@ constexpr void FillIntegers(ReduceKernel* row) {
   FillIntegers<int32_t>(row(DType::kInt32));
   FillIntegers<int64_t>(row(DType::kInt64));
   ReduceKernel* boolean = row(DType::kBool);
-  boolean[static_cast<int>(Op::kSum)] = Reduce<Bool, Bool, Or, false>;
-  boolean[static_cast<int>(Op::kMax)] = Reduce<Bool, Bool, Or, false>;
-  boolean[static_cast<int>(Op::kMin)] = Reduce<Bool, Bool, And, false>;
-  boolean[static_cast<int>(Op::kProduct)] = Reduce<Bool, Bool, And, false>;
+  boolean[static_cast<int>(Op::kSum)] = Reduce<Bool, Bool, Step::kOr, false>;
+  boolean[static_cast<int>(Op::kMax)] = Reduce<Bool, Bool, Step::kOr, false>;
+  boolean[static_cast<int>(Op::kMin)] = Reduce<Bool, Bool, Step::kAnd, false>;
+  boolean[static_cast<int>(Op::kProduct)] =
+      Reduce<Bool, Bool, Step::kAnd, false>;
   FillFloats<float, Float16>(kernels.reduce_16[0]);
   FillFloats<float, BFloat16>(kernels.reduce_16[1]);
   kernels.narrow[0] = NarrowAll<Float16>;

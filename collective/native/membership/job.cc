@@ -150,7 +150,7 @@ bool Job::OpenReconfigured() {
   } catch (const Failure&) {
     Close();
     for (int i = 0; i < info_.size; ++i) {
-      if (Dead(i)) return false;
+      if (local_.Dead(i)) return false;
     }
     throw;
   }
@@ -264,17 +264,14 @@ bool Job::broken() const {
   return header_->broken.load(std::memory_order_acquire) != 0;
 }
 
-bool Job::Dead(int local_rank) const {
-  return local_rank != info_.local_rank && local_.Dead(local_rank);
-}
-
 bool Job::HasLeft(int local_rank) const {
   return header_->ranks[local_rank].state.Reached(RankState::kLeft);
 }
 
 bool Job::EndIfStuck(int local_rank, double waited) const {
   const double most = settings_.rank_timeout_seconds;
-  if (waited <= most || local_rank == info_.local_rank || Dead(local_rank)) {
+  if (waited <= most || local_rank == info_.local_rank ||
+      local_.Dead(local_rank)) {
     return false;
   }
   const int64_t last = header_->ranks[local_rank].last_waited;
@@ -297,7 +294,7 @@ std::string Job::NextMeeting(int local_rank) const {
 
 GoneFunction Job::GoneOrStuck() const {
   return [this, since = Now()](int local_rank) {
-    if (HasLeft(local_rank) || Dead(local_rank)) return true;
+    if (HasLeft(local_rank) || local_.Dead(local_rank)) return true;
     EndIfStuck(local_rank, SecondsSince(since));
     return false;
   };
@@ -373,7 +370,7 @@ void Job::Check(int waited_for) {
     const int rank = local_.processes[i].rank;
     const bool left = HasLeft(i);
     if (left && rank == waited_for) BreakForLeft(rank);
-    if (!left && Dead(i) && !HasLeft(i)) {
+    if (!left && local_.Dead(i) && !HasLeft(i)) {
       BreakForDead(local_.NameOf(i));
     }
   }

@@ -222,7 +222,6 @@ class Job {
   // Says of a rank whether it has died or left; one for which this rank has
   // waited too long, from now on, is killed first.
   GoneFunction GoneOrStuck() const;
-  bool Dead(int local_rank) const;
   bool HasLeft(int local_rank) const;
   void CheckOtherHosts(int waited_for);
   [[noreturn]] void BreakForDead(const std::string& who);

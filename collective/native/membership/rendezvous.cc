@@ -364,8 +364,9 @@ std::string Rendezvous::NameOf(int local_rank) const {
          std::to_string(process.pid) + ")";
 }
 
-bool Rendezvous::Dead(int local_rank) const {
-  const Process& process = processes[local_rank];
+bool Rendezvous::Dead(int which) const {
+  if (which == local_rank) return false;
+  const Process& process = processes[which];
   if (!process.pidfd.valid()) return HasExited(process.pid);
   pollfd one = {process.pidfd.get(), POLLIN, 0};
   return poll(&one, 1, 0) > 0;

@@ -48,6 +48,7 @@ struct Rendezvous {
   int Find(int rank) const;
   // "rank 3 (process 1234)".
   std::string NameOf(int local_rank) const;
+  // Of this process: false.
   bool Dead(int local_rank) const;
   // By SIGKILL. False without a pidfd: the number may be another process' now.
   bool Kill(int local_rank) const;

@@ -39,7 +39,7 @@ void Recorder::AwaitDumps() const {
 bool Recorder::HasUnreportedDeath(int local_rank) const {
   const Rank& rank = ranks_[local_rank];
   return !rank.left && !rank.death_reported && RankOf(local_rank) >= 0 &&
-         Dead(local_rank);
+         local_.Dead(local_rank);
 }
 
 bool Recorder::DumpInProgress() const {
@@ -68,17 +68,14 @@ void Recorder::ReleaseClaim() {
 
 void Recorder::FinishDump() { header_->done = header_->written = Now(); }
 
-bool Recorder::ClaimIncident() {
+bool Recorder::ClaimIncident(const std::string& reason) {
   if (DumpedJustNow() || !ClaimDump()) return false;
   // Another rank may have written a dump of this incident between the check
   // and the claim.
-  if (!DumpedJustNow()) return true;
-  ReleaseClaim();
-  return false;
-}
-
-bool Recorder::ClaimIncident(const std::string& reason) {
-  if (!ClaimIncident()) return false;
+  if (DumpedJustNow()) {
+    ReleaseClaim();
+    return false;
+  }
   SetReason(reason);
   return true;
 }
@@ -89,13 +86,12 @@ void Recorder::SetReason(const std::string& reason) {
 }
 
 void Recorder::RequestDump(const std::string& reason) {
-  if (ClaimIncident()) {
+  if (ClaimIncident(reason)) {
     // The core may see a death before the watching thread does. This dump shows
     // who is dead, so the death needs no other.
     for (int i = 0; i < info_.local_size; ++i) {
       if (HasUnreportedDeath(i)) ranks_[i].death_reported = 1;
     }
-    SetReason(reason);
     pending_ = true;
     Wake();
   }
@@ -106,7 +102,7 @@ void Recorder::RequestDump(const std::string& reason) {
 
 bool Recorder::ClaimDeath() {
   for (int i = 0; i < info_.local_size; ++i) {
-    if (known_dead_[i] || !Dead(i)) continue;
+    if (known_dead_[i] || !local_.Dead(i)) continue;
     if (!HasUnreportedDeath(i)) {
       known_dead_[i] = true;
     } else if (ClaimDump()) {

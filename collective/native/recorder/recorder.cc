@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -133,7 +132,8 @@ void Recorder::CopyFrom(const Recorder& former) {
 void Recorder::Renumber(int rank) {
   mine_->rank = rank;
   for (int i = 0; i < info_.local_size; ++i) {
-    if (ranks_[i].pid && (ranks_[i].left || Dead(i))) ranks_[i].rank = -1;
+    if (ranks_[i].pid && (ranks_[i].left || local_.Dead(i)))
+      ranks_[i].rank = -1;
   }
 }
 
@@ -230,10 +230,6 @@ int Recorder::RankOf(int local_rank) const {
   return rank.pid ? rank.rank.load() : local_.processes[local_rank].rank;
 }
 
-bool Recorder::Dead(int local_rank) const {
-  return local_rank != info_.local_rank && local_.Dead(local_rank);
-}
-
 // The rank may be writing: a torn entry is shown wrongly, which is harmless.
 __attribute__((no_sanitize_thread)) int Recorder::Read(int local_rank,
                                                        Rank* into) const {
@@ -247,7 +243,7 @@ __attribute__((no_sanitize_thread)) int Recorder::Read(int local_rank,
     into->pid = local_.processes[local_rank].pid;
   }
   if (ranks_[local_rank].left) return 2;
-  return Dead(local_rank) ? 1 : 0;
+  return local_.Dead(local_rank) ? 1 : 0;
 }
 
 std::string Recorder::reason() {

@@ -122,7 +122,6 @@ class Recorder {
   void CopyFrom(const Recorder& former);
   int RankOf(int local_rank) const;
   Entry* EntryOf(uint64_t number);
-  bool Dead(int local_rank) const;
   void Wake();
 
   // ---- which rank writes a dump (dump_claims.cc) ----------------------------
@@ -134,9 +133,8 @@ class Recorder {
   // False if another rank writes, or the job has had enough dumps.
   bool ClaimDump();
   void ReleaseClaim();
-  // ClaimDump, unless the last dump has just shown the same cause.
-  bool ClaimIncident();
-  // ClaimIncident; sets the reason.
+  // ClaimDump, unless the last dump has just shown the same cause; sets the
+  // reason.
   bool ClaimIncident(const std::string& reason);
   void SetReason(const std::string& reason);
   bool ClaimDeath();

@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <string>
 
@@ -19,7 +21,10 @@ namespace {
 constexpr char kEnd[] = "\n]\n";
 
 std::atomic<bool> recording{false};
+std::atomic<bool> keeping{false};
 std::mutex mutex;  // of all below
+std::deque<TimelineEvent> kept;
+constexpr size_t kMostKept = size_t{1} << 20;  // if nobody takes them
 Descriptor file;
 int64_t length = 0;  // of the file, without kEnd
 int64_t limit = 0;
@@ -85,16 +90,39 @@ void StopTimeline() {
   file = Descriptor();
 }
 
-bool TimelineRecords() { return recording.load(std::memory_order_relaxed); }
+void KeepEvents(bool on) {
+  std::lock_guard<std::mutex> lock(mutex);
+  keeping = on;
+  kept.clear();
+}
+
+int TakeEvents(TimelineEvent* events, int most) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const int taken = std::min(most, static_cast<int>(kept.size()));
+  std::copy_n(kept.begin(), taken, events);
+  kept.erase(kept.begin(), kept.begin() + taken);
+  return taken;
+}
+
+bool TimelineRecords() {
+  return recording.load(std::memory_order_relaxed) ||
+         keeping.load(std::memory_order_relaxed);
+}
 
 void AddToTimeline(const Request& request, int64_t begin, int64_t end) {
+  const auto bytes = static_cast<int64_t>(request.bytes());
+  if (keeping) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (kept.size() < kMostKept) kept.push_back({begin, end, bytes});
+  }
+  if (!recording) return;
   char numbers[160];
   std::snprintf(numbers, sizeof(numbers),
                 "\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d,"
-                "\"args\":{\"bytes\":%zu,\"call\":\"",
+                "\"args\":{\"bytes\":%lld,\"call\":\"",
                 static_cast<double>(begin) * 1e-3,
                 static_cast<double>(end - begin) * 1e-3, process, Row(),
-                request.bytes());
+                static_cast<long long>(bytes));
   const std::string event =
       "{\"name\":\"" +
       Escaped(request.name.empty() ? NameOf(request.kind) : request.name) +

@@ -1,4 +1,5 @@
-// A Chrome trace of the collectives that this process runs.
+// The collectives that this process has run: in a Chrome trace, or in memory
+// until they are taken.
 //
 // The file is a complete JSON array after every event: each write puts an event
 // and the closing bracket over the old bracket, in one system call. So it opens
@@ -14,6 +15,17 @@ namespace collective {
 // Begins to record; throws kInvalidArgument where the file cannot be written.
 void StartTimeline(const char* path, int64_t limit_bytes, int32_t process);
 void StopTimeline();
+
+// Begins or ends to keep what runs in memory.
+void KeepEvents(bool on);
+// Times are those of Now().
+struct TimelineEvent {
+  int64_t begin, end, bytes;
+};
+// Takes the oldest, in order of their end; returns how many, at most `most`.
+int TakeEvents(TimelineEvent* events, int most);
+
+// Whether a collective that begins now is of interest. One load each.
 bool TimelineRecords();
 // Adds a collective that has ended; times are those of Now().
 void AddToTimeline(const Request& request, int64_t begin, int64_t end);

@@ -1,13 +1,9 @@
 // Timed loops and the limits of the machine, for collective.bench. In C,
 // because a call through Python takes longer than a small all-reduce.
-#include <sched.h>
-
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "clock.h"
-#include "execute.h"
 #include "session.h"
 
 namespace collective {

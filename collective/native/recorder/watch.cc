@@ -63,7 +63,7 @@ void Recorder::RequestSamples(int milliseconds) {
   mine_->answered = asked;
   const int64_t until = Now() + milliseconds * kMillisecond;
   for (int i = 0; i < info_.local_size; ++i) {
-    while (ranks_[i].pid && !ranks_[i].left && !Dead(i) &&
+    while (ranks_[i].pid && !ranks_[i].left && !local_.Dead(i) &&
            ranks_[i].answered != asked && Now() < until) {
       SleepFor(2 * kMillisecond);
     }

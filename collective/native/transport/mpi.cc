@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <future>
 #include <mutex>
 #include <numeric>
@@ -262,7 +263,7 @@ class MpiNetwork final : public Network {
 
   void Revoke() override {
     Lock lock(mpi_mutex);
-    RevokeLocked();
+    if (!RevokedLocked()) mpi_.Comm_revoke(comm_);
   }
 
   bool Agree(bool yes, double seconds) override {
@@ -293,13 +294,11 @@ class MpiNetwork final : public Network {
     const ReportedWait wait;
     Handle next = mpi_.comm_null;
     const bool split = SplitIfAllAgree(nobody_died, 0, seconds, &next);
+    if (!split) Revoke();
     Lock lock(mpi_mutex);
-    if (!split) {
-      RevokeLocked();
-      if (mpi_.Comm_shrink(comm_, &next) != kSuccess) {
-        throw Failure(Code::kInternal, "MPIX_Comm_shrink failed",
-                      "see what MPI said above");
-      }
+    if (!split && mpi_.Comm_shrink(comm_, &next) != kSuccess) {
+      throw Failure(Code::kInternal, "MPIX_Comm_shrink failed",
+                    "see what MPI said above");
     }
     return std::unique_ptr<Network>(new MpiNetwork(next, *this));
   }
@@ -409,10 +408,6 @@ class MpiNetwork final : public Network {
     int revoked = 0;
     if (!mpi_.IsFinalized()) mpi_.Comm_is_revoked(comm_, &revoked);
     return revoked;
-  }
-
-  void RevokeLocked() {
-    if (!RevokedLocked()) mpi_.Comm_revoke(comm_);
   }
 
   // The numbers of the ranks 0, 1, ... of one group in another.

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "clock.h"
 #include "membership/mismatch.h"
@@ -180,15 +179,13 @@ void P2pTransport::Exchange(int to, const char* data, size_t send_bytes,
 }
 
 void P2pTransport::Announce(const Announcement& announcement) {
-  const Request request;
-  std::vector<void*> sends;
-  for (size_t i = 1; i < members_.size(); ++i) {
-    sends.push_back(network_.Send(members_[i], tag_ + 1, &announcement,
-                                  sizeof(announcement)));
+  Transfers sends;
+  for (int i = 1; i < static_cast<int>(members_.size()); ++i) {
+    sends.push_back({network_.Send(members_[i], tag_ + 1, &announcement,
+                                   sizeof(announcement)),
+                     i});
   }
-  for (size_t i = 1; i < members_.size(); ++i) {
-    Await(sends[i - 1], static_cast<int>(i), request);
-  }
+  AwaitAll(&sends, Request());
 }
 
 Announcement P2pTransport::Announced(const Request& request) {

@@ -1,5 +1,3 @@
-#include "execute.h"
-
 #include <new>
 #include <string>
 
