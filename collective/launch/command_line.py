@@ -8,6 +8,7 @@ command is a Keras script that knows of no ranks.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import shlex
 import sys
@@ -21,9 +22,7 @@ from collective.launch.options import (
     COOLDOWN_SECONDS,
     ELASTIC_SECONDS,
     HEARTBEAT_SECONDS,
-    ElasticOptions,
     LaunchOptions,
-    MpiOptions,
 )
 from collective.launch.output import OutputStyle
 from collective.launch.versions import installed
@@ -51,45 +50,22 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
     _check_keras(parsed)
     if parsed.max_np is not None and parsed.min_np is None:
         parsed.min_np = parsed.num_proc or 1  # as horovodrun
+    if parsed.keras:
+        parsed.command = _keras_command(parsed)
+    parsed.binding_args = _words("--binding-args", parsed.binding_args)
+    parsed.mpi_args = _words("--mpi-args", parsed.mpi_args)
+    parsed.shell = remote_shell.from_options(parsed)
+    parsed.variables = horovod_settings.variables(parsed)
+    directory, timestamp = parsed.output_filename, parsed.prefix_output_with_timestamp
     of_rank_zero = parsed.keras and parsed.output != "all"
-    return LaunchOptions(
-        command=_keras_command(parsed) if parsed.keras else parsed.command,
-        num_proc=parsed.num_proc,
-        hosts=parsed.hosts,
-        hostfile=parsed.hostfile,
-        elastic=ElasticOptions(
-            parsed.min_np,
-            parsed.max_np,
-            parsed.host_discovery_script,
-            parsed.slots_per_host,
-            parsed.elastic_timeout,
-            parsed.reset_limit,
-            parsed.rank_timeout,
-            parsed.cooldown,
-        ),
-        mpi=MpiOptions(
-            program=parsed.mpirun,
-            always=parsed.use_mpi,
-            never=parsed.use_gloo,
-            nics=parsed.nics,
-            tcp=parsed.tcp_flag,
-            heartbeat=parsed.heartbeat,
-            binding=_words("--binding-args", parsed.binding_args),
-            arguments=_words("--mpi-args", parsed.mpi_args),
-        ),
-        shell=remote_shell.from_options(parsed),
-        style=OutputStyle(
-            prefix=not parsed.no_prefix,
-            timestamp=parsed.prefix_output_with_timestamp,
-            directory=parsed.output_filename,
-            plain_stdout=of_rank_zero
-            and not (parsed.output_filename or parsed.prefix_output_with_timestamp),
-        ),
-        variables=horovod_settings.variables(parsed),
-        start_timeout=parsed.start_timeout,
-        verbose=parsed.verbose,
-        dry_run=parsed.dry_run,
+    parsed.style = OutputStyle(
+        prefix=not parsed.no_prefix,
+        timestamp=timestamp,
+        directory=directory,
+        plain_stdout=of_rank_zero and not (directory or timestamp),
     )
+    names = [field.name for field in dataclasses.fields(LaunchOptions)]
+    return LaunchOptions(**{name: getattr(parsed, name) for name in names})
 
 
 def _check(parsed: argparse.Namespace) -> None:
@@ -267,7 +243,7 @@ def parser() -> argparse.ArgumentParser:
         help='further options of mpirun: --mpi-args="..."')  # fmt: skip
     add("--binding-args", default="", metavar="ARGS",
         help="mpirun's options to bind ranks to cores, in place of ours")  # fmt: skip
-    add("--tcp", dest="tcp_flag", action="store_true", help="MPI uses TCP only")
+    add("--tcp", action="store_true", help="MPI uses TCP only")
     add = group.add_mutually_exclusive_group().add_argument
     add("--mpi", dest="use_mpi", action="store_true", help="mpirun even on one host")
     add("--gloo", dest="use_gloo", action="store_true", help="never mpirun: one host")

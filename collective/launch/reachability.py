@@ -55,7 +55,7 @@ def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> dict[st
     key = shared_secret.generate()
     seconds = options.start_timeout or ANSWER_SECONDS
     with (
-        listening(options.mpi.nics, key) as way_back,
+        listening(options.nics, key) as way_back,
         concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool,
     ):
         words = ["collective.launch.reachability", "--mpirun", mpirun, *way_back]
