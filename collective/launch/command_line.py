@@ -18,12 +18,7 @@ from typing import Any, NoReturn
 
 from collective.errors import UsageError
 from collective.launch import horovod_settings, remote_shell
-from collective.launch.options import (
-    COOLDOWN_SECONDS,
-    ELASTIC_SECONDS,
-    HEARTBEAT_SECONDS,
-    LaunchOptions,
-)
+from collective.launch.options import LaunchOptions
 from collective.launch.output import OutputStyle
 from collective.launch.versions import installed
 
@@ -43,7 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
     if parsed.check_build:
         return LaunchOptions(check_build=True)
     parsed.nics = [nic for given in parsed.nics for nic in given.split(",") if nic]
-    parsed.cooldown = tuple(parsed.cooldown or COOLDOWN_SECONDS)
+    parsed.cooldown = tuple(parsed.cooldown or LaunchOptions.cooldown)
     if parsed.config_file:
         horovod_settings.read_config(parsed.config_file, parsed)
     _check(parsed)
@@ -198,8 +193,9 @@ def parser() -> argparse.ArgumentParser:
     add("--config-file", metavar="FILE", help="YAML with horovodrun's settings")
     add("--disable-cache", action="store_true", help=argparse.SUPPRESS)
     add("--slots-per-host", "--slots", type=int, metavar="N", help=argparse.SUPPRESS)
-    add("--elastic-timeout", type=int, metavar="SECONDS", default=ELASTIC_SECONDS,
-        help=f"for --min-np slots to be there ({ELASTIC_SECONDS})")  # fmt: skip
+    add("--elastic-timeout", type=int, metavar="SECONDS",
+        default=LaunchOptions.elastic_timeout,
+        help="for --min-np slots to be there (%(default)s)")  # fmt: skip
     add("--reset-limit", type=int, metavar="N",
         help="end an elastic job whose ranks have changed more than N times")  # fmt: skip
     add("--rank-timeout", type=float, metavar="SECONDS",
@@ -234,8 +230,8 @@ def parser() -> argparse.ArgumentParser:
     add = group.add_argument
     add("--network-interfaces", "--network-interface", dest="nics", action="append",
         default=[], metavar="LIST", help="eth0,eth1: carry the traffic")  # fmt: skip
-    add("--heartbeat", type=int, metavar="SECONDS", default=HEARTBEAT_SECONDS,
-        help=f"give up a host that is silent so long ({HEARTBEAT_SECONDS}; Open MPI)")  # fmt: skip
+    add("--heartbeat", type=int, metavar="SECONDS", default=LaunchOptions.heartbeat,
+        help="give up a host that is silent so long (%(default)s; Open MPI)")  # fmt: skip
     add("--start-timeout", type=int, metavar="SECONDS",
         help="for ssh to connect (8), a host to answer (30), ranks to start (120)")  # fmt: skip
     add("--mpirun", metavar="PROGRAM", help="which mpirun, where there are several")

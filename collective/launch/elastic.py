@@ -100,12 +100,11 @@ class ElasticSupervisor(Supervisor):
             self.failed, self.exit_code = None, 0
 
     def _note_joined(self) -> None:
-        for rank in [
-            r for r in self.joining if self.membership.read(r) == membership_file.JOINED
-        ]:
-            self.joining.remove(rank)
-            self.pause = self.cooldown[0]
-            self._count_reset()
+        for rank in list(self.joining):
+            if self.membership.read(rank) == membership_file.JOINED:
+                self.joining.remove(rank)
+                self.pause = self.cooldown[0]
+                self._count_reset()
 
     def _on_exit(self, rank: int, code: int) -> None:
         self._note_joined()
@@ -179,9 +178,8 @@ class ElasticSupervisor(Supervisor):
         present = set(self.slots) - self.joining
         states = {rank: self.membership.read(rank) for rank in present}
         absent = [rank for rank, state in states.items() if not state]
-        if self.absent.since(
-            bool(absent) and membership_file.JOINING in states.values()
-        ):
+        awaited = membership_file.JOINING in states.values()
+        if self.absent.since(bool(absent) and awaited):
             for rank in absent:
                 print_message(
                     f"{self._name(rank)} has not called collective.init() within "

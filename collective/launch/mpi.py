@@ -92,13 +92,8 @@ def compose(
 ) -> list[str]:
     """The words of the command; a ``HostfileText`` among them stands for a file.
 
-    Args:
-        mpi: Whose mpirun it is for.
-        options: How mpirun is used, and what reaches a host.
-        hosts: Each with its number of ranks as slots.
-        command: What each rank runs.
-        variables: Those of the ranks, with their values.
-        exported: Names of variables that the ranks get, too, from the environment here.
+    The slots of a host are its number of ranks. Each rank gets the variables with these
+    values, and those whose names are exported with their values here.
 
     Raises:
         UsageError: If this MPI cannot start such a job.

@@ -16,10 +16,7 @@ from collective.launch.output import OutputStyle
 from collective.launch.remote_shell import RemoteShell
 
 ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
-ELASTIC_SECONDS = 600  # for enough slots to be there
-COOLDOWN_SECONDS = 1.0, 64.0  # before a lost rank is replaced
 TIMEOUT_SECONDS = 600  # that ranks wait for each other (COLLECTIVE_TIMEOUT)
-HEARTBEAT_SECONDS = 10
 INIT_SECONDS = 60  # the same in init (COLLECTIVE_START_TIMEOUT)
 START_SECONDS = 120  # for all ranks to start under mpirun
 
@@ -54,7 +51,7 @@ class LaunchOptions:
     # Lost ranks are replaced, up to so many in all; None: they are not.
     max_np: int | None = None
     # Seconds to wait for min_np slots, at the start and later.
-    elastic_timeout: int = ELASTIC_SECONDS
+    elastic_timeout: int = 600
     # The job ends when its ranks have changed more often; None: never.
     reset_limit: int | None = None
     # Seconds after which a rank for which others wait, and that waits for none, counts
@@ -62,7 +59,7 @@ class LaunchOptions:
     rank_timeout: float | None = None
     # Seconds that the place of a lost rank stays empty: at first, and at most, as the
     # time doubles with each rank that fails to join.
-    cooldown: tuple[float, float] = COOLDOWN_SECONDS
+    cooldown: tuple[float, float] = (1.0, 64.0)
 
     # How mpirun is used, where ranks run on several hosts.
     mpirun: str | None = None  # None: that of this environment or of the PATH
@@ -70,7 +67,7 @@ class LaunchOptions:
     use_gloo: bool = False  # never mpirun
     nics: Sequence[str] = ()  # carry the traffic; empty for MPI's own choice
     tcp: bool = False  # MPI uses TCP only
-    heartbeat: int = HEARTBEAT_SECONDS  # a host silent for so long is given up
+    heartbeat: int = 10  # a host silent for so long is given up
     # mpirun's options in place of "do not bind"; then the launcher does not bind.
     binding_args: Sequence[str] = ()
     mpi_args: Sequence[str] = ()  # further options of mpirun

@@ -61,11 +61,10 @@ class RestartingLauncher:
         self.not_before, self.pause = 0.0, self.cooldown[0]
 
     def run(self, placed: Sequence[Host] = ()) -> int:
-        """Runs the job; returns its exit code.
+        """Runs the job, at first where ``hosts.place`` has placed its ranks, if it has.
 
-        Args:
-            placed: Where the ranks of the first generation go, as of ``hosts.place``; by
-                default to the present hosts.
+        Returns:
+            The exit code.
 
         Raises:
             CollectiveError: If the first generation cannot be started.

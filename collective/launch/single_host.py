@@ -29,8 +29,7 @@ def job(
         options: The command line.
         size: Number of ranks at the start.
         variables: Added to the environment of the ranks, beside those of the options.
-        slots: Returns how many ranks there should be, while the job runs; by default
-            as many as at the start.
+        slots: Returns how many ranks there should be later; by default ``size``.
     """
     for name in (MIN_NP, MAX_NP, JOINS, membership_file.VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
