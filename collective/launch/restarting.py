@@ -77,17 +77,19 @@ class RestartingLauncher:
             self._remove_kept_state()
 
     def _generations(self, placed: Sequence[Host]) -> int:
+        lost_host = False  # in the generation that ran last
         for number in itertools.count():
             self.placed, self.lost = placed, 0
             try:
                 code = self._generation(number)
+                lost_host = self.job is not None and self.job.lost_host
             except CollectiveError as error:
                 if not number:
                     raise
                 print_message(str(error))  # a host may have gone since it answered
                 time.sleep(POLL_SECONDS)
                 code = generations.EXIT_CODE
-            if self.job is not None and self.job.lost_host:
+            if lost_host:
                 print_message(
                     "restarting the job on the remaining hosts, from its last checkpoint"
                 )
