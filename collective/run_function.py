@@ -121,7 +121,6 @@ def run(
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    """The launcher's command line."""
     found: list[str] = []
     for name, value in options.items():
         if value is True:
@@ -135,11 +134,7 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 
 
 def _results(folder: Path, ranks: int | None, code: int) -> list[Any]:
-    """What the ranks returned; ``ranks`` is None where their number may change.
-
-    Raises:
-        CollectiveError: A rank failed that the job needed.
-    """
+    """What the ranks returned; ``ranks`` is None where their number may change."""
     # The first to fail: other ranks may have failed because of it.
     failures = sorted(
         folder.glob("*.failure"), key=lambda file: file.stat().st_mtime_ns
@@ -152,21 +147,17 @@ def _results(folder: Path, ranks: int | None, code: int) -> list[Any]:
         )
     found = {int(file.stem): file for file in folder.glob("*.result")}
     expected = range(ranks) if ranks is not None else sorted(found)
-    results = []
+    problem = "" if expected else " and without a result"
     for rank in expected:
-        if code or rank not in found:
-            raise CollectiveError(
-                f"collective.run: the job ended with exit code {code}, and rank {rank} "
-                f"{'with' if rank in found else 'without'} a result",
-                hint="the output of the ranks, above, says why",
-            )
-        results.append(cloudpickle.loads(private_files.read(found[rank])))
-    if not results:
+        if not problem and (code or rank not in found):
+            has = "with" if rank in found else "without"
+            problem = f", and rank {rank} {has} a result"
+    if problem:
         raise CollectiveError(
-            f"collective.run: the job ended with exit code {code} and without a result",
+            f"collective.run: the job ended with exit code {code}{problem}",
             hint="the output of the ranks, above, says why",
         )
-    return results
+    return [cloudpickle.loads(private_files.read(found[rank])) for rank in expected]
 
 
 def _rank(folder: Path) -> int:

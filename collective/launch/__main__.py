@@ -12,7 +12,7 @@ try:
     from collective.errors import CollectiveError, UsageError
     from collective.launch import command_line, single_host, versions
     from collective.launch.discovery import Discovery
-    from collective.launch.options import LaunchOptions, MpiOptions
+    from collective.launch.options import LaunchOptions
     from collective.launch.output import print_message
     from collective.launch.supervisor import Supervisor
     from collective.streams import open_streams
@@ -47,12 +47,13 @@ def _launch(options: LaunchOptions) -> int:
     """Imports late what one host does not need."""
     for name in (generations.JOB_VARIABLE, generations.NUMBER_VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
-    elastic = options.elastic
-    if elastic.discovery_script:
+    script = options.host_discovery_script
+    if script:
         from collective.launch.restarting import RestartingLauncher
 
-        discovery = Discovery(elastic.discovery_script, elastic.slots_per_host)
-        discovery.wait_for(options.num_proc or elastic.min_np or 1, elastic.timeout)
+        discovery = Discovery(script, options.slots_per_host)
+        least = options.num_proc or options.min_np or 1
+        discovery.wait_for(least, options.elastic_timeout)
         with discovery:
             return RestartingLauncher(options, lambda: discovery.hosts).run()
     found = _hosts(options)
@@ -60,15 +61,15 @@ def _launch(options: LaunchOptions) -> int:
     size = hosts.slots_of(placed)
     _check_elastic(options, size)
     others = [host.name for host in placed if not hosts.is_local(host)]
-    if not others and not options.mpi.always:
-        _note_unused(options.mpi)
+    if not others and not options.use_mpi:
+        _note_unused(options)
         return _run(single_host.job(options, size), options)
-    if options.mpi.never:
+    if options.use_gloo:
         raise UsageError(
             f"--gloo starts ranks on this host only, not on {', '.join(others)}",
             hint="leave --gloo out: mpirun reaches other hosts",
         )
-    if elastic.min_np is not None:
+    if options.min_np is not None:
         from collective.launch.restarting import RestartingLauncher
 
         return RestartingLauncher(options, lambda: found).run(placed)
@@ -84,15 +85,15 @@ def _run(job: Supervisor, options: LaunchOptions) -> int:
     return job.run()
 
 
-def _note_unused(mpi: MpiOptions) -> None:
+def _note_unused(options: LaunchOptions) -> None:
     """Says which options do nothing where no mpirun is used."""
     values = {
-        "--mpi-args": mpi.arguments,
-        "--tcp": mpi.tcp,
-        "--mpirun": mpi.program,
+        "--mpi-args": options.mpi_args,
+        "--tcp": options.tcp,
+        "--mpirun": options.mpirun,
     }
     given = [name for name, value in values.items() if value]
-    if mpi.binding:
+    if options.binding_args:
         print_message(
             "--binding-args: on one host it only keeps ranks from being bound"
         )
@@ -104,7 +105,7 @@ def _note_unused(mpi: MpiOptions) -> None:
 
 
 def _check_elastic(options: LaunchOptions, size: int) -> None:
-    min_np, max_np = options.elastic.min_np, options.elastic.max_np
+    min_np, max_np = options.min_np, options.max_np
     if min_np is not None and min_np > size:
         raise UsageError(
             f"--min-np {min_np}, but only {size} ranks are started",

@@ -8,6 +8,7 @@ command is a Keras script that knows of no ranks.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import shlex
 import sys
@@ -17,14 +18,7 @@ from typing import Any, NoReturn
 
 from collective.errors import UsageError
 from collective.launch import horovod_settings, remote_shell
-from collective.launch.options import (
-    COOLDOWN_SECONDS,
-    ELASTIC_SECONDS,
-    HEARTBEAT_SECONDS,
-    ElasticOptions,
-    LaunchOptions,
-    MpiOptions,
-)
+from collective.launch.options import LaunchOptions
 from collective.launch.output import OutputStyle
 from collective.launch.versions import installed
 
@@ -44,52 +38,29 @@ def parse(arguments: Sequence[str] | None = None) -> LaunchOptions:
     if parsed.check_build:
         return LaunchOptions(check_build=True)
     parsed.nics = [nic for given in parsed.nics for nic in given.split(",") if nic]
-    parsed.cooldown = tuple(parsed.cooldown or COOLDOWN_SECONDS)
+    parsed.cooldown = tuple(parsed.cooldown or LaunchOptions.cooldown)
     if parsed.config_file:
         horovod_settings.read_config(parsed.config_file, parsed)
     _check(parsed)
     _check_keras(parsed)
     if parsed.max_np is not None and parsed.min_np is None:
         parsed.min_np = parsed.num_proc or 1  # as horovodrun
+    if parsed.keras:
+        parsed.command = _keras_command(parsed)
+    parsed.binding_args = _words("--binding-args", parsed.binding_args)
+    parsed.mpi_args = _words("--mpi-args", parsed.mpi_args)
+    parsed.shell = remote_shell.from_options(parsed)
+    parsed.variables = horovod_settings.variables(parsed)
+    directory, timestamp = parsed.output_filename, parsed.prefix_output_with_timestamp
     of_rank_zero = parsed.keras and parsed.output != "all"
-    return LaunchOptions(
-        command=_keras_command(parsed) if parsed.keras else parsed.command,
-        num_proc=parsed.num_proc,
-        hosts=parsed.hosts,
-        hostfile=parsed.hostfile,
-        elastic=ElasticOptions(
-            parsed.min_np,
-            parsed.max_np,
-            parsed.host_discovery_script,
-            parsed.slots_per_host,
-            parsed.elastic_timeout,
-            parsed.reset_limit,
-            parsed.rank_timeout,
-            parsed.cooldown,
-        ),
-        mpi=MpiOptions(
-            program=parsed.mpirun,
-            always=parsed.use_mpi,
-            never=parsed.use_gloo,
-            nics=parsed.nics,
-            tcp=parsed.tcp_flag,
-            heartbeat=parsed.heartbeat,
-            binding=_words("--binding-args", parsed.binding_args),
-            arguments=_words("--mpi-args", parsed.mpi_args),
-        ),
-        shell=remote_shell.from_options(parsed),
-        style=OutputStyle(
-            prefix=not parsed.no_prefix,
-            timestamp=parsed.prefix_output_with_timestamp,
-            directory=parsed.output_filename,
-            plain_stdout=of_rank_zero
-            and not (parsed.output_filename or parsed.prefix_output_with_timestamp),
-        ),
-        variables=horovod_settings.variables(parsed),
-        start_timeout=parsed.start_timeout,
-        verbose=parsed.verbose,
-        dry_run=parsed.dry_run,
+    parsed.style = OutputStyle(
+        prefix=not parsed.no_prefix,
+        timestamp=timestamp,
+        directory=directory,
+        plain_stdout=of_rank_zero and not (directory or timestamp),
     )
+    names = [field.name for field in dataclasses.fields(LaunchOptions)]
+    return LaunchOptions(**{name: getattr(parsed, name) for name in names})
 
 
 def _check(parsed: argparse.Namespace) -> None:
@@ -222,8 +193,9 @@ def parser() -> argparse.ArgumentParser:
     add("--config-file", metavar="FILE", help="YAML with horovodrun's settings")
     add("--disable-cache", action="store_true", help=argparse.SUPPRESS)
     add("--slots-per-host", "--slots", type=int, metavar="N", help=argparse.SUPPRESS)
-    add("--elastic-timeout", type=int, metavar="SECONDS", default=ELASTIC_SECONDS,
-        help=f"for --min-np slots to be there ({ELASTIC_SECONDS})")  # fmt: skip
+    add("--elastic-timeout", type=int, metavar="SECONDS",
+        default=LaunchOptions.elastic_timeout,
+        help="for --min-np slots to be there (%(default)s)")  # fmt: skip
     add("--reset-limit", type=int, metavar="N",
         help="end an elastic job whose ranks have changed more than N times")  # fmt: skip
     add("--rank-timeout", type=float, metavar="SECONDS",
@@ -258,8 +230,8 @@ def parser() -> argparse.ArgumentParser:
     add = group.add_argument
     add("--network-interfaces", "--network-interface", dest="nics", action="append",
         default=[], metavar="LIST", help="eth0,eth1: carry the traffic")  # fmt: skip
-    add("--heartbeat", type=int, metavar="SECONDS", default=HEARTBEAT_SECONDS,
-        help=f"give up a host that is silent so long ({HEARTBEAT_SECONDS}; Open MPI)")  # fmt: skip
+    add("--heartbeat", type=int, metavar="SECONDS", default=LaunchOptions.heartbeat,
+        help="give up a host that is silent so long (%(default)s; Open MPI)")  # fmt: skip
     add("--start-timeout", type=int, metavar="SECONDS",
         help="for ssh to connect (8), a host to answer (30), ranks to start (120)")  # fmt: skip
     add("--mpirun", metavar="PROGRAM", help="which mpirun, where there are several")
@@ -267,7 +239,7 @@ def parser() -> argparse.ArgumentParser:
         help='further options of mpirun: --mpi-args="..."')  # fmt: skip
     add("--binding-args", default="", metavar="ARGS",
         help="mpirun's options to bind ranks to cores, in place of ours")  # fmt: skip
-    add("--tcp", dest="tcp_flag", action="store_true", help="MPI uses TCP only")
+    add("--tcp", action="store_true", help="MPI uses TCP only")
     add = group.add_mutually_exclusive_group().add_argument
     add("--mpi", dest="use_mpi", action="store_true", help="mpirun even on one host")
     add("--gloo", dest="use_gloo", action="store_true", help="never mpirun: one host")

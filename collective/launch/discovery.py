@@ -18,11 +18,9 @@ _SCRIPT_SECONDS = 60.0
 
 
 class Discovery:
-    """Runs the script once a second.
+    """Runs once a second a shell command that prints ``host:slots`` for each host.
 
-    Args:
-        script: A shell command that prints a line ``host:slots`` for each host.
-        slots_per_host: Of a host whose line names none.
+    ``slots_per_host`` is for hosts without slots in their line.
     """
 
     def __init__(self, script: str, slots_per_host: int | None = None):

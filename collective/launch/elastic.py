@@ -54,8 +54,8 @@ class ElasticSupervisor(Supervisor):
         super().__init__(
             specs, len(specs), options.style, verbose=verbose, elastic=True
         )
-        self.min_np = options.elastic.min_np or 1
-        self.max_np = options.elastic.max_np or 0
+        self.min_np = options.min_np or 1
+        self.max_np = options.max_np or 0
         self.membership = membership
         self.spec_of, self.wanted = spec_of, wanted
         self.succeeded = 0
@@ -64,14 +64,14 @@ class ElasticSupervisor(Supervisor):
         self.slots = {spec.rank: spec.rank for spec in specs}  # by rank
         self.joining: set[int] = set()
         self.dismissed: set[int] = set()
-        rank_timeout = options.rank_timeout
+        rank_timeout = options.rank_timeout_seconds
         start_timeout = options.seconds("COLLECTIVE_START_TIMEOUT", INIT_SECONDS)
         # A little before the ranks that wait would give up.
         self.absent = Lasting(min(rank_timeout, 0.9 * start_timeout))
         self.in_vain = Lasting(rank_timeout)
-        self.cooldown = options.elastic.cooldown
+        self.cooldown = options.cooldown
         self.not_before, self.pause = 0.0, self.cooldown[0]
-        self.reset_limit, self.resets = options.elastic.reset_limit, 0
+        self.reset_limit, self.resets = options.reset_limit, 0
         self.restart_requested = self.restarts = False
 
     def request_restart(self) -> None:
@@ -100,12 +100,11 @@ class ElasticSupervisor(Supervisor):
             self.failed, self.exit_code = None, 0
 
     def _note_joined(self) -> None:
-        for rank in [
-            r for r in self.joining if self.membership.read(r) == membership_file.JOINED
-        ]:
-            self.joining.remove(rank)
-            self.pause = self.cooldown[0]
-            self._count_reset()
+        for rank in list(self.joining):
+            if self.membership.read(rank) == membership_file.JOINED:
+                self.joining.remove(rank)
+                self.pause = self.cooldown[0]
+                self._count_reset()
 
     def _on_exit(self, rank: int, code: int) -> None:
         self._note_joined()
@@ -179,9 +178,8 @@ class ElasticSupervisor(Supervisor):
         present = set(self.slots) - self.joining
         states = {rank: self.membership.read(rank) for rank in present}
         absent = [rank for rank, state in states.items() if not state]
-        if self.absent.since(
-            bool(absent) and membership_file.JOINING in states.values()
-        ):
+        awaited = membership_file.JOINING in states.values()
+        if self.absent.since(bool(absent) and awaited):
             for rank in absent:
                 print_message(
                     f"{self._name(rank)} has not called collective.init() within "

@@ -92,18 +92,13 @@ def compose(
 ) -> list[str]:
     """The words of the command; a ``HostfileText`` among them stands for a file.
 
-    Args:
-        mpi: Whose mpirun it is for.
-        options: How mpirun is used, and what reaches a host.
-        hosts: Each with its number of ranks as slots.
-        command: What each rank runs.
-        variables: Those of the ranks, with their values.
-        exported: Names of variables that the ranks get, too, from the environment here.
+    The slots of a host are its number of ranks. Each rank gets the variables with these
+    values, and those whose names are exported with their values here.
 
     Raises:
         UsageError: If this MPI cannot start such a job.
     """
-    if options.elastic.min_np is not None:
+    if options.min_np is not None:
         mpi.require_elastic()
     variables = variables or {}
     if mpi.family == "Open MPI":
@@ -117,7 +112,7 @@ def compose(
         # Hydra gives the ranks every variable of this process by itself.
         for name, value in variables.items():
             words += ["-genv", name, value]
-    return [*words, *options.mpi.arguments, *command]
+    return [*words, *options.mpi_args, *command]
 
 
 class HostfileText(str):
@@ -151,8 +146,8 @@ def _keepalive(heartbeat: int) -> dict[str, int]:
     }
 
 
-def _open_mpi(mpi: MPI, launch: LaunchOptions, hosts: Sequence[Host]) -> list[str]:
-    options, shell = launch.mpi, launch.shell
+def _open_mpi(mpi: MPI, options: LaunchOptions, hosts: Sequence[Host]) -> list[str]:
+    shell = options.shell
     modern = mpi.version[0] >= 5
     runtime, agent = ("--prtemca", "plm_ssh") if modern else ("--mca", "plm_rsh")
     if not modern and any(":" in host.name for host in hosts):
@@ -166,9 +161,9 @@ def _open_mpi(mpi: MPI, launch: LaunchOptions, hosts: Sequence[Host]) -> list[st
         words += ["-H", write(hosts, "list")]
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
-    if launch.elastic.min_np is not None:
+    if options.min_np is not None:
         words += ["--with-ft", "ulfm"]
-    words += options.binding or ["--map-by", "slot", "--bind-to", "none"]
+    words += options.binding_args or ["--map-by", "slot", "--bind-to", "none"]
     if shell.program != "ssh":
         words += [runtime, f"{agent}_agent", shell.program]
     if shell.options:
@@ -182,14 +177,14 @@ def _open_mpi(mpi: MPI, launch: LaunchOptions, hosts: Sequence[Host]) -> list[st
         words += ["--mca", "pml", "ob1"]
     if options.tcp:
         words += ["--mca", "btl", f"tcp,self,{'sm' if modern else 'vader'}"]
-    if len(hosts) > 1 and "oob_tcp_keepalive_time" not in options.arguments:
+    if len(hosts) > 1 and "oob_tcp_keepalive_time" not in options.mpi_args:
         for setting, seconds in _keepalive(options.heartbeat).items():
             words += [runtime, setting, str(seconds)]
     return words
 
 
-def _hydra(mpi: MPI, launch: LaunchOptions, hosts: Sequence[Host]) -> list[str]:
-    options, shell = launch.mpi, launch.shell
+def _hydra(mpi: MPI, options: LaunchOptions, hosts: Sequence[Host]) -> list[str]:
+    shell = options.shell
     intel = mpi.family == "Intel MPI"
     words = [mpi.program]
     if shell.options and not intel:
@@ -201,8 +196,8 @@ def _hydra(mpi: MPI, launch: LaunchOptions, hosts: Sequence[Host]) -> list[str]:
         words += ["-machinefile", HostfileText(hostfile)]
     else:
         words += ["-hosts", write(hosts, "list")]
-    if options.binding:
-        words += options.binding
+    if options.binding_args:
+        words += options.binding_args
     elif not intel:
         words += ["-bind-to", "none"]
     if shell.program != "ssh":

@@ -54,7 +54,7 @@ class MpirunSupervisor(Supervisor):
         hosts: Sequence[Host],
         variables: Mapping[str, str] | None = None,
     ):
-        self.min_np = options.elastic.min_np
+        self.min_np = options.min_np
         super().__init__(
             [],
             slots_of(hosts),
@@ -63,7 +63,7 @@ class MpirunSupervisor(Supervisor):
             elastic=self.min_np is not None,
         )
         self.options, self.hosts = options, hosts
-        self.mpi = mpi.find(options.mpi.program)
+        self.mpi = mpi.find(options.mpirun)
         self.words = _command(self.mpi, options, hosts, variables or {})
         self.relay = Relay(self._on_rank_failure, self._end_hanging, options.verbose)
         self.host_of = [host.name for host in hosts for _ in range(host.slots or 0)]
@@ -226,7 +226,7 @@ def _command(
         "--no-prefix": not style.prefix,
         "--plain-stdout": style.plain_stdout,
         "--timestamp": style.timestamp,
-        "--no-binding": options.mpi.binding,
+        "--no-binding": options.binding_args,
         "--verbose": options.verbose,
     }
     words += [flag for flag, wanted in flags.items() if wanted]

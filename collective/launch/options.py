@@ -16,29 +16,42 @@ from collective.launch.output import OutputStyle
 from collective.launch.remote_shell import RemoteShell
 
 ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
-ELASTIC_SECONDS = 600  # for enough slots to be there
-COOLDOWN_SECONDS = 1.0, 64.0  # before a lost rank is replaced
 TIMEOUT_SECONDS = 600  # that ranks wait for each other (COLLECTIVE_TIMEOUT)
-HEARTBEAT_SECONDS = 10
 INIT_SECONDS = 60  # the same in init (COLLECTIVE_START_TIMEOUT)
 START_SECONDS = 120  # for all ranks to start under mpirun
 
 
 @dataclass(frozen=True)
-class ElasticOptions:
-    """How many ranks the job may lose and gain."""
+class LaunchOptions:
+    """The command line of the launcher: each option under the name that it has there."""
 
-    # The job continues while so many ranks are left; None: it ends with the first one
-    # that fails.
+    command: Sequence[str] = ()  # program and arguments of each rank
+    num_proc: int | None = None  # None: all slots of the hosts
+    # Seconds that hosts and ranks have to answer; None: the default of each.
+    start_timeout: int | None = None
+    shell: RemoteShell = field(default_factory=RemoteShell)
+    style: OutputStyle = field(default_factory=OutputStyle)
+    # Variables of the ranks that options stand for.
+    variables: Mapping[str, str] = field(default_factory=dict)
+    verbose: bool = False  # print what is started and how it ends
+    dry_run: bool = False  # only print what would be started
+    check_build: bool = False  # only print what this installation can do
+
+    # Where the ranks run.
+    hosts: str = ""  # as -H takes them
+    hostfile: str = ""
+    # A shell command that prints the hosts there are now.
+    host_discovery_script: str = ""
+    # Of a host that the script names without slots.
+    slots_per_host: int | None = None
+
+    # How many ranks the job may lose and gain. It continues while min_np are left; None:
+    # it ends with the first one that fails.
     min_np: int | None = None
     # Lost ranks are replaced, up to so many in all; None: they are not.
     max_np: int | None = None
-    # A shell command that prints the hosts there are now.
-    discovery_script: str = ""
-    # Of a host that the script names without slots.
-    slots_per_host: int | None = None
     # Seconds to wait for min_np slots, at the start and later.
-    timeout: int = ELASTIC_SECONDS
+    elastic_timeout: int = 600
     # The job ends when its ranks have changed more often; None: never.
     reset_limit: int | None = None
     # Seconds after which a rank for which others wait, and that waits for none, counts
@@ -46,43 +59,18 @@ class ElasticOptions:
     rank_timeout: float | None = None
     # Seconds that the place of a lost rank stays empty: at first, and at most, as the
     # time doubles with each rank that fails to join.
-    cooldown: tuple[float, float] = COOLDOWN_SECONDS
+    cooldown: tuple[float, float] = (1.0, 64.0)
 
-
-@dataclass(frozen=True)
-class MpiOptions:
-    """How mpirun is used, where ranks run on several hosts."""
-
-    program: str | None = None  # None: that of this environment or of the PATH
-    always: bool = False  # use mpirun on one host, too (--mpi)
-    never: bool = False  # --gloo
+    # How mpirun is used, where ranks run on several hosts.
+    mpirun: str | None = None  # None: that of this environment or of the PATH
+    use_mpi: bool = False  # on one host, too
+    use_gloo: bool = False  # never mpirun
     nics: Sequence[str] = ()  # carry the traffic; empty for MPI's own choice
     tcp: bool = False  # MPI uses TCP only
-    heartbeat: int = HEARTBEAT_SECONDS  # a host silent for so long is given up
+    heartbeat: int = 10  # a host silent for so long is given up
     # mpirun's options in place of "do not bind"; then the launcher does not bind.
-    binding: Sequence[str] = ()
-    arguments: Sequence[str] = ()  # further options of mpirun
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """The command line of the launcher."""
-
-    command: Sequence[str] = ()  # program and arguments of each rank
-    num_proc: int | None = None  # None: all slots of the hosts
-    hosts: str = ""  # as -H takes them
-    hostfile: str = ""
-    elastic: ElasticOptions = field(default_factory=ElasticOptions)
-    mpi: MpiOptions = field(default_factory=MpiOptions)
-    shell: RemoteShell = field(default_factory=RemoteShell)
-    style: OutputStyle = field(default_factory=OutputStyle)
-    # Variables of the ranks that options stand for.
-    variables: Mapping[str, str] = field(default_factory=dict)
-    # Seconds that hosts and ranks have to answer; None: the default of each.
-    start_timeout: int | None = None
-    verbose: bool = False  # print what is started and how it ends
-    dry_run: bool = False  # only print what would be started
-    check_build: bool = False  # only print what this installation can do
+    binding_args: Sequence[str] = ()
+    mpi_args: Sequence[str] = ()  # further options of mpirun
 
     def seconds(self, variable: str, otherwise: float) -> float:
         """A time that an option or the environment sets.
@@ -103,15 +91,14 @@ class LaunchOptions:
         return seconds
 
     @property
-    def rank_timeout(self) -> float:
-        """Of an elastic job, in seconds.
+    def rank_timeout_seconds(self) -> float:
+        """``rank_timeout`` or its default.
 
         Raises:
             UsageError: If it is no time, or the whole job would end before.
         """
         most = self.seconds("COLLECTIVE_TIMEOUT", TIMEOUT_SECONDS)
-        given = self.elastic.rank_timeout
-        seconds = given or self.seconds(RANK_TIMEOUT, most / 2)
+        seconds = self.rank_timeout or self.seconds(RANK_TIMEOUT, most / 2)
         if seconds >= most:
             raise UsageError(
                 f"--rank-timeout {seconds:g}: after {most:g} s the whole job ends",
@@ -123,9 +110,9 @@ class LaunchOptions:
     def rank_variables(self) -> dict[str, str]:
         """All variables that the ranks get for the options."""
         found = {**self.variables, "PYTHONUNBUFFERED": "1"}
-        if self.elastic.min_np is not None:
-            found[MIN_NP] = str(self.elastic.min_np)
-            found[RANK_TIMEOUT] = f"{self.rank_timeout:g}"
-        if self.elastic.max_np is not None:
-            found[MAX_NP] = str(self.elastic.max_np)
+        if self.min_np is not None:
+            found[MIN_NP] = str(self.min_np)
+            found[RANK_TIMEOUT] = f"{self.rank_timeout_seconds:g}"
+        if self.max_np is not None:
+            found[MAX_NP] = str(self.max_np)
         return found

@@ -44,12 +44,7 @@ class OutputStyle:
 
 
 class RankOutput:
-    """The two streams of one rank.
-
-    Args:
-        rank: Its number.
-        size: Number of ranks, for the width of numbers in file names.
-        style: How to show it.
+    """The two streams of one of ``size`` ranks.
 
     Raises:
         OSError: If its files cannot be written.

@@ -53,8 +53,7 @@ def start(
 
     Args:
         command: Program and arguments.
-        on_parent_death: What the kernel sends to the program when the thread that
-            started it ends.
+        on_parent_death: What the kernel sends to it when the thread that started it ends.
         has_threads: Whether this process has threads: then no Python code may run
             between fork and exec, and a second interpreter runs it.
         cores: Logical cores that it runs on; empty for those of this process.

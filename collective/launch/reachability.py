@@ -36,10 +36,7 @@ _POLL_SECONDS = 0.05
 def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> dict[str, str]:
     """Has each other host report its versions, and connect back to this one.
 
-    Args:
-        hosts: Those of the ranks.
-        options: What reaches them, by which interfaces, and how long that may take.
-        mpirun: Program that must exist on each.
+    Each has this ``mpirun`` in its versions.
 
     Returns:
         Hosts that cannot open a connection to this one, each with the reason. This alone
@@ -55,7 +52,7 @@ def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> dict[st
     key = shared_secret.generate()
     seconds = options.start_timeout or ANSWER_SECONDS
     with (
-        listening(options.mpi.nics, key) as way_back,
+        listening(options.nics, key) as way_back,
         concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool,
     ):
         words = ["collective.launch.reachability", "--mpirun", mpirun, *way_back]

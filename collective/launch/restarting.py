@@ -44,12 +44,12 @@ class RestartingLauncher:
     """
 
     def __init__(self, options: LaunchOptions, present: Callable[[], Sequence[Host]]):
-        assert options.elastic.min_np is not None
+        assert options.min_np is not None
         self.present = present
         self.options = options
-        self.min_np = options.elastic.min_np
-        self.grows = options.elastic.max_np is not None
-        self.max_np = options.elastic.max_np or options.num_proc or 0
+        self.min_np = options.min_np
+        self.grows = options.max_np is not None
+        self.max_np = options.max_np or options.num_proc or 0
         self.name = os.urandom(16).hex()
         self.only_local = _why_only_local(options)
         self.placed: Sequence[Host] = []  # of this generation, as of hosts.place
@@ -57,15 +57,14 @@ class RestartingLauncher:
         self.job: ElasticSupervisor | MpirunSupervisor | None = None
         self.retry_at: dict[str, float] = {}  # by host, of those that did not answer
         self.lost = 0
-        self.cooldown = options.elastic.cooldown
+        self.cooldown = options.cooldown
         self.not_before, self.pause = 0.0, self.cooldown[0]
 
     def run(self, placed: Sequence[Host] = ()) -> int:
-        """Runs the job; returns its exit code.
+        """Runs the job, at first where ``hosts.place`` has placed its ranks, if it has.
 
-        Args:
-            placed: Where the ranks of the first generation go, as of ``hosts.place``; by
-                default to the present hosts.
+        Returns:
+            The exit code.
 
         Raises:
             CollectiveError: If the first generation cannot be started.
@@ -78,24 +77,26 @@ class RestartingLauncher:
             self._remove_kept_state()
 
     def _generations(self, placed: Sequence[Host]) -> int:
+        lost_host = False  # in the generation that ran last
         for number in itertools.count():
             self.placed, self.lost = placed, 0
             try:
                 code = self._generation(number)
+                lost_host = self.job is not None and self.job.lost_host
             except CollectiveError as error:
                 if not number:
                     raise
                 print_message(str(error))  # a host may have gone since it answered
                 time.sleep(POLL_SECONDS)
                 code = generations.EXIT_CODE
-            if self.job is not None and self.job.lost_host:
+            if lost_host:
                 print_message(
                     "restarting the job on the remaining hosts, from its last checkpoint"
                 )
                 self.placed = ()  # every host is asked again
             elif not self.grows or code != generations.EXIT_CODE:
                 return code
-            limit = self.options.elastic.reset_limit
+            limit = self.options.reset_limit
             if limit is not None and number >= limit:
                 print_message(
                     f"the job has been restarted {number} times; ending it\n"
@@ -109,7 +110,7 @@ class RestartingLauncher:
 
     def _wait_for_hosts(self, least: int) -> list[Host]:
         """The hosts of the next generation, as soon as they have so many slots."""
-        seconds = self.options.elastic.timeout
+        seconds = self.options.elastic_timeout
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if slots_of(wanted := self._wanted()) >= least:
@@ -142,7 +143,7 @@ class RestartingLauncher:
             generations.JOB_VARIABLE: self.name,
             generations.NUMBER_VARIABLE: str(number),
         }
-        if options.mpi.always or not all(map(hosts.is_local, self.placed)):
+        if options.use_mpi or not all(map(hosts.is_local, self.placed)):
             job: Supervisor = MpirunSupervisor(options, self.placed, variables)
         else:
             job = single_host.job(options, size, variables, self._local_slots)
@@ -214,7 +215,7 @@ class RestartingLauncher:
 
     def _why_unreachable(self, host: Host) -> str:
         try:
-            mpirun = mpi.find(self.options.mpi.program).program
+            mpirun = mpi.find(self.options.mpirun).program
             cut_off = reachability.check([host], self.options, mpirun)
             return "".join(cut_off.values())
         except CollectiveError as error:
@@ -230,10 +231,10 @@ def _exit(number: int, frame: object) -> None:
 
 def _why_only_local(options: LaunchOptions) -> str:
     """Why no host but this one can be used; empty where they can."""
-    if options.mpi.never:
+    if options.use_gloo:
         return "--gloo starts ranks on this host only"
     try:
-        mpi.find(options.mpi.program).require_elastic()
+        mpi.find(options.mpirun).require_elastic()
     except UsageError as error:
         return str(error)
     return ""

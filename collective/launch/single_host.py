@@ -29,8 +29,7 @@ def job(
         options: The command line.
         size: Number of ranks at the start.
         variables: Added to the environment of the ranks, beside those of the options.
-        slots: Returns how many ranks there should be, while the job runs; by default
-            as many as at the start.
+        slots: Returns how many ranks there should be later; by default ``size``.
     """
     for name in (MIN_NP, MAX_NP, JOINS, membership_file.VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
@@ -41,8 +40,8 @@ def job(
         "COLLECTIVE_JOB": os.urandom(16).hex(),
     }
     # Shared out for as many ranks as there may ever be.
-    most = options.elastic.max_np or size
-    shares = [[]] * most if options.mpi.binding else cores.share(most)
+    most = options.max_np or size
+    shares = [[]] * most if options.binding_args else cores.share(most)
 
     def spec(rank: int, slot: int, joins: bool = False) -> ProcessSpec:
         local_size = most if joins else size
@@ -68,11 +67,11 @@ def job(
         )
     specs = [spec(rank, rank) for rank in range(size)]
     membership = MembershipFile(size)
-    if options.elastic.min_np is None:
+    if options.min_np is None:
         return Supervisor(
             specs, size, options.style, verbose=options.verbose, membership=membership
         )
     wanted = None
-    if options.elastic.max_np is not None:
+    if options.max_np is not None:
         wanted = slots or (lambda: size)
     return ElasticSupervisor(specs, options, membership, spec, wanted)

@@ -88,8 +88,7 @@ def addresses(hosts: Sequence[Sequence[Interface]], names: Sequence[str]) -> lis
     to all hosts there are routers between them: then it is each host's first address.
 
     Args:
-        hosts: The interfaces of the host of each rank, the best first; ranks of one
-            host have the same.
+        hosts: The interfaces of each rank's host, the best first.
         names: Interfaces that the user named; empty for all.
 
     Raises:

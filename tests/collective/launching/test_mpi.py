@@ -16,7 +16,7 @@ from collective.errors import UsageError
 from collective.hosts import Host
 from collective.launch import mpi
 from collective.launch.mpi import MPI, compose, recognize, shell_line
-from collective.launch.options import LaunchOptions, MpiOptions
+from collective.launch.options import LaunchOptions
 from collective.launch.remote_shell import RemoteShell
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +46,9 @@ TWO = [Host("a", 2), Host("b", 1)]
 JOE = [Host("a", 2, user="joe"), Host("::1", 1)]
 FULL = (
     LaunchOptions(
-        mpi=MpiOptions(nics=["eth0", "eth1"], tcp=True, arguments=["--verbose"]),
+        nics=["eth0", "eth1"],
+        tcp=True,
+        mpi_args=["--verbose"],
         shell=RemoteShell("/bin/rsh", port=22),
     ),
     TWO,
@@ -56,8 +58,8 @@ FULL = (
 )
 
 
-def job(hosts, **mpi):
-    return LaunchOptions(mpi=MpiOptions(**mpi)), hosts, ["true"]
+def job(hosts, **options):
+    return LaunchOptions(**options), hosts, ["true"]
 
 
 # These are the words that the wheels of Open MPI 4.1.8 and 5.0.11 and of MPICH 5.0.2
@@ -74,7 +76,7 @@ def job(hosts, **mpi):
         ),
         (
             OPEN_5,
-            job(JOE, binding=["--bind-to", "core"]),
+            job(JOE, binding_args=["--bind-to", "core"]),
             r"printf 'joe@a slots=2\n::1 slots=1\n' > hosts.collective && "
             "mpirun -np 3 --hostfile hosts.collective --bind-to core "
             "--prtemca oob_tcp_keepalive_time 5 --prtemca oob_tcp_keepalive_intvl 1 "
@@ -131,7 +133,7 @@ def test_line(kind, wanted, line, monkeypatch):
 
 def test_how_long_a_host_may_be_silent_can_be_told():
     more = ["--prtemca", "oob_tcp_keepalive_time", "60"]
-    words = compose(OPEN_5, *job(TWO, arguments=more))
+    words = compose(OPEN_5, *job(TWO, mpi_args=more))
     assert words.count("oob_tcp_keepalive_time") == 1
     words = compose(OPEN_5, *job(TWO, heartbeat=4))
     assert words[words.index("oob_tcp_keepalive_time") + 1] == "2"

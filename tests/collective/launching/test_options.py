@@ -86,7 +86,7 @@ def test_everything_behind_the_first_word_is_the_command():
     )
     assert not given.verbose
     given = parse(["-hostfile", "h", "--mpi-args=--map-by node", "true"])
-    assert (given.hostfile, given.mpi.arguments) == ("h", ["--map-by", "node"])
+    assert (given.hostfile, given.mpi_args) == ("h", ["--map-by", "node"])
 
 
 CONFIG = """
@@ -109,7 +109,7 @@ def test_what_is_typed_beats_the_configuration_file(tmp_path, first):
     typed = ["--fusion-threshold-mb", "1"]
     named = ["--config-file", str(file)]
     given = parse([*(typed + named if first else named + typed), "true"])
-    assert given.mpi.always
+    assert given.use_mpi
     assert given.variables == {
         "HOROVOD_FUSION_THRESHOLD": "1048576",
         "HOROVOD_CYCLE_TIME": "2",
@@ -191,10 +191,14 @@ def test_wrong_use_gives_2_and_a_hint(arguments, message, capsys, monkeypatch):
 
 
 def test_elastic_options():
-    assert parse(["-np", "2", "true"]).elastic.cooldown == (1.0, 64.0)
+    assert parse(["-np", "2", "true"]).cooldown == (1.0, 64.0)
     words = "--elastic-timeout 5 --reset-limit 3 --blacklist-cooldown-range 10 100"
-    given = parse(["-np", "2", *words.split(), "true"]).elastic
-    assert (given.timeout, given.reset_limit, given.cooldown) == (5, 3, (10, 100))
+    given = parse(["-np", "2", *words.split(), "true"])
+    assert (given.elastic_timeout, given.reset_limit, given.cooldown) == (
+        5,
+        3,
+        (10, 100),
+    )
 
 
 def test_what_does_nothing_on_one_host_says_so(capfd):

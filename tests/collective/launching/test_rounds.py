@@ -6,11 +6,16 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from collective import library
 from collective.elastic import generations
+from collective.errors import CollectiveError
+from collective.hosts import Host
+from collective.launch import restarting
+from collective.launch.options import LaunchOptions
 from tests import launch
 
 PROGRAM = """
@@ -81,3 +86,22 @@ def test_nothing_is_kept_where_somebody_was_before(job, tmp_path):
     generations.state_folder("name").symlink_to(tmp_path)
     with pytest.raises(FileExistsError):
         generations.make_state_folder()
+
+
+def test_a_restart_whose_hosts_fail_their_check_is_tried_again(monkeypatch, capfd):
+    """Also in a job that does not grow, which restarts where a host was lost."""
+    monkeypatch.setattr(restarting, "SIGNALS", ())
+    monkeypatch.setattr(restarting, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(restarting, "_why_only_local", lambda options: "")
+    here = [Host("localhost", 2)]
+    launcher = restarting.RestartingLauncher(LaunchOptions(min_np=1), lambda: here)
+
+    def generation(number):
+        launcher.job = SimpleNamespace(lost_host=number == 0, lost_ranks=set())
+        if number == 1:
+            raise CollectiveError("a host does not answer", hint="wait")
+        return 3 if number == 2 else 0
+
+    monkeypatch.setattr(launcher, "_generation", generation)
+    assert launcher.run(here) == 3
+    assert capfd.readouterr().err.count("restarting the job on the remaining") == 2
