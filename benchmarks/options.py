@@ -5,7 +5,7 @@
         --with "--bucket-bytes 4194304" --model resnet50 --data synthetic:64x64x3:10 \
         --launch "python -m tests.hosts.lab --hosts 2 --slots 1 --rate 1gbit"
     python benchmarks/options.py --launch "horovodrun -np 2" --backend horovod ...
-    python benchmarks/options.py --launch "" --backend single --steps 3 --rounds 1 \
+    python benchmarks/options.py --launch "" --backend single --steps 5 --rounds 1 \
         --with "" --with=--recompute --model benchmarks.common:transformer \
         --data synthetic:256x64x1:10
 
