@@ -62,6 +62,13 @@ def compiled(
     return model
 
 
+def transformer(input_shape: tuple[int, ...], classes: int) -> keras.Model:
+    """One of 8 blocks, of width 256, for ``train.py --model``."""
+    from collective.training.models import transformer
+
+    return transformer(input_shape, classes, blocks=8, width=256, heads=8)
+
+
 def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -> Any:
     """The step of ``collective.training.fit`` for a model of 8x8 images, prepared.
 

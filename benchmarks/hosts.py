@@ -3,21 +3,22 @@
     python -m tests.hosts.lab --hosts 2 --slots 1 --rate 10gbit \
         python benchmarks/hosts.py --gigabits 10
 
-Contestants take turns; a time is that of the slowest rank, and so is the time of a core
-that it needed, in the median. The wire bound is 2(n-1)/n of the message at the rate
-given. ``tcp`` has the
-two ranks send each other the bytes of that bound through one socket, with a thread for
-each direction: it sums nothing, and no all-reduce over this network is faster.
+Contestants take turns; a time is that of the slowest rank, and so is the time of a
+core that it needed, in the median. The wire bound is 2(n-1)/n of the message at the
+rate given. ``tcp`` has the two ranks send each other the bytes of that bound through
+one socket, with a thread for each direction: it sums nothing, and no all-reduce over
+this network is faster.
 """
 
 from __future__ import annotations
 
-import argparse
 import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
+import common
 import numpy as np
 
 import collective
@@ -57,7 +58,7 @@ class Tcp:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = common.parser(__doc__)
     parser.add_argument("--bytes", type=int, default=16 << 20)
     parser.add_argument("--gigabits", type=float, required=True, help="of each link")
     parser.add_argument("--rounds", type=int, default=30)
@@ -66,7 +67,7 @@ def main() -> None:
     collective.init()
     size, rank = collective.size(), collective.rank()
     moved = 2 * (size - 1) * options.bytes // size
-    contestants: dict[str, Callable[[], None]] = {}
+    contestants: dict[str, Callable[[], object]] = {}
     if size == 2:
         tcp, data = Tcp(), np.ones(moved, np.uint8)
         incoming = np.empty_like(data)
@@ -77,30 +78,29 @@ def main() -> None:
         contestants[name] = lambda b=bench: b.time(b.source, b.target, 1, 1)
     version, timer = mpi()
     contestants["MPI_Allreduce"] = lambda: timer(bench.source, bench.target, 1, 1)
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    worked: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(options.rounds):
-        for name, run in contestants.items():
-            collective.barrier()
-            start = np.array([time.perf_counter(), time.process_time()])
-            run()
-            end = np.array([time.perf_counter(), time.process_time()])
-            took = collective.allreduce(end - start, collective.Max)
-            seconds[name].append(float(took[0]))
-            worked[name].append(float(took[1]))
+    found = common.take_turns(
+        {name: partial(timed, run) for name, run in contestants.items()},
+        options.rounds,
+    )
     if rank == 0:
-        bound = moved / (options.gigabits * 1e9 / 8)
-        print(
-            f"{options.bytes} bytes, {size} ranks, {version}; bound {bound * 1e3:.1f} ms"
-        )
+        bound = moved / (options.gigabits * 1e6 / 8)
+        print(f"{options.bytes} bytes, {size} ranks, {version}; bound {bound:.1f} ms")
         print(
             f"{'ms':>16} {'best':>8} {'median':>8} {'of a core':>10} {'best/bound':>11}"
         )
-        for name, times in seconds.items():
-            best, median = min(times) * 1e3, float(np.median(times)) * 1e3
-            core = float(np.median(worked[name])) * 1e3
-            over = best / bound / 1e3
+        for name, times in found.items():
+            best, (median, core) = np.min(times, axis=0)[0], np.median(times, axis=0)
+            over = best / bound
             print(f"{name:>16} {best:8.1f} {median:8.1f} {core:10.1f} {over:11.3f}")
+
+
+def timed(run: Callable[[], object]) -> np.ndarray:
+    """Milliseconds of the slowest rank, and those of a core that it needed."""
+    collective.barrier()
+    start = np.array([time.perf_counter(), time.process_time()])
+    run()
+    end = np.array([time.perf_counter(), time.process_time()])
+    return 1e3 * collective.allreduce(end - start, collective.Max)
 
 
 if __name__ == "__main__":

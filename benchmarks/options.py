@@ -1,14 +1,18 @@
-"""What an option of ``train.py`` does to the time of a step: trainings take turns.
+"""What an option of ``train.py`` does to time and memory: trainings take turns.
 
     python benchmarks/options.py --with "" --with "--virtual-replicas 2" --threads 1
     python benchmarks/options.py --with "--bucket-bytes 1000000000" \
         --with "--bucket-bytes 4194304" --model resnet50 --data synthetic:64x64x3:10 \
         --launch "python -m tests.hosts.lab --hosts 2 --slots 1 --rate 1gbit"
     python benchmarks/options.py --launch "horovodrun -np 2" --backend horovod ...
+    python benchmarks/options.py --launch "" --backend single --steps 5 --rounds 1 \
+        --with "" --with=--recompute --model benchmarks.common:transformer \
+        --data synthetic:256x64x1:10
 
 All other options are those of each training. Printed are milliseconds: the median of
 the steps of all rounds but the first two of each training, the lowest and highest
-median of a round, and the all-reduce's share of the mean.
+median of a round, and the all-reduce's share of the mean; and the peak of the resident
+memory of rank 0, of which TensorFlow alone takes most in a small training.
 """
 
 from __future__ import annotations
@@ -42,13 +46,17 @@ def main() -> None:
         for kind in options.kinds
     }
     found = common.take_turns(trainings, options.rounds)
-    print(f"{'step':>8} {'lowest':>8} {'highest':>8} {'all-reduce':>10}")
+    print(
+        f"{'step':>8} {'lowest':>8} {'highest':>8} {'all-reduce':>10} {'peak MiB':>8}"
+    )
     for kind, runs in found.items():
         steps = [1e3 * np.array(run["step_seconds"][2:]) for run in runs]
         rounds = [np.median(each) for each in steps]
         summed = 1e3 * np.mean([r["seconds_per_step"]["all_reduce"] for r in runs])
+        peak = max(run["peak_memory"] for run in runs) / 2**20
         print(f"{np.median(np.concatenate(steps)):8.2f} {min(rounds):8.2f} "
-              f"{max(rounds):8.2f} {summed:10.2f}  {kind or 'without'}")  # fmt: skip
+              f"{max(rounds):8.2f} {summed:10.2f} {peak:8.0f}  "
+              f"{kind or 'without'}")  # fmt: skip
 
 
 def train(launch: list[str], options: list[str]) -> dict:

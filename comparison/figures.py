@@ -95,11 +95,10 @@ def learning(results: Results) -> Figure | None:
     if not any(of.samples for of in results.learned.values()):
         return None
     figure, axes = plt.subplots(figsize=(WIDTH, 4.4))
+    what, curves = results.curves()
     for name, of in results.learned.items():
         if of.samples:
-            axes.plot(of.samples, of.accuracy or of.loss, "o-", color=color(name),
-                      label=name)  # fmt: skip
-    what = "accuracy" if any(of.accuracy for of in results.learned.values()) else "loss"
+            axes.plot(of.samples, curves[name], "o-", color=color(name), label=name)
     axes.set(xlabel="samples seen", ylabel=f"{what} over the epoch")
     axes.legend(fontsize=8)
     return figure

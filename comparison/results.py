@@ -96,6 +96,12 @@ class Results:
             or any(learned.failure for learned in self.learned.values())
         )
 
+    def curves(self) -> tuple[str, dict[str, list[float]]]:
+        """Of what ``learned`` has curves, accuracy or loss; and the curves."""
+        any_accuracy = any(of.accuracy for of in self.learned.values())
+        curves = {name: of.accuracy or of.loss for name, of in self.learned.items()}
+        return "accuracy" if any_accuracy else "loss", curves
+
     def write(self, path: Path) -> None:
         """Writes the file; numbers that are not finite become null."""
         content = {"schema": SCHEMA, **_plain(dataclasses.asdict(self))}

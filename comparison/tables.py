@@ -79,10 +79,9 @@ def _equal(precision: str, proof: Proof) -> Table:
 def _learned(results: Results) -> Table:
     names = [*results.learned]
     table = Table("Asynchronous backends: learning curve", ["samples seen", *names])
-    rates = {n: of.accuracy or of.loss for n, of in results.learned.items()}
-    what = "accuracy" if any(of.accuracy for of in results.learned.values()) else "loss"
+    what, curves = results.curves()
     for epoch, samples in enumerate(results.learned[REFERENCE].samples):
-        shown = [rates[n][epoch] if epoch < len(rates[n]) else None for n in names]
+        shown = [curves[n][epoch] if epoch < len(curves[n]) else None for n in names]
         table.add("", f"{samples:,}", *("" if v is None else f"{v:.4f}" for v in shown))
     tested = [results.learned[n].test.get(what) for n in names]
     table.add("", "test", *("" if v is None else f"{v:.4f}" for v in tested))

@@ -81,9 +81,12 @@ def allreduce_async(
     transport_dtype: str | None = None,
 ) -> Handle[np.ndarray]:
     """As ``allreduce``, returning at once a handle to wait for."""
-    request = (False, array, out, op, name, process_set, algorithm, transport_dtype)
-    plain = start(_KIND, *request, 0, None)
-    return _call(*request).start() if plain is None else plain
+    request = (
+        _KIND, False, array, out, op, name, process_set,
+        algorithm, transport_dtype, 0, None,
+    )  # fmt: skip
+    plain = start(*request)
+    return _call(*request[1:-2]).start() if plain is None else plain
 
 
 def grouped_allreduce(
@@ -102,10 +105,12 @@ def grouped_allreduce(
     do not overlap.
     """
     outputs = None if out is None else list(out)
-    choices = op, name, process_set, algorithm, transport_dtype
-    request = (True, list(arrays), outputs, *choices)
-    plain = library.extension().run(_KIND, *request, 0, None)
-    return _call(*request).run() if plain is None else plain
+    request = (
+        _KIND, True, list(arrays), outputs, op, name, process_set,
+        algorithm, transport_dtype, 0, None,
+    )  # fmt: skip
+    plain = library.extension().run(*request)
+    return _call(*request[1:-2]).run() if plain is None else plain
 
 
 def grouped_allreduce_async(
@@ -120,10 +125,12 @@ def grouped_allreduce_async(
 ) -> Handle[list[np.ndarray]]:
     """As ``grouped_allreduce``, returning at once a handle to wait for."""
     outputs = None if out is None else list(out)
-    choices = op, name, process_set, algorithm, transport_dtype
-    request = (True, list(arrays), outputs, *choices)
-    plain = start(_KIND, *request, 0, None)
-    return _call(*request).start() if plain is None else plain
+    request = (
+        _KIND, True, list(arrays), outputs, op, name, process_set,
+        algorithm, transport_dtype, 0, None,
+    )  # fmt: skip
+    plain = start(*request)
+    return _call(*request[1:-2]).start() if plain is None else plain
 
 
 def _call(
