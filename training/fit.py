@@ -30,7 +30,7 @@ from collective.training.custom_step.evaluation import make_evaluation
 from collective.training.custom_step.refusals import has_own_step
 from collective.training.custom_step.step import CustomStep
 from collective.training.elastic.membership import Membership
-from collective.training.evaluation.inference import open_backend, open_inputs
+from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
 from collective.training.input.agreement import Agreement
 from collective.training.input.batches import Batches
