@@ -27,11 +27,11 @@ def apply(name: str) -> None:
             super().__init__(*args, **more)
             right = self._local_sums
 
-            def local(inputs: StepInputs) -> tuple[Sums, list[tf.Tensor]]:
-                sums, state = right(inputs)
+            def local(inputs: StepInputs) -> Sums:
+                sums = right(inputs)
                 count = tf.cast(inputs.count, self.dtype)
                 share = count / tf.cast(inputs.global_rows, self.dtype)
-                return wrong(self, sums, share, inputs.replica), state
+                return wrong(self, sums, share, inputs.replica)
 
             self._local_sums = local
 
