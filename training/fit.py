@@ -373,11 +373,7 @@ def _maybe_empty(
 
 
 def _check_counted(backend: Backend, **wanted: Any) -> None:
-    """Refuses what needs to know the rows of each step beforehand.
-
-    Raises:
-        UsageError: It is wanted, and the data are batches.
-    """
+    """Refuses, for batches, what needs to know the rows of each step beforehand."""
     names = [f"{name}=" for name, value in wanted.items() if value is not None]
     if backend.elastic:
         names.append("an elastic job (--min-np)")
