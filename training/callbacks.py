@@ -149,8 +149,7 @@ class Hooks:
     def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
         """Calls the hook; returns what a callback raised, for all ranks to raise.
 
-        Raises:
-            CollectiveError: A callback used a collective, which the others do not.
+        Raises at once where a callback used a collective, which the others do not.
         """
         what = f"a callback's {hook}"
         parts = None if "batch" in hook else get_partition(self.model)
@@ -220,11 +219,7 @@ class BatchHooks:
         return last or (batch + 1) % self._together == 0
 
     def after(self, logs: Callable[[], dict[str, Any]], *place: int) -> None:
-        """After the last of the batches that Keras runs at a time.
-
-        Args:
-            logs: Makes them, where a callback sees them.
-        """
+        """After the last of the batches that Keras runs at a time; ``logs`` makes the logs."""
         if self._open is None or not self._ran:
             return
         hooks, number, self._open = self.hooks, self._open + self._together - 1, None
@@ -284,11 +279,7 @@ class RankZeroCallbacks(Observer):
         self.hooks.call("on_epoch_begin", (epoch,), epoch, {})
 
     def before_input(self, number: int) -> None:
-        """Calls ``on_train_batch_begin``.
-
-        Raises:
-            UsageError: A callback has changed which layers are trained.
-        """
+        """Calls ``on_train_batch_begin``; refuses what changed the trained layers before."""
         if self._trained is not None:
             if self._trained != keras_compat.trainable_flags(self.model):
                 raise UsageError(

@@ -30,7 +30,7 @@ from collective.training.custom_step.evaluation import make_evaluation
 from collective.training.custom_step.refusals import has_own_step
 from collective.training.custom_step.step import CustomStep
 from collective.training.elastic.membership import Membership
-from collective.training.evaluation.inference import open_backend, open_inputs
+from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
 from collective.training.input.agreement import Agreement
 from collective.training.input.batches import Batches
@@ -373,11 +373,7 @@ def _maybe_empty(
 
 
 def _check_counted(backend: Backend, **wanted: Any) -> None:
-    """Refuses what needs to know the rows of each step beforehand.
-
-    Raises:
-        UsageError: It is wanted, and the data are batches.
-    """
+    """Refuses, for batches, what needs to know the rows of each step beforehand."""
     names = [f"{name}=" for name, value in wanted.items() if value is not None]
     if backend.elastic:
         names.append("an elastic job (--min-np)")

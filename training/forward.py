@@ -133,17 +133,16 @@ class Forward:
         position: tf.Tensor,
         metric_state: list[tf.Tensor] | None = None,
     ) -> Sums:
-        """Sums and gradients over the rows of a micro-batch.
+        """Sums and gradients over the rows of a micro-batch, at least one.
 
         Args:
             weights: Values of the model's variables.
-            rows: At least one row.
             global_rows: Rows in the global batch.
             loss_scale: The loss is multiplied by it before differentiation.
-            position: ``(step, replica, micro-batch)``, int64: random numbers follow
-                from the seed and these.
-            metric_state: Values of the metrics' variables, from which metrics of the
-                whole global batch continue; all others count from zero.
+            position: ``(step, replica, micro-batch)``, int64: random numbers follow from
+                the seed and these.
+            metric_state: Values of the metrics' variables, from which metrics of the whole
+                global batch continue; all others count from zero.
 
         Raises:
             UsageError: The model assigns a variable that is not its own.

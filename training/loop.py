@@ -28,9 +28,6 @@ class Loop:
     """Runs the steps of a training.
 
     Args:
-        position: Where the training is.
-        step: The training step.
-        feed: This process' slices of the global batches.
         epochs: Epochs of the whole training; ``ENDLESS`` where steps decide.
         last_step: Steps of the whole training, over all epochs; ``ENDLESS`` where the
             number of epochs decides.

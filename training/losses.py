@@ -65,8 +65,8 @@ class LossSums:
 
     Attributes:
         divided: Scalar; its sum over replicas is the divided part of the loss.
-        undivided: One ``(total, weight)`` for each undivided loss; with both summed
-            over replicas, total / weight is that part of the loss.
+        undivided: One ``(total, weight)`` for each undivided loss; with both summed over
+            replicas, total / weight is that part of the loss.
         outputs: ``(shown, weight)`` of each output's own loss, without loss weights, of
             a model with several; weight is 0 for a divided one.
         shown: The divided part as Keras shows it: without a reduction, Keras

@@ -54,11 +54,7 @@ def fit_data(
     data: Any,
     global_batch_size: int | None,
 ) -> FitData:
-    """Takes the arguments of ``fit`` that are about data; see there.
-
-    Raises:
-        UsageError: They cannot go together, or are no data.
-    """
+    """Takes the arguments of ``fit`` that are about data; see there."""
     of_rows = data is not None or global_batch_size is not None
     if of_rows:
         if batch_size is not None:

@@ -1,5 +1,4 @@
 """``collective.evaluate`` and ``collective.predict``, and the validation of ``fit``.
 
-``exact`` evaluates loss and metrics over a data set, whatever the number of replicas;
-``inference`` is what ``evaluate`` and ``predict`` share.
+``exact`` evaluates loss and metrics over a data set, whatever the number of replicas.
 """

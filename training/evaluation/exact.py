@@ -42,11 +42,7 @@ from collective.training.reporting.report import cut
 
 
 class BatchwiseEvaluation(ABC):
-    """Evaluates a model on batches in order, sharded over the replicas.
-
-    Args:
-        steps: How many batches, at most.
-    """
+    """Evaluates a model on batches in order, ``steps`` at most, sharded over replicas."""
 
     def __init__(
         self,
@@ -116,8 +112,6 @@ class BatchwiseEvaluation(ABC):
         """Evaluates a global batch; the same on every rank.
 
         Args:
-            batch: This process' rows.
-            number: Of the batch.
             before: What this returned for the batch before it; None for the first.
         """
 

@@ -21,7 +21,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.arguments.data import as_data
 from collective.training.callbacks import BatchHooks, Callbacks, Hooks
-from collective.training.evaluation.inference import (
+from collective.training.evaluation.evaluate import (
     open_backend,
     open_hooks,
     open_inputs,

@@ -30,10 +30,8 @@ def cut(flat: np.ndarray, shapes: Iterable[Sequence[int]]) -> list[np.ndarray]:
 class Layout:
     """Layout of a report: loss, rows, times, losses of outputs, metrics, attachments.
 
-    Args:
-        model: A compiled and built model.
-        gathered_metrics: Whether metrics' variables continue from step to step, and a
-            report has their values. Otherwise a report has what a step adds to them.
+    With ``gathered_metrics``, metrics' variables continue from step to step, and a report
+    has their values; otherwise it has what a step adds to them.
     """
 
     LOSS, ROWS, REDUCE_START, REDUCE_STOP = range(4)
