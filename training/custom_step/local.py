@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -21,18 +21,6 @@ from collective.training.replica.rows import Rows
 
 Method = Callable[[Any], Any]
 Logs = dict[str, tf.Tensor]
-
-
-class Source(NamedTuple):
-    """The metric whose result a returned value is.
-
-    Attributes:
-        metric: The metric.
-        key: Which of its results, where they are a dict.
-    """
-
-    metric: keras.metrics.Metric
-    key: str | None
 
 
 class LocalStep:
@@ -59,7 +47,7 @@ class LocalStep:
         self.method = method
         self.sums = sums
         self.seed = seed
-        self.sources: dict[str, Source | None] = {}
+        self.sources: dict[str, keras_compat.Source | None] = {}
         self.paths: list[str] = []
         self.state: list[tf.Variable] = []
         self._updated: set[int] = set()
@@ -88,8 +76,8 @@ class LocalStep:
                     f"{type(logs).__name__}, not a dict",
                     hint="return {m.name: m.result() for m in self.metrics}",
                 )
-        found = {name: results.source(value) for name, value in logs.items()}
-        self.sources = {name: s and Source(*s) for name, s in found.items()}
+        sources = {n: results.get(id(value)) for n, value in logs.items()}
+        self.sources = {n: found and found[1] for n, found in sources.items()}
         self.paths, self._updated = hooks.paths, hooks.updated
         return {name: tf.convert_to_tensor(value) for name, value in logs.items()}
 

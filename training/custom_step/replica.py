@@ -32,7 +32,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.checks import finite
-from collective.training.keras_compat.interception import Hooks
+from collective.training.keras_compat import Hooks
 from collective.training.reduction import sum_tensors
 
 

@@ -6,18 +6,19 @@ The lines of ``keras.Model.train_step`` and ``test_step``, up to the optimizer, 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import masking
 
+from collective.training.keras_compat.layers import mask_of, set_mask
 from collective.training.keras_compat.losses import whole_losses
-from collective.training.keras_compat.seeds import is_seed_state
+from collective.training.keras_compat.model import takes_training
+from collective.training.keras_compat.randomness import is_seed_state
 from collective.training.keras_compat.stateless_metrics import metric_variables
 
 
@@ -115,12 +116,11 @@ def stock_step(
         with values:
             model.reset_metrics()
             y_pred, added = _call(model, x, pieces, training, values)
-            adding = [
-                layer.name
-                for layer in model._flatten_layers()
-                if layer._get_own_losses()
-            ]
-            with _losses(model, added if pieces else []):
+            layers = model._flatten_layers()
+            adding = [layer.name for layer in layers if layer._get_own_losses()]
+            # An empty list leaves ``model.losses`` as they are.
+            losses = added if pieces else []
+            with mock.patch.object(model, "_losses_override", losses):
                 loss = model._compute_loss(
                     x=x,
                     y=y,
@@ -141,27 +141,29 @@ def stock_step(
                 for name, value in logs.items()
                 if not isinstance(value, dict)
             }
-    outcome = StepOutcome(
+    gradients: list[np.ndarray | None] = []
+    if training:
+        versions = [values.versions[id(v)] for v in trainable]
+        gradients = _gradients(tape, scaled, versions, loss_scale)
+    own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
+    return StepOutcome(
         logs=logs,
+        gradients=gradients,
+        state=[np.asarray(values.get_current_value(v)) for v in state],
+        predictions=[np.asarray(t) for t in tf.nest.flatten(y_pred)],
+        weights={
+            i: np.asarray(values.get_current_value(v))
+            for i, v in enumerate(trainable)
+            if id(v) in values.written
+        },
+        outside=[
+            v.path
+            for i, v in values.written.items()
+            if i not in own and not is_seed_state(v)
+        ],
         added=float(sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in added)),
         adding=adding,
-        predictions=[np.asarray(t) for t in tf.nest.flatten(y_pred)],
     )
-    if training:
-        outcome.gradients = _gradients(trainable, tape, scaled, values, loss_scale)
-    outcome.state = [np.asarray(values.get_current_value(v)) for v in state]
-    outcome.weights = {
-        i: np.asarray(values.get_current_value(v))
-        for i, v in enumerate(trainable)
-        if id(v) in values.written
-    }
-    own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
-    outcome.outside = [
-        v.path
-        for i, v in values.written.items()
-        if i not in own and not is_seed_state(v)
-    ]
-    return outcome
 
 
 def _call(
@@ -172,7 +174,7 @@ def _call(
     values: _Values,
 ) -> tuple[Any, list[Any]]:
     """Predictions for all rows, and the added losses."""
-    argument = {"training": training} if model._call_has_training_arg else {}
+    argument = {"training": training} if takes_training(model) else {}
     if not pieces:
         return model(x, **argument), list(model.losses)
     predictions, losses = [], []
@@ -189,32 +191,19 @@ def _call(
 def _joined(*tensors: Any) -> tf.Tensor:
     """Predictions of consecutive rows in one tensor, with their masks."""
     joined = tf.concat(tensors, axis=0)
-    masks = [masking.get_keras_mask(t) for t in tensors]
+    masks = [mask_of(t) for t in tensors]
     if all(mask is not None for mask in masks):
-        masking.set_keras_mask(joined, tf.concat(masks, axis=0))
+        set_mask(joined, tf.concat(masks, axis=0))
     return joined
 
 
-@contextlib.contextmanager
-def _losses(model: keras.Model, added: list[Any]) -> Iterator[None]:
-    """Inside, ``model.losses`` are these; an empty list leaves them as they are."""
-    before = model._losses_override
-    model._losses_override = added
-    try:
-        yield
-    finally:
-        model._losses_override = before
-
-
 def _gradients(
-    trainable: Sequence[keras.Variable],
     tape: tf.GradientTape,
     loss: tf.Tensor,
-    values: _Values,
+    versions: list[list[tf.Tensor]],
     loss_scale: float,
 ) -> list[np.ndarray | None]:
     """The gradient of each trainable variable, over all values that it had."""
-    versions = [values.versions[id(v)] for v in trainable]
     found = []
     for parts in tape.gradient(loss, versions):
         dense = [

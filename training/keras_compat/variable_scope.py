@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import keras
 import tensorflow as tf
 
-from collective.training.keras_compat.seeds import is_seed_state
+from collective.training.keras_compat.randomness import is_seed_state
 
 
 class ForwardScope(keras.StatelessScope):
