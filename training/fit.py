@@ -26,10 +26,9 @@ from collective.training.checks.refusals import (
 )
 from collective.training.checks.replicas import DesyncAlarm, FinalCheck
 from collective.training.coupled import look_ups
+from collective.training.custom_step.building import has_own_step
 from collective.training.custom_step.check import check_step
-from collective.training.custom_step.epochs import MetricEpochs
 from collective.training.custom_step.evaluation import make_evaluation
-from collective.training.custom_step.refusals import has_own_step
 from collective.training.custom_step.step import CustomStep
 from collective.training.eager import runs_eagerly
 from collective.training.elastic.membership import Membership
@@ -314,7 +313,6 @@ def fit(
                 for line in check_step(step, inputs):
                     if backend.rank == 0 and str(verbose) != "0":
                         log.info(line)
-            observers.insert(0, MetricEpochs(position))
         else:
             step = Step(
                 prepared,

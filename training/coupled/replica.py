@@ -156,11 +156,11 @@ def for_replica(
         with entered(context):
             return forward(rows)
     with entered(context):
-        sums: Any = forward(_at_least_one_row(rows, count))
+        sums: Any = forward(at_least_one_row(rows, count))
     return tf.nest.map_structure(context.own, sums)._replace(metrics=sums.metrics)
 
 
-def _at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
+def at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
     """A tree of tensors ``[n, ...]``; with one row of zeros where n is 0.
 
     A replica without rows takes part in the collectives of the others. Many layers

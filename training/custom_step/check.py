@@ -22,11 +22,10 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import keras_compat
-from collective.training.custom_step.data import packed
-from collective.training.custom_step.refusals import DROP_IN
+from collective.training.custom_step.building import DROP_IN, packed
 from collective.training.custom_step.step import CustomStep
 from collective.training.custom_step.trial import Trial, Values, run, undone
-from collective.training.exchange import gather
+from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
@@ -36,15 +35,10 @@ from collective.training.verification.first_rows import first_rows
 
 # Rows of each replica: unlike each other, and unlike most widths of a network.
 PIECES = (11, 7, 13, 5)
-LONGEST = 2000  # bytes of a message
 
 
 def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
     """Compares the step with Keras' own; every rank calls it.
-
-    Args:
-        step: Of a model all of whose variables exist.
-        inputs: The training's.
 
     Returns:
         Lines for the user; none with one replica, whose step is Keras' own.
@@ -67,9 +61,10 @@ def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
     state = step.local.state
     noise = keras_compat.FixedNoise(start, stop, cut[-1])
     mine = tf.nest.map_structure(lambda t: t[start:stop], whole)
+    batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
     with undone(model, state) as variables:
         with keras_compat.fixed_noise(noise), _explained(model):
-            ours = run(model, state, lambda: step.try_on(_batch(mine, cut[-1])))
+            ours = run(model, state, lambda: step.try_on(batch))
         differing = _differing(backend, variables)
     problem = ""
     if differing:
@@ -79,7 +74,7 @@ def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
         )
     elif backend.rank == 0:
         problem = _compare_with_keras(model, state, whole, cut[-1], ours)
-    problem = _of_rank_zero(backend, problem)
+    problem = broadcast_object(backend, problem)
     if problem:
         raise UsageError(
             f"model {model.name!r}: its train_step on {cut[-1]} rows cut into "
@@ -125,10 +120,6 @@ def _cut(rows: int, replicas: int) -> list[int]:
     return [share(total, r, replicas)[0] for r in range(replicas)] + [total]
 
 
-def _batch(rows: Rows, total: int) -> Batch:
-    return Batch(*rows, tf.constant(total, tf.int64), ())
-
-
 def _differing(backend: Backend, variables: list[Any]) -> str:
     """The first variable whose value is not the same on all ranks; or nothing."""
     sums = [
@@ -137,8 +128,7 @@ def _differing(backend: Backend, variables: list[Any]) -> str:
     ]
     by_rank = gather(backend, np.array(sums, np.float64))
     differ = np.flatnonzero(np.any(by_rank != by_rank[0], axis=0))
-    names = [str(getattr(v, "path", v.name)) for v in variables]
-    return names[differ[0]] if differ.size else ""
+    return keras_compat.path_of(variables[differ[0]]) if differ.size else ""
 
 
 def _compare_with_keras(
@@ -158,41 +148,36 @@ def _compare_with_keras(
 
 def differences(ours: Trial, keras_trial: Trial) -> str:
     """The first thing in which two trials differ beyond rounding, in words."""
-    kinds: list[tuple[str, Values, Values, Callable[[str], str]]] = [
+    kinds: list[tuple[str, Callable[[str], str], str, str]] = [
         (
-            "the gradient of {} differs by {:.2g} of its size; a loss couples rows of "
-            "the batch, or sums over them",
-            ours.gradients,
-            keras_trial.gradients,
+            "gradients",
             lambda key: " for ".join(map(repr, key.split("|")[:2])),
+            "the gradient of",
+            "a loss couples rows of the batch, or sums over them",
         ),
+        ("metrics", repr, "the metric variable", "it is no sum over rows"),
         (
-            "the metric variable {} differs by {:.2g} of its size; it is no sum over rows",
-            ours.metrics,
-            keras_trial.metrics,
-            repr,
-        ),
-        (
-            "the state {} differs by {:.2g} of its size; it is no mean over rows",
-            ours.state,
-            keras_trial.state,
+            "state",
             lambda key: repr(key.split("|")[0]),
+            "the state",
+            "it is no mean over rows",
         ),
         (
-            "the returned {} differs by {:.2g} of its size; it is no mean over rows and "
-            "no metric's result",
-            ours.logs,
-            keras_trial.logs,
+            "logs",
             repr,
+            "the returned",
+            "it is no mean over rows and no metric's result",
         ),
     ]
-    for text, mine, theirs, name in kinds:
+    for kind, name, what, why in kinds:
+        mine, theirs = getattr(ours, kind), getattr(keras_trial, kind)
         if set(mine) != set(theirs):
             odd = sorted(set(mine) ^ set(theirs))[0]
             return f"{name(odd)} is there in one case only"
         worst, by = _worst(mine, theirs)
         if by > 1:
-            return text.format(name(worst), by * _tolerance(theirs[worst]))
+            size = by * _tolerance(theirs[worst])
+            return f"{what} {name(worst)} differs by {size:.2g} of its size; {why}"
     return ""
 
 
@@ -217,10 +202,3 @@ def _tolerance(value: np.ndarray) -> float:
     """Relative rounding that a few operations may add up to."""
     half = keras.config.dtype_policy().name.startswith("mixed_")
     return 0.05 if half else 1e-7 if value.dtype == np.float64 else 2e-3
-
-
-def _of_rank_zero(backend: Backend, text: str) -> str:
-    """Rank 0's text, on every rank."""
-    data = text.encode()[:LONGEST].ljust(LONGEST, b"\0")
-    sent = backend.broadcast_array(np.frombuffer(data, np.uint8))
-    return bytes(sent).rstrip(b"\0").decode(errors="ignore")

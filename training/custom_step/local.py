@@ -1,4 +1,4 @@
-"""A user's own step on the rows of one replica, with the hooks in place."""
+"""A user's own step on the rows of one replica, and which variables it writes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
 
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.custom_step.data import packed
+from collective.training.custom_step.building import packed
 from collective.training.custom_step.replica import (
     OrderedSums,
     ReplicaHooks,
     Share,
 )
-from collective.training.custom_step.written import written_variables
 from collective.training.replica.rows import Rows
 
 Method = Callable[[Any], Any]
@@ -93,3 +93,22 @@ def _is_summed(variable: tf.Variable) -> bool:
     is_seed = keras_compat.SEED_STATE in variable.name
     dtype = variable.dtype
     return not is_seed and (dtype.is_floating or dtype.is_integer or dtype.is_bool)
+
+
+def written_variables(graph: Any) -> list[tf.Variable]:
+    """The variables of others that a function writes.
+
+    Args:
+        graph: The ``FuncGraph`` of the function. Branches and loops inside are included.
+
+    Returns:
+        In the order in which the function first uses them: the same on every rank,
+        unlike that of ``graph.variables``.
+    """
+    written = set()
+    for operation in graph.get_operations():
+        _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        written |= {handle.ref() for handle in writes}
+    variables = {id(v.handle): v for v in graph.variables}
+    handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
+    return [variables[handle] for handle in handles if handle in variables]

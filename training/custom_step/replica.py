@@ -150,7 +150,7 @@ class ReplicaHooks(Hooks):
     def _locate(self, local: list[tf.Tensor], variables: list[Any]) -> tf.Tensor:
         """As ``finite.locate``; variables are counted over all gradients of the step."""
         first = len(self.paths)
-        self.paths += [_path(variable) for variable in variables]
+        self.paths += map(keras_compat.path_of, variables)
         place = finite.locate_first(local, self.backend)
         return tf.where(place > 0, place + first, place)
 
@@ -172,8 +172,8 @@ class ReplicaHooks(Hooks):
             )
         if not optimizer.built:
             optimizer.build(variables)
-        self.updated |= {id(_tf_variable(v)) for v in variables}
-        self.updated |= {id(_tf_variable(v)) for v in optimizer.variables}
+        written = [*variables, *optimizer.variables]
+        self.updated |= {id(keras_compat.tf_variable(v)) for v in written}
         return gradients, before
 
     def _check(self, gradients: list[tf.Tensor], variables: list[Any]) -> list[Any]:
@@ -263,18 +263,6 @@ def _dense(gradient: Any, variable: Any) -> tf.Tensor:
 
 def _widest(dtypes: Sequence[tf.DType]) -> tf.DType:
     return tf.float64 if tf.float64 in dtypes else tf.float32
-
-
-def _path(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name))
-
-
-def _tf_variable(variable: Any) -> tf.Variable:
-    return (
-        keras_compat.tf_variable(variable)
-        if isinstance(variable, keras.Variable)
-        else variable
-    )
 
 
 def _in_scope(tensor: Any) -> bool:

@@ -18,10 +18,10 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError
 from collective.training import keras_compat
 from collective.training.checks import finite
-from collective.training.custom_step.data import with_a_row
+from collective.training.coupled.replica import at_least_one_row
+from collective.training.custom_step.building import check_options
 from collective.training.custom_step.layout import CustomLayout
 from collective.training.custom_step.local import LocalStep, Logs
-from collective.training.custom_step.refusals import check_options
 from collective.training.custom_step.replica import OrderedSums, Share
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
@@ -124,7 +124,16 @@ class CustomStep:
         return self.layout.returned(report.numpy())
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
-        """Nothing: ``MetricEpochs`` resets the metrics' variables."""
+        """Metrics begin at zero, as in Keras' ``fit``.
+
+        Args:
+            sums: ``Averages.sums`` of the epoch; it may continue where it stopped.
+        """
+        self.model.reset_metrics()
+        if sums is not None and sums[self.layout.ROWS]:
+            values = self.layout.metric_values(sums)
+            for variable, value in zip(self._metric_variables, values, strict=True):
+                variable.assign(value)
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
@@ -135,7 +144,7 @@ class CustomStep:
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
         share = Share(own.count, batch.global_rows, number, replica)
-        rows = with_a_row(own.rows, own.count) if self.maybe_empty else own.rows
+        rows = at_least_one_row(own.rows, own.count) if self.maybe_empty else own.rows
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = [a.contribution(this_step) for a in self.attachments]
         call = self.local.trace(rows, share)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from collective.training import keras_compat
+from collective.training.keras_compat import path_of, record_applied, tf_variable
 from collective.training.variables.compared import all_variables
 
 Values = dict[str, np.ndarray]
@@ -36,31 +36,25 @@ class Trial:
 def run(
     model: keras.Model, state: list[Any], step: Callable[[], dict[str, Any]]
 ) -> Trial:
-    """Runs a step eagerly.
-
-    Args:
-        model: The model.
-        state: TensorFlow variables that the step writes besides.
-        step: Returns the logs.
-    """
+    """Runs a step eagerly, which returns its logs, and writes ``state`` besides."""
     applied: list[tuple[str, Any, list[Any], list[Any]]] = []
-    with keras_compat.record_applied(applied):
+    with record_applied(applied):
         logs = step()
     gradients, updated = {}, set()
     for number, (name, optimizer, grads, variables) in enumerate(applied):
         for variable, gradient in zip(variables, grads, strict=True):
             if gradient is not None:
-                key = f"{_path(variable)}|{name}|{number}"
+                key = f"{path_of(variable)}|{name}|{number}"
                 gradients[key] = _array(gradient)
-        updated |= {id(_inner(v)) for v in [*variables, *optimizer.variables]}
-    metrics = {id(_inner(v)): v for v in model.metrics_variables}
-    others = {id(_inner(v)): v for v in [*all_variables(model), *state]}
+        updated |= {id(tf_variable(v)) for v in [*variables, *optimizer.variables]}
+    metrics = {id(tf_variable(v)): v for v in model.metrics_variables}
+    others = {id(tf_variable(v)): v for v in [*all_variables(model), *state]}
     return Trial(
         gradients,
-        {_path(v): _array(v) for v in metrics.values()},
+        {path_of(v): _array(v) for v in metrics.values()},
         {name: _array(value) for name, value in logs.items()},
         {
-            f"{_path(v)}|{place}": _array(v)
+            f"{path_of(v)}|{place}": _array(v)
             for place, (key, v) in enumerate(others.items())
             if key not in updated and key not in metrics
         },
@@ -75,7 +69,7 @@ def undone(model: keras.Model, state: list[Any]) -> Iterator[list[Any]]:
         The variables.
     """
     every = [*all_variables(model), *model.metrics_variables, *state]
-    variables = list({id(_inner(v)): v for v in every}.values())
+    variables = list({id(tf_variable(v)): v for v in every}.values())
     values = [_array(v) for v in variables]
     plain = (bool, int, float, str, type(None))
     attributes = {k: v for k, v in vars(model).items() if isinstance(v, plain)}
@@ -87,15 +81,6 @@ def undone(model: keras.Model, state: list[Any]) -> Iterator[list[Any]]:
         for name, attribute in attributes.items():
             if getattr(model, name) is not attribute:
                 setattr(model, name, attribute)
-
-
-def _inner(variable: Any) -> Any:
-    is_keras = isinstance(variable, keras.Variable)
-    return keras_compat.tf_variable(variable) if is_keras else variable
-
-
-def _path(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name))
 
 
 def _array(value: Any) -> np.ndarray:
