@@ -11,7 +11,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.pipeline import Batch
-from collective.training.replica.rows import Rows, without_none
+from collective.training.replica.rows import Rows, or_none, without_none
 
 #: What remains for a step that cannot be run here.
 DROP_IN = (
@@ -73,15 +73,10 @@ def packed(rows: Rows) -> Any:
     Floating-point rows have the precision that Keras converts arrays to.
     """
     dtype = keras.config.floatx()
-    x, y, weight = (
-        None
-        if isinstance(part, tuple) and not part
-        else tf.nest.map_structure(
-            lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, part
-        )
-        for part in rows
+    cast = tf.nest.map_structure(
+        lambda t: tf.cast(t, dtype) if t.dtype.is_floating else t, rows
     )
-    return keras.utils.pack_x_y_sample_weight(x, y, weight)
+    return keras.utils.pack_x_y_sample_weight(*map(or_none, cast))
 
 
 def build(model: keras.Model, backend: Backend, spec: Batch) -> None:

@@ -10,7 +10,7 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import StepOutcome
 from collective.training.replica.plan import StepPlan
-from collective.training.replica.rows import Rows
+from collective.training.replica.rows import Rows, or_none
 from collective.training.step import Step
 from collective.training.verification import explain
 from collective.training.verification.differences import (
@@ -24,8 +24,8 @@ from collective.training.verification.pieces import (
     cut,
     test_in_pieces,
     train_in_pieces,
+    undo_writes,
 )
-from collective.training.verification.undo import undo_writes
 
 # A scale that keeps gradients in float16 from vanishing, and few from overflowing.
 _LOSS_SCALE = 256.0
@@ -81,17 +81,13 @@ class Check:
             UsageError: Our step would train another model than Keras'.
             NotComparable: Keras' own step fails, or is random.
         """
-        steps = [(self.rows, True)]
-        if self.validation is not None:
-            steps.append((self.validation, False))
-        gather: set[str] = set()
         with (
             keras_compat.fixed_randomness() as seeds,
             keras_compat.moving_statistics(len(self.sizes) > 1) as normalizing,
         ):
-            for rows, training in steps:
-                outcomes = self._outcomes(rows, training)
-                gather |= self._judge(outcomes, training)
+            gather = self._judge(self._outcomes(self.rows, True), True)
+            if self.validation is not None:
+                gather |= self._judge(self._outcomes(self.validation, False), False)
         if len(self.sizes) > 1:
             normalizing = [] if self.sync_batch_norm else normalizing
             self.notes += explain.by_nature(bool(seeds), normalizing)
@@ -141,7 +137,7 @@ class Check:
         self, rows: Rows, training: bool, pieces: Sequence[tuple[Any, float]] = ()
     ) -> tuple[StepOutcome, list[str]]:
         """Keras' own step, and the ``tf.Variable``s that it wrote."""
-        x, y, weight = (None if _is_absent(part) else part for part in rows)
+        x, y, weight = map(or_none, rows)
         try:
             with undo_writes() as written:
                 outcome = keras_compat.stock_step(
@@ -225,7 +221,3 @@ class Check:
         assert isinstance(own, StepOutcome)
         values = own.logs[difference.name], gathered.logs[difference.name]
         return close_logs(*values, self.tolerance)
-
-
-def _is_absent(part: Any) -> bool:
-    return part is None or (isinstance(part, tuple) and not part)

@@ -87,9 +87,9 @@ def differences(
         validation: Whether they are of test steps.
     """
     allowed = tolerance(prepared.model)
-    logs = [(name, *pair) for name, pair in _paired(stock.logs, own.logs)]
-    logs.sort(key=lambda log: log[0] not in losses)
-    for name, expected, got in logs:
+    common = [name for name in stock.logs if name in own.logs]
+    for name in sorted(common, key=lambda name: name not in losses):
+        expected, got = stock.logs[name], own.logs[name]
         if not close_logs(expected, got, allowed):
             kind = "loss" if name in losses else "metric"
             yield Difference(kind, name, _text(expected), _text(got), validation)
@@ -99,24 +99,14 @@ def differences(
     for variable, expected, got in zip(
         prepared.state, stock.state, own.state, strict=False
     ):
-        if _is_seed(variable) or _same_change(variable, expected, got, allowed):
-            continue
-        yield Difference("state", variable.path, _text(expected), _text(got))
+        alike = _same_change(variable, expected, got, allowed)
+        if not (alike or keras_compat.is_seed_state(variable)):
+            yield Difference("state", variable.path, _text(expected), _text(got))
     weights = prepared.trainable
     for i, expected in stock.weights.items():
-        got = own.weights.get(i)
-        if got is None:
-            got = np.asarray(weights[i])
+        got = own.weights[i] if i in own.weights else np.asarray(weights[i])
         if not _close(expected, got, allowed):
             yield Difference("weight", weights[i].path, _text(expected), _text(got))
-
-
-def _paired(
-    stock: dict[str, Any], own: dict[str, Any]
-) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for name in stock:
-        if name in own:
-            yield name, (stock[name], own[name])
 
 
 def _gradients(
@@ -168,10 +158,6 @@ def _close(expected: Any, got: Any, allowed: float, floor: float = 0.0) -> bool:
     a, b = a[finite], b[finite]
     room = allowed * np.linalg.norm(a) + floor + _TINY
     return bool(np.linalg.norm(a - b) <= room)
-
-
-def _is_seed(variable: keras.Variable) -> bool:
-    return keras_compat.is_seed_state(variable)
 
 
 def _text(value: Any) -> str:

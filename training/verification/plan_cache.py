@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from collective.errors import CollectiveError
@@ -48,13 +49,7 @@ def read(key: str) -> StepPlan | None:
 def write(key: str, plan: StepPlan) -> None:
     """Keeps a plan; on disk too, where that is possible."""
     _known[key] = plan
-    kept = {
-        "key": key,
-        "gather_loss": plan.gather_loss,
-        "gather_metrics": plan.gather_metrics,
-        "notes": plan.notes,
-        "look_ups": plan.look_ups,
-    }
+    kept = {"key": key} | asdict(plan)
     path = _path(key)
     part = path.with_suffix(f".{os.getpid()}.part")
     with contextlib.suppress(OSError, CollectiveError):

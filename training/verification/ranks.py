@@ -20,9 +20,12 @@ from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.input.source import checksum
-from collective.training.verification.code_digest import describe, short
+from collective.training.verification.descriptions import (
+    describe,
+    describe_model,
+    short,
+)
 from collective.training.verification.first_rows import read_rows
-from collective.training.verification.model_description import describe_model
 
 # Data are compared whole up to so many bytes, by rows spread over the whole beyond.
 _WHOLE_BYTES, _SAMPLED_ROWS = 16 << 20, 64
@@ -51,7 +54,7 @@ def compare_data(
     parts |= describe_data("training", inputs)
     if validation is not None:
         parts |= describe_data("validation", validation)
-    _compare(backend, parts)
+    compare(backend, parts)
 
 
 def compare_models(backend: Backend, model: keras.Model) -> None:
@@ -61,7 +64,7 @@ def compare_models(backend: Backend, model: keras.Model) -> None:
         UsageError: As ``compare_data``.
     """
     if backend.size > 1:
-        _compare(backend, describe_model(model))
+        compare(backend, describe_model(model))
 
 
 def describe_training(inputs: Input, model: keras.Model) -> dict[str, str]:
@@ -92,25 +95,19 @@ def _first_difference(mine: Mapping[str, str], first: Mapping[str, str]) -> str 
     return next((n for n in [*first, *mine] if first.get(n) != mine.get(n)), None)
 
 
-def _compare(backend: Backend, parts: Mapping[str, str]) -> None:
-    error = difference(backend, parts)
-    if error is not None:
-        raise error
-
-
-def difference(backend: Backend, mine: Mapping[str, str]) -> UsageError | None:
-    """The same error on every rank, if a rank's parts differ from rank 0's."""
+def compare(backend: Backend, mine: Mapping[str, str]) -> None:
+    """Raises the same error on every rank, if a rank's parts differ from rank 0's."""
     first = exchange.broadcast_object(backend, dict(mine))
     name = _first_difference(mine, first)
     differing = exchange.gather_few(backend, [name is not None])[:, 0]
     if not differing.any():
-        return None
+        return
     rank = int(np.argmax(differing))
     found = exchange.broadcast_object(
         backend, (name, mine.get(name or ""), first.get(name or "")), rank
     )
     ranks = [str(r) for r in np.flatnonzero(differing)]
-    return _error(rank, ranks, *found)
+    raise _error(rank, ranks, *found)
 
 
 def _error(
@@ -139,11 +136,8 @@ def _error(
 def _shown(text: str | None) -> str:
     if text is None:
         return "none"
-    return (
-        f"code or values {short(text, 0)}"
-        if text.startswith("def(")
-        else (f"code or values {text}" if text.startswith("#") else text)
-    )
+    text = short(text, 0) if text.startswith("def(") else text
+    return f"code or values {text}" if text.startswith("#") else text
 
 
 def describe_data(name: str, inputs: Any) -> dict[str, str]:

@@ -7,9 +7,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -27,8 +25,8 @@ from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows
 from collective.training.verification import plan_cache
 from collective.training.verification.check import Check, NotComparable
+from collective.training.verification.descriptions import describe_model
 from collective.training.verification.first_rows import count, first_rows
-from collective.training.verification.model_description import describe_model
 from collective.training.verification.pieces import untraced
 from collective.training.virtual.pieces import VirtualReplicas
 
@@ -83,84 +81,59 @@ def verify_step(
             why it probably does.
     """
     # Rank 0 decides, so that no rank waits where a variable is not set on all hosts.
-    found: dict[str, Any] = {"plan": asdict(StepPlan()), "line": None}
-    enabled = enabled and os.environ.get(VARIABLE) != "0"
-    if backend.rank == 0 and enabled:
+    plan, line, refusal = StepPlan(), None, None
+    if backend.rank == 0 and enabled and os.environ.get(VARIABLE) != "0":
         replicas = virtual.count if virtual else backend.most_replicas
         cut = accumulate > 1 or replicas > 1
         sizes = pieces or (_PIECES if cut else (_ROWS,))
+        start = time.perf_counter()
         with backend.only_rank_zero("the comparison with Keras' own step"):
-            checking = _Checking(
-                prepared,
-                backend,
-                inputs,
-                validation,
-                list(sizes),
-                seed,
-                sync_batch_norm,
-            )
-            found = _found(checking)
+            try:
+                plan, how = _plan(
+                    prepared, backend, inputs, validation, sizes, seed, sync_batch_norm
+                )
+            except NotComparable as why:
+                first = str(why).strip().split("\n")[0]
+                how = f"could not be compared with Keras' own: {first}"
+            except UsageError as error:
+                how, refusal = "", (error.message, error.hint)
+        line = f"the step {how} ({time.perf_counter() - start:.1f} s)"
     if backend.size > 1:
-        found = exchange.broadcast_object(backend, found)
-    if "error" in found:
-        raise UsageError(found["error"], hint=found["hint"])
-    plan = StepPlan(**(found["plan"] | {"notes": tuple(found["plan"]["notes"])}))
-    if backend.rank == 0 and str(verbose) != "0":
-        for line in (*plan.notes, found["line"]):
-            if line is not None:
-                log.info(line)
+        plan, line, refusal = exchange.broadcast_object(backend, (plan, line, refusal))
+    if refusal is not None:
+        raise UsageError(refusal[0], hint=refusal[1])
+    if backend.rank == 0 and line is not None and str(verbose) != "0":
+        for text in (*plan.notes, line):
+            log.info(text)
     return plan
 
 
-@dataclass(frozen=True)
-class _Checking:
-    """What is checked: the arguments of ``verify_step``."""
-
-    prepared: PreparedModel
-    backend: Backend
-    inputs: Any
-    validation: Any
-    sizes: list[int]
-    seed: int
-    sync_batch_norm: bool
-
-
-def _found(checking: _Checking) -> dict[str, Any]:
-    """The plan, or the error, and a line about the check itself. On rank 0."""
-    start = time.perf_counter()
-    try:
-        plan, how = _plan(checking)
-    except UsageError as error:
-        return {"error": error.message, "hint": error.hint}
-    except NotComparable as why:
-        first = str(why).strip().split("\n")[0]
-        plan, how = StepPlan(), f"could not be compared with Keras' own: {first}"
-    seconds = time.perf_counter() - start
-    return {"plan": asdict(plan), "line": f"the step {how} ({seconds:.1f} s)"}
-
-
-def _plan(checking: _Checking) -> tuple[StepPlan, str]:
-    """The plan, and how it was found."""
-    prepared, inputs = checking.prepared, checking.inputs
-    _check_comparable(prepared, checking.backend)
-    most, sync = sum(checking.sizes), checking.sync_batch_norm
-    rows = first_rows(inputs, most)
+def _plan(
+    prepared: PreparedModel,
+    backend: Backend,
+    inputs: Input | Batches,
+    validation: Input | Batches | None,
+    sizes: Sequence[int],
+    seed: int,
+    sync_batch_norm: bool,
+) -> tuple[StepPlan, str]:
+    """The plan, and how it was found; on rank 0."""
+    _check_comparable(prepared, backend)
+    rows = first_rows(inputs, sum(sizes))
     if rows is None:
         raise NotComparable("its data are no plain tensors, or can be read once only")
-    tested = None
-    if checking.validation is not None:
-        tested = first_rows(checking.validation, most)
-    sizes = _fitted(checking.sizes, count(rows))
+    tested = None if validation is None else first_rows(validation, sum(sizes))
+    sizes = _fitted(sizes, count(rows))
     description = _description(prepared.model, rows, tested, sizes)
-    key = plan_cache.key_of(f"{description} {sync}")
+    key = plan_cache.key_of(f"{description} {sync_batch_norm}")
     known = plan_cache.read(key)
     if known is not None:
         return known, "equals Keras' own, as an earlier run has verified"
-    step = untraced(prepared, checking.backend, inputs.spec, checking.seed)
+    step = untraced(prepared, backend, inputs.spec, seed)
     if tested is not None and count(tested) != count(rows):
         tested = None
     try:
-        plan = Check(step, rows, tested, sizes, sync).run()
+        plan = Check(step, rows, tested, sizes, sync_batch_norm).run()
     except NotComparable:
         # A model may need a number of rows: that of a whole batch.
         if not isinstance(inputs, Input):
@@ -168,7 +141,8 @@ def _plan(checking: _Checking) -> tuple[StepPlan, str]:
         more = first_rows(inputs, min(inputs.global_batch_size, inputs.rows))
         if more is None or count(more) == count(rows):
             raise
-        plan = Check(step, more, None, _fitted(sizes, count(more)), sync).run()
+        sizes = _fitted(sizes, count(more))
+        plan = Check(step, more, None, sizes, sync_batch_norm).run()
     plan_cache.write(key, plan)
     return plan, "equals Keras' own, verified"
 

@@ -89,9 +89,7 @@ def agree(virtual: VirtualReplicas, backend: Backend) -> None:
             threads,
         )
     if backend.size > 1:
-        error = ranks.difference(backend, describe(virtual))
-        if error is not None:
-            raise error
+        ranks.compare(backend, describe(virtual))
 
 
 def _instruction_set() -> str:
