@@ -18,11 +18,7 @@ from collective.training.coupled.replica import ReplicaContext, current
 
 
 def synchronized(every_layer: bool) -> contextlib.AbstractContextManager[None]:
-    """Around the tracing of a step: layers sum their statistics over replicas.
-
-    Args:
-        every_layer: False: only layers with ``synchronized=True``.
-    """
+    """Around the tracing of a step: layers sum their statistics over replicas."""
     return keras_compat.replace_moments(_moments, every_layer)
 
 
@@ -52,8 +48,6 @@ def moments(
     Args:
         inputs: ``[n, ..., channels, ...]``, floating.
         present: Of the same shape, bool: what counts. None: everything.
-        axes: All but that of the channels.
-        context: The replica.
 
     Returns:
         Scalar count of the inputs of one channel; mean and variance ``[channels]``.

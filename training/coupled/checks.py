@@ -23,7 +23,6 @@ def reasons(
     """What of a training needs collectives in the forward pass, a few words each.
 
     Args:
-        model, backend, plan, sync_batch_norm: As for ``Step``.
         cut: Whether one replica computes its rows in several pieces.
     """
     found = []
@@ -64,10 +63,7 @@ def check(
     """Refuses what cannot be combined, on every rank alike.
 
     Args:
-        prepared: The model.
-        backend: Sums over replicas.
         coupling: ``reasons``; nothing is refused where there are none.
-        accumulate, jit_compile, recompute: As for ``Step``.
 
     Raises:
         UsageError: Names both, and what to type.

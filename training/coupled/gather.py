@@ -24,7 +24,6 @@ def gather_rows(tree: Any, context: ReplicaContext) -> Any:
     Args:
         tree: Tensors ``[n, ...]``, n rows of this replica; all dimensions but the first
             the same on every replica.
-        context: The replica.
 
     Returns:
         The tree with tensors ``[global rows, ...]``.
@@ -95,12 +94,7 @@ def _gather_matrices(
 
 
 def _own_rows(tensor: tf.Tensor, context: ReplicaContext) -> tf.Tensor:
-    """The tensor without the row that stands for none.
-
-    Raises:
-        UsageError: It is a scalar.
-        tf.errors.InvalidArgumentError: In the step: it has another number of rows.
-    """
+    """The tensor without the row that stands for none."""
     if tensor.shape.rank == 0:
         raise UsageError(
             "a scalar among predictions, labels or weights has no rows that could be "
@@ -120,11 +114,7 @@ def _own_rows(tensor: tf.Tensor, context: ReplicaContext) -> tf.Tensor:
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:
-    """The dtype in which every value of another travels exactly.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """The dtype in which every value of another travels exactly."""
     if dtype in (tf.float16, tf.bfloat16, tf.float32):
         return tf.float32
     if dtype == tf.float64:

@@ -17,14 +17,7 @@ from collective.training import keras_compat
 
 
 class MetricState:
-    """The values of the metrics' variables, as one float64 vector.
-
-    Args:
-        model: Compiled and built; every rank makes this.
-
-    Attributes:
-        size: Length of the vector.
-    """
+    """The values of the metrics' variables, as one float64 vector."""
 
     def __init__(self, model: keras.Model):
         self._metrics = keras_compat.metrics(model)

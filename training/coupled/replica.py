@@ -26,15 +26,11 @@ class ReplicaContext:
     """One replica in one forward pass, inside ``Backend.run``.
 
     Args:
-        backend: Sums over replicas.
         number: int64 scalar, the replica's number.
         rows: int64 scalar, rows of the replica; may be 0.
         global_rows: int64 scalar, rows of the global batch.
         maybe_empty: Whether ``rows`` may be 0. The pass then has one row of zeros
             instead (``for_replica``), which must count nowhere.
-
-    Attributes:
-        replicas: The number of replicas.
     """
 
     def __init__(
@@ -140,11 +136,8 @@ def for_replica(
 
     Args:
         forward: Takes rows and returns a named tuple of sums, with ``metrics``.
-        backend: Sums over replicas.
         rows: Tree of tensors ``[n, ...]``.
         count: int64 scalar, n.
-        global_rows: int64 scalar, rows of the global batch.
-        maybe_empty: Whether n may be 0.
 
     Returns:
         The sums. Without rows, all are zero but the metrics: these may be those of the

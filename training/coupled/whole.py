@@ -29,12 +29,7 @@ from collective.training.prepared import PreparedModel
 
 
 class Predicted(NamedTuple):
-    """Rows with the model's predictions: what losses and metrics see.
-
-    Attributes:
-        x, y, sample_weight: As in ``Rows``, with None for what is absent.
-        y_pred: Tree of tensors.
-    """
+    """Rows with the model's predictions: what losses and metrics see."""
 
     x: Any
     y: Any
@@ -48,9 +43,6 @@ def gather(model: keras.Model, own: Predicted) -> Predicted:
     Args:
         model: x is large, and is gathered for a loss or metrics of its own only.
         own: The rows of this replica.
-
-    Raises:
-        UsageError: See ``gather_rows``.
     """
     own_code = ("compute_loss", "compute_metrics")
     if not any(keras_compat.overrides(model, name) for name in own_code):
@@ -67,10 +59,6 @@ class WholeBatch:
     """One global batch on one replica.
 
     Args:
-        model: A compiled model.
-        rows: Of all replicas.
-        replica: This one.
-        metric_variables: Of the model's metrics.
         metric_state: Their values, to continue from; None: they count from zero.
     """
 
@@ -100,9 +88,7 @@ class WholeBatch:
         Args:
             forward: The scope of the forward pass, which has ended; takes over what the
                 loss assigns to the model's state.
-            prepared: The model's variables.
             added: Values of ``add_loss`` and regularizers from the forward pass.
-            training: Given to a user's own ``compute_loss``.
 
         Returns:
             Sums over replicas give loss and gradient; none needs to be divided.

@@ -34,11 +34,7 @@ def check_options(
     recompute: bool = False,
     shard_optimizer: bool = False,
 ) -> None:
-    """Refuses what cannot be done with a user's own step.
-
-    Raises:
-        UsageError: Says what.
-    """
+    """Refuses what cannot be done with a user's own step."""
     refused = {
         "accumulate: a train_step takes its batch in one piece": accumulate > 1,
         "jit_compile: sums over ranks are no part of a compiled program": jit_compile,
@@ -81,11 +77,6 @@ def packed(rows: Rows) -> Any:
 
 def build(model: keras.Model, backend: Backend, spec: Batch) -> None:
     """Makes the variables of layers, metrics and optimizers, as Keras' ``fit`` does.
-
-    Args:
-        model: Compiled.
-        backend: The model is made for it.
-        spec: ``tf.TensorSpec`` of a batch.
 
     Raises:
         UsageError: The step does not fit the data.

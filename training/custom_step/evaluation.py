@@ -22,9 +22,6 @@ class CustomEvaluation(BatchwiseEvaluation):
     """Evaluates a model by its ``test_step``.
 
     Keras shows what the last batch returned where that is not the metrics' results.
-
-    Args:
-        prepared, backend, source, batch_size, steps: See ``BatchwiseEvaluation``.
     """
 
     def __init__(

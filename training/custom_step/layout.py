@@ -20,8 +20,6 @@ class CustomLayout(Layout):
     """Layout of a report: loss, rows, times, changes of metrics, logs, attachments.
 
     Args:
-        model: The model.
-        variables: Of its metrics.
         returned: The shape of each value that the step returns, by name.
     """
 

@@ -26,12 +26,6 @@ Logs = dict[str, tf.Tensor]
 class LocalStep:
     """Calls ``train_step`` or ``test_step`` of a model on one replica's rows.
 
-    Args:
-        model: The model.
-        method: The bound method.
-        sums: Sums over replicas.
-        seed: Of random numbers.
-
     Attributes:
         sources: For each returned name, the metric whose result it is; None for
             others. Known after the first call, as the next two.

@@ -74,9 +74,6 @@ class OrderedSums:
 
     TensorFlow orders operations that use the same variable, also within the branches of
     a condition; two all-reduces otherwise have no order.
-
-    Args:
-        backend: Sums.
     """
 
     def __init__(self, backend: Backend):
@@ -108,11 +105,6 @@ class OrderedSums:
 
 class ReplicaHooks(Hooks):
     """What one replica does at the intercepted calls of one step.
-
-    Args:
-        sums: Sums over replicas, in order.
-        share: This replica's.
-        seed: Of random numbers, with step and replica.
 
     Attributes:
         updated: ids of the TensorFlow variables that optimizers write: equal on all

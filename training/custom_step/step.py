@@ -34,18 +34,10 @@ class CustomStep:
     """The step of a model with its own ``train_step``; the interface of ``Step``.
 
     Args:
-        prepared: The model; what its step uses has been built
-            (``custom_step.building``).
-        backend: Sums.
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         accumulate, jit_compile, recompute: Refused, unless off.
-        seed: Of random numbers.
         maybe_empty: Whether a replica may have a batch without rows.
-        attachments: What else travels in the all-reduce.
         method: ``test_step``, to evaluate by it.
-
-    Attributes:
-        layout: What the numbers of a report mean.
     """
 
     def __init__(
@@ -106,14 +98,7 @@ class CustomStep:
         return report
 
     def try_on(self, batch: Batch) -> dict[str, Any]:
-        """Makes a step eagerly, without attachments; for ``check_step``.
-
-        Args:
-            batch: This replica's rows.
-
-        Returns:
-            What the step returned, over all rows.
-        """
+        """Makes a step eagerly, without attachments; for ``check_step``."""
         attachments, self.attachments = self.attachments, []
         sizes = self._attached_sizes
         try:
@@ -124,11 +109,7 @@ class CustomStep:
         return self.layout.returned(report.numpy())
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
-        """Metrics begin at zero, as in Keras' ``fit``.
-
-        Args:
-            sums: ``Averages.sums`` of the epoch; it may continue where it stopped.
-        """
+        """Metrics begin at zero, as in Keras' ``fit``."""
         self.model.reset_metrics()
         if sums is not None and sums[self.layout.ROWS]:
             values = self.layout.metric_values(sums)

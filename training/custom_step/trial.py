@@ -23,7 +23,6 @@ class Trial:
     Attributes:
         gradients: Those that optimizers applied, in order, by variable.
         metrics: Variables of the metrics afterwards.
-        logs: What the step returned.
         state: All other variables afterwards, but those that optimizers write.
     """
 
@@ -63,11 +62,7 @@ def run(
 
 @contextlib.contextmanager
 def undone(model: keras.Model, state: list[Any]) -> Iterator[list[Any]]:
-    """Afterwards, variables and plain attributes of the model are as before.
-
-    Yields:
-        The variables.
-    """
+    """Afterwards, variables and plain attributes of the model are as before."""
     every = [*all_variables(model), *model.metrics_variables, *state]
     variables = list({id(tf_variable(v)): v for v in every}.values())
     values = [_array(v) for v in variables]

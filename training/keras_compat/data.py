@@ -85,7 +85,6 @@ class EpochIterator:
     """The batches of an adapter, epoch by epoch, as ``keras.Model.fit`` asks for them.
 
     Args:
-        data: Keras' adapter.
         steps: Batches of an epoch; None: one pass over the data.
     """
 

@@ -50,14 +50,7 @@ class Hooks:
         return gradients, []
 
     def on_scalar(self, weight: Any) -> Any:
-        """A ``Mean`` or ``Sum`` given one number for the whole batch.
-
-        Args:
-            weight: Its ``sample_weight``, or None.
-
-        Returns:
-            The weight to use.
-        """
+        """A ``Mean`` or ``Sum`` given one number for the whole batch."""
         return weight
 
     def on_loss(
@@ -90,13 +83,6 @@ def intercept(
 
     A ``tf.function`` of the user's that is called inside is inlined: a cached trace
     would be without hooks, or with those of another step.
-
-    Args:
-        hooks: The hooks.
-        metrics: The model's, whose results are noted.
-
-    Yields:
-        Results of the metrics, as they are computed.
     """
     results: Results = {}
     with contextlib.ExitStack() as stack:

@@ -25,9 +25,6 @@ class Node:
 
     Attributes:
         operation: The layer.
-        name: Of the layer.
-        is_model: Whether the layer is a model itself.
-        inputs: The tensors that it needs.
         outputs: The tensors that it makes, with their bytes per row of the batch.
         compute: Takes the values of its inputs, adds those of its outputs.
     """
@@ -49,7 +46,6 @@ def replace_layer_calls(
     """Inside, replaces how a model, and the models in it, call their layers.
 
     Args:
-        model: The model.
         graph: Computes a functional model. Arguments: its nodes in order, the tensors
             that are its outputs, and the values of its inputs, to which it adds all
             others.

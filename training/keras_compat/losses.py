@@ -26,8 +26,6 @@ class Unreduced(NamedTuple):
     Attributes:
         values: What the loss returns for the rows; any shape.
         weight: Sample weights or None; they need not have the rank of ``values``.
-        mask: Keras' mask or None.
-        reduction: The loss' own.
         counted: Whether the number of values depends on the data, and not only on the
             number of rows.
     """
@@ -46,7 +44,6 @@ def replace_losses(model: keras.Model, call: LossCall) -> Iterator[None]:
     A loss that is called by one of these, or by user code, is left as it is.
 
     Args:
-        model: Compiled and built.
         call: Takes ``(loss, y_true, y_pred, sample_weight)``; returns a scalar.
     """
     compiled = model._compile_loss
@@ -66,10 +63,6 @@ def replace_losses(model: keras.Model, call: LossCall) -> Iterator[None]:
 
 def unreduced(loss: Any, y: Any, y_pred: Any, weight: Any) -> Unreduced | tf.Tensor:
     """Calls a loss, and leaves out the mean at its end.
-
-    Args:
-        loss: Of the compiled ones.
-        y, y_pred, weight: Its arguments.
 
     Returns:
         The loss before its mean; its value where it is not a ``keras.losses.Loss``, or

@@ -24,7 +24,6 @@ def build(
     Args:
         model: A compiled model, in its backend's scope.
         spec: ``(x, y, sample_weight)``, trees of ``tf.TensorSpec`` of one batch.
-        optimizer: Whether the optimizer's are made, too.
 
     Raises:
         ValueError: Model, loss or metrics do not fit the data.

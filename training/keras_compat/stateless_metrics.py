@@ -68,7 +68,6 @@ def metric_sums(
     """The values of the metrics' variables after one more batch.
 
     Args:
-        model: The model.
         state: Values of the variables of ``metrics(model)`` before the batch.
         batch: ``x, y, y_pred, sample_weight``.
 

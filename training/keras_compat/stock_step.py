@@ -31,11 +31,9 @@ class StepOutcome:
         gradients: Of each trainable variable, before the optimizer; None where the loss
             does not depend on it. Empty for a test step.
         state: The new value of each non-trainable variable.
-        predictions: One array for each output.
         weights: By index, the new values of trainable variables that layers assign.
         outside: Names of variables that are written and are none of the model's.
         added: The sum of the losses from ``add_loss`` and regularizers.
-        adding: Names of the layers that call ``add_loss``.
     """
 
     logs: dict[str, Any] = field(default_factory=dict)
@@ -98,17 +96,12 @@ def stock_step(
     """Keras' own step on some rows.
 
     Args:
-        model: Compiled and built.
         trainable, state: Its trainable variables, and all others.
         batch: ``x, y, sample_weight``; None for what is absent.
-        training: Whether it is a training step.
         loss_scale: The loss is multiplied by it before differentiation, and gradients
             are divided by it.
         pieces: ``(x, share of the rows)`` of consecutive rows. The model is then called
             for each of them, and the loss and the metrics see the predictions of all.
-
-    Raises:
-        Exception: Whatever the user's code raises.
     """
     x, y, sample_weight = batch
     with whole_losses(), tf.GradientTape() as tape:

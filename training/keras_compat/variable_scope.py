@@ -22,9 +22,7 @@ class ForwardScope(keras.StatelessScope):
 
     Args:
         trainable: The trainable variables and their values, which the tape watches.
-        others: All other variables that may be assigned, and their values.
         draw: Returns the seed (int32, shape [2]) of the n-th untracked generator.
-        tape: Records the forward pass; None without gradients.
 
     Attributes:
         assigned: For each trainable variable by index, the values assigned to it.

@@ -128,8 +128,6 @@ def save_weights(
 
     Args:
         model: A built and compiled model.
-        variables: Of model and optimizer.
-        values: Of the variables.
         path: A new file; its name ends in ``.weights.h5``.
 
     Returns:

@@ -30,12 +30,7 @@ _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
 def replace_calls(job: Job, options: Mapping[str, Any]) -> None:
-    """Replaces the three methods, for every model there is and will be.
-
-    Args:
-        job: Of this rank.
-        options: Further arguments of ``collective.fit``.
-    """
+    """Replaces the three methods, for every model there is and will be."""
     # As ``Model`` has them from a class above it, they are set on ``Model`` itself.
     model, backend = keras.Model, job.backend
 
@@ -143,11 +138,7 @@ def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_keras() -> None:
-    """Refuses a Keras backend that the script asked for when it was too late.
-
-    Raises:
-        UsageError: Names it.
-    """
+    """Refuses a Keras backend that the script asked for when it was too late."""
     wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
     if wanted != keras.backend.backend() or wanted != "tensorflow":
         raise UsageError(

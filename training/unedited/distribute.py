@@ -27,15 +27,7 @@ _distribution: Distribution | None = None
 
 
 class Distribution:
-    """Keras as it is while a script is distributed.
-
-    Args:
-        backend: Who sums the gradients.
-        options: Further arguments of ``collective.fit``.
-
-    Attributes:
-        job: What this rank has in common with the others.
-    """
+    """Keras as it is while a script is distributed."""
 
     def __init__(self, backend: Backend, options: Mapping[str, Any]):
         self.job = job = Job(backend)

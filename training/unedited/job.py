@@ -30,9 +30,6 @@ FIT, EVALUATE, PREDICT, SAVE = CALLS
 class Job:
     """What the replaced functions share, and how they are put back.
 
-    Args:
-        backend: Who sums the gradients.
-
     Attributes:
         used: The calls that the script has made so far.
     """

@@ -23,7 +23,6 @@ class Script:
     Args:
         path: Of the script; empty with a module.
         module: Its name; empty with a script.
-        arguments: Those of the script.
 
     Raises:
         UsageError: There is no such script or module.
@@ -46,11 +45,7 @@ class Script:
         sys.argv = [path, *arguments]
 
     def run(self) -> None:
-        """Runs it as ``__main__``, which it stays: its classes can be pickled.
-
-        Raises:
-            BaseException: What the script raises.
-        """
+        """Runs it as ``__main__``, which it stays: its classes can be pickled."""
         main = ModuleType("__main__")
         file = os.path.abspath(self.path)
         main.__dict__.update(__file__=file, __builtins__=builtins)

@@ -58,11 +58,7 @@ def _refuse(job: Job) -> None:
 
 
 def use_by_default(strategy: Any) -> None:
-    """Has the script make its variables in our strategy, without a scope.
-
-    Args:
-        strategy: None for none.
-    """
+    """Has the script make its variables in our strategy, without a scope."""
     if strategy is not None or tf.distribute.has_strategy():
         tf.distribute.experimental_set_strategy(strategy)
 

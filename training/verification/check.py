@@ -48,9 +48,7 @@ class Check:
     Args:
         step: Our step, ``untraced``.
         rows: Rows of the first batch, ``()`` for what is absent.
-        validation: Rows of the validation data; None for none.
         sizes: The pieces; one, where the step always sees its whole batch.
-        sync_batch_norm: Whether batch normalization has the statistics of all replicas.
     """
 
     def __init__(
@@ -167,11 +165,7 @@ class Check:
         return list(differences(prepared, stock, other, self.losses, not training))
 
     def _judge(self, outcomes: Outcomes, training: bool) -> set[str]:
-        """What must be computed on gathered predictions: ``loss``, ``metric``.
-
-        Raises:
-            UsageError: That would not help, or cannot be done.
-        """
+        """What must be computed on gathered predictions: ``loss``, ``metric``."""
         gather: set[str] = set()
         for difference in outcomes.found:
             part = "metric" if difference.kind == "metric" else "loss"

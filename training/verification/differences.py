@@ -29,9 +29,7 @@ class Difference:
 
     Attributes:
         kind: ``loss``, ``metric``, ``gradient``, ``state`` or ``weight``.
-        name: Of the loss, the metric or the variable.
         stock, own: Keras' value and ours, in words.
-        validation: Whether it is of the test step.
     """
 
     kind: str
@@ -81,10 +79,7 @@ def differences(
     """What differs, in the order in which it matters to the user.
 
     Args:
-        prepared: The model.
-        stock, own: The outcomes.
         losses: The names in ``logs`` that are losses, not metrics.
-        validation: Whether they are of test steps.
     """
     allowed = tolerance(prepared.model)
     common = [name for name in stock.logs if name in own.logs]

@@ -20,7 +20,6 @@ def read_rows(source: Source, numbers: np.ndarray) -> Rows | None:
     """Rows by number, ``()`` for what is absent.
 
     Args:
-        source: Reads them.
         numbers: int64 ``[n]``. A source without random access has its first rows only.
 
     Returns:

@@ -69,13 +69,9 @@ def train_in_pieces(
     """A training step up to the optimizer.
 
     Args:
-        step: ``untraced``.
         rows: ``[n, ...]``.
         sizes: Rows of the pieces; their sum is n.
         loss_scale: As for ``stock_step``.
-
-    Raises:
-        Exception: Whatever the user's code raises.
     """
     count = tf.constant(sum(sizes), tf.int64)
     scale = tf.constant(loss_scale, tf.float32)

@@ -40,9 +40,7 @@ def compare_data(
     """Refuses ranks with other data or another plan; every rank calls it.
 
     Args:
-        backend: Broadcasts.
         inputs: The training data, and how they are cut into batches.
-        validation: Likewise; None for none.
         settings: More arguments of ``fit`` that must be the same, by name.
 
     Raises:
@@ -58,11 +56,7 @@ def compare_data(
 
 
 def compare_models(backend: Backend, model: keras.Model) -> None:
-    """Refuses ranks with another model, loss, metric or optimizer.
-
-    Raises:
-        UsageError: As ``compare_data``.
-    """
+    """Refuses ranks with another model, loss, metric or optimizer."""
     if backend.size > 1:
         compare(backend, describe_model(model))
 
@@ -77,7 +71,6 @@ def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:
 
     Args:
         backend: Broadcasts; builds no graph, so after a change of the ranks, too.
-        mine: What this rank has described before it began to train.
 
     Raises:
         UsageError: On the ranks that differ only.

@@ -59,16 +59,9 @@ def verify_step(
     variable is changed.
 
     Args:
-        prepared: The model, with all of its variables.
-        backend: Sums over replicas.
         inputs: What will be trained on; where it is no ``Input``, it has ``spec``.
-        validation: What will be evaluated; None for nothing.
-        accumulate: Micro-batches per update and replica.
-        seed: Of random layers.
-        sync_batch_norm: As for ``fit``.
         enabled: False: nothing is done. So it is with ``COLLECTIVE_VERIFY=0``. That of
             rank 0 counts.
-        verbose: 0: nothing is printed.
         pieces: Sizes to cut the rows into; by default unevenly where several replicas or
             micro-batches share a batch, else not at all.
         virtual: The virtual replicas that share a batch; None: the backend's replicas.

@@ -17,10 +17,6 @@ HINT = "drop it, or virtual_replicas (--virtual-replicas)"
 def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:
     """The virtual replicas that were asked for.
 
-    Args:
-        count: How many; None for none.
-        backend: Whose replicas hold them.
-
     Raises:
         UsageError: There are fewer than replicas, or the backend cannot hold any.
     """
@@ -54,11 +50,7 @@ def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:
 
 
 def check_batch(virtual: VirtualReplicas, inputs: Input | Batches) -> None:
-    """Refuses a global batch with fewer rows than there are virtual replicas.
-
-    Raises:
-        UsageError: It has.
-    """
+    """Refuses a global batch with fewer rows than there are virtual replicas."""
     rows = (
         inputs.batch_size if isinstance(inputs, Batches) else inputs.global_batch_size
     )
@@ -72,14 +64,7 @@ def check_batch(virtual: VirtualReplicas, inputs: Input | Batches) -> None:
 
 
 def check_options(**options: Any) -> None:
-    """Refuses options of ``fit`` by which the bits would depend on the ranks.
-
-    Args:
-        options: What was asked for, by name.
-
-    Raises:
-        UsageError: Names the first one.
-    """
+    """Refuses options of ``fit`` by which the bits would depend on the ranks."""
     why = {
         "ledger": "it has the rows of each replica",
         "own_step": "a train_step of the model's own, which sums when it applies",
@@ -88,14 +73,7 @@ def check_options(**options: Any) -> None:
 
 
 def check_coupling(reasons: Sequence[str]) -> None:
-    """Refuses a forward pass that needs the rows of other pieces.
-
-    Args:
-        reasons: ``coupled.checks.reasons``.
-
-    Raises:
-        UsageError: There is one.
-    """
+    """Refuses a forward pass that needs the rows of other pieces."""
     _refuse(
         {f"{why}: a virtual replica sees its own rows only": True for why in reasons}
     )

@@ -41,12 +41,8 @@ def total(
     """The sums over all pieces, inside ``Backend.run``; the same bits on every replica.
 
     Args:
-        virtual: The pieces.
-        backend: Connects the replicas.
-        replica: This replica's number.
         sums: Of this replica's subtrees: float32 and float64 vectors, of equal
             lengths on every replica.
-        always: As for ``tree.finish``.
     """
     if backend.replicas == 1:
         return finish(virtual, sums, always)

@@ -43,12 +43,9 @@ def sum_pieces(
     """The sums over all pieces of a global batch, inside ``Backend.run``.
 
     Args:
-        virtual: The pieces.
-        backend: Connects the replicas.
         inputs: Of this process: ``rows`` are those of all its pieces, ``replica`` is
             ignored.
         compute: The sums of one piece, whose number is ``StepInputs.replica``.
-        structure: Shapes and dtypes of the sums.
         dtype: All sums travel in it; state that it cannot hold, in float64.
         attached: The tensors of each attachment, of this replica.
 
@@ -96,13 +93,9 @@ class _Layout:
     """Sums as vectors, and back.
 
     Args:
-        structure: Shapes and dtypes of the sums.
         dtype: Of the vectors, but for state that it cannot hold: float64.
         apart: Large tensors are vectors of their own, without a copy. To add up pieces
             in a graph, one vector takes less time to trace.
-
-    Attributes:
-        specs: Of the vectors.
     """
 
     def __init__(self, structure: Sums, dtype: tf.DType, apart: bool):

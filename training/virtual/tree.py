@@ -31,7 +31,6 @@ def finish(
     """The sum of all pieces, from those of subtrees that cover them.
 
     Args:
-        virtual: The tree.
         sums: Vectors by node; the nodes together cover each piece once.
         always: True, but the graph must not know it: computed from an input.
     """
@@ -57,9 +56,7 @@ def sum_subtrees(
     activations of one piece.
 
     Args:
-        leaf: Computes a piece, given as an int64 scalar.
         pieces: Consecutive, at least one.
-        subtrees: ``VirtualReplicas.subtrees`` of them.
         specs: Of the vectors that a piece has, ``[length]`` each.
 
     Returns:
