@@ -10,6 +10,7 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.checks.refusals import refuse
 from collective.training.input.pipeline import Batch
 from collective.training.replica.rows import Rows, or_none, without_none
 
@@ -35,6 +36,9 @@ def check_options(
     shard_optimizer: bool = False,
 ) -> None:
     """Refuses what cannot be done with a user's own step."""
+    # A strategy forbids a train_step to write variables whose replicas differ.
+    has_strategy = getattr(backend, "strategy", None) is not None
+    in_strategy = has_strategy and backend.most_replicas > 1
     refused = {
         "accumulate: a train_step takes its batch in one piece": accumulate > 1,
         "jit_compile: sums over ranks are no part of a compiled program": jit_compile,
@@ -44,23 +48,13 @@ def check_options(
         "layers on several devices": bool(backend.stages),
         "an elastic job: the updates of a train_step cannot be undone when a rank "
         "dies between two of them": backend.elastic,
-        f"backend {backend.name!r}": not backend.synchronous or _in_threads(backend),
+        f"backend {backend.name!r}": not backend.synchronous or in_strategy,
     }
-    for what, asked in refused.items():
-        if asked:
-            raise UsageError(
-                f"model {model.name!r} has a train_step of its own, which cannot be "
-                f"combined with {what}",
-                hint=f"leave that out, with --backend native or mpi; or {DROP_IN}",
-            )
-
-
-def _in_threads(backend: Backend) -> bool:
-    """Whether a strategy of TensorFlow's calls the step.
-
-    It forbids a train_step to write variables whose replicas differ.
-    """
-    return getattr(backend, "strategy", None) is not None and backend.most_replicas > 1
+    refuse(
+        f"model {model.name!r} has a train_step of its own, which cannot be combined with",
+        refused,
+        hint=f"leave that out, with --backend native or mpi; or {DROP_IN}",
+    )
 
 
 def packed(rows: Rows) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.training.checks.refusals import refuse
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.virtual.pieces import VirtualReplicas
@@ -80,8 +81,4 @@ def check_coupling(reasons: Sequence[str]) -> None:
 
 
 def _refuse(refused: Mapping[str, bool]) -> None:
-    for what, asked in refused.items():
-        if asked:
-            raise UsageError(
-                f"virtual replicas cannot be combined with {what}", hint=HINT
-            )
+    refuse("virtual replicas cannot be combined with", refused, hint=HINT)
