@@ -220,43 +220,41 @@ def _no_settings() -> frozenset[str]:
 def describe_model(model: keras.Model) -> dict[str, str]:
     """Parts of a compiled and built model, by name."""
     names = _Names(model)
-    parts = {"class of the model": describe(type(model))}
+    parts: dict[str, str] = {}
     for number, layer in enumerate(model._flatten_layers(include_self=False)):
         name = f"layer {number} ({names.of(layer.name)})"
-        for key, text in _layer(layer, names).items():
-            parts[f"{name}: {key}"] = short(text)
+        parts |= {f"{name}: {key}": text for key, text in _layer(layer, names).items()}
     config = config_of(model)
     if config is not None:
-        parts["connections of the layers"] = short(describe(names.replace(config)))
+        parts["connections of the layers"] = describe(names.replace(config))
     for key, text in _attributes(model, names).items():
-        parts[f"{key} of the model"] = short(text)
+        parts[f"{key} of the model"] = text
     for number, variable in enumerate(model.variables):
         path = "/".join(names.of(part) for part in variable.path.split("/"))
-        parts[f"variable {number}"] = short(
-            f"{path} {variable.dtype}{tuple(variable.shape)}"
-            f"{' trainable' if variable.trainable else ''}"
-        )
+        trainable = " trainable" if variable.trainable else ""
+        shape = tuple(variable.shape)
+        parts[f"variable {number}"] = f"{path} {variable.dtype}{shape}{trainable}"
     for method in ("train_step", "test_step", "compute_loss", "compute_metrics"):
         if keras_compat.overrides(model, method):
-            parts[method] = short(describe(getattr(type(model), method)))
-    return parts | describe_compiled(model)
-
-
-def describe_compiled(model: keras.Model) -> dict[str, str]:
-    """Loss, metrics and optimizer."""
-    parts = {
-        name: short(describe(value))
-        for name, value in keras_compat.compiled_arguments(model).items()
+            parts[method] = describe(getattr(type(model), method))
+    parts |= _compiled(model)
+    return {"class of the model": describe(type(model))} | {
+        name: short(text) for name, text in parts.items()
     }
+
+
+def _compiled(model: keras.Model) -> dict[str, str]:
+    """Loss, metrics and optimizer."""
+    arguments = keras_compat.compiled_arguments(model)
+    parts = {name: describe(value) for name, value in arguments.items()}
     optimizer = model.optimizer
-    parts["class of the optimizer"] = short(describe(type(optimizer)))
+    parts["class of the optimizer"] = describe(type(optimizer))
     ignored = ["name", *_IGNORED]
     core = keras_compat.core_optimizer(optimizer)
     if isinstance(getattr(core, "_learning_rate", None), keras.Variable):
         ignored.append("learning_rate")  # a variable: every rank has rank 0's
     config = _without(config_of(optimizer) or {}, ignored)
-    parts |= {f"optimizer: {key}": short(describe(v)) for key, v in config.items()}
-    return parts
+    return parts | {f"optimizer: {key}": describe(v) for key, v in config.items()}
 
 
 def _layer(layer: keras.layers.Layer, names: _Names) -> dict[str, str]:

@@ -1,12 +1,18 @@
-"""``verify_step``: rank 0 checks the step, and every rank gets its plan or its error."""
+"""``verify_step``: rank 0 checks the step, and every rank gets its plan or its error.
+
+Plans are kept by a digest of all they depend on: in this process, and in the user's cache
+folder for the next one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import keras
@@ -14,16 +20,16 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.launch import versions
 from collective.log import log
+from collective.net import private_files
 from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
 from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows
-from collective.training.verification import plan_cache
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.descriptions import describe_model
 from collective.training.verification.first_rows import count, first_rows
@@ -31,6 +37,7 @@ from collective.training.verification.pieces import untraced
 from collective.training.virtual.pieces import VirtualReplicas
 
 VARIABLE = "COLLECTIVE_VERIFY"
+_known: dict[str, StepPlan] = {}
 # Rows that are compared, and how they are cut: unevenly, so that a mean of means differs
 # from the mean.
 _ROWS, _PIECES = 7, (4, 2, 1)
@@ -118,8 +125,9 @@ def _plan(
     tested = None if validation is None else first_rows(validation, sum(sizes))
     sizes = _fitted(sizes, count(rows))
     description = _description(prepared.model, rows, tested, sizes)
-    key = plan_cache.key_of(f"{description} {sync_batch_norm}")
-    known = plan_cache.read(key)
+    text = f"{description} {sync_batch_norm}"
+    key = hashlib.sha256(text.encode()).hexdigest()
+    known = _read(key)
     if known is not None:
         return known, "equals Keras' own, as an earlier run has verified"
     step = untraced(prepared, backend, inputs.spec, seed)
@@ -136,7 +144,7 @@ def _plan(
             raise
         sizes = _fitted(sizes, count(more))
         plan = Check(step, more, None, sizes, sync_batch_norm).run()
-    plan_cache.write(key, plan)
+    _write(key, plan)
     return plan, "equals Keras' own, verified"
 
 
@@ -187,3 +195,39 @@ def _own_code() -> str:
     for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _path(key: str) -> Path:
+    return private_files.cache_folder() / "verified" / f"{key[:32]}.json"
+
+
+def _read(key: str) -> StepPlan | None:
+    """The plan, if this step was verified before."""
+    if key in _known:
+        return _known[key]
+    try:
+        kept = json.loads(private_files.read(_path(key)))
+        if kept["key"] != key:
+            return None
+        return StepPlan(
+            bool(kept["gather_loss"]),
+            bool(kept["gather_metrics"]),
+            tuple(map(str, kept["notes"])),
+            tuple((int(place), int(number)) for place, number in kept["look_ups"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, CollectiveError):
+        return None
+
+
+def _write(key: str, plan: StepPlan) -> None:
+    """Keeps a plan; on disk too, where that is possible."""
+    _known[key] = plan
+    kept = {"key": key} | asdict(plan)
+    path = _path(key)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    with contextlib.suppress(OSError, CollectiveError):
+        private_files.folder(private_files.cache_folder())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        private_files.write(part, json.dumps(kept, indent=1).encode())
+        part.replace(path)
