@@ -13,6 +13,7 @@ import itertools
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -24,17 +25,18 @@ from collective.errors import CollectiveError, UsageError
 from collective.training import keras_compat
 from collective.training.custom_step.building import DROP_IN, packed
 from collective.training.custom_step.step import CustomStep
-from collective.training.custom_step.trial import Trial, Values, run, undone
 from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
+from collective.training.keras_compat import path_of, record_applied, tf_variable
 from collective.training.replica.rows import Rows
-from collective.training.variables.compared import broadcast_model
+from collective.training.variables.compared import all_variables, broadcast_model
 from collective.training.verification.first_rows import first_rows
 
 # Rows of each replica: unlike each other, and unlike most widths of a network.
 PIECES = (11, 7, 13, 5)
+Values = dict[str, np.ndarray]
 
 
 def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
@@ -60,7 +62,7 @@ def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
     start, stop = cut[backend.rank], cut[backend.rank + 1]
     state = step.local.state
     noise = keras_compat.FixedNoise(start, stop, cut[-1])
-    mine = tf.nest.map_structure(lambda t: t[start:stop], whole)
+    mine: Rows = tf.nest.map_structure(lambda t: t[start:stop], whole)
     batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
     with undone(model, state) as variables:
         with keras_compat.fixed_noise(noise), _explained(model):
@@ -128,7 +130,7 @@ def _differing(backend: Backend, variables: list[Any]) -> str:
     ]
     by_rank = gather(backend, np.array(sums, np.float64))
     differ = np.flatnonzero(np.any(by_rank != by_rank[0], axis=0))
-    return keras_compat.path_of(variables[differ[0]]) if differ.size else ""
+    return path_of(variables[differ[0]]) if differ.size else ""
 
 
 def _compare_with_keras(
@@ -202,3 +204,69 @@ def _tolerance(value: np.ndarray) -> float:
     """Relative rounding that a few operations may add up to."""
     half = keras.config.dtype_policy().name.startswith("mixed_")
     return 0.05 if half else 1e-7 if value.dtype == np.float64 else 2e-3
+
+
+@dataclass
+class Trial:
+    """What a step has done.
+
+    Attributes:
+        gradients: Those that optimizers applied, in order, by variable.
+        metrics: Variables of the metrics afterwards.
+        state: All other variables afterwards, but those that optimizers write.
+    """
+
+    gradients: Values
+    metrics: Values
+    logs: Values
+    state: Values
+
+
+def run(
+    model: keras.Model, state: list[Any], step: Callable[[], dict[str, Any]]
+) -> Trial:
+    """Runs a step eagerly, which returns its logs, and writes ``state`` besides."""
+    applied: list[tuple[str, Any, list[Any], list[Any]]] = []
+    with record_applied(applied):
+        logs = step()
+    gradients, updated = {}, set()
+    for number, (name, optimizer, grads, variables) in enumerate(applied):
+        for variable, gradient in zip(variables, grads, strict=True):
+            if gradient is not None:
+                key = f"{path_of(variable)}|{name}|{number}"
+                gradients[key] = _array(gradient)
+        updated |= {id(tf_variable(v)) for v in [*variables, *optimizer.variables]}
+    metrics = {id(tf_variable(v)): v for v in model.metrics_variables}
+    others = {id(tf_variable(v)): v for v in [*all_variables(model), *state]}
+    return Trial(
+        gradients,
+        {path_of(v): _array(v) for v in metrics.values()},
+        {name: _array(value) for name, value in logs.items()},
+        {
+            f"{path_of(v)}|{place}": _array(v)
+            for place, (key, v) in enumerate(others.items())
+            if key not in updated and key not in metrics
+        },
+    )
+
+
+@contextlib.contextmanager
+def undone(model: keras.Model, state: list[Any]) -> Iterator[list[Any]]:
+    """Afterwards, variables and plain attributes of the model are as before."""
+    every = [*all_variables(model), *model.metrics_variables, *state]
+    variables = list({id(tf_variable(v)): v for v in every}.values())
+    values = [_array(v) for v in variables]
+    plain = (bool, int, float, str, type(None))
+    attributes = {k: v for k, v in vars(model).items() if isinstance(v, plain)}
+    try:
+        yield variables
+    finally:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        for name, attribute in attributes.items():
+            if getattr(model, name) is not attribute:
+                setattr(model, name, attribute)
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(value))

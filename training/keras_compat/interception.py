@@ -70,6 +70,10 @@ class Source(NamedTuple):
     metric: keras.metrics.Metric
     key: str | None
 
+    def part(self, result: Any) -> Any:
+        """The part of the metric's result that the tensor is."""
+        return result if self.key is None else result[self.key]
+
 
 #: By the id of each tensor, which is kept: ids of the dead are used again.
 Results = dict[int, tuple[Any, Source]]

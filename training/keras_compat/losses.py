@@ -156,15 +156,12 @@ def custom_loss(
     training: bool,
 ) -> tf.Tensor:
     """The value of a user's own ``compute_loss``, given the added losses."""
-    model._losses_override = added
     batch = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": weight}
     parameters = inspect.signature(model.compute_loss).parameters.values()
-    try:
-        if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return model.compute_loss(**batch, training=training)
-        return model._compute_loss(**batch, training=training)
-    finally:
-        model._losses_override = []
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    compute = model.compute_loss if takes_all else model._compute_loss
+    with mock.patch.object(model, "_losses_override", added):
+        return compute(**batch, training=training)
 
 
 @contextlib.contextmanager

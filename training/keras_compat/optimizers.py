@@ -160,9 +160,7 @@ def count_atomically(optimizer: keras.Optimizer) -> None:
 
     Keras reads it, adds one and writes it, which loses counts.
     """
-    for each in {
-        id(o): o for o in (core_optimizer(optimizer), *single_optimizers(optimizer))
-    }.values():
+    for each in (core_optimizer(optimizer), *single_optimizers(optimizer)):
         each.iterations.assign_add = each.iterations.value.assign_add
 
 

@@ -81,10 +81,7 @@ def metric_sums(
     mapping += zip(variables, state, strict=True)
     with keras.StatelessScope(state_mapping=mapping) as scope:
         model.compute_metrics(*batch)
-    return [
-        state[i] if (value := scope.get_current_value(v)) is None else value
-        for i, v in enumerate(variables)
-    ]
+    return [scope.get_current_value(v) for v in variables]
 
 
 def metric_results(model: keras.Model, state: Sequence[Any]) -> dict[str, Any]:
@@ -134,11 +131,11 @@ def _results(
     mapping = list(zip(variables, values, strict=True))
     with keras.StatelessScope(state_mapping=mapping):
         for metric in found:
-            results |= _numbers({metric.name: metric.result()})
+            results |= numbers({metric.name: metric.result()})
     return results
 
 
-def _numbers(results: dict[str, Any]) -> dict[str, Any]:
+def numbers(results: dict[str, Any]) -> dict[str, Any]:
     """Flat, as Keras makes its logs: a metric may have a dictionary of results.
 
     Inside the scope of their values: a result may be a variable itself.
@@ -146,7 +143,7 @@ def _numbers(results: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in results.items():
         if isinstance(value, dict):
-            found |= _numbers(value)
+            found |= numbers(value)
         else:
             array = np.asarray(keras.ops.convert_to_tensor(value))
             found[name] = float(array) if array.ndim == 0 else array  # as of F1Score

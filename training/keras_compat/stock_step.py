@@ -19,7 +19,10 @@ from collective.training.keras_compat.layers import mask_of, set_mask
 from collective.training.keras_compat.losses import whole_losses
 from collective.training.keras_compat.model import takes_training
 from collective.training.keras_compat.randomness import is_seed_state
-from collective.training.keras_compat.stateless_metrics import metric_variables
+from collective.training.keras_compat.stateless_metrics import (
+    metric_variables,
+    numbers,
+)
 
 
 @dataclass
@@ -114,26 +117,13 @@ def stock_step(
             # An empty list leaves ``model.losses`` as they are.
             losses = added if pieces else []
             with mock.patch.object(model, "_losses_override", losses):
-                loss = model._compute_loss(
-                    x=x,
-                    y=y,
-                    y_pred=y_pred,
-                    sample_weight=sample_weight,
-                    training=training,
-                )
+                parts = dict(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+                loss = model._compute_loss(**parts, training=training)
             count = tf.shape(tf.nest.flatten(x)[0])[0]
             model._loss_tracker.update_state(loss, sample_weight=count)
             scaled = tf.cast(loss, tf.float64) * loss_scale
-            logs = model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            # A metric may return several numbers by name.
-            several = [value for value in logs.values() if isinstance(value, dict)]
-            for values_by_name in several:
-                logs |= values_by_name
-            logs = {
-                name: np.asarray(value)
-                for name, value in logs.items()
-                if not isinstance(value, dict)
-            }
+            metrics = model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+            logs = numbers(metrics)
     gradients: list[np.ndarray | None] = []
     if training:
         versions = [values.versions[id(v)] for v in trainable]
