@@ -26,7 +26,6 @@ from collective.training.checks.refusals import (
 )
 from collective.training.checks.replicas import DesyncAlarm, FinalCheck
 from collective.training.coupled import look_ups
-from collective.training.custom_step.building import has_own_step
 from collective.training.custom_step.check import check_step
 from collective.training.custom_step.evaluation import make_evaluation
 from collective.training.custom_step.step import CustomStep
@@ -235,7 +234,7 @@ def fit(
         model = prepared.model
         compare_models(backend, model)
         check_states_of_rows(model)
-        own_step = has_own_step(model)
+        own_step = keras_compat.overrides(model, "train_step")
         if virtual is not None:
             virtual_checks.check_options(own_step=own_step, ledger=ledger)
         plan = verify_step(

@@ -22,7 +22,7 @@ from collective.errors import UsageError
 from collective.training import eager, keras_compat
 from collective.training.checks.refusals import check_model
 from collective.training.custom_step import building
-from collective.training.custom_step.building import check_options, has_own_step
+from collective.training.custom_step.building import check_options
 from collective.training.input.pipeline import Batch
 from collective.training.memory import sharded_optimizer
 from collective.training.memory.partitioned import PartitionedVariables
@@ -137,7 +137,7 @@ def prepare(
     if backend.tensor is not None:
         partition.check(backend, model, jit_compile, before.partition is not None)
     sharded = shard_optimizer or backend.tensor is not None
-    if has_own_step(model):
+    if keras_compat.overrides(model, "train_step"):
         check_options(
             model,
             backend,

@@ -66,9 +66,6 @@ def check(
 
     Args:
         coupling: ``reasons``; nothing is refused where there are none.
-
-    Raises:
-        UsageError: Names both, and what to type.
     """
     if not coupling:
         return

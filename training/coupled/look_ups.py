@@ -60,9 +60,6 @@ def planned(
     Args:
         global_rows: Rows of a batch; None where nobody knows.
         options: ``accumulate``, ``jit_compile`` and ``recompute`` of the step.
-
-    Raises:
-        UsageError: There is no such choice, or it cannot be had.
     """
     if choice not in CHOICES:
         raise UsageError(

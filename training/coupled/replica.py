@@ -123,7 +123,6 @@ def for_replica(
     Args:
         forward: Takes rows and returns a named tuple of sums, with ``metrics``.
         rows: Tree of tensors ``[n, ...]``.
-        count: int64 scalar, n.
 
     Returns:
         The sums. Without rows, all are zero but the metrics: these may be those of the

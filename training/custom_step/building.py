@@ -21,11 +21,6 @@ DROP_IN = (
 )
 
 
-def has_own_step(model: keras.Model) -> bool:
-    """Whether the user's class replaces ``train_step``."""
-    return keras_compat.overrides(model, "train_step")
-
-
 def check_options(
     model: keras.Model,
     backend: Backend,
@@ -70,11 +65,7 @@ def packed(rows: Rows) -> Any:
 
 
 def build(model: keras.Model, backend: Backend, spec: Batch) -> None:
-    """Makes the variables of layers, metrics and optimizers, as Keras' ``fit`` does.
-
-    Raises:
-        UsageError: The step does not fit the data.
-    """
+    """Makes the variables of layers, metrics and optimizers, as Keras' ``fit`` does."""
     x, y, weight, *_ = without_none(spec)
     step = tf.function(lambda rows: model.train_step(packed(rows)), autograph=False)
     try:

@@ -30,15 +30,11 @@ def as_dense_or_sparse(value: Any) -> Any:
         return data_adapter_utils.scipy_sparse_to_tf_sparse(value)
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor, np.ndarray)):
         return value
-    array = np.asarray(
-        keras.ops.convert_to_numpy(value) if _on_device(value) else value
-    )
+    if isinstance(value, (tf.Tensor, tf.Variable, keras.Variable)):
+        value = keras.ops.convert_to_numpy(value)
+    array = np.asarray(value)
     series = array.ndim == 1 and type(value).__module__.split(".")[0] == "pandas"
     return array[:, None] if series else array
-
-
-def _on_device(value: Any) -> bool:
-    return isinstance(value, (tf.Tensor, tf.Variable, keras.Variable))
 
 
 def sparse_by_rows(tensor: tf.SparseTensor) -> Any:

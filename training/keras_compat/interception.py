@@ -31,12 +31,7 @@ class Hooks:
     """What happens at the intercepted calls; here, nothing is changed."""
 
     def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """``tape.gradient`` of variables, with no outer tape that records.
-
-        Args:
-            gradients: Tensors or ``tf.IndexedSlices``; none is None.
-            variables: As long.
-        """
+        """``tape.gradient`` of variables, with no outer tape; none is None."""
         return gradients
 
     def on_apply(

@@ -42,9 +42,6 @@ def replace_losses(model: keras.Model, call: LossCall) -> Iterator[None]:
     """Inside, replaces how the compiled loss calls the loss of each output.
 
     A loss that is called by one of these, or by user code, is left as it is.
-
-    Args:
-        call: Takes ``(loss, y_true, y_pred, sample_weight)``; returns a scalar.
     """
     compiled = model._compile_loss
     if compiled is None:

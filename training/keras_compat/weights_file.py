@@ -132,9 +132,6 @@ def save_weights(
 
     Returns:
         The indices of the variables that Keras' format does not hold.
-
-    Raises:
-        OSError: It cannot be written or synced.
     """
     # Keras also writes metrics that are attributes of a model; ours are kept elsewhere.
     zeros = [(v, np.zeros(v.shape, v.dtype)) for v in model.metrics_variables]

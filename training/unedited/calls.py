@@ -59,9 +59,6 @@ def seed_all_ranks(job: Job) -> None:
 
     With ``COLLECTIVE_SEED``, else with a number that rank 0 draws. A seed that the
     script has set already, or sets later, wins.
-
-    Raises:
-        UsageError: The variable is not a number.
     """
     seed = int(job.backend.broadcast_array(np.array([_seed()]))[0])
     if entry_points.global_seed() is None:

@@ -24,9 +24,6 @@ class Script:
     Args:
         path: Of the script; empty with a module.
         module: Its name; empty with a script.
-
-    Raises:
-        UsageError: There is no such script or module.
     """
 
     def __init__(self, path: str, module: str, arguments: Sequence[str]):

@@ -48,7 +48,7 @@ class Check:
     """The comparison of a model's step.
 
     Args:
-        step: Our step, ``untraced``.
+        step: Our step, an ``UntracedStep``.
         rows: Rows of the first batch, ``()`` for what is absent.
         sizes: The pieces; one, where the step always sees its whole batch.
     """

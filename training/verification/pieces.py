@@ -17,12 +17,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from collective.backends.base import Backend
 from collective.training.accumulation import slice_rows
 from collective.training.forward import Sums, global_loss
 from collective.training.input.pipeline import Batch
 from collective.training.keras_compat import StepOutcome
-from collective.training.prepared import PreparedModel
 from collective.training.replica.inputs import read_weights
 from collective.training.replica.rows import Rows
 from collective.training.reporting.report import Averages
@@ -47,11 +45,6 @@ class UntracedStep(Step):
 
     def _trace(self, spec: Batch, jit_compile: bool) -> None:
         """Nothing: to trace a large model takes longer than to run it a few times."""
-
-
-def untraced(prepared: PreparedModel, backend: Backend, spec: Batch, seed: int) -> Step:
-    """The step of a model, without its functions."""
-    return UntracedStep(prepared, backend, spec, seed=seed)
 
 
 def cut(rows: Rows, sizes: Sequence[int]) -> list[Rows]:

@@ -71,9 +71,6 @@ def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:
 
     Args:
         backend: Broadcasts; builds no graph, so after a change of the ranks, too.
-
-    Raises:
-        UsageError: On the ranks that differ only.
     """
     first = exchange.broadcast_object(backend, dict(mine))
     name = _first_difference(mine, first)

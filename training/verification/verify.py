@@ -33,7 +33,7 @@ from collective.training.replica.rows import Rows
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.descriptions import describe_model
 from collective.training.verification.first_rows import count, first_rows
-from collective.training.verification.pieces import untraced
+from collective.training.verification.pieces import UntracedStep
 from collective.training.virtual.pieces import VirtualReplicas
 
 VARIABLE = "COLLECTIVE_VERIFY"
@@ -130,7 +130,7 @@ def _plan(
     known = _read(key)
     if known is not None:
         return known, "equals Keras' own, as an earlier run has verified"
-    step = untraced(prepared, backend, inputs.spec, seed)
+    step = UntracedStep(prepared, backend, inputs.spec, seed=seed)
     if tested is not None and count(tested) != count(rows):
         tested = None
     try:

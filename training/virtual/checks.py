@@ -16,11 +16,7 @@ HINT = "drop it, or virtual_replicas (--virtual-replicas)"
 
 
 def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:
-    """The virtual replicas that were asked for.
-
-    Raises:
-        UsageError: There are fewer than replicas, or the backend cannot hold any.
-    """
+    """The virtual replicas that were asked for."""
     if count is None:
         return None
     refused = {
@@ -64,13 +60,10 @@ def check_batch(virtual: VirtualReplicas, inputs: Input | Batches) -> None:
         )
 
 
-def check_options(**options: Any) -> None:
+def check_options(own_step: bool, ledger: Any) -> None:
     """Refuses options of ``fit`` by which the bits would depend on the ranks."""
-    why = {
-        "ledger": "it has the rows of each replica",
-        "own_step": "a train_step of the model's own, which sums when it applies",
-    }
-    _refuse({f"{name}: {why[name]}": bool(asked) for name, asked in options.items()})
+    own = "own_step: a train_step of the model's own, which sums when it applies"
+    _refuse({own: own_step, "ledger: it has the rows of each replica": bool(ledger)})
 
 
 def check_coupling(reasons: Sequence[str]) -> None:
