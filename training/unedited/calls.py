@@ -60,14 +60,14 @@ def seed_all_ranks(job: Job) -> None:
     With ``COLLECTIVE_SEED``, else with a number that rank 0 draws. A seed that the
     script has set already, or sets later, wins.
     """
-    seed = int(job.backend.broadcast_array(np.array([_seed()]))[0])
+    shared = int(job.backend.broadcast_array(np.array([_seed()]))[0])
     if entry_points.global_seed() is None:
-        keras.utils.set_random_seed(seed)
+        keras.utils.set_random_seed(shared)
     stock, calls = np.random.default_rng, itertools.count()
 
     @functools.wraps(stock)
-    def default_rng(own: Any = None) -> np.random.Generator:
-        return stock((seed, next(calls)) if own is None else own)
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        return stock((shared, next(calls)) if seed is None else seed)
 
     job.replace(np.random, "default_rng", default_rng)
 

@@ -164,6 +164,14 @@ def test_each_fit_has_an_order_of_its_own():
     assert isinstance(fit_seed(keras.Sequential()), int)  # not compiled
 
 
+def test_generators_that_have_a_seed_keep_it(distributed):
+    first = np.random.default_rng(seed=3).integers(1000, size=4)
+    distributed.undo()
+    np.testing.assert_array_equal(
+        first, np.random.default_rng(3).integers(1000, size=4)
+    )
+
+
 def test_options_of_fit_reach_it(monkeypatch):
     found = distribute_keras("single", accumulate=3)
     try:
