@@ -37,9 +37,8 @@ def gather_rows(tree: Any, context: ReplicaContext) -> Any:
     masks = [keras_compat.mask_of(leaf) for leaf in leaves]
     masked = [place for place, mask in enumerate(masks) if mask is not None]
     if context.replicas > 1:
-        gathered = _gather(
-            [*tensors, *(tf.convert_to_tensor(masks[i]) for i in masked)], context
-        )
+        present = [tf.convert_to_tensor(masks[place]) for place in masked]
+        gathered = _gather([*tensors, *present], context)
         tensors = gathered[: len(tensors)]
         for place, mask in zip(masked, gathered[len(tensors) :], strict=True):
             keras_compat.set_mask(tensors[place], mask)
@@ -89,8 +88,7 @@ def _gather_matrices(
         padded = [tf.pad(m, [[start, after], [0, 0]]) for m in matrices]
         return context.all_reduce(padded), gradient
 
-    wholes = gathered(*matrices)
-    return [wholes] if isinstance(wholes, tf.Tensor) else list(wholes)
+    return tf.nest.flatten(gathered(*matrices))
 
 
 def _own_rows(tensor: tf.Tensor, context: ReplicaContext) -> tf.Tensor:

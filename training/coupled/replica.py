@@ -79,8 +79,7 @@ class ReplicaContext:
 
             return self._in_order(tensors), gradient
 
-        results = summed(*tensors)
-        return [results] if isinstance(results, tf.Tensor) else list(results)
+        return tf.nest.flatten(summed(*tensors))
 
     def _in_order(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums after the collective before this one in the same graph."""
