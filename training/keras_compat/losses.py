@@ -41,7 +41,7 @@ class Unreduced(NamedTuple):
 def replace_losses(model: keras.Model, call: LossCall) -> Iterator[None]:
     """Inside, replaces how the compiled loss calls the loss of each output.
 
-    A loss that is called by one of these, or by user code, is left as it is.
+    ``call`` takes ``(loss, y_true, y_pred, sample_weight)``, returns a scalar. A loss that is called by one of these, or by user code, is left as it is.
     """
     compiled = model._compile_loss
     if compiled is None:

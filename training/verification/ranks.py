@@ -75,8 +75,7 @@ def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:
     first = exchange.broadcast_object(backend, dict(mine))
     name = _first_difference(mine, first)
     if name is not None:
-        here = mine.get(name), first.get(name)
-        error = _error(backend.rank, [str(backend.rank)], name, *here)
+        error = _error(backend.rank, 0, name, mine.get(name), first.get(name))
         error.everywhere = False
         raise error
 
@@ -93,15 +92,13 @@ def compare(backend: Backend, mine: Mapping[str, str]) -> None:
     if not differing.any():
         return
     rank = int(np.argmax(differing))
-    found = exchange.broadcast_object(
-        backend, (name, mine.get(name or ""), first.get(name or "")), rank
-    )
-    ranks = [str(r) for r in np.flatnonzero(differing)]
-    raise _error(rank, ranks, *found)
+    seen = name, mine.get(name or ""), first.get(name or "")
+    more = np.count_nonzero(differing) - 1
+    raise _error(rank, more, *exchange.broadcast_object(backend, seen, rank))
 
 
 def _error(
-    rank: int, ranks: list[str], name: str, mine: str | None, first: str | None
+    rank: int, more: int, name: str, mine: str | None, first: str | None
 ) -> UsageError:
     if name.endswith("rows"):
         what = f"the {name} are others on rank {rank} than on rank 0"
@@ -117,9 +114,9 @@ def _error(
             "let every rank run the same code with the same arguments; only files and "
             "callbacks may depend on the rank"
         )
-    more = f" (and on {len(ranks) - 1} more ranks)" if len(ranks) > 1 else ""
+    others = f" (and on {more} more ranks)" if more else ""
     return UsageError(
-        f"{what}{more}: the ranks would train different models", hint=hint
+        f"{what}{others}: the ranks would train different models", hint=hint
     )
 
 
