@@ -25,9 +25,7 @@ from collective.training.checks.refusals import (
 from collective.training.checks.replicas import DesyncAlarm, DesyncCheck
 from collective.training.coupled import look_ups
 from collective.training.custom_step.check import check_step
-from collective.training.custom_step.epochs import MetricEpochs
 from collective.training.custom_step.evaluation import make_evaluation
-from collective.training.custom_step.refusals import has_own_step
 from collective.training.custom_step.step import CustomStep
 from collective.training.elastic.membership import Membership
 from collective.training.evaluation.evaluate import open_backend, open_inputs
@@ -235,7 +233,7 @@ def fit(
         model = prepared.model
         compare_models(backend, model)
         check_states_of_rows(model)
-        own_step = has_own_step(model)
+        own_step = keras_compat.overrides(model, "train_step")
         if virtual is not None:
             virtual_checks.check_options(own_step=own_step, ledger=ledger)
 
@@ -286,8 +284,6 @@ def fit(
         observers, membership = _observers(
             position, result, inputs, hooks, timeline, checkpoint, ledger, virtual
         )
-        if own_step:
-            observers.insert(0, MetricEpochs(position))
         if DesyncAlarm.is_needed(backend, check_every):
             observers.append(DesyncCheck(position, check_every))
         options["seed"] = seed

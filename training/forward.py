@@ -23,7 +23,7 @@ from collective.training.memory.recompute import recompute_blocks
 from collective.training.prepared import PreparedModel
 from collective.training.replica.inputs import Weights
 from collective.training.replica.plan import StepPlan
-from collective.training.replica.rows import Rows
+from collective.training.replica.rows import Rows, or_none
 
 _fold_in = tf.random.experimental.stateless_fold_in
 
@@ -248,7 +248,7 @@ class Forward:
         with scope, keras_compat.scalar_means(_share(rows, global_rows)):
             with placement:
                 y_pred = keras_compat.call(model, x, training)
-            own = Predicted(x, _or_none(y), y_pred, _or_none(sample_weight))
+            own = Predicted(x, or_none(y), y_pred, or_none(sample_weight))
             added = model.losses
             if not self.plan.gather_loss:
                 loss = loss_sums(
@@ -405,11 +405,6 @@ class Forward:
             else value
             for i, value in enumerate(state)
         ]
-
-
-def _or_none(part: Any) -> Any:
-    """None for ``()``, as Keras wants it."""
-    return None if isinstance(part, tuple) and not part else part
 
 
 def _dense(gradient: Any, like: tf.Tensor) -> tf.Tensor:

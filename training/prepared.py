@@ -23,7 +23,7 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.checks.refusals import check_model
 from collective.training.custom_step import building
-from collective.training.custom_step.refusals import check_options, has_own_step
+from collective.training.custom_step.building import check_options
 from collective.training.input.pipeline import Batch
 from collective.training.memory import sharded_optimizer
 from collective.training.memory.partitioned import PartitionedVariables
@@ -133,7 +133,7 @@ def prepare(
     if backend.tensor is not None:
         partition.check(model, jit_compile, shards is not None)
     whole = not shard_optimizer and backend.tensor is None and not backend.stages
-    if has_own_step(model):
+    if keras_compat.overrides(model, "train_step"):
         check_options(
             model,
             backend,

@@ -23,8 +23,8 @@ from collective.training.accumulation import accumulate
 from collective.training.checks import finite
 from collective.training.coupled import batch_norm
 from collective.training.coupled import checks as coupled_checks
-from collective.training.coupled.metrics import MetricState
 from collective.training.coupled.replica import for_replica
+from collective.training.coupled.whole import MetricState
 from collective.training.forward import Forward, Sums, global_loss
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import keras
 
 from collective.backends.base import Backend
@@ -30,6 +32,17 @@ def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> i
             hint=f"--global-batch-size {replicas} or more, or fewer replicas",
         )
     return rows
+
+
+def refuse(text: str, refused: Mapping[str, bool], hint: str) -> None:
+    """Refuses the first thing that was asked for.
+
+    Raises:
+        UsageError: The text, which ends with the name of the thing.
+    """
+    for what, asked in refused.items():
+        if asked:
+            raise UsageError(f"{text} {what}", hint=hint)
 
 
 def check_model(model: keras.Model, backend: Backend) -> None:

@@ -3,8 +3,8 @@
 The step needs none where losses and metrics are sums over rows. Two things are not:
 
 * a loss such as Dice, or a metric such as a maximum: predictions of all replicas are
-  gathered (``gather``), and each replica computes Keras' own loss (``losses``) and
-  metrics (``metrics``) of the whole global batch;
+  gathered (``gather``), and each replica computes Keras' own loss and metrics of the
+  whole global batch (``whole``);
 * batch normalization, where the user asks for the statistics of the whole global batch
   (``batch_norm``).
 

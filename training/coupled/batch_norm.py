@@ -18,11 +18,7 @@ from collective.training.coupled.replica import ReplicaContext, current
 
 
 def synchronized(every_layer: bool) -> contextlib.AbstractContextManager[None]:
-    """Around the tracing of a step: layers sum their statistics over replicas.
-
-    Args:
-        every_layer: False: only layers with ``synchronized=True``.
-    """
+    """Around the tracing of a step: layers sum their statistics over replicas."""
     return keras_compat.replace_moments(_moments, every_layer)
 
 
@@ -52,8 +48,6 @@ def moments(
     Args:
         inputs: ``[n, ..., channels, ...]``, floating.
         present: Of the same shape, bool: what counts. None: everything.
-        axes: All but that of the channels.
-        context: The replica.
 
     Returns:
         Scalar count of the inputs of one channel; mean and variance ``[channels]``.
@@ -62,21 +56,18 @@ def moments(
 
     @tf.custom_gradient
     def combined(inputs: tf.Tensor) -> Any:
-        own = _own_statistics(inputs, present, axes, context)
-        count, mean, variance = _combine(*_gather(*own, context))
+        own = context.own(_own_statistics(inputs, present, axes))
+        count, mean, variance = _combined(own, context)
 
         def gradient(
             _: tf.Tensor, of_mean: tf.Tensor, of_variance: tf.Tensor
         ) -> tf.Tensor:
             own = context.own(tf.stack([of_mean, of_variance]))
             both = context.all_reduce([own])[0]
-            of_mean, of_variance = tf.unstack(
-                tf.math.divide_no_nan(both, count), axis=0
-            )
+            shares = tf.unstack(tf.math.divide_no_nan(both, count), axis=0)
+            of_mean, of_variance = (_broadcast(s, inputs, axes) for s in shares)
             distance = inputs - _broadcast(mean, inputs, axes)
-            result = _broadcast(of_mean, inputs, axes) + 2 * distance * _broadcast(
-                of_variance, inputs, axes
-            )
+            result = of_mean + 2 * distance * of_variance
             return context.own(result if weights is None else result * weights)
 
         return (count, mean, variance), gradient
@@ -85,12 +76,9 @@ def moments(
 
 
 def _own_statistics(
-    inputs: tf.Tensor,
-    present: tf.Tensor | None,
-    axes: list[int],
-    context: ReplicaContext,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Count, mean and sum of squared distances of this replica; zeros without rows."""
+    inputs: tf.Tensor, present: tf.Tensor | None, axes: list[int]
+) -> tf.Tensor:
+    """``[1 + 2 channels]``: count, means, sums of squared distances of this replica."""
     dtype = inputs.dtype
     if present is None:
         sizes = tf.gather(tf.shape(inputs), axes)
@@ -104,32 +92,20 @@ def _own_statistics(
     squares = tf.square(inputs - _broadcast(mean, inputs, axes))
     if present is not None:
         squares = tf.where(present, squares, 0)
-    return (
-        context.own(count),
-        context.own(mean),
-        context.own(tf.reduce_sum(squares, axes)),
-    )
+    return tf.concat([count[None], mean, tf.reduce_sum(squares, axes)], axis=0)
 
 
-def _gather(
-    count: tf.Tensor, mean: tf.Tensor, squares: tf.Tensor, context: ReplicaContext
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The statistics of all replicas: ``[replicas, 1]``, ``[replicas, channels]`` twice."""
-    line = tf.concat([count[None], mean, squares], axis=0)
-    place = tf.one_hot(context.number, context.replicas, dtype=line.dtype)
-    # tf.where: a statistic that is no number stays in its place.
-    lines = tf.where(place[:, None] > 0, line[None], tf.zeros_like(line)[None])
-    lines.set_shape([context.replicas, line.shape[0]])
-    everyone = context.all_reduce([lines])[0]
-    channels = mean.shape[0]
-    counts, means, squares = tf.split(everyone, [1, channels, channels], axis=1)
-    return counts, means, squares
-
-
-def _combine(
-    counts: tf.Tensor, means: tf.Tensor, squares: tf.Tensor
+def _combined(
+    own: tf.Tensor, context: ReplicaContext
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Scalar count, and mean and variance of each channel, over all replicas."""
+    place = tf.one_hot(context.number, context.replicas, dtype=own.dtype)
+    # tf.where: a statistic that is no number stays in its place.
+    lines = tf.where(place[:, None] > 0, own[None], tf.zeros_like(own)[None])
+    lines.set_shape([context.replicas, own.shape[0]])
+    everyone = context.all_reduce([lines])[0]
+    channels = own.shape[0] // 2
+    counts, means, squares = tf.split(everyone, [1, channels, channels], axis=1)
     count = tf.reduce_sum(counts)
     shares = tf.math.divide_no_nan(counts, count)
     mean = tf.reduce_sum(shares * means, axis=0)

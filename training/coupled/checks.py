@@ -9,6 +9,7 @@ import keras
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.checks.refusals import refuse
 from collective.training.prepared import PreparedModel
 from collective.training.replica.plan import StepPlan
 
@@ -23,24 +24,24 @@ def reasons(
     """What of a training needs collectives in the forward pass, a few words each.
 
     Args:
-        model, backend, plan, sync_batch_norm: As for ``Step``.
         cut: Whether one replica computes its rows in several pieces.
     """
-    found = []
-    if plan.gather_loss:
-        found.append("a loss of the whole batch")
-    if plan.gather_metrics:
-        found.append("metrics of the whole batch")
-    if plan.gather_look_ups:
-        found.append("gradients of single look-ups (embedding_gradients='keras')")
-    if plan.as_rows:
-        found.append("gradients of embeddings that travel as rows")
-    if backend.replicas == 1 and not backend.elastic and not cut:
-        return tuple(found)  # the statistics of its rows are those of the batch
-    layers = keras_compat.batch_norm_layers(model)
-    if any(sync_batch_norm or layer.synchronized for layer in layers):
-        found.append("synchronized batch normalization")
-    return tuple(found)
+    # The statistics of one replica's rows are those of the batch.
+    whole = backend.replicas == 1 and not backend.elastic and not cut
+    needs = {
+        "a loss of the whole batch": plan.gather_loss,
+        "metrics of the whole batch": plan.gather_metrics,
+        "gradients of single look-ups (embedding_gradients='keras')": (
+            plan.gather_look_ups
+        ),
+        "gradients of embeddings that travel as rows": plan.as_rows,
+        "synchronized batch normalization": not whole
+        and any(
+            sync_batch_norm or layer.synchronized
+            for layer in keras_compat.batch_norm_layers(model)
+        ),
+    }
+    return tuple(what for what, needed in needs.items() if needed)
 
 
 def is_possible(prepared: PreparedModel, backend: Backend, **options: Any) -> bool:
@@ -64,13 +65,7 @@ def check(
     """Refuses what cannot be combined, on every rank alike.
 
     Args:
-        prepared: The model.
-        backend: Sums over replicas.
         coupling: ``reasons``; nothing is refused where there are none.
-        accumulate, jit_compile, recompute: As for ``Step``.
-
-    Raises:
-        UsageError: Names both, and what to type.
     """
     if not coupling:
         return
@@ -94,11 +89,9 @@ def check(
         "jit_compile": jit_compile,
         "recompute": recompute,
     }
-    for other, asked in refused.items():
-        if asked:
-            raise UsageError(
-                f"{what} needs collectives inside the forward pass, which do not work "
-                f"with {other}",
-                hint="a backend with one replica in each process (native, mpi, horovod, "
-                "tf-multiworker), without that option",
-            )
+    refuse(
+        f"{what} needs collectives inside the forward pass, which do not work with",
+        refused,
+        hint="a backend with one replica in each process (native, mpi, horovod, "
+        "tf-multiworker), without that option",
+    )

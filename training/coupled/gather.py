@@ -24,7 +24,6 @@ def gather_rows(tree: Any, context: ReplicaContext) -> Any:
     Args:
         tree: Tensors ``[n, ...]``, n rows of this replica; all dimensions but the first
             the same on every replica.
-        context: The replica.
 
     Returns:
         The tree with tensors ``[global rows, ...]``.
@@ -38,9 +37,8 @@ def gather_rows(tree: Any, context: ReplicaContext) -> Any:
     masks = [keras_compat.mask_of(leaf) for leaf in leaves]
     masked = [place for place, mask in enumerate(masks) if mask is not None]
     if context.replicas > 1:
-        gathered = _gather(
-            [*tensors, *(tf.convert_to_tensor(masks[i]) for i in masked)], context
-        )
+        present = [tf.convert_to_tensor(masks[place]) for place in masked]
+        gathered = _gather([*tensors, *present], context)
         tensors = gathered[: len(tensors)]
         for place, mask in zip(masked, gathered[len(tensors) :], strict=True):
             keras_compat.set_mask(tensors[place], mask)
@@ -90,17 +88,11 @@ def _gather_matrices(
         padded = [tf.pad(m, [[start, after], [0, 0]]) for m in matrices]
         return context.all_reduce(padded), gradient
 
-    wholes = gathered(*matrices)
-    return [wholes] if isinstance(wholes, tf.Tensor) else list(wholes)
+    return tf.nest.flatten(gathered(*matrices))
 
 
 def _own_rows(tensor: tf.Tensor, context: ReplicaContext) -> tf.Tensor:
-    """The tensor without the row that stands for none.
-
-    Raises:
-        UsageError: It is a scalar.
-        tf.errors.InvalidArgumentError: In the step: it has another number of rows.
-    """
+    """The tensor without the row that stands for none."""
     if tensor.shape.rank == 0:
         raise UsageError(
             "a scalar among predictions, labels or weights has no rows that could be "
@@ -120,11 +112,7 @@ def _own_rows(tensor: tf.Tensor, context: ReplicaContext) -> tf.Tensor:
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:
-    """The dtype in which every value of another travels exactly.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """The dtype in which every value of another travels exactly."""
     if dtype in (tf.float16, tf.bfloat16, tf.float32):
         return tf.float32
     if dtype == tf.float64:

@@ -40,7 +40,6 @@ class LookUps(NamedTuple):
     """The gradients of one variable's look-ups in the global batch.
 
     Attributes:
-        slices: Of all replicas.
         total: Number of the loss total that they are of: 0 for the divided part.
     """
 
@@ -59,15 +58,8 @@ def planned(
     """The plan, with how the gradients of look-ups travel.
 
     Args:
-        plan: What the check has found.
-        choice: ``combined`` or ``keras``.
-        prepared: The model.
-        backend: Sums over replicas.
         global_rows: Rows of a batch; None where nobody knows.
         options: ``accumulate``, ``jit_compile`` and ``recompute`` of the step.
-
-    Raises:
-        UsageError: There is no such choice, or it cannot be had.
     """
     if choice not in CHOICES:
         raise UsageError(
@@ -107,11 +99,6 @@ def travelling_as_rows(
 
     The same on every rank: it follows from the plan alone.
 
-    Args:
-        prepared: The model.
-        plan: Rank 0's, on every rank.
-        global_rows: Rows of a batch.
-
     Returns:
         Indices of trainable variables.
     """
@@ -138,7 +125,6 @@ def take(
 
     Args:
         gradients: One list for each total of the loss, with an entry for each variable.
-        context: The replica.
         chosen: Places of the variables to look at; None for all.
 
     Returns:

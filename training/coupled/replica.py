@@ -8,9 +8,9 @@ an executor of graphs runs independent operations in any order.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -22,36 +22,29 @@ from collective.training.input.plan import share
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class ReplicaContext:
     """One replica in one forward pass, inside ``Backend.run``.
 
-    Args:
-        backend: Sums over replicas.
+    Attributes:
         number: int64 scalar, the replica's number.
         rows: int64 scalar, rows of the replica; may be 0.
         global_rows: int64 scalar, rows of the global batch.
         maybe_empty: Whether ``rows`` may be 0. The pass then has one row of zeros
             instead (``for_replica``), which must count nowhere.
-
-    Attributes:
-        replicas: The number of replicas.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        number: tf.Tensor,
-        rows: tf.Tensor,
-        global_rows: tf.Tensor,
-        maybe_empty: bool,
-    ):
-        self.backend = backend
-        self.number = number
-        self.rows = rows
-        self.global_rows = global_rows
-        self.maybe_empty = maybe_empty
-        self.replicas = backend.replicas
-        self._before: list[tf.Operation] = []
+    backend: Backend
+    number: tf.Tensor
+    rows: tf.Tensor
+    global_rows: tf.Tensor
+    maybe_empty: bool
+    _before: list[tf.Operation] = field(default_factory=list, init=False)
+
+    @property
+    def replicas(self) -> int:
+        """How many there are."""
+        return self.backend.replicas
 
     @property
     def first_row(self) -> tf.Tensor:
@@ -86,8 +79,7 @@ class ReplicaContext:
 
             return self._in_order(tensors), gradient
 
-        results = summed(*tensors)
-        return [results] if isinstance(results, tf.Tensor) else list(results)
+        return tf.nest.flatten(summed(*tensors))
 
     def _in_order(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums after the collective before this one in the same graph."""
@@ -117,17 +109,6 @@ def required() -> ReplicaContext:
     return context
 
 
-@contextlib.contextmanager
-def entered(context: ReplicaContext) -> Iterator[ReplicaContext]:
-    """Inside, ``current`` is the given one."""
-    before = current()
-    _entered.context = context
-    try:
-        yield context
-    finally:
-        _entered.context = before
-
-
 def for_replica(
     forward: Callable[[Any], T],
     backend: Backend,
@@ -140,11 +121,7 @@ def for_replica(
 
     Args:
         forward: Takes rows and returns a named tuple of sums, with ``metrics``.
-        backend: Sums over replicas.
         rows: Tree of tensors ``[n, ...]``.
-        count: int64 scalar, n.
-        global_rows: int64 scalar, rows of the global batch.
-        maybe_empty: Whether n may be 0.
 
     Returns:
         The sums. Without rows, all are zero but the metrics: these may be those of the
@@ -152,15 +129,17 @@ def for_replica(
     """
     number = tf.cast(backend.replica(), tf.int64)
     context = ReplicaContext(backend, number, count, global_rows, maybe_empty)
+    before, _entered.context = current(), context
+    try:
+        sums: Any = forward(at_least_one_row(rows, count) if maybe_empty else rows)
+    finally:
+        _entered.context = before
     if not maybe_empty:
-        with entered(context):
-            return forward(rows)
-    with entered(context):
-        sums: Any = forward(_at_least_one_row(rows, count))
+        return sums
     return tf.nest.map_structure(context.own, sums)._replace(metrics=sums.metrics)
 
 
-def _at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
+def at_least_one_row(rows: Any, count: tf.Tensor) -> Any:
     """A tree of tensors ``[n, ...]``; with one row of zeros where n is 0.
 
     A replica without rows takes part in the collectives of the others. Many layers

@@ -10,14 +10,20 @@ whatever L does with the rows. What does not go through predictions is there onc
 *each* replica: the weights that a loss itself uses, and losses of the forward pass. Their
 gradients are multiplied by the replica's share of the rows, and so is the value of L,
 because the step sums over replicas. Metrics are those of replica 0.
+
+Such a metric continues from its values after the step before, as in Keras: a maximum
+needs the former one. The values travel from step to step as one vector, the last part of
+a step's report. No variable of a metric is read or written meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
@@ -29,12 +35,7 @@ from collective.training.prepared import PreparedModel
 
 
 class Predicted(NamedTuple):
-    """Rows with the model's predictions: what losses and metrics see.
-
-    Attributes:
-        x, y, sample_weight: As in ``Rows``, with None for what is absent.
-        y_pred: Tree of tensors.
-    """
+    """Rows with the model's predictions: what losses and metrics see."""
 
     x: Any
     y: Any
@@ -45,48 +46,28 @@ class Predicted(NamedTuple):
 def gather(model: keras.Model, own: Predicted) -> Predicted:
     """The rows of all replicas, in the order of the global batch.
 
-    Args:
-        model: x is large, and is gathered for a loss or metrics of its own only.
-        own: The rows of this replica.
-
-    Raises:
-        UsageError: See ``gather_rows``.
+    x is large, and is gathered for a loss or metrics of the model's own only.
     """
     own_code = ("compute_loss", "compute_metrics")
     if not any(keras_compat.overrides(model, name) for name in own_code):
         own = own._replace(x=None)
-    present = [place for place, part in enumerate(own) if part is not None]
-    parts: list[Any] = list(own)
-    gathered = gather_rows([own[place] for place in present], required())
-    for place, part in zip(present, gathered, strict=True):
-        parts[place] = part
-    return Predicted(*parts)
+    present = {k: part for k, part in own._asdict().items() if part is not None}
+    return own._replace(**gather_rows(present, required()))
 
 
+@dataclass
 class WholeBatch:
     """One global batch on one replica.
 
-    Args:
-        model: A compiled model.
-        rows: Of all replicas.
-        replica: This one.
-        metric_variables: Of the model's metrics.
-        metric_state: Their values, to continue from; None: they count from zero.
+    Attributes:
+        metric_state: Values of the variables, to continue from; None: from zero.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        rows: Predicted,
-        replica: ReplicaContext,
-        metric_variables: Sequence[keras.Variable],
-        metric_state: list[tf.Tensor] | None,
-    ):
-        self._model = model
-        self._rows = rows
-        self._replica = replica
-        self._metric_variables = metric_variables
-        self._metric_state = metric_state
+    model: keras.Model
+    rows: Predicted
+    replica: ReplicaContext
+    metric_variables: Sequence[keras.Variable]
+    metric_state: list[tf.Tensor] | None
 
     def loss(
         self,
@@ -100,9 +81,7 @@ class WholeBatch:
         Args:
             forward: The scope of the forward pass, which has ended; takes over what the
                 loss assigns to the model's state.
-            prepared: The model's variables.
             added: Values of ``add_loss`` and regularizers from the forward pass.
-            training: Given to a user's own ``compute_loss``.
 
         Returns:
             Sums over replicas give loss and gradient; none needs to be divided.
@@ -110,9 +89,9 @@ class WholeBatch:
         Raises:
             UsageError: The loss assigns variables, or is a vector beside other losses.
         """
-        model, rows, trainable = self._model, self._rows, prepared.trainable
+        model, rows, trainable = self.model, self.rows, prepared.trainable
         dtype = tf.as_dtype(keras.config.floatx())
-        share = tf.cast(self._replica.rows / self._replica.global_rows, dtype)
+        share = tf.cast(self.replica.rows / self.replica.global_rows, dtype)
         mapping = [
             (v, _scale_gradient(value, share))
             for v, value in zip(trainable, forward.values(trainable), strict=True)
@@ -121,8 +100,8 @@ class WholeBatch:
         mapping += [
             (v, tf.zeros(v.shape, v.dtype)) for m in trackers for v in m.variables
         ]
-        if self._metric_state is not None:
-            mapping += zip(self._metric_variables, self._metric_state, strict=True)
+        if self.metric_state is not None:
+            mapping += zip(self.metric_variables, self.metric_state, strict=True)
         with forward.continued(mapping) as scope, keras_compat.whole_losses():
             if keras_compat.overrides(model, "compute_loss"):
                 terms = [_scale_gradient(tf.cast(a, dtype), share) for a in added]
@@ -137,13 +116,11 @@ class WholeBatch:
                 hint="assign it in the call of a layer",
             )
         forward.take_over(scope, prepared.state)
-        if self._metric_state is not None:
-            self._metric_state = scope.values(self._metric_variables)
+        if self.metric_state is not None:
+            self.metric_state = scope.values(self.metric_variables)
         total, shown = _contribution(model, value, added, share)
-        outputs = []
-        for tracker in trackers:
-            output = _tracked(tracker, scope) * share
-            outputs.append((output, tf.zeros_like(output)))
+        shares = [_tracked(tracker, scope) * share for tracker in trackers]
+        outputs = [(output, tf.zeros_like(output)) for output in shares]
         return LossSums(total, [], outputs, shown)
 
     def metrics(self, counted: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -153,11 +130,11 @@ class WholeBatch:
             counted: What the forward pass of this replica's own rows has counted in
                 them, from zero.
         """
-        assert self._metric_state is not None
-        after = keras_compat.metric_sums(self._model, self._metric_state, *self._rows)
-        first = self._replica.number == 0
+        assert self.metric_state is not None
+        after = keras_compat.metric_sums(self.model, self.metric_state, *self.rows)
+        first = self.replica.number == 0
         return [
-            tf.where(first, value, tf.zeros_like(value)) + self._replica.own(own)
+            tf.where(first, value, tf.zeros_like(value)) + self.replica.own(own)
             for value, own in zip(after, counted, strict=True)
         ]
 
@@ -217,3 +194,43 @@ def _scale_value(value: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
         return value * share, tf.identity
 
     return scaled(value)
+
+
+class MetricState:
+    """The values of the metrics' variables, as one float64 vector."""
+
+    def __init__(self, model: keras.Model):
+        self._metrics = keras_compat.metrics(model)
+        self._variables = [v for metric in self._metrics for v in metric.variables]
+        self._sizes = [int(np.prod(v.shape)) for v in self._variables]
+        self.size = sum(self._sizes)
+        self._first = [(v, tf.convert_to_tensor(v)) for v in self._variables]
+
+    def reset(self) -> tf.Tensor:
+        """The vector after Keras' ``reset_state`` of each metric.
+
+        A metric that does not reset a variable keeps the value it had at first.
+        """
+        with keras.StatelessScope(state_mapping=self._first) as scope:
+            for metric in self._metrics:
+                metric.reset_state()
+        return self.pack([scope.get_current_value(v) for v in self._variables])
+
+    def end_of(self, report: Any) -> Any:
+        """The part of a vector at whose end the values are: a view of an array."""
+        return report[report.shape[0] - self.size :]
+
+    def pack(self, values: list[tf.Tensor]) -> tf.Tensor:
+        """One vector of the values of all variables."""
+        flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
+        return tf.concat([*flat, tf.zeros([0], tf.float64)], axis=0)
+
+    def unpack(self, vector: tf.Tensor) -> list[tf.Tensor]:
+        """The values in a vector, in shape and dtype of the variables."""
+        if not self._sizes:
+            return []
+        pieces = tf.split(vector, self._sizes)
+        return [
+            tf.reshape(tf.cast(piece, variable.dtype), variable.shape)
+            for piece, variable in zip(pieces, self._variables, strict=True)
+        ]

@@ -13,6 +13,7 @@ import itertools
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -22,29 +23,24 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import keras_compat
-from collective.training.custom_step.data import packed
-from collective.training.custom_step.refusals import DROP_IN
+from collective.training.custom_step.building import DROP_IN, packed
 from collective.training.custom_step.step import CustomStep
-from collective.training.custom_step.trial import Trial, Values, run, undone
-from collective.training.exchange import gather
+from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
+from collective.training.keras_compat import path_of, record_applied, tf_variable
 from collective.training.replica.rows import Rows
-from collective.training.variables import broadcast_model
+from collective.training.variables import all_variables, broadcast_model
 from collective.training.verification.first_rows import first_rows
 
 # Rows of each replica: unlike each other, and unlike most widths of a network.
 PIECES = (11, 7, 13, 5)
-LONGEST = 2000  # bytes of a message
+Values = dict[str, np.ndarray]
 
 
 def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
     """Compares the step with Keras' own; every rank calls it.
-
-    Args:
-        step: Of a model all of whose variables exist.
-        inputs: The training's.
 
     Returns:
         Lines for the user; none with one replica, whose step is Keras' own.
@@ -66,10 +62,11 @@ def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
     start, stop = cut[backend.rank], cut[backend.rank + 1]
     state = step.local.state
     noise = keras_compat.FixedNoise(start, stop, cut[-1])
-    mine = tf.nest.map_structure(lambda t: t[start:stop], whole)
+    mine: Rows = tf.nest.map_structure(lambda t: t[start:stop], whole)
+    batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
     with undone(model, state) as variables:
         with keras_compat.fixed_noise(noise), _explained(model):
-            ours = run(model, state, lambda: step.try_on(_batch(mine, cut[-1])))
+            ours = run(model, state, lambda: step.try_on(batch))
         differing = _differing(backend, variables)
     problem = ""
     if differing:
@@ -79,7 +76,7 @@ def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
         )
     elif backend.rank == 0:
         problem = _compare_with_keras(model, state, whole, cut[-1], ours)
-    problem = _of_rank_zero(backend, problem)
+    problem = broadcast_object(backend, problem)
     if problem:
         raise UsageError(
             f"model {model.name!r}: its train_step on {cut[-1]} rows cut into "
@@ -125,10 +122,6 @@ def _cut(rows: int, replicas: int) -> list[int]:
     return [share(total, r, replicas)[0] for r in range(replicas)] + [total]
 
 
-def _batch(rows: Rows, total: int) -> Batch:
-    return Batch(*rows, tf.constant(total, tf.int64), ())
-
-
 def _differing(backend: Backend, variables: list[Any]) -> str:
     """The first variable whose value is not the same on all ranks; or nothing."""
     sums = [
@@ -137,8 +130,7 @@ def _differing(backend: Backend, variables: list[Any]) -> str:
     ]
     by_rank = gather(backend, np.array(sums, np.float64))
     differ = np.flatnonzero(np.any(by_rank != by_rank[0], axis=0))
-    names = [str(getattr(v, "path", v.name)) for v in variables]
-    return names[differ[0]] if differ.size else ""
+    return path_of(variables[differ[0]]) if differ.size else ""
 
 
 def _compare_with_keras(
@@ -158,41 +150,36 @@ def _compare_with_keras(
 
 def differences(ours: Trial, keras_trial: Trial) -> str:
     """The first thing in which two trials differ beyond rounding, in words."""
-    kinds: list[tuple[str, Values, Values, Callable[[str], str]]] = [
+    kinds: list[tuple[str, Callable[[str], str], str, str]] = [
         (
-            "the gradient of {} differs by {:.2g} of its size; a loss couples rows of "
-            "the batch, or sums over them",
-            ours.gradients,
-            keras_trial.gradients,
+            "gradients",
             lambda key: " for ".join(map(repr, key.split("|")[:2])),
+            "the gradient of",
+            "a loss couples rows of the batch, or sums over them",
         ),
+        ("metrics", repr, "the metric variable", "it is no sum over rows"),
         (
-            "the metric variable {} differs by {:.2g} of its size; it is no sum over rows",
-            ours.metrics,
-            keras_trial.metrics,
-            repr,
-        ),
-        (
-            "the state {} differs by {:.2g} of its size; it is no mean over rows",
-            ours.state,
-            keras_trial.state,
+            "state",
             lambda key: repr(key.split("|")[0]),
+            "the state",
+            "it is no mean over rows",
         ),
         (
-            "the returned {} differs by {:.2g} of its size; it is no mean over rows and "
-            "no metric's result",
-            ours.logs,
-            keras_trial.logs,
+            "logs",
             repr,
+            "the returned",
+            "it is no mean over rows and no metric's result",
         ),
     ]
-    for text, mine, theirs, name in kinds:
+    for kind, name, what, why in kinds:
+        mine, theirs = getattr(ours, kind), getattr(keras_trial, kind)
         if set(mine) != set(theirs):
             odd = sorted(set(mine) ^ set(theirs))[0]
             return f"{name(odd)} is there in one case only"
         worst, by = _worst(mine, theirs)
         if by > 1:
-            return text.format(name(worst), by * _tolerance(theirs[worst]))
+            size = by * _tolerance(theirs[worst])
+            return f"{what} {name(worst)} differs by {size:.2g} of its size; {why}"
     return ""
 
 
@@ -219,8 +206,67 @@ def _tolerance(value: np.ndarray) -> float:
     return 0.05 if half else 1e-7 if value.dtype == np.float64 else 2e-3
 
 
-def _of_rank_zero(backend: Backend, text: str) -> str:
-    """Rank 0's text, on every rank."""
-    data = text.encode()[:LONGEST].ljust(LONGEST, b"\0")
-    sent = backend.broadcast_array(np.frombuffer(data, np.uint8))
-    return bytes(sent).rstrip(b"\0").decode(errors="ignore")
+@dataclass
+class Trial:
+    """What a step has done.
+
+    Attributes:
+        gradients: Those that optimizers applied, in order, by variable.
+        metrics: Variables of the metrics afterwards.
+        state: All other variables afterwards, but those that optimizers write.
+    """
+
+    gradients: Values
+    metrics: Values
+    logs: Values
+    state: Values
+
+
+def run(
+    model: keras.Model, state: list[Any], step: Callable[[], dict[str, Any]]
+) -> Trial:
+    """Runs a step eagerly, which returns its logs, and writes ``state`` besides."""
+    applied: list[tuple[str, Any, list[Any], list[Any]]] = []
+    with record_applied(applied):
+        logs = step()
+    gradients, updated = {}, set()
+    for number, (name, optimizer, grads, variables) in enumerate(applied):
+        for variable, gradient in zip(variables, grads, strict=True):
+            if gradient is not None:
+                key = f"{path_of(variable)}|{name}|{number}"
+                gradients[key] = _array(gradient)
+        updated |= {id(tf_variable(v)) for v in [*variables, *optimizer.variables]}
+    metrics = {id(tf_variable(v)): v for v in model.metrics_variables}
+    others = {id(tf_variable(v)): v for v in [*all_variables(model), *state]}
+    return Trial(
+        gradients,
+        {path_of(v): _array(v) for v in metrics.values()},
+        {name: _array(value) for name, value in logs.items()},
+        {
+            f"{path_of(v)}|{place}": _array(v)
+            for place, (key, v) in enumerate(others.items())
+            if key not in updated and key not in metrics
+        },
+    )
+
+
+@contextlib.contextmanager
+def undone(model: keras.Model, state: list[Any]) -> Iterator[list[Any]]:
+    """Afterwards, variables and plain attributes of the model are as before."""
+    every = [*all_variables(model), *model.metrics_variables, *state]
+    variables = list({id(tf_variable(v)): v for v in every}.values())
+    values = [_array(v) for v in variables]
+    plain = (bool, int, float, str, type(None))
+    attributes = {k: v for k, v in vars(model).items() if isinstance(v, plain)}
+    try:
+        yield variables
+    finally:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        for name, attribute in attributes.items():
+            if getattr(model, name) is not attribute:
+                setattr(model, name, attribute)
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(value))

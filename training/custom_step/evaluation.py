@@ -17,20 +17,15 @@ from collective.training.replica.plan import StepPlan
 
 
 class CustomEvaluation(BatchwiseEvaluation):
-    """Evaluates a model by its ``test_step``.
+    """Evaluates a model by its ``test_step``; arguments as of ``BatchwiseEvaluation``.
 
     Keras shows what the last batch returned where that is not the metrics' results.
     """
 
-    def __init__(
-        self,
-        prepared: PreparedModel,
-        backend: Backend,
-        inputs: Input | Batches,
-        steps: int | None = None,
-    ):
-        super().__init__(prepared, backend, inputs, steps)
-        self.step = CustomStep(prepared, backend, self.input.spec, method="test_step")
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        spec = self.input.spec
+        self.step = CustomStep(self.prepared, self.backend, spec, method="test_step")
 
     def _begin(self) -> None:
         self.model.reset_metrics()

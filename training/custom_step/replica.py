@@ -22,18 +22,25 @@ the number of rows, the value is scaled so that the formula above holds:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
 
 from collective.backends.base import Backend
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.checks import finite
-from collective.training.keras_compat.interception import Hooks
+from collective.training.custom_step.building import packed
+from collective.training.keras_compat import Hooks
 from collective.training.reduction import sum_tensors
+from collective.training.replica.rows import Rows
+
+Logs = dict[str, tf.Tensor]
 
 
 class Share(NamedTuple):
@@ -74,9 +81,6 @@ class OrderedSums:
 
     TensorFlow orders operations that use the same variable, also within the branches of
     a condition; two all-reduces otherwise have no order.
-
-    Args:
-        backend: Sums.
     """
 
     def __init__(self, backend: Backend):
@@ -109,11 +113,6 @@ class OrderedSums:
 class ReplicaHooks(Hooks):
     """What one replica does at the intercepted calls of one step.
 
-    Args:
-        sums: Sums over replicas, in order.
-        share: This replica's.
-        seed: Of random numbers, with step and replica.
-
     Attributes:
         updated: ids of the TensorFlow variables that optimizers write: equal on all
             replicas without another sum.
@@ -138,7 +137,8 @@ class ReplicaHooks(Hooks):
         if self.alone:
             self._global |= {id(g): g for g in dense}
             return dense
-        dtype = _widest([g.dtype for g in dense])
+        wide = any(g.dtype == tf.float64 for g in dense)
+        dtype = tf.float64 if wide else tf.float32
         local = [self.share.of(g, dtype) for g in dense]
         place = self._locate(local, variables)
         *totals, located = self.sums([*local, tf.cast(place, dtype)], len(local))
@@ -150,7 +150,7 @@ class ReplicaHooks(Hooks):
     def _locate(self, local: list[tf.Tensor], variables: list[Any]) -> tf.Tensor:
         """``finite.at_replica``; variables are counted over all gradients of the step."""
         first = len(self.paths)
-        self.paths += [_path(variable) for variable in variables]
+        self.paths += map(keras_compat.path_of, variables)
         place = finite.at_replica(finite.first(local), self.backend)
         return tf.where(place > 0, place + first, place)
 
@@ -159,21 +159,17 @@ class ReplicaHooks(Hooks):
     ) -> tuple[list[Any], list[Any]]:
         """Sums what is not a sum yet; looks for what is not finite."""
         given = [i for i, g in enumerate(gradients) if g is not None]
-        if not all(id(gradients[i]) in self._global for i in given):
-            summed = self.on_gradients(
-                [gradients[i] for i in given], [variables[i] for i in given]
-            )
-            for i, total in zip(given, summed, strict=True):
+        values, targets = [gradients[i] for i in given], [variables[i] for i in given]
+        if not all(id(value) in self._global for value in values):
+            values = self.on_gradients(values, targets)
+            for i, total in zip(given, values, strict=True):
                 gradients[i] = total
-        before: list[Any] = []
-        if not keras_compat.expects_overflow(optimizer):
-            before = self._check(
-                [gradients[i] for i in given], [variables[i] for i in given]
-            )
+        skips = keras_compat.expects_overflow(optimizer)
+        before = [] if skips else self._check(values, targets)
         if not optimizer.built:
             optimizer.build(variables)
-        self.updated |= {id(_tf_variable(v)) for v in variables}
-        self.updated |= {id(_tf_variable(v)) for v in optimizer.variables}
+        written = [*variables, *optimizer.variables]
+        self.updated |= {id(keras_compat.tf_variable(v)) for v in written}
         return gradients, before
 
     def _check(self, gradients: list[tf.Tensor], variables: list[Any]) -> list[Any]:
@@ -219,9 +215,8 @@ class ReplicaHooks(Hooks):
         means = reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
         if not (averages or (mask is not None and means)):
             return loss
-        own = self.share.if_any(
-            _denominator(loss.dtype, values, weight, mask, averages)
-        )
+        own = _denominator(loss.dtype, values, weight, mask, averages)
+        own = self.share.if_any(own)
         (total,) = self.sums([tf.stop_gradient(own)])
         return self.share.undone(loss * tf.math.divide_no_nan(own, total))
 
@@ -261,22 +256,6 @@ def _dense(gradient: Any, variable: Any) -> tf.Tensor:
     return dense
 
 
-def _widest(dtypes: Sequence[tf.DType]) -> tf.DType:
-    return tf.float64 if tf.float64 in dtypes else tf.float32
-
-
-def _path(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name))
-
-
-def _tf_variable(variable: Any) -> tf.Variable:
-    return (
-        keras_compat.tf_variable(variable)
-        if isinstance(variable, keras.Variable)
-        else variable
-    )
-
-
 def _in_scope(tensor: Any) -> bool:
     """Whether a tensor of an earlier place can be used here: not one of a branch."""
     if tf.executing_eagerly():
@@ -285,3 +264,84 @@ def _in_scope(tensor: Any) -> bool:
     while graph is not None and graph is not tensor.graph:
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
+
+
+@dataclass(eq=False)
+class LocalStep:
+    """Calls ``train_step`` or ``test_step`` of a model on one replica's rows.
+
+    Attributes:
+        sources: For each returned name, the metric whose result it is; None for
+            others. Known after the first call, as the next two.
+        paths: See ``ReplicaHooks.paths``.
+        state: The variables that the method writes, other than those of optimizers and
+            metrics: each replica may have another value afterwards.
+    """
+
+    model: keras.Model
+    method: Callable[[Any], Any]
+    sums: OrderedSums
+    seed: int
+    sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
+    paths: list[str] = field(default_factory=list)
+    state: list[tf.Variable] = field(default_factory=list)
+    _updated: set[int] = field(default_factory=set)
+
+    def trace(self, rows: Rows, share: Share) -> Callable[[Rows, Share], Logs]:
+        """Traces the method inside the current graph; call the result there.
+
+        Where a model that runs eagerly trains, nothing is traced: it has been, once.
+        """
+        if tf.executing_eagerly():
+            return self
+        function = tf.function(self.__call__, autograph=False)
+        traced = function.get_concrete_function(rows, share)
+        self.state = self._state(written_variables(traced.graph))
+        return lambda rows, share: traced(rows, share)
+
+    def __call__(self, rows: Rows, share: Share) -> Logs:
+        """The method on these rows; what it returned, by name."""
+        hooks = ReplicaHooks(self.sums, share, self.seed)
+        with keras_compat.intercept(hooks, self.model.metrics) as results:
+            logs = self.method(packed(rows))
+            if not isinstance(logs, dict):
+                raise UsageError(
+                    f"{self.method.__name__} of model {self.model.name!r} returned "
+                    f"{type(logs).__name__}, not a dict",
+                    hint="return {m.name: m.result() for m in self.metrics}",
+                )
+        sources = {n: results.get(id(value)) for n, value in logs.items()}
+        self.sources = {n: found and found[1] for n, found in sources.items()}
+        self.paths, self._updated = hooks.paths, hooks.updated
+        return {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+
+    def _state(self, written: list[tf.Variable]) -> list[tf.Variable]:
+        metrics = map(keras_compat.tf_variable, self.model.metrics_variables)
+        equal = self._updated | {id(v) for v in [self.sums.order, *metrics]}
+        return [v for v in written if id(v) not in equal and _is_summed(v)]
+
+
+def _is_summed(variable: tf.Variable) -> bool:
+    """Seeds advance alike on every replica; texts and handles have no sum."""
+    is_seed = keras_compat.SEED_STATE in variable.name
+    dtype = variable.dtype
+    return not is_seed and (dtype.is_floating or dtype.is_integer or dtype.is_bool)
+
+
+def written_variables(graph: Any) -> list[tf.Variable]:
+    """The variables of others that a function writes.
+
+    Args:
+        graph: The ``FuncGraph`` of the function. Branches and loops inside are included.
+
+    Returns:
+        In the order in which the function first uses them: the same on every rank,
+        unlike that of ``graph.variables``.
+    """
+    written = set()
+    for operation in graph.get_operations():
+        _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        written |= {handle.ref() for handle in writes}
+    variables = {id(v.handle): v for v in graph.variables}
+    handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
+    return [variables[handle] for handle in handles if handle in variables]

@@ -4,25 +4,32 @@ user's train_step on this replica's rows      gradients and denominators are sum
                                               where they are used (``replica.py``)
 -> all-reduce of all else that it has written
 -> the same state, metrics and logs on every replica
+
+As in Keras' ``fit``, an epoch shows the metrics' results where the names that the step
+returns are theirs; else what the last step returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
-from collective.training import keras_compat
+from collective.training import keras_compat, layer_state
 from collective.training.checks import finite
-from collective.training.custom_step.data import with_a_row
-from collective.training.custom_step.layout import CustomLayout
-from collective.training.custom_step.local import LocalStep, Logs
-from collective.training.custom_step.refusals import check_options
-from collective.training.custom_step.replica import OrderedSums, Share
+from collective.training.coupled.replica import at_least_one_row
+from collective.training.custom_step.building import check_options
+from collective.training.custom_step.replica import (
+    LocalStep,
+    Logs,
+    OrderedSums,
+    Share,
+)
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.replica.attachments import (
@@ -32,24 +39,17 @@ from collective.training.replica.attachments import (
 )
 from collective.training.replica.inputs import replica_rows
 from collective.training.replica.rows import without_none
+from collective.training.reporting.report import Layout, cut
 
 
 class CustomStep:
     """The step of a model with its own ``train_step``; the interface of ``Step``.
 
     Args:
-        prepared: The model; what its step uses has been built
-            (``custom_step.building``).
-        backend: Sums.
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
-        accumulate, jit_compile, recompute: Refused, unless off.
-        seed: Of random numbers.
         maybe_empty: Whether a replica may have a batch without rows.
-        attachments: What else travels in the all-reduce.
         method: ``test_step``, to evaluate by it.
-
-    Attributes:
-        layout: What the numbers of a report mean.
+        options: Of ``check_options``: refused, unless off.
     """
 
     def __init__(
@@ -58,22 +58,14 @@ class CustomStep:
         backend: Backend,
         spec: Batch,
         *,
-        accumulate: int = 1,
-        jit_compile: bool = False,
-        recompute: bool = False,
         seed: int = 0,
         maybe_empty: bool = True,
         attachments: Sequence[Attachment] = (),
         method: str = "train_step",
+        **options: Any,
     ):
         self.model = prepared.model
-        check_options(
-            self.model,
-            backend,
-            accumulate=accumulate,
-            jit_compile=jit_compile,
-            recompute=recompute,
-        )
+        check_options(self.model, backend, **options)
         self.backend = backend
         self.maybe_empty = maybe_empty
         self.attachments = Attachments(attachments)
@@ -103,14 +95,7 @@ class CustomStep:
         return report
 
     def try_on(self, batch: Batch) -> dict[str, Any]:
-        """Makes a step eagerly, without attachments; for ``check_step``.
-
-        Args:
-            batch: This replica's rows.
-
-        Returns:
-            What the step returned, over all rows.
-        """
+        """Makes a step eagerly, without attachments; for ``check_step``."""
         attachments, self.attachments = self.attachments, Attachments()
         try:
             args = (batch, tf.constant(0, tf.int64))
@@ -120,7 +105,12 @@ class CustomStep:
         return self.layout.returned(report.numpy())
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
-        """Nothing: ``MetricEpochs`` resets the metrics' variables."""
+        """Metrics begin at zero, as in Keras' ``fit``."""
+        self.model.reset_metrics()
+        if sums is not None and sums[self.layout.ROWS]:
+            values = self.layout.metric_values(sums)
+            for variable, value in zip(self._metric_variables, values, strict=True):
+                variable.assign(value)
 
     def finish(self) -> None:
         """What Keras does at the end of ``fit``; every rank calls it."""
@@ -131,7 +121,7 @@ class CustomStep:
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
         share = Share(own.count, batch.global_rows, number, replica)
-        rows = with_a_row(own.rows, own.count) if self.maybe_empty else own.rows
+        rows = at_least_one_row(own.rows, own.count) if self.maybe_empty else own.rows
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)
         call = self.local.trace(rows, share)
@@ -143,16 +133,16 @@ class CustomStep:
         logs = call(rows, share)
         after = [tf.identity(v) for v in [*state, *self._metrics]]
 
-        changes = [_difference(a, b) for a, b in zip(after, before, strict=True)]
+        changes = [
+            tf.cast(new, tf.float64) - tf.cast(old, tf.float64)
+            for new, old in zip(after, before, strict=True)
+        ]
         states, metrics = changes[: len(state)], changes[len(state) :]
+        others = [n for n in logs if self.local.sources[n] is None]
         local = [
             [share.of(change) for change in states],
             [share.if_any(change) for change in metrics],
-            {
-                n: share.of(v, tf.float64)
-                for n, v in logs.items()
-                if not self._metric(n)
-            },
+            {name: share.of(logs[name], tf.float64) for name in others},
             [[tf.cast(t, tf.float64) for t in tensors] for tensors in attached],
         ]
         flat = tf.nest.flatten(local)
@@ -162,23 +152,11 @@ class CustomStep:
         with tf.control_dependencies(flat):
             stop = tf.timestamp()
         if self.backend.most_replicas > 1:
-            self._assign([*state, *self._metrics], before, [*states, *metrics])
+            changes = [*states, *metrics]
+            new = [layer_state.updated(*v) for v in zip(before, changes, strict=True)]
+            self.backend.assign([*state, *self._metrics], new)
         logs = {name: values.get(name, logs[name]) for name in logs}
         return self._report(batch, logs, metrics, attached, (start, stop))
-
-    def _assign(
-        self, variables: list[Any], before: list[Any], changes: list[Any]
-    ) -> None:
-        self.backend.assign(
-            variables,
-            [
-                _changed(old, change)
-                for old, change in zip(before, changes, strict=True)
-            ],
-        )
-
-    def _metric(self, name: str) -> bool:
-        return self.local.sources[name] is not None
 
     def _report(
         self,
@@ -192,8 +170,7 @@ class CustomStep:
         for name, value in logs.items():
             source = self.local.sources[name]
             if source is not None:  # its variables have the totals now
-                value = source.metric.result()
-                value = value if source.key is None else value[source.key]
+                value = source.part(source.metric.result())
             values[name] = tf.cast(value, tf.float64)
         shapes = {n: tuple(v.shape) for n, v in values.items()}
         self.layout = CustomLayout(self.model, self._metric_variables, shapes)
@@ -212,8 +189,7 @@ class CustomStep:
         if source is None:
             return values[name]
         of_step = keras_compat.result_of(source.metric, self._metric_variables, metrics)
-        of_step = of_step if source.key is None else of_step[source.key]
-        return tf.cast(of_step, tf.float64)
+        return tf.cast(source.part(of_step), tf.float64)
 
     def _explain(self, error: Exception) -> Exception:
         explained = finite.explain(error, self.backend, self.local.paths)
@@ -226,12 +202,49 @@ class CustomStep:
         return explained
 
 
-def _difference(after: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-    return tf.cast(after, tf.float64) - tf.cast(before, tf.float64)
+class CustomLayout(Layout):
+    """Layout of a report: loss, rows, times, changes of metrics, logs, attachments.
 
+    Args:
+        returned: The shape of each value that the step returns, by name.
+    """
 
-def _changed(before: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
-    after = tf.cast(before, tf.float64) + change
-    if before.dtype.is_floating:
-        return tf.cast(after, before.dtype)
-    return tf.cast(tf.round(after), before.dtype)
+    def __init__(
+        self,
+        model: keras.Model,
+        variables: Sequence[keras.Variable],
+        returned: Mapping[str, tuple[int, ...]],
+    ):
+        self.model = model
+        self.variables = list(variables)
+        self.outputs = []
+        self.gathered_metrics = False
+        self.names = list(returned)
+        self.shapes = list(returned.values())
+        self.metric_shapes = [tuple(v.shape) for v in variables]
+        sizes = [int(np.prod(s)) for s in [*self.metric_shapes, *self.shapes]]
+        self.size = self.FIXED + sum(sizes)
+
+    def metric_values(self, sums: np.ndarray) -> list[np.ndarray]:
+        """The changes of the metrics' variables in a report, or in a sum of reports."""
+        return self._values(sums)[: len(self.metric_shapes)]
+
+    def returned(self, report: np.ndarray) -> dict[str, np.ndarray]:
+        """What the step of a report returned."""
+        values = self._values(report)[len(self.metric_shapes) :]
+        return dict(zip(self.names, values, strict=True))
+
+    def _values(self, report: np.ndarray) -> list[np.ndarray]:
+        return cut(report[self.FIXED :], [*self.metric_shapes, *self.shapes])
+
+    def logs(self, sums: np.ndarray, reports: Sequence[np.ndarray]) -> dict[str, Any]:
+        """What Keras would show after these steps."""
+        results = keras_compat.all_results(
+            self.model, self.variables, self.metric_values(sums)
+        )
+        if set(results) == set(self.names):
+            return results
+        if not reports:  # resumed behind the last step
+            return {}
+        last = self.returned(reports[-1])
+        return {name: float(v) if v.ndim == 0 else v for name, v in last.items()}

@@ -22,8 +22,8 @@ from collective.training import keras_compat
 from collective.training.accumulation import accumulate
 from collective.training.callbacks import BatchHooks, Hooks
 from collective.training.coupled import checks as coupled_checks
-from collective.training.coupled.metrics import MetricState
 from collective.training.coupled.replica import for_replica
+from collective.training.coupled.whole import MetricState
 from collective.training.forward import Forward, Sums
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,8 +15,6 @@ from keras.src.trainers.data_adapters import (
     get_data_adapter,
 )
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-
-__all__ = ["DataAdapter"]
 
 
 def is_array(value: Any) -> bool:
@@ -32,15 +30,11 @@ def as_dense_or_sparse(value: Any) -> Any:
         return data_adapter_utils.scipy_sparse_to_tf_sparse(value)
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor, np.ndarray)):
         return value
-    array = np.asarray(
-        keras.ops.convert_to_numpy(value) if _on_device(value) else value
-    )
+    if isinstance(value, (tf.Tensor, tf.Variable, keras.Variable)):
+        value = keras.ops.convert_to_numpy(value)
+    array = np.asarray(value)
     series = array.ndim == 1 and type(value).__module__.split(".")[0] == "pandas"
     return array[:, None] if series else array
-
-
-def _on_device(value: Any) -> bool:
-    return isinstance(value, (tf.Tensor, tf.Variable, keras.Variable))
 
 
 def sparse_by_rows(tensor: tf.SparseTensor) -> Any:
@@ -87,7 +81,6 @@ class EpochIterator:
     """The batches of an adapter, epoch by epoch, as ``keras.Model.fit`` asks for them.
 
     Args:
-        data: Keras' adapter.
         steps: Batches of an epoch; None: one pass over the data.
     """
 
@@ -112,28 +105,6 @@ class EpochIterator:
         with self._keras.catch_stop_iteration():
             for _, _, iterator in self._keras:
                 yield next(iterator)
-
-
-def initial_epoch(model: keras.Model) -> int | None:
-    """With which epoch ``BackupAndRestore`` wants training to begin."""
-    return getattr(model, "_initial_epoch", None)
-
-
-def is_validated(model: keras.Model, epoch: int, frequency: Any) -> bool:
-    """Whether ``validation_freq`` wants a validation after an epoch, from 0."""
-    return bool(model._should_eval(epoch, frequency))
-
-
-def trainable_flags(model: keras.Model) -> list[bool]:
-    """Whether each layer is trainable, in an order that does not depend on it."""
-    return [bool(layer.trainable) for layer in model._flatten_layers()]
-
-
-def set_trainable_flags(model: keras.Model, flags: Sequence[bool]) -> None:
-    """Makes layers trainable, or not, as ``trainable_flags`` has said."""
-    for layer, flag in zip(model._flatten_layers(), flags, strict=True):
-        if layer.trainable != bool(flag):
-            layer.trainable = bool(flag)
 
 
 def in_metric_order(model: keras.Model, logs: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import keras
@@ -21,6 +21,8 @@ from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
+from collective.training.keras_compat.optimizers import core_optimizer
+
 # Functions of these packages are not the user's: they are left as they are.
 _LIBRARIES = ("tensorflow", "keras", "collective")
 
@@ -29,12 +31,7 @@ class Hooks:
     """What happens at the intercepted calls; here, nothing is changed."""
 
     def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """``tape.gradient`` of variables, with no outer tape that records.
-
-        Args:
-            gradients: Tensors or ``tf.IndexedSlices``; none is None.
-            variables: As long.
-        """
+        """``tape.gradient`` of variables, with no outer tape; none is None."""
         return gradients
 
     def on_apply(
@@ -48,14 +45,7 @@ class Hooks:
         return gradients, []
 
     def on_scalar(self, weight: Any) -> Any:
-        """A ``Mean`` or ``Sum`` given one number for the whole batch.
-
-        Args:
-            weight: Its ``sample_weight``, or None.
-
-        Returns:
-            The weight to use.
-        """
+        """A ``Mean`` or ``Sum`` given one number for the whole batch."""
         return weight
 
     def on_loss(
@@ -69,41 +59,31 @@ class Hooks:
         return seed
 
 
-class MetricResults:
-    """Which tensors are results of metrics."""
+class Source(NamedTuple):
+    """The metric whose result a tensor is; its key where the result is a dict."""
 
-    def __init__(self) -> None:
-        self._found: dict[int, tuple[Any, keras.metrics.Metric, str | None]] = {}
+    metric: keras.metrics.Metric
+    key: str | None
 
-    def add(self, metric: keras.metrics.Metric, result: Any) -> None:
-        """Notes what ``metric.result()`` returned."""
-        parts = result.items() if isinstance(result, dict) else [(None, result)]
-        for key, tensor in parts:
-            self._found[id(tensor)] = tensor, metric, key  # kept, or ids would repeat
+    def part(self, result: Any) -> Any:
+        """The part of the metric's result that the tensor is."""
+        return result if self.key is None else result[self.key]
 
-    def source(self, tensor: Any) -> tuple[keras.metrics.Metric, str | None] | None:
-        """The metric whose result it is, and its key where the result is a dict."""
-        _, *source = self._found.get(id(tensor), (None,))
-        return (source[0], source[1]) if source else None
+
+#: By the id of each tensor, which is kept: ids of the dead are used again.
+Results = dict[int, tuple[Any, Source]]
 
 
 @contextlib.contextmanager
 def intercept(
     hooks: Hooks, metrics: Sequence[keras.metrics.Metric] = ()
-) -> Iterator[MetricResults]:
+) -> Iterator[Results]:
     """Inside, the calls of a step go through hooks.
 
     A ``tf.function`` of the user's that is called inside is inlined: a cached trace
     would be without hooks, or with those of another step.
-
-    Args:
-        hooks: The hooks.
-        metrics: The model's, whose results are noted.
-
-    Yields:
-        Results of the metrics, as they are computed.
     """
-    results = MetricResults()
+    results: Results = {}
     with contextlib.ExitStack() as stack:
 
         def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -143,19 +123,12 @@ def record_applied(
     original = BaseOptimizer.apply
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        variables = trainable_variables
-        if variables is None:
-            variables = self._trainable_variables
-        applied.append((self.name, self, list(grads), list(variables)))
+        variables = _applied_to(self, trainable_variables)
+        applied.append((self.name, self, list(grads), variables))
         return original(self, grads, trainable_variables)
 
     with mock.patch.object(BaseOptimizer, "apply", apply):
         yield
-
-
-def records_gradients() -> bool:
-    """Whether some ``tf.GradientTape`` records what is computed now."""
-    return bool(record.could_possibly_record())
 
 
 class _Nested:
@@ -183,7 +156,7 @@ def _gradient(original: Any, hooks: Hooks, nested: _Nested) -> Any:
     ) -> Any:
         alone = not nested.inside
         result = nested.entering(original)(tape, target, sources, *args, **kwargs)
-        if not alone or records_gradients():
+        if not alone or record.could_possibly_record():
             return result  # an outer tape differentiates it: not summed yet
         flat, variables = tf.nest.flatten(result), tf.nest.flatten(sources)
         places = [
@@ -202,14 +175,18 @@ def _gradient(original: Any, hooks: Hooks, nested: _Nested) -> Any:
     return gradient
 
 
+def _applied_to(optimizer: Any, variables: Any) -> list[Any]:
+    """The variables that ``apply`` was given, or those the optimizer was built for."""
+    if variables is None:
+        variables = core_optimizer(optimizer)._trainable_variables
+    return list(variables)
+
+
 def _apply(original: Any, hooks: Hooks, nested: _Nested) -> Any:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if nested.inside:  # of the optimizer inside this one
             return original(self, grads, trainable_variables)
-        variables = trainable_variables
-        if variables is None:
-            variables = getattr(self, "inner_optimizer", self)._trainable_variables
-        variables = list(variables)
+        variables = _applied_to(self, trainable_variables)
         gradients, before = hooks.on_apply(self, list(grads), variables)
         with tf.control_dependencies(before):
             return nested.entering(original)(self, gradients, variables)
@@ -229,10 +206,12 @@ def _update_state(original: Any, hooks: Hooks) -> Any:
     return update_state
 
 
-def _result(original: Any, results: MetricResults) -> Any:
+def _result(original: Any, results: Results) -> Any:
     def result(self: Any) -> Any:
         value = original(self)
-        results.add(self, value)
+        parts = value.items() if isinstance(value, dict) else [(None, value)]
+        for key, tensor in parts:
+            results[id(tensor)] = tensor, Source(self, key)
         return value
 
     return result

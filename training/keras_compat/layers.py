@@ -1,4 +1,4 @@
-"""How a model calls its layers: replaced, listed, and run in an inner scope."""
+"""How a model calls its layers, what they normalize by, and the masks of tensors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from keras.src.backend.common import masking, stateless_scope
 from keras.src.models.functional import Functional
 from keras.src.ops.function import Function
 
+Moments = Callable[[tf.Tensor, list[int], Any], tuple[tf.Tensor, tf.Tensor] | None]
+mask_of, set_mask = masking.get_keras_mask, masking.set_keras_mask
+
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -22,9 +25,6 @@ class Node:
 
     Attributes:
         operation: The layer.
-        name: Of the layer.
-        is_model: Whether the layer is a model itself.
-        inputs: The tensors that it needs.
         outputs: The tensors that it makes, with their bytes per row of the batch.
         compute: Takes the values of its inputs, adds those of its outputs.
     """
@@ -46,13 +46,12 @@ def replace_layer_calls(
     """Inside, replaces how a model, and the models in it, call their layers.
 
     Args:
-        model: The model.
         graph: Computes a functional model. Arguments: its nodes in order, the tensors
             that are its outputs, and the values of its inputs, to which it adds all
             others.
         one: Calls a layer of another model. Arguments: the layer and the call.
     """
-    by_python = set(map(id, _called_by_python(model)))
+    by_python = {id(layer) for layer in _called_by_python(model)}
     plain = keras.layers.Layer.__call__
 
     def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
@@ -114,8 +113,8 @@ def layers_in_order(model: keras.Model) -> list[tuple[keras.Layer, int]] | None:
         In the order of their first call, each with the bytes of its outputs per row;
         None for a model that calls its layers in Python.
     """
-    inner = getattr(model, "_functional", None) or model
-    if not isinstance(inner, Functional) or type(inner).call is not Functional.call:
+    inner = _functional(model)
+    if inner is None:
         return None
     found: dict[int, tuple[keras.Layer, int]] = {}
     for depth in sorted(inner._nodes_by_depth, reverse=True):
@@ -131,18 +130,26 @@ def layers_in_order(model: keras.Model) -> list[tuple[keras.Layer, int]] | None:
     return list(found.values())
 
 
+def _functional(model: keras.Model) -> Functional | None:
+    """The graph of a Sequential or functional model; None where Python code calls."""
+    inner = getattr(model, "_functional", None) or model
+    own_call = (
+        not isinstance(inner, Functional) or type(inner).call is not Functional.call
+    )
+    return None if own_call else inner
+
+
 def copy_tensor(tensor: tf.Tensor) -> tf.Tensor:
     """A copy on the current device, with the tensor's mask."""
-    copy, mask = tf.identity(tensor), masking.get_keras_mask(tensor)
+    copy, mask = tf.identity(tensor), mask_of(tensor)
     if mask is not None:
-        masking.set_keras_mask(copy, tf.identity(mask))
+        set_mask(copy, tf.identity(mask))
     return copy
 
 
 def _called_by_python(model: keras.Model) -> Iterator[keras.Layer]:
     """The layers that the user's Python code calls, also in models in the model."""
-    inner = getattr(model, "_functional", None) or model
-    by_graph = isinstance(inner, Functional) and type(inner).call is Functional.call
+    by_graph = _functional(model) is not None
     for layer in model._flatten_layers(include_self=False, recursive=False):
         if isinstance(layer, keras.Model):
             yield from _called_by_python(layer)
@@ -162,7 +169,7 @@ class InnerScope(keras.StatelessScope):
         """Effects of the calls inside: losses, new values, and masks of the outputs."""
         before = self.outer.state_mapping
         new = {i: v for i, v in self.state_mapping.items() if before.get(i) is not v}
-        masks = [masking.get_keras_mask(t) for t in tf.nest.flatten(outputs)]
+        masks = [mask_of(t) for t in tf.nest.flatten(outputs)]
         return list(self.losses), new, masks
 
     def export(self, model: keras.Model, outputs: Any, effects: Any) -> None:
@@ -171,10 +178,52 @@ class InnerScope(keras.StatelessScope):
         self.outer.state_mapping.update(new)
         for tensor, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
             if mask is not None:
-                masking.set_keras_mask(tensor, mask)
+                set_mask(tensor, mask)
         for old, loss in zip(self.losses, losses, strict=True):
             self.outer.add_loss(loss)
             for layer in model._flatten_layers():
                 if id(old) in layer._loss_ids:
                     layer._loss_ids.remove(id(old))
                     layer._loss_ids.add(id(loss))
+
+
+def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """The model's layers of batch normalization, nested ones too."""
+    kind = keras.layers.BatchNormalization
+    return [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
+
+
+@contextlib.contextmanager
+def replace_moments(moments: Moments, every_layer: bool) -> Iterator[None]:
+    """Inside, replaces how layers of batch normalization compute their statistics.
+
+    Args:
+        moments: Takes ``(inputs, axes, mask)`` and returns mean and variance, without
+            the dimensions ``axes``; or None to leave it to Keras.
+        every_layer: False: only layers with ``synchronized=True``.
+    """
+    layer_type = keras.layers.BatchNormalization
+    keras_moments = layer_type._moments
+
+    def replaced(self: Any, inputs: tf.Tensor, mask: Any) -> Any:
+        found = None
+        if every_layer or self.synchronized:
+            found = moments(inputs, list(self._reduction_axes), mask)
+        return keras_moments(self, inputs, mask) if found is None else found
+
+    with mock.patch.object(layer_type, "_moments", replaced):
+        yield
+
+
+def masked_moments(
+    count: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What Keras makes of statistics of masked inputs: it divides by count + epsilon.
+
+    Args:
+        count: Scalar, inputs that are not masked.
+        mean, variance: Of these.
+    """
+    share = count / (count + tf.cast(keras.config.epsilon(), count.dtype))
+    keras_mean = mean * share
+    return keras_mean, (variance + tf.square(mean - keras_mean)) * share

@@ -26,8 +26,6 @@ class Unreduced(NamedTuple):
     Attributes:
         values: What the loss returns for the rows; any shape.
         weight: Sample weights or None; they need not have the rank of ``values``.
-        mask: Keras' mask or None.
-        reduction: The loss' own.
         counted: Whether the number of values depends on the data, and not only on the
             number of rows.
     """
@@ -43,11 +41,7 @@ class Unreduced(NamedTuple):
 def replace_losses(model: keras.Model, call: LossCall) -> Iterator[None]:
     """Inside, replaces how the compiled loss calls the loss of each output.
 
-    A loss that is called by one of these, or by user code, is left as it is.
-
-    Args:
-        model: Compiled and built.
-        call: Takes ``(loss, y_true, y_pred, sample_weight)``; returns a scalar.
+    ``call`` takes ``(loss, y_true, y_pred, sample_weight)``, returns a scalar. A loss that is called by one of these, or by user code, is left as it is.
     """
     compiled = model._compile_loss
     if compiled is None:
@@ -66,10 +60,6 @@ def replace_losses(model: keras.Model, call: LossCall) -> Iterator[None]:
 
 def unreduced(loss: Any, y: Any, y_pred: Any, weight: Any) -> Unreduced | tf.Tensor:
     """Calls a loss, and leaves out the mean at its end.
-
-    Args:
-        loss: Of the compiled ones.
-        y, y_pred, weight: Its arguments.
 
     Returns:
         The loss before its mean; its value where it is not a ``keras.losses.Loss``, or
@@ -163,15 +153,12 @@ def custom_loss(
     training: bool,
 ) -> tf.Tensor:
     """The value of a user's own ``compute_loss``, given the added losses."""
-    model._losses_override = added
     batch = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": weight}
     parameters = inspect.signature(model.compute_loss).parameters.values()
-    try:
-        if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return model.compute_loss(**batch, training=training)
-        return model._compute_loss(**batch, training=training)
-    finally:
-        model._losses_override = []
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    compute = model.compute_loss if takes_all else model._compute_loss
+    with mock.patch.object(model, "_losses_override", added):
+        return compute(**batch, training=training)
 
 
 @contextlib.contextmanager

@@ -94,9 +94,6 @@ def apply(
     intervals, with the values they have.
 
     Args:
-        optimizer: Built.
-        gradients, variables: As for ``optimizer.apply``.
-        assign: As ``Backend.assign``.
         trainable: All variables that the optimizer was built for.
     """
     singles = single_optimizers(optimizer)
@@ -163,9 +160,7 @@ def count_atomically(optimizer: keras.Optimizer) -> None:
 
     Keras reads it, adds one and writes it, which loses counts.
     """
-    for each in {
-        id(o): o for o in (core_optimizer(optimizer), *single_optimizers(optimizer))
-    }.values():
+    for each in (core_optimizer(optimizer), *single_optimizers(optimizer)):
         each.iterations.assign_add = each.iterations.value.assign_add
 
 
@@ -177,8 +172,6 @@ def build_for_shards(
     """Builds an optimizer on vectors, the flat shards of variables.
 
     Args:
-        optimizer: Not built.
-        variables: The whole variables.
         lengths: Elements of each one's shard.
 
     Returns:
@@ -209,8 +202,6 @@ def build_optimizer(
     """Builds an optimizer that is not built.
 
     Args:
-        optimizer: The optimizer.
-        variables: Of the model.
         on_variable_devices: Whether each slot is on its variable's device.
 
     Returns:

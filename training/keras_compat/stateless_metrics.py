@@ -68,7 +68,6 @@ def metric_sums(
     """The values of the metrics' variables after one more batch.
 
     Args:
-        model: The model.
         state: Values of the variables of ``metrics(model)`` before the batch.
         batch: ``x, y, y_pred, sample_weight``.
 
@@ -82,39 +81,70 @@ def metric_sums(
     mapping += zip(variables, state, strict=True)
     with keras.StatelessScope(state_mapping=mapping) as scope:
         model.compute_metrics(*batch)
-    return [
-        state[i] if (value := scope.get_current_value(v)) is None else value
-        for i, v in enumerate(variables)
-    ]
+    return [scope.get_current_value(v) for v in variables]
 
 
 def metric_results(model: keras.Model, state: Sequence[Any]) -> dict[str, Any]:
-    """The results of all metrics for given values of their variables.
+    """The results of ``metrics(model)`` for given values of their variables.
 
     Only the given values are read: to read a metric's own variable is a collective
     under MultiWorkerMirroredStrategy, and this runs on rank 0 alone.
+
+    Returns:
+        Floats, or arrays where a metric has several results, under Keras' names.
     """
     found = metrics(model)
-    variables = [v for m in found for v in m.variables]
+    return _results(found, [v for m in found for v in m.variables], state)
+
+
+def all_results(
+    model: keras.Model, variables: Sequence[keras.Variable], values: Sequence[Any]
+) -> dict[str, Any]:
+    """As ``metric_results``, with those that track losses.
+
+    Metrics that have not been used yet are left out.
+    """
+    used = [m for m in model.metrics if getattr(m, "built", True)]
+    return _results(used, variables, values)
+
+
+def result_of(
+    metric: keras.metrics.Metric,
+    variables: Sequence[keras.Variable],
+    values: Sequence[Any],
+) -> Any:
+    """``metric.result()`` where the variables have these values; a tensor, or a dict."""
+    mapping = list(zip(variables, values, strict=True))
+    with keras.StatelessScope(state_mapping=mapping):
+        result = metric.result()
+        if isinstance(result, dict):
+            return {k: keras.ops.convert_to_tensor(v) for k, v in result.items()}
+        return keras.ops.convert_to_tensor(result)
+
+
+def _results(
+    found: Sequence[keras.metrics.Metric],
+    variables: Sequence[keras.Variable],
+    values: Sequence[Any],
+) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    with keras.StatelessScope(state_mapping=list(zip(variables, state, strict=True))):
+    mapping = list(zip(variables, values, strict=True))
+    with keras.StatelessScope(state_mapping=mapping):
         for metric in found:
-            result = metric.result()
-            results |= result if isinstance(result, dict) else {metric.name: result}
-        # Inside the scope: a result may be a variable itself.
-        return _numbers(results)
+            results |= numbers({metric.name: metric.result()})
+    return results
 
 
-def _numbers(results: dict[str, Any]) -> dict[str, Any]:
-    """Flat, as Keras makes its logs: a metric may have a dictionary of results."""
+def numbers(results: dict[str, Any]) -> dict[str, Any]:
+    """Flat, as Keras makes its logs: a metric may have a dictionary of results.
+
+    Inside the scope of their values: a result may be a variable itself.
+    """
     found: dict[str, Any] = {}
     for name, value in results.items():
-        nested = isinstance(value, dict)
-        found |= _numbers(value) if nested else {name: _number(value)}
+        if isinstance(value, dict):
+            found |= numbers(value)
+        else:
+            array = np.asarray(keras.ops.convert_to_tensor(value))
+            found[name] = float(array) if array.ndim == 0 else array  # as of F1Score
     return found
-
-
-def _number(value: Any) -> Any:
-    """A float, or an array where a metric has several results (F1Score)."""
-    array = np.asarray(keras.ops.convert_to_tensor(value))
-    return float(array) if array.ndim == 0 else array

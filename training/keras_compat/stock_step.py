@@ -6,19 +6,23 @@ The lines of ``keras.Model.train_step`` and ``test_step``, up to the optimizer, 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import masking
 
+from collective.training.keras_compat.layers import mask_of, set_mask
 from collective.training.keras_compat.losses import whole_losses
-from collective.training.keras_compat.seeds import is_seed_state
-from collective.training.keras_compat.stateless_metrics import metric_variables
+from collective.training.keras_compat.model import takes_training
+from collective.training.keras_compat.randomness import is_seed_state
+from collective.training.keras_compat.stateless_metrics import (
+    metric_variables,
+    numbers,
+)
 
 
 @dataclass
@@ -30,11 +34,9 @@ class StepOutcome:
         gradients: Of each trainable variable, before the optimizer; None where the loss
             does not depend on it. Empty for a test step.
         state: The new value of each non-trainable variable.
-        predictions: One array for each output.
         weights: By index, the new values of trainable variables that layers assign.
         outside: Names of variables that are written and are none of the model's.
         added: The sum of the losses from ``add_loss`` and regularizers.
-        adding: Names of the layers that call ``add_loss``.
     """
 
     logs: dict[str, Any] = field(default_factory=dict)
@@ -97,17 +99,12 @@ def stock_step(
     """Keras' own step on some rows.
 
     Args:
-        model: Compiled and built.
         trainable, state: Its trainable variables, and all others.
         batch: ``x, y, sample_weight``; None for what is absent.
-        training: Whether it is a training step.
         loss_scale: The loss is multiplied by it before differentiation, and gradients
             are divided by it.
         pieces: ``(x, share of the rows)`` of consecutive rows. The model is then called
             for each of them, and the loss and the metrics see the predictions of all.
-
-    Raises:
-        Exception: Whatever the user's code raises.
     """
     x, y, sample_weight = batch
     with whole_losses(), tf.GradientTape() as tape:
@@ -115,53 +112,41 @@ def stock_step(
         with values:
             model.reset_metrics()
             y_pred, added = _call(model, x, pieces, training, values)
-            adding = [
-                layer.name
-                for layer in model._flatten_layers()
-                if layer._get_own_losses()
-            ]
-            with _losses(model, added if pieces else []):
-                loss = model._compute_loss(
-                    x=x,
-                    y=y,
-                    y_pred=y_pred,
-                    sample_weight=sample_weight,
-                    training=training,
-                )
+            layers = model._flatten_layers()
+            adding = [layer.name for layer in layers if layer._get_own_losses()]
+            # An empty list leaves ``model.losses`` as they are.
+            losses = added if pieces else []
+            with mock.patch.object(model, "_losses_override", losses):
+                parts = dict(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+                loss = model._compute_loss(**parts, training=training)
             count = tf.shape(tf.nest.flatten(x)[0])[0]
             model._loss_tracker.update_state(loss, sample_weight=count)
             scaled = tf.cast(loss, tf.float64) * loss_scale
-            logs = model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            # A metric may return several numbers by name.
-            several = [value for value in logs.values() if isinstance(value, dict)]
-            for values_by_name in several:
-                logs |= values_by_name
-            logs = {
-                name: np.asarray(value)
-                for name, value in logs.items()
-                if not isinstance(value, dict)
-            }
-    outcome = StepOutcome(
+            metrics = model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+            logs = numbers(metrics)
+    gradients: list[np.ndarray | None] = []
+    if training:
+        versions = [values.versions[id(v)] for v in trainable]
+        gradients = _gradients(tape, scaled, versions, loss_scale)
+    own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
+    return StepOutcome(
         logs=logs,
+        gradients=gradients,
+        state=[np.asarray(values.get_current_value(v)) for v in state],
+        predictions=[np.asarray(t) for t in tf.nest.flatten(y_pred)],
+        weights={
+            i: np.asarray(values.get_current_value(v))
+            for i, v in enumerate(trainable)
+            if id(v) in values.written
+        },
+        outside=[
+            v.path
+            for i, v in values.written.items()
+            if i not in own and not is_seed_state(v)
+        ],
         added=float(sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in added)),
         adding=adding,
-        predictions=[np.asarray(t) for t in tf.nest.flatten(y_pred)],
     )
-    if training:
-        outcome.gradients = _gradients(trainable, tape, scaled, values, loss_scale)
-    outcome.state = [np.asarray(values.get_current_value(v)) for v in state]
-    outcome.weights = {
-        i: np.asarray(values.get_current_value(v))
-        for i, v in enumerate(trainable)
-        if id(v) in values.written
-    }
-    own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
-    outcome.outside = [
-        v.path
-        for i, v in values.written.items()
-        if i not in own and not is_seed_state(v)
-    ]
-    return outcome
 
 
 def _call(
@@ -172,7 +157,7 @@ def _call(
     values: _Values,
 ) -> tuple[Any, list[Any]]:
     """Predictions for all rows, and the added losses."""
-    argument = {"training": training} if model._call_has_training_arg else {}
+    argument = {"training": training} if takes_training(model) else {}
     if not pieces:
         return model(x, **argument), list(model.losses)
     predictions, losses = [], []
@@ -189,32 +174,19 @@ def _call(
 def _joined(*tensors: Any) -> tf.Tensor:
     """Predictions of consecutive rows in one tensor, with their masks."""
     joined = tf.concat(tensors, axis=0)
-    masks = [masking.get_keras_mask(t) for t in tensors]
+    masks = [mask_of(t) for t in tensors]
     if all(mask is not None for mask in masks):
-        masking.set_keras_mask(joined, tf.concat(masks, axis=0))
+        set_mask(joined, tf.concat(masks, axis=0))
     return joined
 
 
-@contextlib.contextmanager
-def _losses(model: keras.Model, added: list[Any]) -> Iterator[None]:
-    """Inside, ``model.losses`` are these; an empty list leaves them as they are."""
-    before = model._losses_override
-    model._losses_override = added
-    try:
-        yield
-    finally:
-        model._losses_override = before
-
-
 def _gradients(
-    trainable: Sequence[keras.Variable],
     tape: tf.GradientTape,
     loss: tf.Tensor,
-    values: _Values,
+    versions: list[list[tf.Tensor]],
     loss_scale: float,
 ) -> list[np.ndarray | None]:
     """The gradient of each trainable variable, over all values that it had."""
-    versions = [values.versions[id(v)] for v in trainable]
     found = []
     for parts in tape.gradient(loss, versions):
         dense = [

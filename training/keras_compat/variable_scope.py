@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import keras
 import tensorflow as tf
 
-from collective.training.keras_compat.seeds import is_seed_state
+from collective.training.keras_compat.randomness import is_seed_state
 
 
 class ForwardScope(keras.StatelessScope):
@@ -22,9 +22,7 @@ class ForwardScope(keras.StatelessScope):
 
     Args:
         trainable: The trainable variables and their values, which the tape watches.
-        others: All other variables that may be assigned, and their values.
         draw: Returns the seed (int32, shape [2]) of the n-th untracked generator.
-        tape: Records the forward pass; None without gradients.
 
     Attributes:
         assigned: For each trainable variable by index, the values assigned to it.

@@ -128,15 +128,10 @@ def save_weights(
 
     Args:
         model: A built and compiled model.
-        variables: Of model and optimizer.
-        values: Of the variables.
         path: A new file; its name ends in ``.weights.h5``.
 
     Returns:
         The indices of the variables that Keras' format does not hold.
-
-    Raises:
-        OSError: It cannot be written or synced.
     """
     # Keras also writes metrics that are attributes of a model; ours are kept elsewhere.
     zeros = [(v, np.zeros(v.shape, v.dtype)) for v in model.metrics_variables]

@@ -21,3 +21,8 @@ class Rows(NamedTuple):
 def without_none(batch: Batch) -> Batch:
     """The batch with ``()`` for None."""
     return Batch(*(() if part is None else part for part in batch))
+
+
+def or_none(part: Any) -> Any:
+    """None for ``()``, as Keras wants it."""
+    return None if isinstance(part, tuple) and not part else part

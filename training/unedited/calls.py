@@ -1,10 +1,15 @@
-"""``keras.Model.fit``, ``evaluate`` and ``predict``, run by all ranks together."""
+"""``keras.Model.fit``, ``evaluate`` and ``predict``, run by all ranks together.
+
+With the same random numbers on every rank, for scripts that set no seed.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,11 +18,10 @@ import numpy as np
 
 import collective
 from collective.errors import UsageError
-from collective.log import log
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
-from collective.training.unedited.replaced import Replaced
 
+VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
 _FROM_KERAS_FIT = "_use_cached_eval_dataset"
 # With these, embeddings cannot be trained by the gradient of each look-up.
@@ -25,14 +29,8 @@ _NO_LOOK_UPS = {"accumulate", "jit_compile", "recompute", "shard_optimizer"}
 _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-def replace_calls(job: Job, options: Mapping[str, Any], replaced: Replaced) -> None:
-    """Replaces the three methods, for every model there is and will be.
-
-    Args:
-        job: Of this rank.
-        options: Further arguments of ``collective.fit``.
-        replaced: Records it.
-    """
+def replace_calls(job: Job, options: Mapping[str, Any]) -> None:
+    """Replaces the three methods, for every model there is and will be."""
     # As ``Model`` has them from a class above it, they are set on ``Model`` itself.
     model, backend = keras.Model, job.backend
 
@@ -48,12 +46,42 @@ def replace_calls(job: Job, options: Mapping[str, Any], replaced: Replaced) -> N
     def predict(self: keras.Model, **given: Any) -> Any:
         return collective.predict(self, **given, backend=backend)
 
-    replaced.set(model, "fit", _together(job, FIT, model.fit, fit))
-    replaced.set(model, "evaluate", _together(job, EVALUATE, model.evaluate, evaluate))
-    replaced.set(model, "predict", _together(job, PREDICT, model.predict, predict))
+    job.replace(model, "fit", _together(job, FIT, model.fit, fit))
+    job.replace(model, "evaluate", _together(job, EVALUATE, model.evaluate, evaluate))
+    job.replace(model, "predict", _together(job, PREDICT, model.predict, predict))
     if backend.size > 1:
         for name in _WHOLE:
-            replaced.set(model, name, _noted(job, getattr(model, name)))
+            job.replace(model, name, _noted(job, getattr(model, name)))
+
+
+def seed_all_ranks(job: Job) -> None:
+    """Seeds Python, NumPy, TensorFlow and Keras alike on every rank.
+
+    With ``COLLECTIVE_SEED``, else with a number that rank 0 draws. A seed that the
+    script has set already, or sets later, wins.
+    """
+    shared = int(job.backend.broadcast_array(np.array([_seed()]))[0])
+    if entry_points.global_seed() is None:
+        keras.utils.set_random_seed(shared)
+    stock, calls = np.random.default_rng, itertools.count()
+
+    @functools.wraps(stock)
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        return stock((shared, next(calls)) if seed is None else seed)
+
+    job.replace(np.random, "default_rng", default_rng)
+
+
+def _seed() -> int:
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return secrets.randbits(31)
+    if not (text.isascii() and text.isdigit() and int(text) < 2**32):
+        raise UsageError(
+            f"{VARIABLE}={text!r} is not a whole number below 2**32",
+            hint=f"{VARIABLE}=0",
+        )
+    return int(text)
 
 
 def fit_seed(model: keras.Model) -> int:
@@ -91,16 +119,14 @@ def _together(
 
 def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
     """Keras' own method, which says once that it is not distributed."""
-    name = stock.__name__
 
     @functools.wraps(stock)
     def method(*args: Any, **kwargs: Any) -> Any:
-        if not job.inside and job.backend.rank == 0 and name not in job.noted:
-            job.noted.add(name)
-            log.warning(
+        if not job.inside:
+            job.warn_once(
+                stock.__name__,
                 "%s is not distributed: each of the %d processes runs it whole "
                 "(fit, evaluate and predict are distributed)",
-                name,
                 job.backend.size,
             )
         return stock(*args, **kwargs)
@@ -109,11 +135,7 @@ def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_keras() -> None:
-    """Refuses a Keras backend that the script asked for when it was too late.
-
-    Raises:
-        UsageError: Names it.
-    """
+    """Refuses a Keras backend that the script asked for when it was too late."""
     wanted = os.environ.get("KERAS_BACKEND", "tensorflow")
     if wanted != keras.backend.backend() or wanted != "tensorflow":
         raise UsageError(

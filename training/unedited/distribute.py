@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,43 +17,32 @@ from collective.environment import detect
 from collective.environment.base import MIN_NP
 from collective.errors import UsageError
 from collective.training.fit import fit
-from collective.training.unedited import output as output_of_ranks
 from collective.training.unedited import strategies
-from collective.training.unedited.calls import replace_calls
+from collective.training.unedited.calls import replace_calls, seed_all_ranks
 from collective.training.unedited.files import replace_mkdir, replace_savers
 from collective.training.unedited.job import Job
-from collective.training.unedited.replaced import Replaced
-from collective.training.unedited.start import seed_all_ranks
 
+OUTPUTS = ("rank0", "all")
 _distribution: Distribution | None = None
 
 
 class Distribution:
-    """Keras as it is while a script is distributed.
-
-    Args:
-        backend: Who sums the gradients.
-        options: Further arguments of ``collective.fit``.
-
-    Attributes:
-        job: What this rank has in common with the others.
-    """
+    """Keras as it is while a script is distributed."""
 
     def __init__(self, backend: Backend, options: Mapping[str, Any]):
-        self.job = Job(backend)
-        self._replaced = Replaced()
-        seed_all_ranks(backend, self._replaced)  # may refuse; nothing is replaced then
-        replace_calls(self.job, options, self._replaced)
-        strategies.replace_strategies(self.job, self._replaced)
+        self.job = job = Job(backend)
+        seed_all_ranks(job)  # may refuse; nothing is replaced then
+        replace_calls(job, options)
+        strategies.replace_strategies(job)
         if backend.size > 1:
-            replace_savers(self.job, self._replaced)
-            replace_mkdir(self._replaced)
+            replace_savers(job)
+            replace_mkdir(job)
         strategies.use_by_default(getattr(backend, "strategy", None))
 
     def undo(self) -> None:
         """Makes Keras what it was before."""
         global _distribution
-        self._replaced.undo()
+        self.job.undo()
         strategies.use_by_default(None)
         if _distribution is self:
             _distribution = None
@@ -62,7 +52,7 @@ def distribute_keras(
     backend: str | Backend = "auto",
     *,
     options: backends.Options | None = None,
-    output: str = output_of_ranks.RANK_ZERO,
+    output: str = OUTPUTS[0],
     **fit_options: Any,
 ) -> Distribution:
     """From now on ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
@@ -89,18 +79,27 @@ def distribute_keras(
     _check(backend, output, fit_options)
     if isinstance(backend, str):
         backend = backends.get(backend, options)
-    if backend.rank and output == output_of_ranks.RANK_ZERO:
-        output_of_ranks.silence()
+    if backend.rank and output == OUTPUTS[0]:
+        _silence()
     _distribution = Distribution(backend, fit_options)
     return _distribution
 
 
+def _silence() -> None:
+    """Discards what this process writes to its standard output from now on.
+
+    The file descriptor is replaced: libraries and child processes are silent, too.
+    """
+    sys.stdout.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
 def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) -> None:
     """Refuses what cannot work, before anything starts."""
-    if output not in output_of_ranks.OUTPUTS:
-        raise UsageError(
-            f"unknown output {output!r}", hint=" | ".join(output_of_ranks.OUTPUTS)
-        )
+    if output not in OUTPUTS:
+        raise UsageError(f"unknown output {output!r}", hint=" | ".join(OUTPUTS))
     own = inspect.signature(fit).parameters.values()
     known = {p.name for p in own if p.kind is p.KEYWORD_ONLY} - {"backend", "data"}
     for name in fit_options:

@@ -13,12 +13,11 @@ from typing import Any
 from collective.training.input.keras_cache import one_at_a_time
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import Job
-from collective.training.unedited.replaced import Replaced
 
 _CLOCK_SECONDS = 1.0  # by which a file system's clock may be behind
 
 
-def replace_savers(job: Job, replaced: Replaced) -> None:
+def replace_savers(job: Job) -> None:
     """Has rank 0 alone write what Keras' functions write, and downloads wait.
 
     A rank with another path than rank 0's writes it: ``model.save(f"{pid}.keras")``, or
@@ -28,13 +27,13 @@ def replace_savers(job: Job, replaced: Replaced) -> None:
         stock = getattr(owner, name)
         saver = _saver(job, stock, parameter)
         if inspect.isclass(owner):
-            replaced.set(owner, name, saver)
+            job.replace(owner, name, saver)
         else:
             for place in entry_points.places_of(stock):
-                replaced.set(*place, saver)
+                job.replace(*place, saver)
     get_file = entry_points.get_file()
     for place in entry_points.places_of(get_file):
-        replaced.set(*place, _one_at_a_time(get_file))
+        job.replace(*place, _one_at_a_time(get_file))
 
 
 def _saver(job: Job, stock: Callable[..., Any], parameter: str) -> Callable[..., Any]:
@@ -65,7 +64,7 @@ def _one_at_a_time(get_file: Callable[..., Any]) -> Callable[..., Any]:
     return get
 
 
-def replace_mkdir(replaced: Replaced) -> None:
+def replace_mkdir(job: Job) -> None:
     """Has ``os.mkdir`` take a folder that another rank of this job has just made.
 
     Every rank runs ``if not os.path.exists(folder): os.makedirs(folder)``, and all but
@@ -85,7 +84,7 @@ def replace_mkdir(replaced: Replaced) -> None:
                 raise
         taken.add(whole)
 
-    replaced.set(os, "mkdir", mkdir)
+    job.replace(os, "mkdir", mkdir)
 
 
 def _made_since(path: str, since: float) -> bool:

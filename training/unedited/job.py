@@ -12,11 +12,13 @@ import hashlib
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
+from collective.log import log
 from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
 
@@ -26,21 +28,32 @@ FIT, EVALUATE, PREDICT, SAVE = CALLS
 
 
 class Job:
-    """What the replaced functions of Keras share.
-
-    Args:
-        backend: Who sums the gradients.
+    """What the replaced functions share, and how they are put back.
 
     Attributes:
         used: The calls that the script has made so far.
-        noted: What the user was warned of already, each once.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
         self.used: set[str] = set()
-        self.noted: set[str] = set()
+        self._noted: set[str] = set()
         self._depth = 0
+        self._replaced = contextlib.ExitStack()
+
+    def replace(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
+        """Replaces an attribute of a class or module, until ``undo``."""
+        self._replaced.enter_context(mock.patch.object(owner, name, value))
+
+    def undo(self) -> None:
+        """Puts back everything that was replaced, the last first."""
+        self._replaced.close()
+
+    def warn_once(self, name: str, text: str, *args: Any) -> None:
+        """Logs a warning on rank 0; one for each name."""
+        if self.backend.rank == 0 and name not in self._noted:
+            self._noted.add(name)
+            log.warning(text, name, *args)
 
     @property
     def inside(self) -> bool:
@@ -52,14 +65,10 @@ class Job:
 
     @contextlib.contextmanager
     def calling(self, call: str, detail: str = "") -> Iterator[bool]:
-        """A call that every rank makes.
-
-        Args:
-            call: One of ``CALLS``.
-            detail: What may differ between ranks, as a path.
+        """Around one of ``CALLS``, which every rank makes.
 
         Yields:
-            Whether the detail is rank 0's.
+            Whether the detail, which may differ between ranks as a path, is rank 0's.
 
         Raises:
             CollectiveError: Rank 0 makes another call. The job ends.
@@ -92,14 +101,8 @@ class Job:
     def write(self, path: str, write: Callable[[], Any]) -> Any:
         """Writes a file on rank 0, and on ranks whose path is another one.
 
-        Returns when it is written, so every rank can read it then.
-
-        Args:
-            path: Where to.
-            write: Writes it.
-
-        Returns:
-            What ``write`` returned; None on ranks that wrote nothing.
+        Returns when it is written, so every rank can read it then: what ``write``
+        returned; None on ranks that wrote nothing.
 
         Raises:
             Exception: As ``write`` raised it; on every rank if rank 0's did.
@@ -111,24 +114,17 @@ class Job:
                     result = write()
                 except Exception as error:
                     failure = error
-            of_rank_zero = self._broadcast_failure(failure)
+            of_rank_zero = broadcast_object(self.backend, _sendable(failure))
         failure = failure or (of_rank_zero if same else None)
         if failure is not None:
             raise failure
         return result
 
-    def _broadcast_failure(self, failure: Exception | None) -> Exception | None:
-        """Rank 0's failure, on every rank."""
-        mine = None if failure is None else _pickled(failure)
-        first = broadcast_object(self.backend, mine)
-        return None if first is None else pickle.loads(first)
 
-
-def _pickled(failure: Exception) -> bytes:
-    """An exception; where it cannot travel, its text in a RuntimeError."""
+def _sendable(failure: Exception | None) -> Exception | None:
+    """An exception; where it cannot be pickled, its text in a RuntimeError."""
     try:
-        text = pickle.dumps(failure)
-        pickle.loads(text)
-        return text
+        pickle.loads(pickle.dumps(failure))
+        return failure
     except Exception:
-        return pickle.dumps(RuntimeError(f"{type(failure).__name__}: {failure}"))
+        return RuntimeError(f"{type(failure).__name__}: {failure}")

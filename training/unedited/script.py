@@ -9,7 +9,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
+from typing import Any
 
 import collective
 from collective.errors import CollectiveError, UsageError
@@ -23,10 +24,6 @@ class Script:
     Args:
         path: Of the script; empty with a module.
         module: Its name; empty with a script.
-        arguments: Those of the script.
-
-    Raises:
-        UsageError: There is no such script or module.
     """
 
     def __init__(self, path: str, module: str, arguments: Sequence[str]):
@@ -46,33 +43,26 @@ class Script:
         sys.argv = [path, *arguments]
 
     def run(self) -> None:
-        """Runs it as ``__main__``, which it stays: its classes can be pickled.
-
-        Raises:
-            BaseException: What the script raises.
-        """
-        main = ModuleType("__main__")
+        """Runs it as ``__main__``, which it stays: its classes can be pickled."""
+        main, spec = ModuleType("__main__"), self.spec
         file = os.path.abspath(self.path)
-        main.__dict__.update(__file__=file, __builtins__=builtins)
-        if self.spec is not None:
-            main.__spec__ = self.spec
-            main.__loader__ = self.spec.loader
-            main.__package__ = self.spec.parent
+        if spec is None:
+            loader: Any = SourceFileLoader("__main__", file)
+            code = loader.source_to_code(loader.get_data(file), file)
         else:
-            main.__loader__ = SourceFileLoader("__main__", file)
-            main.__package__ = None
-        code = self._code(file)
+            loader = spec.loader
+            code = loader.get_code(spec.name)
+            if code is None:
+                raise UsageError(f"module {spec.name} has no code", hint="another one")
+        main.__dict__.update(
+            __file__=file,
+            __builtins__=builtins,
+            __spec__=spec,
+            __loader__=loader,
+            __package__=None if spec is None else spec.parent,
+        )
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
-
-    def _code(self, file: str) -> CodeType:
-        if self.spec is None:
-            loader = SourceFileLoader("__main__", file)
-            return loader.source_to_code(loader.get_data(file), file)
-        code = self.spec.loader.get_code(self.spec.name)  # type: ignore[union-attr]
-        if code is None:
-            raise UsageError(f"module {self.spec.name} has no code", hint="another one")
-        return code
 
 
 def _first_on_path(folder: str) -> None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.log import log
 from collective.training.unedited.job import Job
-from collective.training.unedited.replaced import Replaced
 
 
 def _kinds() -> list[type[Any]]:
@@ -30,10 +28,10 @@ def _kinds() -> list[type[Any]]:
     ]
 
 
-def replace_strategies(job: Job, replaced: Replaced) -> None:
+def replace_strategies(job: Job) -> None:
     """Takes the effect from strategies that are not the backend's own."""
     if job.backend.size > 1 and hasattr(job.backend, "strategy"):
-        _refuse(job, replaced)
+        _refuse(job)
         return
     for kind in _kinds():
         for name, ours in (
@@ -42,10 +40,10 @@ def replace_strategies(job: Job, replaced: Replaced) -> None:
             ("experimental_distribute_dataset", _distribute_dataset),
         ):
             stock = getattr(kind, name)
-            replaced.set(kind, name, _unless_own(job, stock, ours))
+            job.replace(kind, name, _unless_own(job, stock, ours))
 
 
-def _refuse(job: Job, replaced: Replaced) -> None:
+def _refuse(job: Job) -> None:
     """TensorFlow crashes where a second strategy is made beside one of many workers."""
 
     def init(self: Any, *_: Any, **__: Any) -> None:
@@ -56,15 +54,11 @@ def _refuse(job: Job, replaced: Replaced) -> None:
         )
 
     for kind in _kinds():
-        replaced.set(kind, "__init__", init)
+        job.replace(kind, "__init__", init)
 
 
 def use_by_default(strategy: Any) -> None:
-    """Has the script make its variables in our strategy, without a scope.
-
-    Args:
-        strategy: None for none.
-    """
+    """Has the script make its variables in our strategy, without a scope."""
     if strategy is not None or tf.distribute.has_strategy():
         tf.distribute.experimental_set_strategy(strategy)
 
@@ -82,20 +76,12 @@ def _unless_own(
 
 
 def _scope(job: Job, stock: Callable[..., Any], strategy: Any) -> Any:
-    name = type(strategy).__name__
-    if job.backend.rank == 0 and name not in job.noted:
-        job.noted.add(name)
-        log.warning(
-            "the script's %s has no effect: backend %r sums the gradients",
-            name,
-            job.backend.name,
-        )
-    return _no_scope(strategy)
-
-
-@contextlib.contextmanager
-def _no_scope(strategy: Any) -> Iterator[Any]:
-    yield strategy
+    job.warn_once(
+        type(strategy).__name__,
+        "the script's %s has no effect: backend %r sums the gradients",
+        job.backend.name,
+    )
+    return contextlib.nullcontext(strategy)
 
 
 def _run(

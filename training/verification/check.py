@@ -10,22 +10,24 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import StepOutcome
 from collective.training.replica.plan import StepPlan
-from collective.training.replica.rows import Rows
+from collective.training.replica.rows import Rows, or_none
 from collective.training.step import Step
-from collective.training.verification import explain
 from collective.training.verification.differences import (
     Difference,
+    Explanation,
     Outcomes,
+    by_nature,
     close_logs,
     differences,
+    outside,
     tolerance,
 )
 from collective.training.verification.pieces import (
     cut,
     test_in_pieces,
     train_in_pieces,
+    undo_writes,
 )
-from collective.training.verification.undo import undo_writes
 
 # A scale that keeps gradients in float16 from vanishing, and few from overflowing.
 _LOSS_SCALE = 256.0
@@ -46,11 +48,9 @@ class Check:
     """The comparison of a model's step.
 
     Args:
-        step: Our step, ``untraced``.
+        step: Our step, an ``UntracedStep``.
         rows: Rows of the first batch, ``()`` for what is absent.
-        validation: Rows of the validation data; None for none.
         sizes: The pieces; one, where the step always sees its whole batch.
-        sync_batch_norm: Whether batch normalization has the statistics of all replicas.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Check:
         self.rows = rows
         self.validation = validation
         self.sizes = list(sizes)
+        self.explain = Explanation(self.model, self.sizes)
         self.sync_batch_norm = sync_batch_norm
         self.tolerance = tolerance(self.model)
         overflows = keras_compat.expects_overflow(self.model.optimizer)
@@ -81,20 +82,16 @@ class Check:
             UsageError: Our step would train another model than Keras'.
             NotComparable: Keras' own step fails, or is random.
         """
-        steps = [(self.rows, True)]
-        if self.validation is not None:
-            steps.append((self.validation, False))
-        gather: set[str] = set()
         with (
             keras_compat.fixed_randomness() as seeds,
             keras_compat.moving_statistics(len(self.sizes) > 1) as normalizing,
         ):
-            for rows, training in steps:
-                outcomes = self._outcomes(rows, training)
-                gather |= self._judge(outcomes, training)
+            gather = self._judge(self._outcomes(self.rows, training=True))
+            if self.validation is not None:
+                gather |= self._judge(self._outcomes(self.validation, training=False))
         if len(self.sizes) > 1:
             normalizing = [] if self.sync_batch_norm else normalizing
-            self.notes += explain.by_nature(bool(seeds), normalizing)
+            self.notes += by_nature(bool(seeds), normalizing)
         notes = tuple(dict.fromkeys(self.notes))
         look_ups = tuple(sorted(self.step.forward.counted.items()))
         return StepPlan("loss" in gather, "metric" in gather, notes, look_ups)
@@ -103,14 +100,14 @@ class Check:
         """The step by Keras and by us; a third time where they differ."""
         stock, written = self._stock(rows, training)
         if len(self.sizes) > 1 and (stock.outside or written):
-            raise explain.outside([*stock.outside, *written])
+            raise outside([*stock.outside, *written])
         own = self._own(rows, training, self.sizes)
         if isinstance(own, Exception):
-            found = [explain.failed(own, self.sizes)]
+            found = [self.explain.failed(own)]
         else:
             found = self._differences(stock, own, training)
         if not found:
-            return Outcomes(stock, own, own, None, [])
+            return Outcomes(training, stock, own, own, None, [])
         again, _ = self._stock(rows, training)
         if self._differences(stock, again, training):
             raise NotComparable(
@@ -121,7 +118,7 @@ class Check:
             whole = self._own(rows, training, [sum(self.sizes)])
             with contextlib.suppress(NotComparable):
                 gathered, _ = self._stock(rows, training, self._shares(rows))
-        return Outcomes(stock, own, whole, gathered, found)
+        return Outcomes(training, stock, own, whole, gathered, found)
 
     def _own(
         self, rows: Rows, training: bool, sizes: Sequence[int]
@@ -141,14 +138,12 @@ class Check:
         self, rows: Rows, training: bool, pieces: Sequence[tuple[Any, float]] = ()
     ) -> tuple[StepOutcome, list[str]]:
         """Keras' own step, and the ``tf.Variable``s that it wrote."""
-        x, y, weight = (None if _is_absent(part) else part for part in rows)
+        prepared = self.step.prepared
         try:
             with undo_writes() as written:
                 outcome = keras_compat.stock_step(
-                    self.model,
-                    self.step.prepared.trainable,
-                    self.step.prepared.state,
-                    (x, y, weight),
+                    *(self.model, prepared.trainable, prepared.state),
+                    Rows(*map(or_none, rows)),
                     training=training,
                     loss_scale=self.loss_scale,
                     pieces=pieces,
@@ -170,39 +165,30 @@ class Check:
         prepared = self.step.prepared
         return list(differences(prepared, stock, other, self.losses, not training))
 
-    def _judge(self, outcomes: Outcomes, training: bool) -> set[str]:
-        """What must be computed on gathered predictions: ``loss``, ``metric``.
-
-        Raises:
-            UsageError: That would not help, or cannot be done.
-        """
+    def _judge(self, outcomes: Outcomes) -> set[str]:
+        """What must be computed on gathered predictions: ``loss``, ``metric``."""
         gather: set[str] = set()
         for difference in outcomes.found:
             part = "metric" if difference.kind == "metric" else "loss"
-            if (part in gather and part == "loss") or self._is_rounding(
-                difference, outcomes
-            ):
+            if part == "loss" and part in gather:
+                continue
+            if self._is_rounding(difference, outcomes):
                 continue
             if difference.kind in ("state", "weight"):
-                raise explain.refused(self.model, difference, self.sizes)
-            if self._differs_alike(
-                difference, outcomes.stock, outcomes.whole, training
-            ):
-                raise explain.not_keras(self.model, difference, self.sizes)
-            if self._differs_alike(
-                difference, outcomes.stock, outcomes.gathered, training
-            ):
-                raise explain.cause(self.model, difference, outcomes, self.sizes)
+                raise self.explain.refused(difference)
+            if self._differs_alike(difference, outcomes, outcomes.whole):
+                raise self.explain.not_keras(difference)
+            if self._differs_alike(difference, outcomes, outcomes.gathered):
+                raise self.explain.cause(difference, outcomes)
             gather.add(part)
-            self.notes.append(explain.gather_note(self.model, difference))
+            self.notes.append(self.explain.gather_note(difference))
         return gather
 
     def _differs_alike(
         self,
         difference: Difference,
-        stock: StepOutcome,
+        outcomes: Outcomes,
         other: StepOutcome | Exception | None,
-        training: bool,
     ) -> bool:
         """Whether another outcome differs from Keras' in the same way."""
         if not isinstance(other, StepOutcome):
@@ -210,7 +196,7 @@ class Check:
         kinds = _ALIKE[difference.kind]
         return any(
             d.kind in kinds and (d.kind != "metric" or d.name == difference.name)
-            for d in self._differences(stock, other, training)
+            for d in self._differences(outcomes.stock, other, outcomes.training)
         )
 
     def _is_rounding(self, difference: Difference, outcomes: Outcomes) -> bool:
@@ -225,7 +211,3 @@ class Check:
         assert isinstance(own, StepOutcome)
         values = own.logs[difference.name], gathered.logs[difference.name]
         return close_logs(*values, self.tolerance)
-
-
-def _is_absent(part: Any) -> bool:
-    return part is None or (isinstance(part, tuple) and not part)

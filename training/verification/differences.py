@@ -1,4 +1,7 @@
-"""Where two outcomes of a step differ by more than rounding."""
+"""Where two outcomes of a step differ by more than rounding, and what it means.
+
+In the user's words: the cause of a difference, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import StepOutcome
 from collective.training.prepared import PreparedModel
@@ -29,9 +33,7 @@ class Difference:
 
     Attributes:
         kind: ``loss``, ``metric``, ``gradient``, ``state`` or ``weight``.
-        name: Of the loss, the metric or the variable.
         stock, own: Keras' value and ours, in words.
-        validation: Whether it is of the test step.
     """
 
     kind: str
@@ -39,6 +41,11 @@ class Difference:
     stock: str
     own: str
     validation: bool = False
+
+    @property
+    def where(self) -> str:
+        """For a message."""
+        return " in validation" if self.validation else ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class Outcomes:
         found: Where ``own`` differs from ``stock``.
     """
 
+    training: bool
     stock: StepOutcome
     own: StepOutcome | Exception
     whole: StepOutcome | Exception
@@ -81,15 +89,12 @@ def differences(
     """What differs, in the order in which it matters to the user.
 
     Args:
-        prepared: The model.
-        stock, own: The outcomes.
         losses: The names in ``logs`` that are losses, not metrics.
-        validation: Whether they are of test steps.
     """
     allowed = tolerance(prepared.model)
-    logs = [(name, *pair) for name, pair in _paired(stock.logs, own.logs)]
-    logs.sort(key=lambda log: log[0] not in losses)
-    for name, expected, got in logs:
+    common = [name for name in stock.logs if name in own.logs]
+    for name in sorted(common, key=lambda name: name not in losses):
+        expected, got = stock.logs[name], own.logs[name]
         if not close_logs(expected, got, allowed):
             kind = "loss" if name in losses else "metric"
             yield Difference(kind, name, _text(expected), _text(got), validation)
@@ -99,24 +104,14 @@ def differences(
     for variable, expected, got in zip(
         prepared.state, stock.state, own.state, strict=False
     ):
-        if _is_seed(variable) or _same_change(variable, expected, got, allowed):
-            continue
-        yield Difference("state", variable.path, _text(expected), _text(got))
+        alike = _same_change(variable, expected, got, allowed)
+        if not (alike or keras_compat.is_seed_state(variable)):
+            yield Difference("state", variable.path, _text(expected), _text(got))
     weights = prepared.trainable
     for i, expected in stock.weights.items():
-        got = own.weights.get(i)
-        if got is None:
-            got = np.asarray(weights[i])
+        got = own.weights[i] if i in own.weights else np.asarray(weights[i])
         if not _close(expected, got, allowed):
             yield Difference("weight", weights[i].path, _text(expected), _text(got))
-
-
-def _paired(
-    stock: dict[str, Any], own: dict[str, Any]
-) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for name in stock:
-        if name in own:
-            yield name, (stock[name], own[name])
 
 
 def _gradients(
@@ -170,10 +165,6 @@ def _close(expected: Any, got: Any, allowed: float, floor: float = 0.0) -> bool:
     return bool(np.linalg.norm(a - b) <= room)
 
 
-def _is_seed(variable: keras.Variable) -> bool:
-    return keras_compat.is_seed_state(variable)
-
-
 def _text(value: Any) -> str:
     array = np.asarray(value, np.float64)
     if array.size == 1:
@@ -187,3 +178,157 @@ def same_predictions(outcomes: Outcomes, allowed: float) -> bool:
         return True
     pairs = zip(outcomes.stock.predictions, outcomes.gathered.predictions, strict=True)
     return all(close_logs(*pair, allowed) for pair in pairs)
+
+
+def by_nature(random: bool, normalizing: Sequence[str]) -> list[str]:
+    """A line for each part of a model that depends on the number of replicas."""
+    notes = []
+    if random:
+        notes.append(
+            "random layers (dropout, noise) draw by replica: their numbers depend on "
+            "how many there are"
+        )
+    if normalizing:
+        names = list(dict.fromkeys(normalizing))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        notes.append(
+            f"BatchNormalization ({names[0]!r}{more}) normalizes by the rows of one "
+            "replica, and averages moving statistics over replicas"
+        )
+    return notes
+
+
+def _refusal(text: str, hint: str) -> UsageError:
+    return UsageError(text, hint=f"{hint}; verify=False trains nevertheless")
+
+
+def outside(names: Sequence[str]) -> UsageError:
+    """Variables are written that are none of the model's."""
+    listed = ", ".join(repr(name) for name in dict.fromkeys(names))
+    return _refusal(
+        f"a training step of the model writes {listed}, which is none of its variables: "
+        "each replica would have a value of its own, and no checkpoint would hold it",
+        "make it in a layer: self.add_weight(..., trainable=False); or attach the "
+        "SeedGenerator or metric that has it to a layer",
+    )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Of the differences of a model whose rows are cut into pieces of these sizes."""
+
+    model: keras.Model
+    sizes: Sequence[int]
+
+    def failed(self, error: Exception) -> Difference:
+        """The step raises an exception for a piece of the rows."""
+        first = (str(error).strip() or type(error).__name__).split("\n")[0]
+        text = f"{type(error).__name__}: {first[:300]}"
+        return Difference("failure", self._pieces, "no error", text)
+
+    def cause(self, difference: Difference, outcomes: Outcomes) -> UsageError:
+        """The error for a difference that gathering predictions does not mend."""
+        allowed, gathered = tolerance(self.model), outcomes.gathered
+        where, seen = difference.where, self._seen(difference)
+        if not same_predictions(outcomes, allowed):
+            return _refusal(
+                f"model {self.model.name!r} couples the rows of a batch{where}: what it "
+                f"predicts for a row depends on the rows beside it, and replicas have a "
+                f"part of them ({seen})",
+                "let layers compute each row by itself (no mean, sort, softmax or "
+                "reshape over axis 0); one replica has whole batches",
+            )
+        if difference.kind == "metric":
+            return _refusal(
+                f"metric {difference.name!r} is not a sum over rows{where}: {seen}",
+                "let its variables be sums and counts, updated in update_state, and "
+                "divide in result()",
+            )
+        added = outcomes.stock.added
+        if gathered is not None and not close_logs(added, gathered.added, allowed):
+            layers = ", ".join(repr(name) for name in outcomes.stock.adding)
+            return _refusal(
+                f"add_loss of layer {layers} is given a value that is not a mean over "
+                f"the rows of a batch{where}: {added:.6g} for {sum(self.sizes)} rows at "
+                f"once, {gathered.added:.6g} for {self._pieces}",
+                "give add_loss a mean over the rows, without terms of several rows; or "
+                "compute it in a loss",
+            )
+        return _refusal(
+            f"{self._loss(difference)} couples the rows of a batch{where}, or is no mean "
+            f"over them: it cannot be cut ({seen})",
+            "return a value for each row, or their mean; one replica without accumulate "
+            "has whole batches",
+        )
+
+    def not_keras(self, difference: Difference) -> UsageError:
+        """The error where our step differs from Keras' even with all rows at once."""
+        names = {
+            "loss": self._loss(difference),
+            "gradient": f"the gradient of {difference.name!r}",
+            "metric": f"metric {difference.name!r}",
+        }
+        what = names.get(difference.kind, "the step")
+        return _refusal(
+            f"{what} differs{difference.where} from that of Keras' own step: "
+            f"{self._seen(difference)}",
+            "write it as a subclass of keras.losses.Loss or keras.metrics.Metric that "
+            "Keras calls itself",
+        )
+
+    def refused(self, difference: Difference) -> UsageError:
+        """The error for state that replicas cannot have in common."""
+        seen = self._seen(difference)
+        if difference.kind == "weight":
+            return _refusal(
+                f"a layer assigns its trainable weight {difference.name!r} in the "
+                f"forward pass, which the step drops ({seen})",
+                "a constraint of the weight, applied after each update, is kept: "
+                "add_weight(constraint=...)",
+            )
+        return _refusal(
+            f"state {difference.name!r} is no mean over rows: it counts or sums them, or "
+            f"keeps an extreme, and the step averages the changes of all replicas "
+            f"({seen})",
+            "keep a mean, or a ratio of means",
+        )
+
+    def gather_note(self, difference: Difference) -> str:
+        """The line for predictions that are gathered."""
+        what = f"{self._loss(difference)} couples the rows of a batch"
+        if difference.kind == "metric":
+            what = f"metric {difference.name!r} is not a sum over rows"
+        return f"{what}: predictions are gathered from all replicas each step"
+
+    def _loss(self, difference: Difference) -> str:
+        """What the user calls the loss."""
+        if keras_compat.overrides(self.model, "compute_loss"):
+            return f"compute_loss of model {self.model.name!r}"
+        if difference.kind == "loss" and difference.name != "loss":
+            return f"the loss of output {difference.name!r}"
+        names = list(dict.fromkeys(keras_compat.loss_names(self.model)))
+        if not names:
+            return "the loss"
+        listed = ", ".join(map(repr, names))
+        return f"loss {listed}" if len(names) == 1 else f"one of the losses {listed}"
+
+    def _seen(self, difference: Difference) -> str:
+        """The numbers."""
+        stock, own = difference.stock, difference.own
+        if difference.kind == "failure":
+            return f"{difference.name}: {own}"
+        what = f"{difference.kind} of {difference.name!r}: "
+        if difference.kind in ("loss", "metric"):
+            what = ""
+        if len(self.sizes) == 1:
+            return f"{what}{stock} by Keras' own step, {own} by ours"
+        rows = sum(self.sizes)
+        return f"{what}{stock} for {rows} rows at once, {own} for {self._pieces}"
+
+    @property
+    def _pieces(self) -> str:
+        """In words: ``pieces of 4, 2 and 1``."""
+        if len(self.sizes) == 1:
+            return f"{self.sizes[0]} rows at once"
+        *first, last = map(str, self.sizes)
+        return f"pieces of {', '.join(first)} and {last}"

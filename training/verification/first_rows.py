@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training.input.batches import Batches
+from collective.training.input.leaves import present
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.source import Source
 from collective.training.replica.rows import Rows
@@ -20,7 +21,6 @@ def read_rows(source: Source, numbers: np.ndarray) -> Rows | None:
     """Rows by number, ``()`` for what is absent.
 
     Args:
-        source: Reads them.
         numbers: int64 ``[n]``. A source without random access has its first rows only.
 
     Returns:
@@ -59,32 +59,29 @@ def made_up_rows(spec: Batch, number: int) -> Rows | None:
     Returns:
         None where a leaf is no plain tensor of numbers.
     """
+    if not all(map(_is_plain, present((spec.x, spec.y, spec.sample_weight)))):
+        return None
     rng = np.random.default_rng(0)
 
-    def make(leaf: Any, bits: bool) -> tf.Tensor:
+    def made(leaf: tf.TensorSpec, bits: bool) -> tf.Tensor:
         shape = [number, *(size or _OPEN_AXIS for size in leaf.shape[1:])]
         bits = bits or not leaf.dtype.is_floating
         values = rng.integers(0, 2, shape) if bits else rng.normal(size=shape)
         return tf.cast(tf.constant(values), leaf.dtype)
 
-    parts: list[Any] = []
-    for name in ("x", "y", "sample_weight"):
-        part = getattr(spec, name)
-        leaves = [leaf for leaf in tf.nest.flatten(part) if leaf is not None]
-        for leaf in leaves:
-            plain = isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
-            if not plain or not (
-                leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool
-            ):
-                return None
-        bits = name == "y"
-        parts.append(
-            tf.nest.map_structure(lambda s, b=bits: make(s, b), part) if leaves else ()
-        )
-    x, y, weight = parts
-    if tf.nest.flatten(weight):
-        weight = tf.nest.map_structure(lambda t: tf.abs(t) + 0.5, weight)
+    def part(tree: Any, bits: bool = False) -> Any:
+        tree = tree if present(tree) else ()
+        return tf.nest.map_structure(lambda leaf: made(leaf, bits), tree)
+
+    x, y, weight = part(spec.x), part(spec.y, bits=True), part(spec.sample_weight)
+    weight = tf.nest.map_structure(lambda t: tf.abs(t) + 0.5, weight)
     return Rows(x, y, weight) if tf.nest.flatten(x) else None
+
+
+def _is_plain(leaf: Any) -> bool:
+    if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.rank:
+        return False
+    return leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool
 
 
 def count(rows: Rows) -> int:

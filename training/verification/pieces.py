@@ -1,28 +1,43 @@
 """Our step on some rows, in pieces of uneven size: what as many replicas would compute.
 
 Everything is the step's own code, but for the all-reduce, which is an addition here, and
-the optimizer, which does not run.
+the optimizer, which does not run. The model's own variables are not written: they have
+values in a scope of Keras. ``undo_writes`` takes back those to a user's ``tf.Variable``s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
-from collective.backends.base import Backend
 from collective.training import layer_state
 from collective.training.accumulation import slice_rows
 from collective.training.forward import Sums, global_loss
 from collective.training.input.pipeline import Batch
 from collective.training.keras_compat import StepOutcome
-from collective.training.prepared import PreparedModel
 from collective.training.replica.inputs import read_weights
 from collective.training.replica.rows import Rows
 from collective.training.reporting.report import Averages
 from collective.training.step import Step
+
+# Both define some of them.
+_CLASSES = (
+    resource_variable_ops.BaseResourceVariable,
+    resource_variable_ops.ResourceVariable,
+)
+_WRITES = [
+    (kind, name)
+    for kind in _CLASSES
+    for name in vars(kind)
+    if name.startswith(("assign", "scatter_", "batch_scatter"))
+]
 
 
 class UntracedStep(Step):
@@ -30,11 +45,6 @@ class UntracedStep(Step):
 
     def _trace(self, spec: Batch, jit_compile: bool) -> None:
         """Nothing: to trace a large model takes longer than to run it a few times."""
-
-
-def untraced(prepared: PreparedModel, backend: Backend, spec: Batch, seed: int) -> Step:
-    """The step of a model, without its functions."""
-    return UntracedStep(prepared, backend, spec, seed=seed)
 
 
 def cut(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
@@ -52,13 +62,9 @@ def train_in_pieces(
     """A training step up to the optimizer.
 
     Args:
-        step: ``untraced``.
         rows: ``[n, ...]``.
         sizes: Rows of the pieces; their sum is n.
         loss_scale: As for ``stock_step``.
-
-    Raises:
-        Exception: Whatever the user's code raises.
     """
     count = tf.constant(sum(sizes), tf.int64)
     scale = tf.constant(loss_scale, tf.float32)
@@ -66,29 +72,22 @@ def train_in_pieces(
     weights = read_weights(prepared)
     zero = tf.constant(0, tf.int64)
     forward.pieces = len(sizes), 1
-    sums: Sums = _added(
-        [
-            forward.train(
-                weights,
-                piece,
-                count,
-                scale,
-                tf.stack([zero, tf.constant(replica, tf.int64), zero]),
-            )
-            for replica, piece in enumerate(cut(rows, sizes))
-        ]
-    )
+    parts = []
+    for replica, piece in enumerate(cut(rows, sizes)):
+        position = tf.stack([zero, tf.constant(replica, tf.int64), zero])
+        parts.append(forward.train(weights, piece, count, scale, position))
+    sums = _added(parts)
     gradients: list[np.ndarray | None] = [None] * len(weights.trainable)
     for i, gradient in zip(forward.connected, step._divide(sums), strict=True):
         gradients[i] = gradient.numpy().astype(np.float64) / loss_scale
     for i, values in zip(forward.overwritten, sums.overwrites, strict=True):
         gradients[i] = tf.reduce_max(values, 0).numpy().astype(np.float64) / loss_scale
     state, assigned = list(weights.state), {}
-    for i, total in zip(forward.changing, sums.state, strict=False):
-        state[i] = layer_state.updated(state[i], total)
-    for i, total in zip(
-        forward.assigned, sums.state[len(forward.changing) :], strict=True
-    ):
+    changes = iter(sums.state)
+    for i in forward.changing:
+        state[i] = layer_state.updated(state[i], next(changes))
+    for i in forward.assigned:
+        total = next(changes)
         assigned[i] = layer_state.updated(weights.trainable[i], total).numpy()
     return StepOutcome(
         logs=_logs(step, sums, count),
@@ -106,11 +105,8 @@ def test_in_pieces(step: Step, rows: Rows, sizes: Sequence[int]) -> StepOutcome:
     return StepOutcome(logs=_logs(step, _added(parts), count))
 
 
-def _added(parts: Sequence[Any]) -> Any:
-    first, *others = parts
-    for other in others:
-        first = tf.nest.map_structure(tf.add, first, other)
-    return first
+def _added(parts: Sequence[Sums]) -> Sums:
+    return functools.reduce(lambda a, b: tf.nest.map_structure(tf.add, a, b), parts)
 
 
 def _logs(step: Step, sums: Sums, count: tf.Tensor) -> dict[str, Any]:
@@ -120,3 +116,35 @@ def _logs(step: Step, sums: Sums, count: tf.Tensor) -> dict[str, Any]:
     averages = Averages(step.layout)
     averages.add(report)
     return averages.logs()
+
+
+@contextlib.contextmanager
+def undo_writes() -> Iterator[dict[str, Any]]:
+    """Restores, at its end, every variable that was written inside.
+
+    Yields:
+        The names of the written variables, with their values before; it grows.
+    """
+    written: dict[int, tuple[Any, tf.Tensor]] = {}
+    names: dict[str, Any] = {}
+
+    def recording(method: Any) -> Any:
+        def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(self) not in written:
+                with tf.init_scope():
+                    before = tf.identity(self)
+                written[id(self)] = self, before
+                names[self.name] = before
+            return method(self, *args, **kwargs)
+
+        return write
+
+    try:
+        with contextlib.ExitStack() as stack:
+            for kind, name in _WRITES:
+                method = recording(getattr(kind, name))
+                stack.enter_context(mock.patch.object(kind, name, method))
+            yield names
+    finally:
+        for variable, before in written.values():
+            variable.assign(before)

@@ -20,9 +20,12 @@ from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.input.source import checksum
-from collective.training.verification.code_digest import describe, short
+from collective.training.verification.descriptions import (
+    describe,
+    describe_model,
+    short,
+)
 from collective.training.verification.first_rows import read_rows
-from collective.training.verification.model_description import describe_model
 
 # Data are compared whole up to so many bytes, by rows spread over the whole beyond.
 _WHOLE_BYTES, _SAMPLED_ROWS = 16 << 20, 64
@@ -37,9 +40,7 @@ def compare_data(
     """Refuses ranks with other data or another plan; every rank calls it.
 
     Args:
-        backend: Broadcasts.
         inputs: The training data, and how they are cut into batches.
-        validation: Likewise; None for none.
         settings: More arguments of ``fit`` that must be the same, by name.
 
     Raises:
@@ -51,17 +52,13 @@ def compare_data(
     parts |= describe_data("training", inputs)
     if validation is not None:
         parts |= describe_data("validation", validation)
-    _compare(backend, parts)
+    compare(backend, parts)
 
 
 def compare_models(backend: Backend, model: keras.Model) -> None:
-    """Refuses ranks with another model, loss, metric or optimizer.
-
-    Raises:
-        UsageError: As ``compare_data``.
-    """
+    """Refuses ranks with another model, loss, metric or optimizer."""
     if backend.size > 1:
-        _compare(backend, describe_model(model))
+        compare(backend, describe_model(model))
 
 
 def describe_training(inputs: Input, model: keras.Model) -> dict[str, str]:
@@ -74,16 +71,11 @@ def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:
 
     Args:
         backend: Broadcasts; builds no graph, so after a change of the ranks, too.
-        mine: What this rank has described before it began to train.
-
-    Raises:
-        UsageError: On the ranks that differ only.
     """
     first = exchange.broadcast_object(backend, dict(mine))
     name = _first_difference(mine, first)
     if name is not None:
-        here = mine.get(name), first.get(name)
-        error = _error(backend.rank, [str(backend.rank)], name, *here)
+        error = _error(backend.rank, 0, name, mine.get(name), first.get(name))
         error.everywhere = False
         raise error
 
@@ -92,29 +84,21 @@ def _first_difference(mine: Mapping[str, str], first: Mapping[str, str]) -> str 
     return next((n for n in [*first, *mine] if first.get(n) != mine.get(n)), None)
 
 
-def _compare(backend: Backend, parts: Mapping[str, str]) -> None:
-    error = difference(backend, parts)
-    if error is not None:
-        raise error
-
-
-def difference(backend: Backend, mine: Mapping[str, str]) -> UsageError | None:
-    """The same error on every rank, if a rank's parts differ from rank 0's."""
+def compare(backend: Backend, mine: Mapping[str, str]) -> None:
+    """Raises the same error on every rank, if a rank's parts differ from rank 0's."""
     first = exchange.broadcast_object(backend, dict(mine))
     name = _first_difference(mine, first)
     differing = exchange.gather_few(backend, [name is not None])[:, 0]
     if not differing.any():
-        return None
+        return
     rank = int(np.argmax(differing))
-    found = exchange.broadcast_object(
-        backend, (name, mine.get(name or ""), first.get(name or "")), rank
-    )
-    ranks = [str(r) for r in np.flatnonzero(differing)]
-    return _error(rank, ranks, *found)
+    seen = name, mine.get(name or ""), first.get(name or "")
+    more = np.count_nonzero(differing) - 1
+    raise _error(rank, more, *exchange.broadcast_object(backend, seen, rank))
 
 
 def _error(
-    rank: int, ranks: list[str], name: str, mine: str | None, first: str | None
+    rank: int, more: int, name: str, mine: str | None, first: str | None
 ) -> UsageError:
     if name.endswith("rows"):
         what = f"the {name} are others on rank {rank} than on rank 0"
@@ -130,20 +114,17 @@ def _error(
             "let every rank run the same code with the same arguments; only files and "
             "callbacks may depend on the rank"
         )
-    more = f" (and on {len(ranks) - 1} more ranks)" if len(ranks) > 1 else ""
+    others = f" (and on {more} more ranks)" if more else ""
     return UsageError(
-        f"{what}{more}: the ranks would train different models", hint=hint
+        f"{what}{others}: the ranks would train different models", hint=hint
     )
 
 
 def _shown(text: str | None) -> str:
     if text is None:
         return "none"
-    return (
-        f"code or values {short(text, 0)}"
-        if text.startswith("def(")
-        else (f"code or values {text}" if text.startswith("#") else text)
-    )
+    text = short(text, 0) if text.startswith("def(") else text
+    return f"code or values {text}" if text.startswith("#") else text
 
 
 def describe_data(name: str, inputs: Any) -> dict[str, str]:

@@ -1,38 +1,43 @@
-"""``verify_step``: rank 0 checks the step, and every rank gets its plan or its error."""
+"""``verify_step``: rank 0 checks the step, and every rank gets its plan or its error.
+
+Plans are kept by a digest of all they depend on: in this process, and in the user's cache
+folder for the next one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.launch import versions
 from collective.log import log
+from collective.net import private_files
 from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
 from collective.training.replica.plan import StepPlan
 from collective.training.replica.rows import Rows
-from collective.training.verification import plan_cache
 from collective.training.verification.check import Check, NotComparable
+from collective.training.verification.descriptions import describe_model
 from collective.training.verification.first_rows import count, first_rows
-from collective.training.verification.model_description import describe_model
-from collective.training.verification.pieces import untraced
+from collective.training.verification.pieces import UntracedStep
 from collective.training.virtual.pieces import VirtualReplicas
 
 VARIABLE = "COLLECTIVE_VERIFY"
+_known: dict[str, StepPlan] = {}
 # Rows that are compared, and how they are cut: unevenly, so that a mean of means differs
 # from the mean.
 _ROWS, _PIECES = 7, (4, 2, 1)
@@ -61,16 +66,9 @@ def verify_step(
     variable is changed.
 
     Args:
-        prepared: The model, with all of its variables.
-        backend: Sums over replicas.
         inputs: What will be trained on; where it is no ``Input``, it has ``spec``.
-        validation: What will be evaluated; None for nothing.
-        accumulate: Micro-batches per update and replica.
-        seed: Of random layers.
-        sync_batch_norm: As for ``fit``.
         enabled: False: nothing is done. So it is with ``COLLECTIVE_VERIFY=0``. That of
             rank 0 counts.
-        verbose: 0: nothing is printed.
         pieces: Sizes to cut the rows into; by default unevenly where several replicas or
             micro-batches share a batch, else not at all.
         virtual: The virtual replicas that share a batch; None: the backend's replicas.
@@ -83,84 +81,60 @@ def verify_step(
             why it probably does.
     """
     # Rank 0 decides, so that no rank waits where a variable is not set on all hosts.
-    found: dict[str, Any] = {"plan": asdict(StepPlan()), "line": None}
-    enabled = enabled and os.environ.get(VARIABLE) != "0"
-    if backend.rank == 0 and enabled:
+    plan, line, refusal = StepPlan(), None, None
+    if backend.rank == 0 and enabled and os.environ.get(VARIABLE) != "0":
         replicas = virtual.count if virtual else backend.most_replicas
         cut = accumulate > 1 or replicas > 1
         sizes = pieces or (_PIECES if cut else (_ROWS,))
+        start = time.perf_counter()
         with backend.only_rank_zero("the comparison with Keras' own step"):
-            checking = _Checking(
-                prepared,
-                backend,
-                inputs,
-                validation,
-                list(sizes),
-                seed,
-                sync_batch_norm,
-            )
-            found = _found(checking)
+            try:
+                plan, how = _plan(
+                    prepared, backend, inputs, validation, sizes, seed, sync_batch_norm
+                )
+            except NotComparable as why:
+                first = str(why).strip().split("\n")[0]
+                how = f"could not be compared with Keras' own: {first}"
+            except UsageError as error:
+                how, refusal = "", (error.message, error.hint)
+        line = f"the step {how} ({time.perf_counter() - start:.1f} s)"
     if backend.size > 1:
-        found = exchange.broadcast_object(backend, found)
-    if "error" in found:
-        raise UsageError(found["error"], hint=found["hint"])
-    plan = StepPlan(**(found["plan"] | {"notes": tuple(found["plan"]["notes"])}))
-    if backend.rank == 0 and str(verbose) != "0":
-        for line in (*plan.notes, found["line"]):
-            if line is not None:
-                log.info(line)
+        plan, line, refusal = exchange.broadcast_object(backend, (plan, line, refusal))
+    if refusal is not None:
+        raise UsageError(refusal[0], hint=refusal[1])
+    if backend.rank == 0 and line is not None and str(verbose) != "0":
+        for text in (*plan.notes, line):
+            log.info(text)
     return plan
 
 
-@dataclass(frozen=True)
-class _Checking:
-    """What is checked: the arguments of ``verify_step``."""
-
-    prepared: PreparedModel
-    backend: Backend
-    inputs: Any
-    validation: Any
-    sizes: list[int]
-    seed: int
-    sync_batch_norm: bool
-
-
-def _found(checking: _Checking) -> dict[str, Any]:
-    """The plan, or the error, and a line about the check itself. On rank 0."""
-    start = time.perf_counter()
-    try:
-        plan, how = _plan(checking)
-    except UsageError as error:
-        return {"error": error.message, "hint": error.hint}
-    except NotComparable as why:
-        first = str(why).strip().split("\n")[0]
-        plan, how = StepPlan(), f"could not be compared with Keras' own: {first}"
-    seconds = time.perf_counter() - start
-    return {"plan": asdict(plan), "line": f"the step {how} ({seconds:.1f} s)"}
-
-
-def _plan(checking: _Checking) -> tuple[StepPlan, str]:
-    """The plan, and how it was found."""
-    prepared, inputs = checking.prepared, checking.inputs
-    _check_comparable(prepared, checking.backend)
-    most, sync = sum(checking.sizes), checking.sync_batch_norm
-    rows = first_rows(inputs, most)
+def _plan(
+    prepared: PreparedModel,
+    backend: Backend,
+    inputs: Input | Batches,
+    validation: Input | Batches | None,
+    sizes: Sequence[int],
+    seed: int,
+    sync_batch_norm: bool,
+) -> tuple[StepPlan, str]:
+    """The plan, and how it was found; on rank 0."""
+    _check_comparable(prepared, backend)
+    rows = first_rows(inputs, sum(sizes))
     if rows is None:
         raise NotComparable("its data are no plain tensors, or can be read once only")
-    tested = None
-    if checking.validation is not None:
-        tested = first_rows(checking.validation, most)
-    sizes = _fitted(checking.sizes, count(rows))
+    tested = None if validation is None else first_rows(validation, sum(sizes))
+    sizes = _fitted(sizes, count(rows))
     description = _description(prepared.model, rows, tested, sizes)
-    key = plan_cache.key_of(f"{description} {sync}")
-    known = plan_cache.read(key)
+    text = f"{description} {sync_batch_norm}"
+    key = hashlib.sha256(text.encode()).hexdigest()
+    known = _read(key)
     if known is not None:
         return known, "equals Keras' own, as an earlier run has verified"
-    step = untraced(prepared, checking.backend, inputs.spec, checking.seed)
+    step = UntracedStep(prepared, backend, inputs.spec, seed=seed)
     if tested is not None and count(tested) != count(rows):
         tested = None
     try:
-        plan = Check(step, rows, tested, sizes, sync).run()
+        plan = Check(step, rows, tested, sizes, sync_batch_norm).run()
     except NotComparable:
         # A model may need a number of rows: that of a whole batch.
         if not isinstance(inputs, Input):
@@ -168,8 +142,9 @@ def _plan(checking: _Checking) -> tuple[StepPlan, str]:
         more = first_rows(inputs, min(inputs.global_batch_size, inputs.rows))
         if more is None or count(more) == count(rows):
             raise
-        plan = Check(step, more, None, _fitted(sizes, count(more)), sync).run()
-    plan_cache.write(key, plan)
+        sizes = _fitted(sizes, count(more))
+        plan = Check(step, more, None, sizes, sync_batch_norm).run()
+    _write(key, plan)
     return plan, "equals Keras' own, verified"
 
 
@@ -220,3 +195,39 @@ def _own_code() -> str:
     for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _path(key: str) -> Path:
+    return private_files.cache_folder() / "verified" / f"{key[:32]}.json"
+
+
+def _read(key: str) -> StepPlan | None:
+    """The plan, if this step was verified before."""
+    if key in _known:
+        return _known[key]
+    try:
+        kept = json.loads(private_files.read(_path(key)))
+        if kept["key"] != key:
+            return None
+        return StepPlan(
+            bool(kept["gather_loss"]),
+            bool(kept["gather_metrics"]),
+            tuple(map(str, kept["notes"])),
+            tuple((int(place), int(number)) for place, number in kept["look_ups"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, CollectiveError):
+        return None
+
+
+def _write(key: str, plan: StepPlan) -> None:
+    """Keeps a plan; on disk too, where that is possible."""
+    _known[key] = plan
+    kept = {"key": key} | asdict(plan)
+    path = _path(key)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    with contextlib.suppress(OSError, CollectiveError):
+        private_files.folder(private_files.cache_folder())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        private_files.write(part, json.dumps(kept, indent=1).encode())
+        part.replace(path)

@@ -7,6 +7,7 @@ from typing import Any
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.training.checks.refusals import refuse
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.virtual.pieces import VirtualReplicas
@@ -15,15 +16,7 @@ HINT = "drop it, or virtual_replicas (--virtual-replicas)"
 
 
 def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:
-    """The virtual replicas that were asked for.
-
-    Args:
-        count: How many; None for none.
-        backend: Whose replicas hold them.
-
-    Raises:
-        UsageError: There are fewer than replicas, or the backend cannot hold any.
-    """
+    """The virtual replicas that were asked for."""
     if count is None:
         return None
     refused = {
@@ -54,11 +47,7 @@ def check_count(count: int | None, backend: Backend) -> VirtualReplicas | None:
 
 
 def check_batch(virtual: VirtualReplicas, inputs: Input | Batches) -> None:
-    """Refuses a global batch with fewer rows than there are virtual replicas.
-
-    Raises:
-        UsageError: It has.
-    """
+    """Refuses a global batch with fewer rows than there are virtual replicas."""
     rows = (
         inputs.batch_size if isinstance(inputs, Batches) else inputs.global_batch_size
     )
@@ -71,39 +60,18 @@ def check_batch(virtual: VirtualReplicas, inputs: Input | Batches) -> None:
         )
 
 
-def check_options(**options: Any) -> None:
-    """Refuses options of ``fit`` by which the bits would depend on the ranks.
-
-    Args:
-        options: What was asked for, by name.
-
-    Raises:
-        UsageError: Names the first one.
-    """
-    why = {
-        "ledger": "it has the rows of each replica",
-        "own_step": "a train_step of the model's own, which sums when it applies",
-    }
-    _refuse({f"{name}: {why[name]}": bool(asked) for name, asked in options.items()})
+def check_options(own_step: bool, ledger: Any) -> None:
+    """Refuses options of ``fit`` by which the bits would depend on the ranks."""
+    own = "own_step: a train_step of the model's own, which sums when it applies"
+    _refuse({own: own_step, "ledger: it has the rows of each replica": bool(ledger)})
 
 
 def check_coupling(reasons: Sequence[str]) -> None:
-    """Refuses a forward pass that needs the rows of other pieces.
-
-    Args:
-        reasons: ``coupled.checks.reasons``.
-
-    Raises:
-        UsageError: There is one.
-    """
+    """Refuses a forward pass that needs the rows of other pieces."""
     _refuse(
         {f"{why}: a virtual replica sees its own rows only": True for why in reasons}
     )
 
 
 def _refuse(refused: Mapping[str, bool]) -> None:
-    for what, asked in refused.items():
-        if asked:
-            raise UsageError(
-                f"virtual replicas cannot be combined with {what}", hint=HINT
-            )
+    refuse("virtual replicas cannot be combined with", refused, hint=HINT)

@@ -22,7 +22,6 @@ def state_sha256(model: keras.Model, gathered: Gathered | None = None) -> str:
     write those of every layer.
 
     Args:
-        model: Built and compiled.
         gathered: Whole variables of which ranks have shards. Without them, a rank's
             digest is that of its own shards.
     """

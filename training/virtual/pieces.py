@@ -28,22 +28,14 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class VirtualPlan(Plan):
-    """A plan of batches that are cut into pieces, for checkpoints to have in common.
-
-    Attributes:
-        virtual_replicas: How many pieces.
-    """
+    """A plan of batches that are cut into pieces, for checkpoints to have in common."""
 
     virtual_replicas: int
 
 
 @dataclass(frozen=True)
 class VirtualReplicas:
-    """The pieces of a global batch.
-
-    Attributes:
-        count: How many, from 1 up.
-    """
+    """The pieces of a global batch."""
 
     count: int
 
@@ -77,10 +69,6 @@ class VirtualReplicas:
 
         Only nodes whose pieces all exist count, so two nodes of a level that are
         neighbours may stay apart at the end of the tree.
-
-        Args:
-            replica: A number below ``total``.
-            total: Replicas of the job.
         """
         pieces = self.pieces(range(replica, replica + 1), total)
         found, start = [], pieces.start

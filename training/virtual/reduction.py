@@ -19,9 +19,8 @@ from collective.training.reduction import Span, StepSums, sum_tensors
 from collective.training.replica.inputs import StepInputs
 from collective.training.replica.rows import Rows
 from collective.training.variables import SMALL
-from collective.training.virtual import exchange
 from collective.training.virtual.pieces import VirtualReplicas
-from collective.training.virtual.tree import sum_subtrees
+from collective.training.virtual.tree import cut, sum_subtrees, total
 
 
 def replica_number(backend: Backend) -> int:
@@ -43,12 +42,9 @@ def sum_pieces(
     """The sums over all pieces of a global batch, inside ``Backend.run``.
 
     Args:
-        virtual: The pieces.
-        backend: Connects the replicas.
         inputs: Of this process: ``rows`` are those of all its pieces, ``replica`` is
             ignored.
         compute: The sums of one piece, whose number is ``StepInputs.replica``.
-        structure: Shapes and dtypes of the sums.
         dtype: All sums travel in it; state that it cannot hold, in float64.
         attached: The tensors of each attachment, of this replica.
 
@@ -79,7 +75,7 @@ def sum_pieces(
     located, *others = sum_tensors(backend, others, [])
     with tf.control_dependencies([located]):  # one collective after the other
         sums = tf.nest.map_structure(tf.identity, sums)
-    vectors = exchange.total(virtual, backend, replica, sums, always=inputs.number >= 0)
+    vectors = total(virtual, backend, replica, sums, always=inputs.number >= 0)
     with tf.control_dependencies([start, *vectors]):
         stop = _now()
     attached = tf.nest.pack_sequence_as(attached, others)
@@ -96,13 +92,9 @@ class _Layout:
     """Sums as vectors, and back.
 
     Args:
-        structure: Shapes and dtypes of the sums.
         dtype: Of the vectors, but for state that it cannot hold: float64.
         apart: Large tensors are vectors of their own, without a copy. To add up pieces
             in a graph, one vector takes less time to trace.
-
-    Attributes:
-        specs: Of the vectors.
     """
 
     def __init__(self, structure: Sums, dtype: tf.DType, apart: bool):
@@ -137,7 +129,7 @@ class _Layout:
         """The sums that ``pack`` made vectors of."""
         leaves: list[Any] = [None] * len(self._shapes)
         for group, vector in zip(self._groups, vectors, strict=True):
-            parts = exchange.cut(vector, [self._sizes[i] for i in group])
+            parts = cut(vector, [self._sizes[i] for i in group])
             for i, part in zip(group, parts, strict=True):
                 leaves[i] = tf.reshape(part, self._shapes[i])
         return tf.nest.pack_sequence_as(self._structure, leaves)

@@ -73,11 +73,7 @@ def describe(virtual: VirtualReplicas) -> dict[str, str]:
 
 
 def agree(virtual: VirtualReplicas, backend: Backend) -> None:
-    """Compares the ranks' settings; every rank calls it.
-
-    Raises:
-        UsageError: On every rank: what differs, and on which rank.
-    """
+    """Compares the ranks' settings; every rank calls it."""
     threads = intra_op_threads()
     if threads != THREADS and backend.options.threads is None and backend.rank == 0:
         log.warning(
@@ -89,9 +85,7 @@ def agree(virtual: VirtualReplicas, backend: Backend) -> None:
             threads,
         )
     if backend.size > 1:
-        error = ranks.difference(backend, describe(virtual))
-        if error is not None:
-            raise error
+        ranks.compare(backend, describe(virtual))
 
 
 def _instruction_set() -> str:

@@ -7,16 +7,37 @@ range, as it computes their pieces; ``finish`` adds the rest.
 
 TensorFlow's graph optimizer rewrites ``(a + b) + (c + d)`` as one sum of four, from left
 to right. So each addition here is a branch whose condition is known at run time only.
+
+Partial sums of subtrees then go from every process to every process, bit for bit. What
+travels is not added on its way, so no backend's order of summation matters. The
+parts are laid out in one buffer with a slot for each subtree of the job, which only one
+process fills. An all-reduce of their bit patterns as integers is then exact: one number
+and zeros. (As floats, -0.0 + 0.0 would become 0.0.)
+
+Where the backend has an all-to-all exchange, each process adds up its share of the
+elements of all subtrees, and the totals are gathered. With as many processes as virtual
+replicas this sends the bytes of one all-reduce; the buffer of slots, those of one for
+each process.
+
+Two subtrees on two replicas need none of this: a + b is b + a, so an ordinary all-reduce
+has the bits of the tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 import tensorflow as tf
 
+from collective.backends.base import Backend
+from collective.backends.capabilities import ShardCollectives
+from collective.training.exchange import join
 from collective.training.virtual.pieces import Node, VirtualReplicas
 
+_BITS = {4: tf.int32, 8: tf.int64}
+# Elements: for fewer, one message costs less than two.
+_SHARDED_FROM = 4096
 #: Computes a piece: its vectors, and a float32 scalar that is 0 where all is well.
 Leaf = Callable[[tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
 #: By level, the vectors of a subtree; of length 0 where there is none.
@@ -31,7 +52,6 @@ def finish(
     """The sum of all pieces, from those of subtrees that cover them.
 
     Args:
-        virtual: The tree.
         sums: Vectors by node; the nodes together cover each piece once.
         always: True, but the graph must not know it: computed from an input.
     """
@@ -57,9 +77,7 @@ def sum_subtrees(
     activations of one piece.
 
     Args:
-        leaf: Computes a piece, given as an int64 scalar.
         pieces: Consecutive, at least one.
-        subtrees: ``VirtualReplicas.subtrees`` of them.
         specs: Of the vectors that a piece has, ``[length]`` each.
 
     Returns:
@@ -145,3 +163,93 @@ def _add_if(
     """``left + right``; where the condition is false, ``right``."""
     add = lambda: [a + b for a, b in zip(left, right, strict=True)]  # noqa: E731
     return tf.cond(condition, add, lambda: list(right))
+
+
+def total(
+    virtual: VirtualReplicas,
+    backend: Backend,
+    replica: int,
+    sums: dict[Node, list[tf.Tensor]],
+    always: tf.Tensor,
+) -> list[tf.Tensor]:
+    """The sums over all pieces, inside ``Backend.run``; the same bits on every replica.
+
+    Args:
+        sums: Of this replica's subtrees: float32 and float64 vectors, of equal
+            lengths on every replica.
+        always: As for ``tree.finish``.
+    """
+    if backend.replicas == 1:
+        return finish(virtual, sums, always)
+    by_replica = virtual.all_subtrees(backend.replicas)
+    exchange = _Exchange(virtual, backend, replica, by_replica, always)
+    lists = [sums[node] for node in by_replica[replica]]
+    one_of_two = [len(nodes) for nodes in by_replica] == [1, 1]
+    found: dict[int, tf.Tensor] = {}
+    for dtype in dict.fromkeys(vector.dtype for vector in lists[0]):
+        places = [i for i, vector in enumerate(lists[0]) if vector.dtype == dtype]
+        with tf.control_dependencies(list(found.values())):  # one after the other
+            own = [[tf.identity(vectors[i]) for i in places] for vectors in lists]
+        if one_of_two:
+            totals = backend.all_reduce(own[0])
+        else:
+            joined = exchange.total([join(vectors) for vectors in own])
+            totals = cut(joined, [vector.shape[0] for vector in own[0]])
+        found.update(zip(places, totals, strict=True))
+    return [found[i] for i in range(len(found))]
+
+
+def cut(vector: tf.Tensor, lengths: Sequence[int]) -> list[tf.Tensor]:
+    """What ``join`` joined."""
+    return [vector] if len(lengths) == 1 else tf.split(vector, lengths)
+
+
+class _Exchange(NamedTuple):
+    """Sums one vector over all pieces, from one for each subtree of this replica."""
+
+    virtual: VirtualReplicas
+    backend: Backend
+    replica: int
+    by_replica: list[list[Node]]
+    always: tf.Tensor
+
+    def total(self, own: list[tf.Tensor]) -> tf.Tensor:
+        """The sum; the vectors are of one length and dtype."""
+        rows = own[0][None] if len(own) == 1 else tf.stack(own)  # one: without a copy
+        backend = self.backend
+        shards = isinstance(backend, ShardCollectives) and backend.exchanges
+        if shards and rows.shape[1] >= _SHARDED_FROM:
+            return self._by_shards(rows)
+        return self._by_slots(rows)
+
+    def _by_slots(self, rows: tf.Tensor) -> tf.Tensor:
+        """Every subtree's sum on every replica, and then the tree."""
+        before = sum(map(len, self.by_replica[: self.replica]))
+        after = sum(map(len, self.by_replica[self.replica + 1 :]))
+        bits = tf.bitcast(rows, _BITS[rows.dtype.size])
+        slots = tf.pad(bits, [[before, after], [0, 0]])
+        (gathered,) = self.backend.all_reduce([slots])
+        return self._finish(tf.bitcast(gathered, rows.dtype))
+
+    def _by_shards(self, rows: tf.Tensor) -> tf.Tensor:
+        """Of every subtree a shard on each replica; the tree; the shards together."""
+        backend = cast("ShardCollectives", self.backend)
+        count, length = rows.shape
+        size = -(-length // backend.replicas)
+        missing = backend.replicas * size - length
+        if missing:
+            rows = tf.pad(rows, [[0, 0], [0, missing]])
+        if count == 1:  # without a copy
+            by_shard = tf.reshape(rows, [backend.replicas, 1, size])
+        else:
+            by_shard = tf.reshape(rows, [count, backend.replicas, size])
+            by_shard = tf.transpose(by_shard, [1, 0, 2])
+        counts = [len(nodes) for nodes in self.by_replica]
+        shard = self._finish(backend.all_to_all(by_shard, counts))
+        return tf.reshape(backend.all_gather(shard), [-1])[:length]
+
+    def _finish(self, rows: tf.Tensor) -> tf.Tensor:
+        """The tree over rows, one for each subtree of each replica, in order."""
+        nodes = [node for nodes in self.by_replica for node in nodes]
+        sums = {node: [row] for node, row in zip(nodes, tf.unstack(rows), strict=True)}
+        return finish(self.virtual, sums, self.always)[0]

@@ -17,7 +17,6 @@ from collective.training.unedited import distribute, files
 from collective.training.unedited.calls import fit_seed
 from collective.training.unedited.distribute import distribute_keras
 from collective.training.unedited.job import FIT, SAVE, Job
-from collective.training.unedited.replaced import Replaced
 from collective.training.unedited.script import Script, print_failure
 
 STOCK = {
@@ -165,6 +164,14 @@ def test_each_fit_has_an_order_of_its_own():
     assert isinstance(fit_seed(keras.Sequential()), int)  # not compiled
 
 
+def test_generators_that_have_a_seed_keep_it(distributed):
+    first = np.random.default_rng(seed=3).integers(1000, size=4)
+    distributed.undo()
+    np.testing.assert_array_equal(
+        first, np.random.default_rng(3).integers(1000, size=4)
+    )
+
+
 def test_options_of_fit_reach_it(monkeypatch):
     found = distribute_keras("single", accumulate=3)
     try:
@@ -218,8 +225,8 @@ def test_an_asynchronous_backend_and_another_keras_are_refused(
 def test_only_rank_zero_saves_and_others_wait_for_it(tmp_path):
     sent: list = []
     for rank in (0, 1):
-        replaced = Replaced()
-        files.replace_savers(Job(Ranks(rank, sent)), replaced)
+        job = Job(Ranks(rank, sent))
+        files.replace_savers(job)
         try:
             path = tmp_path / f"of{rank}"
             path.mkdir()
@@ -230,17 +237,17 @@ def test_only_rank_zero_saves_and_others_wait_for_it(tmp_path):
             tf.keras.models.save_model(model, filepath="c.keras")
         finally:
             os.chdir(tmp_path)
-            replaced.undo()
+            job.undo()
         # The paths differ here, as the folders do: each rank writes its own.
         assert sorted(os.listdir(path)) == ["a.keras", "b.keras", "c.keras"]
     assert not sent
     for rank in (0, 1):
-        replaced = Replaced()
-        files.replace_savers(Job(Ranks(rank, sent)), replaced)
+        job = Job(Ranks(rank, sent))
+        files.replace_savers(job)
         model.save(tmp_path / "same.keras")
         assert (tmp_path / "same.keras").exists() == (rank == 0)
         (tmp_path / "same.keras").unlink(missing_ok=True)
-        replaced.undo()
+        job.undo()
     assert not sent
 
 
@@ -283,13 +290,12 @@ def test_a_folder_of_another_rank_is_taken_once(tmp_path):
     old = tmp_path / "old"
     old.mkdir()
     os.utime(old)
-    replaced = Replaced()
-    files.replace_mkdir(replaced)
+    job, stock_mkdir = Job(Ranks(0, [])), os.mkdir
+    files.replace_mkdir(job)
     try:
         other = str(tmp_path / "runs")
         os.rmdir(old)
-        _stock_mkdir = replaced._before[0][2]
-        _stock_mkdir(other)  # as another rank does
+        stock_mkdir(other)  # as another rank does
         os.makedirs(other)
         with pytest.raises(FileExistsError):
             os.makedirs(other)
@@ -299,7 +305,7 @@ def test_a_folder_of_another_rank_is_taken_once(tmp_path):
         with pytest.raises(FileExistsError):
             os.mkdir(os.path.dirname(os.__file__))
     finally:
-        replaced.undo()
+        job.undo()
 
 
 # --- strategies of a script -----------------------------------------------------------

@@ -16,7 +16,7 @@ from collective.errors import UsageError
 from collective.training.input.pipeline import Input
 from collective.training.prepared import prepare
 from collective.training.replica.plan import StepPlan
-from collective.training.verification import plan_cache, verify, verify_step
+from collective.training.verification import verify, verify_step
 
 pytestmark = pytest.mark.usefixtures("clean_keras")
 PIECES = (4, 2, 1)
@@ -26,7 +26,7 @@ ROWS, FEATURES, OUTPUTS = 24, 6, 3
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(plan_cache, "_known", {})
+    monkeypatch.setattr(verify, "_known", {})
     yield
     keras.config.set_dtype_policy("float32")
 
@@ -385,7 +385,7 @@ def test_an_outcome_serves_the_next_run_of_the_same_model_only(monkeypatch):
     run = verify.Check.run
     monkeypatch.setattr(verify.Check, "run", lambda self: runs.append(1) or run(self))
     first = verified(network(loss=keras.losses.Dice()))
-    monkeypatch.setattr(plan_cache, "_known", {})  # as in another process
+    monkeypatch.setattr(verify, "_known", {})  # as in another process
     assert verified(network(loss=keras.losses.Dice())) == first and len(runs) == 1
 
     def scaled(factor):

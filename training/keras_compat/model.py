@@ -1,7 +1,8 @@
-"""A Keras model: how its variables are made, and which methods its user overrides."""
+"""A Keras model: how its variables are made, what its user overrides and compiles."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -23,25 +24,19 @@ def build(
     Args:
         model: A compiled model, in its backend's scope.
         spec: ``(x, y, sample_weight)``, trees of ``tf.TensorSpec`` of one batch.
-        optimizer: Whether the optimizer's are made, too.
 
     Raises:
         ValueError: Model, loss or metrics do not fit the data.
     """
 
     def symbolic(leaf: Any) -> keras.KerasTensor:
-        shape, dtype = tuple(leaf.shape), leaf.dtype.name
+        kind: dict[str, Any] = {}
         if isinstance(leaf, tf.SparseTensorSpec):
-            return keras.KerasTensor(shape, dtype, sparse=True)
-        if isinstance(leaf, tf.RaggedTensorSpec):
-            return keras.KerasTensor(
-                shape,
-                dtype,
-                ragged=True,
-                ragged_rank=leaf.ragged_rank,
-                row_splits_dtype=leaf.row_splits_dtype,
-            )
-        return keras.KerasTensor(shape, dtype)
+            kind = {"sparse": True}
+        elif isinstance(leaf, tf.RaggedTensorSpec):
+            names = ("ragged_rank", "row_splits_dtype")
+            kind = {"ragged": True} | {name: getattr(leaf, name) for name in names}
+        return keras.KerasTensor(tuple(leaf.shape), leaf.dtype.name, **kind)
 
     x, y, sample_weight = (
         None if part is None else tf.nest.map_structure(symbolic, part) for part in spec
@@ -82,14 +77,20 @@ def takes_training(model: keras.Model) -> bool:
     return bool(model._call_has_training_arg)
 
 
-def tf_variable(variable: keras.Variable) -> tf.Variable:
-    """The TensorFlow variable behind a Keras one."""
-    return variable.value
-
-
 def overrides(model: keras.Model, method: str) -> bool:
     """Whether the user's class replaces a method of ``keras.Model``."""
     return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def compiled_arguments(model: keras.Model) -> dict[str, Any]:
+    """Losses, metrics and their weights, by the names of ``compile``'s arguments."""
+    losses, metrics = model._compile_loss, model._compile_metrics
+    return {
+        "loss": model.loss,
+        "loss_weights": getattr(losses, "_user_loss_weights", None),
+        "metrics": getattr(metrics, "_user_metrics", None),
+        "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
+    }
 
 
 def other_optimizers(model: keras.Model) -> list[keras.Optimizer]:
@@ -104,7 +105,39 @@ def other_optimizers(model: keras.Model) -> list[keras.Optimizer]:
     return list(found.values())
 
 
+def tf_variable(variable: keras.Variable | tf.Variable) -> tf.Variable:
+    """The TensorFlow variable behind a Keras one; others are returned as they are."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def path_of(variable: keras.Variable | tf.Variable) -> str:
+    """The path of a Keras variable, the name of a TensorFlow one."""
+    return str(getattr(variable, "path", variable.name))
+
+
 def move_variable(variable: keras.Variable, device: str) -> None:
     """Puts a variable on another device; references to the Keras variable stay valid."""
     with tf.init_scope(), tf.device(device):
         variable._initialize(tf.identity(variable.value))
+
+
+def trainable_flags(model: keras.Model) -> list[bool]:
+    """Whether each layer is trainable, in an order that does not depend on it."""
+    return [bool(layer.trainable) for layer in model._flatten_layers()]
+
+
+def set_trainable_flags(model: keras.Model, flags: Sequence[bool]) -> None:
+    """Makes layers trainable, or not, as ``trainable_flags`` has said."""
+    for layer, flag in zip(model._flatten_layers(), flags, strict=True):
+        if layer.trainable != bool(flag):
+            layer.trainable = bool(flag)
+
+
+def initial_epoch(model: keras.Model) -> int | None:
+    """With which epoch ``BackupAndRestore`` wants training to begin."""
+    return getattr(model, "_initial_epoch", None)
+
+
+def is_validated(model: keras.Model, epoch: int, frequency: Any) -> bool:
+    """Whether ``validation_freq`` wants a validation after an epoch, from 0."""
+    return bool(model._should_eval(epoch, frequency))
