@@ -21,7 +21,6 @@ from collective.training import keras_compat
 from collective.training.input.arrays import Arrays
 from collective.training.input.batches import ShuffledItems
 from collective.training.input.source import Row, Source, as_source
-from collective.training.input.tensors import Tensors
 from collective.training.input.views import CastFloats
 
 Data: TypeAlias = "Source | keras_compat.DataAdapter"
@@ -202,13 +201,9 @@ def _has_array(item: Any) -> bool:
 
 
 def _source(x: Any, y: Any, sample_weight: Any) -> Source:
-    flat = tf.nest.flatten((x, y, sample_weight))
-    composite = any(isinstance(t, (tf.RaggedTensor, tf.SparseTensor)) for t in flat)
-    source: Source = (Tensors if composite else Arrays)(x, y, sample_weight)
-    floatx = keras.config.floatx()
-    return (
-        CastFloats(source, floatx) if CastFloats.is_needed(source, floatx) else source
-    )
+    source = Arrays(x, y, sample_weight)
+    cast = CastFloats(source, keras.config.floatx())
+    return cast if cast.is_needed else source
 
 
 def _weighted(
