@@ -35,7 +35,6 @@ from collective.training.eager import runs_eagerly
 from collective.training.elastic.membership import Membership
 from collective.training.evaluation.inference import open_backend
 from collective.training.failure import ends_the_job, explaining_memory
-from collective.training.input.agreement import Agreement
 from collective.training.input.batches import Batches
 from collective.training.input.feed import (
     ENDLESS,
@@ -265,7 +264,7 @@ def fit(
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
-                inputs, steps_per_epoch, backend.elastic, Agreement(backend), virtual
+                inputs, backend, steps_per_epoch, virtual
             )
         else:
             _check_counted(backend, checkpoint=checkpoint, ledger=ledger)

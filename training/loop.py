@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.input import source_errors
 from collective.training.input.feed import ENDLESS, Feed
 from collective.training.input.pipeline import Batch
+from collective.training.input.source import explain
 from collective.training.observer import FinishedStep, Observer, methods
 from collective.training.position import Position
 from collective.training.step import Step
@@ -132,11 +132,7 @@ class Loop:
 
     def _train_epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
-        first, steps = (
-            self.feed.first_step(epoch, position.step),
-            self.feed.steps(epoch),
-        )
-        whole = ENDLESS if steps is None else first + steps
+        first, whole = self.feed.bounds(epoch, position.step)
         last = min(whole, self.last_step)
         if not first <= position.step <= whole:
             raise UsageError(
@@ -206,7 +202,7 @@ def _next(batches: Iterator[Batch]) -> Batch | None:
     try:
         return next(batches, None)
     except tf.errors.OpError as error:
-        explained = source_errors.explain(error)
+        explained = explain(error)
         if explained is None:
             raise
         raise explained from None

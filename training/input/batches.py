@@ -20,8 +20,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input import leaves
-from collective.training.input.agreement import Agreement
-from collective.training.input.feed import Feed
+from collective.training.input.feed import ENDLESS, Agreement, Feed
 from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
@@ -58,7 +57,6 @@ class Batches(Feed):
         self._keras = keras_compat.EpochIterator(self._adapter, steps_per_epoch)
         self.spec = self._adapter.spec
         self.batch_size = self._adapter.rows
-        self._steps_per_epoch = steps_per_epoch
         self._begun = False
         self._agreement = Agreement(backend)
 
@@ -78,13 +76,13 @@ class Batches(Feed):
         self._adapter.close()
         self._keras.reset()
 
-    def first_step(self, epoch: int, step: int) -> int:
-        """As ``Feed.first_step``: epochs begin where the training is."""
-        return step
+    def bounds(self, epoch: int, step: int) -> tuple[int, int]:
+        """As ``Feed.bounds``: epochs begin where the training is.
 
-    def steps(self, epoch: int) -> int | None:
-        """As ``Feed.steps``; known after the first epoch, where it can be known."""
-        return self._keras.steps
+        They end where Keras knows, at the latest after the first one.
+        """
+        steps = self._keras.steps
+        return step, ENDLESS if steps is None else step + steps
 
     def epoch(self, steps: int) -> Iterator[Batch]:
         """As ``Feed.epoch``.

@@ -8,6 +8,7 @@ which replica reads them.
 from __future__ import annotations
 
 import abc
+import re
 import zlib
 from typing import Any, ClassVar
 
@@ -18,6 +19,12 @@ from collective.errors import UsageError
 
 Row = tuple[Any, Any, Any]
 """``(x, y, sample_weight)``: trees of tensors; sample_weight may be None."""
+
+_USAGE_ERROR = re.compile(r"UsageError: (.*)\nHINT: (.*)")
+# The message of assert_cardinality for a data set with more or fewer rows.
+_WRONG_LENGTH = re.compile(
+    r"expected to contain \d+ elements but contained .*\d+ elements"
+)
 
 
 class Source(abc.ABC):
@@ -179,3 +186,21 @@ def as_source(data: Any) -> Source:
         hint="pass (x, y) or (x, y, sample_weight) arrays, a tf.data.Dataset of rows, "
         "or a collective.training.input.source.Source",
     )
+
+
+def explain(error: tf.errors.OpError) -> UsageError | None:
+    """The error of a source behind one of TensorFlow; None if there is none.
+
+    Threads of ``tf.data`` read the rows: an error raised there reaches the training loop
+    with its message in one of many lines. It is the error of this rank: other ranks may
+    have read their rows.
+    """
+    if found := _USAGE_ERROR.search(error.message):
+        return UsageError(found[1], hint=found[2], everywhere=False)
+    if found := _WRONG_LENGTH.search(error.message):
+        return UsageError(
+            f"the data set has not as many rows as declared: {found[0]}",
+            hint="give assert_cardinality the actual number of rows, on every rank",
+            everywhere=False,
+        )
+    return None

@@ -40,7 +40,7 @@ def planned(
     if validation is not None:
         source = Input(validation, BATCH).source
         evaluate = Evaluation(prepared, backend, source, BATCH, plan=plan)
-    feed = PlannedFeed(inputs, None, False)
+    feed = PlannedFeed(inputs, backend)
     Loop(position, step, feed, EPOCHS, ENDLESS, (), evaluate).run()
     return prepared.model, position.history
 
