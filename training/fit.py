@@ -17,7 +17,6 @@ from collective.training.arguments.data import FitData, fit_data
 from collective.training.arguments.names import arguments_named
 from collective.training.callbacks.hooks import Callbacks
 from collective.training.callbacks.observer import RankZeroCallbacks
-from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checks.refusals import (
     check_batch,
@@ -450,16 +449,16 @@ def _observers(
     if bar and str(params["verbose"]) != "0":
         # Behind the callbacks: it shows what they add to the logs.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
-    saving = membership = None
+    membership = None
     if checkpoint is not None and isinstance(inputs, Input):
         plan = virtual.planned(inputs.plan) if virtual else inputs.plan
-        saving = CheckpointObserver(checkpoint, position, plan, before_write)
-        observers.append(saving)
+        checkpoint.attach(position, plan, before_write)
+        observers.append(checkpoint)
     if backend.elastic and isinstance(inputs, Input):
         common = settings.describe(virtual) if virtual else {}
-        membership = Membership(position, inputs, saving, common)
+        membership = Membership(position, inputs, checkpoint, common)
         membership.find_start()
         observers.append(membership)
-    if saving is not None:
-        saving.find_start()
+    if checkpoint is not None:
+        checkpoint.find_start()
     return observers, membership

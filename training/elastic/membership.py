@@ -13,7 +13,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from collective.errors import (
     NextGeneration,
     UsageError,
 )
-from collective.training.checkpoint.observer import CheckpointObserver
+from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checkpoint.state import broadcast, newest
 from collective.training.elastic.control_messages import ControlMessages
 from collective.training.elastic.reconfigure import (
@@ -100,7 +100,7 @@ class Membership(Observer):
         self,
         position: Position,
         inputs: Input,
-        checkpoint: CheckpointObserver | None,
+        checkpoint: Checkpoint | None,
         settings: Mapping[str, str],
     ):
         self.position = position
@@ -260,11 +260,9 @@ class Membership(Observer):
         """
         if self.backend.rank:
             self.backend.barrier()  # rank 0 ends the job
-        folder: Any = None
         if self.checkpoint is not None:
             self.checkpoint.save_last(self.position.start or self.position.take())
             folder = self.checkpoint.folder
-        if folder is not None:
             hint = f"--resume continues from {folder}, on fewer ranks, too"
         else:
             hint = "--checkpoint-dir, to continue from there"

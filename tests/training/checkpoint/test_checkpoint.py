@@ -296,7 +296,7 @@ def read_all(folder: Path, trained: keras.Model) -> str:
     from collective.training.input.pipeline import Input
 
     plan = Input(rows(), BATCH, seed=5).plan
-    found = Checkpoint(folder, resume=True)._newest(trained, plan)
+    found = Checkpoint(folder)._newest(trained, plan, resumes=True)
     return f"step-{found.step:09d}"
 
 
