@@ -12,7 +12,7 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.leaves import open_rows, present
-from collective.training.input.source import Row, Source
+from collective.training.input.source import Row, Source, numpy_rows
 
 # Up to this size, data in memory is copied to TensorFlow, which then gathers rows itself.
 # Python would hold its lock, which the training loop needs, for about 0.3 ms a step.
@@ -78,14 +78,11 @@ class Arrays(Source):
     def read(self, rows: tf.Tensor) -> Row:
         """Copies the rows out of the arrays."""
         if self._resident is None:
-            read = tf.numpy_function(
+            read = numpy_rows(
                 lambda rows: [_native(array[rows]) for array in self._leaves],
-                [rows],
-                [tf.as_dtype(array.dtype) for array in self._leaves],
-                stateful=False,
+                rows,
+                present(self.spec),
             )
-            for tensor, array in zip(read, self._leaves, strict=True):
-                tensor.set_shape([rows.shape[0], *array.shape[1:]])
         else:
             read = [
                 keras_compat.sparse_rows(tensor, rows)

@@ -127,21 +127,16 @@ def _digits(name: str) -> Data:
     )
 
 
-def _mnist(name: str) -> Data:
-    """60,000 + 10,000 images of 28x28 grey pixels, from Keras' cache."""
-    return _npz(name, mnist())
-
-
 def _cifar10(name: str) -> Data:
     """50,000 + 10,000 images of 32x32 coloured pixels, from Keras' cache."""
-    (x, y), (x_test, y_test) = cifar10()
-    train = _scaled(Arrays(x, y.reshape(-1)))
-    return Data(name, train, _scaled(Arrays(x_test, y_test.reshape(-1))), 10)
+    train, test = (_scaled(Arrays(x, y.reshape(-1))) for x, y in cifar10())
+    return Data(name, train, test, 10)
 
 
 NAMED: dict[str, Callable[[str], Data]] = {
     "digits": _digits,
-    "mnist": _mnist,
+    # 60,000 + 10,000 images of 28x28 grey pixels, from Keras' cache.
+    "mnist": lambda name: _npz(name, mnist()),
     "cifar10": _cifar10,
 }
 
@@ -168,12 +163,9 @@ def _scaled(arrays: Arrays) -> Source:
 
 def _folder(name: str, path: Path) -> Data:
     """Sub-folders are classes, or ``train`` and ``test`` with classes inside."""
-    if not (path / "train").is_dir():
-        images = ImageFolder(path)
-        return Data(name, images, None, len(images.classes))
-    train = ImageFolder(path / "train")
-    test = None
-    if (path / "test").is_dir():
+    parted = (path / "train").is_dir()
+    train, test = ImageFolder(path / "train" if parted else path), None
+    if parted and (path / "test").is_dir():
         test = ImageFolder(path / "test", classes=train.classes)
     return Data(name, train, test, len(train.classes))
 

@@ -7,6 +7,7 @@ impossible, the error says which file to put where.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,6 @@ from typing import Any
 import keras
 
 from collective.errors import UsageError
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where ranks may download twice
-    fcntl = None  # type: ignore[assignment]
 
 
 def folder() -> Path:
@@ -38,7 +34,7 @@ def mnist() -> Path:
     with one_at_a_time("mnist"):
         # Under the lock: another rank may be downloading it.
         if not path.exists():
-            _fetch("mnist", path, "mnist.npz", keras.datasets.mnist.load_data)
+            _fetch("mnist", path, "mnist.npz")
     return path
 
 
@@ -48,19 +44,14 @@ def cifar10() -> Any:
     Raises:
         UsageError: It is missing and cannot be downloaded, or is damaged.
     """
-    path = folder() / "cifar-10-batches-py-target"
+    path = folder() / "cifar-10-batches-py-target" / "cifar-10-batches-py"
     with one_at_a_time("cifar10"):
-        return _fetch(
-            "cifar10",
-            path / "cifar-10-batches-py",
-            "cifar-10-python.tar.gz, unpacked,",
-            keras.datasets.cifar10.load_data,
-        )
+        return _fetch("cifar10", path, "cifar-10-python.tar.gz, unpacked,")
 
 
-def _fetch(name: str, path: Path, file: str, load_data: Any) -> Any:
+def _fetch(name: str, path: Path, file: str) -> Any:
     try:
-        return load_data()
+        return getattr(keras.datasets, name).load_data()
     # No network, no permission to write, a damaged file: the remedy is the same.
     except Exception as error:
         text = str(error).strip().splitlines() or [type(error).__name__]
@@ -82,6 +73,5 @@ def one_at_a_time(name: str) -> Iterator[None]:
         yield
         return
     with file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield

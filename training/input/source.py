@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import re
 import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,6 +98,19 @@ class Source(abc.ABC):
     def fingerprint(self) -> int:
         """A 32-bit checksum of the first row, to detect ranks with different data."""
         return checksum(self.read(tf.zeros([min(1, len(self))], tf.int64)))
+
+
+def numpy_rows(
+    function: Callable[[np.ndarray], Sequence[np.ndarray]],
+    rows: tf.Tensor,
+    specs: Sequence[tf.TensorSpec],
+) -> list[tf.Tensor]:
+    """What a NumPy function of row numbers returns: ``[n, *shape]`` for each spec."""
+    dtypes = [spec.dtype for spec in specs]
+    tensors = tf.numpy_function(function, [rows], dtypes, stateful=False)
+    for tensor, spec in zip(tensors, specs, strict=True):
+        tensor.set_shape([rows.shape[0], *spec.shape])
+    return tensors
 
 
 def checksum(tree: Any) -> int:
