@@ -35,11 +35,7 @@ from collective.training.elastic.membership import Membership
 from collective.training.evaluation.inference import open_backend
 from collective.training.failure import ends_the_job, explaining_memory
 from collective.training.input.batches import Batches
-from collective.training.input.feed import (
-    ENDLESS,
-    PlannedFeed,
-    warn_of_short_epochs,
-)
+from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
 from collective.training.ledger.observer import LedgerObserver
@@ -263,13 +259,13 @@ def fit(
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
-                inputs, backend, steps_per_epoch, virtual
+                inputs, backend, steps_per_epoch, initial_epoch, virtual
             )
         else:
             _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
             feed = inputs
         if steps is not None:
-            epochs = feed.epochs(steps, initial_epoch)
+            epochs = feed.epochs(steps)
         position = Position(model, backend, checkpoint is not None, initial_epoch)
         params = {
             "verbose": verbose,
@@ -346,7 +342,8 @@ def fit(
         )
         with runs_eagerly(model):
             if membership is not None:
-                result = membership.run(loop, result)
+                membership.run(loop)
+                result.repeat_afterwards(membership.repeat)
             else:
                 loop.run()
         if virtual is not None:
@@ -367,7 +364,7 @@ def _inputs(
     """Which rows make a global batch."""
     if not isinstance(given.train, Source):
         return Batches(given.train, backend, steps_per_epoch, virtual)
-    inputs = Input(
+    return Input(
         given.train,
         given.batch_size,
         seed=seed,
@@ -375,8 +372,6 @@ def _inputs(
         with_rows_read=ledger is not None,
         with_checksums=backend.size > 1 and not backend.elastic,
     )
-    warn_of_short_epochs(inputs, steps_per_epoch)
-    return inputs
 
 
 def _maybe_empty(inputs: Input | Batches, pieces: int) -> bool:
@@ -457,7 +452,7 @@ def _observers(
     if backend.elastic and isinstance(inputs, Input):
         common = settings.describe(virtual) if virtual else {}
         membership = Membership(position, inputs, checkpoint, common)
-        membership.find_start()
+        membership.handoff.find()
         observers.append(membership)
     if checkpoint is not None:
         checkpoint.find_start()

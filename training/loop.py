@@ -90,9 +90,8 @@ class Loop:
             self._call("begin")
         else:
             self._call("reconfigured", root)
-        first_step = self.feed.begin(position.initial_epoch)
         if position.start is None:
-            position.begin(first_step)
+            position.begin(self.feed.bounds(position.initial_epoch, 0)[0])
         position.put()  # and not to change
 
     def train(self) -> None:

@@ -43,44 +43,12 @@ from collective.training.input.pipeline import Input
 from collective.training.loop import Loop
 from collective.training.observer import FinishedStep, Observer, methods
 from collective.training.position import Position
-from collective.training.result import Result
 from collective.training.verification.ranks import compare_newcomers, describe_training
 
 T = TypeVar("T")
 # A job with too few ranks waits so long for more, where it may grow; as Horovod.
 WAIT_SECONDS = 600.0
 POLL_SECONDS = 0.2
-
-
-class ElasticResult(Result):
-    """A result whose ``afterwards`` survives the death of ranks.
-
-    Args:
-        result: The result.
-        position: Of the training.
-        repeat: Trains again from the newest state to the end, after a change.
-    """
-
-    def __init__(
-        self, result: Result, position: Position, repeat: Callable[[Change], None]
-    ):
-        super().__init__(position, result.params)
-        self.timing = result.timing
-        self.repeat = repeat
-
-    def afterwards(self, action: Callable[[], T]) -> T:
-        """Runs an action; the remaining ranks repeat it when a rank dies meanwhile.
-
-        They first agree on the end of the training again: the rank that died may have
-        been the only one that had finished the last step.
-        """
-
-        def attempt(change: Change | None) -> T:
-            if change is not None:
-                self.repeat(change)
-            return action()
-
-        return repeat_on_change(self.backend, attempt)
 
 
 class Membership(Observer):
@@ -105,25 +73,17 @@ class Membership(Observer):
     ):
         self.position = position
         self.backend: Backend = position.backend
-        self.inputs = inputs
         self.checkpoint = checkpoint
         # Before the training changes anything of the model.
         self.description = describe_training(inputs, position.model) | dict(settings)
-        self.handoff = StateHandoff(self.backend)
+        self.handoff = StateHandoff(position, inputs.plan)
         self.messages = ControlMessages(self.backend)
         self.attachments = [self.messages]
         options = self.backend.options
         self.least, self.grows = options.min_np or 1, options.max_np is not None
 
-    def find_start(self) -> None:
-        """Sets the position's ``start`` to what this host kept for this generation."""
-        self.position.start = self.handoff.find(self.position.model, self.inputs.plan)
-
-    def run(self, loop: Loop, result: Result) -> Result:
+    def run(self, loop: Loop) -> None:
         """As ``loop.run``, repeated after each change of the ranks.
-
-        Returns:
-            The result, with an ``afterwards`` that is repeated, too.
 
         Raises:
             ProcessExit: This rank leaves, or the job's next generation begins.
@@ -133,11 +93,21 @@ class Membership(Observer):
         change = join(self.backend) if self.backend.joins else None
         with self.messages.preemption, contextlib.closing(loop):
             repeat_on_change(self.backend, self._attempt, change)
-        return ElasticResult(result, self.position, self._repeat)
 
-    def _repeat(self, change: Change) -> None:
-        with contextlib.closing(self.loop):
-            self._attempt(change)
+    def repeat(self, action: Callable[[], T]) -> T:
+        """Runs an action after the training, again when a rank dies meanwhile.
+
+        The remaining ranks first agree on the end of the training again: the rank that
+        died may have been the only one that had finished the last step.
+        """
+
+        def attempt(change: Change | None) -> T:
+            if change is not None:
+                with contextlib.closing(self.loop):
+                    self._attempt(change)
+            return action()
+
+        return repeat_on_change(self.backend, attempt)
 
     def _attempt(self, change: Change | None) -> None:
         """Trains from the state that all ranks agree on, to the end."""
@@ -153,7 +123,7 @@ class Membership(Observer):
             # Rank 0's model whole or not at all: if rank 0 dies meanwhile, the model
             # of another rank must still be its own.
             broadcast(position.fresh(), self.backend).put(position.model)
-        self.handoff.taken(None if position.start is None else position.start.step)
+        self.handoff.taken()
         self.loop.begin()
 
     def _continue(self, change: Change) -> None:
@@ -222,7 +192,7 @@ class Membership(Observer):
         position, backend = self.position, self.backend
         if position.step >= self.loop.last_step or position.stopped:
             return
-        received = self.messages.received
+        received = self.messages
         if received.next_generation:
             self._begin_next_generation()
         if not (received.leaving or received.waiting):
@@ -245,9 +215,7 @@ class Membership(Observer):
             return
         if self.checkpoint is not None:
             self.checkpoint.wait()  # Keras writes one file of a model at a time
-        position = self.position
-        kept = self.handoff.keep(position.latest(), position.model, self.inputs.plan)
-        if not gather_few(self.backend, [kept]).any():
+        if not gather_few(self.backend, [self.handoff.keep()]).any():
             self.handoff.possible = False  # the job continues as it is
             return
         raise NextGeneration(generations.EXIT_CODE)

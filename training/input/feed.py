@@ -34,16 +34,8 @@ class Feed(abc.ABC):
 
     ended: bool = False
 
-    def begin(self, epoch: int) -> int:
-        """A new training begins with this epoch.
-
-        Returns:
-            The number of its first step.
-        """
-        return 0
-
-    def epochs(self, steps: int, first: int) -> int:
-        """In which epoch so many steps end, the training beginning with ``first``.
+    def epochs(self, steps: int) -> int:
+        """In which epoch so many steps end.
 
         Returns:
             The number of the epoch to stop before; ``ENDLESS`` where nobody knows.
@@ -101,6 +93,8 @@ class PlannedFeed(Feed):
         backend: Whose ranks compare batches that have checksums. With an elastic one,
             replicas may change: see ``Input.movable``.
         steps_per_epoch: Steps of an epoch; None: one pass over the rows.
+        first_epoch: The first of the training; with ``steps_per_epoch``, the data begin
+            with it, as in Keras.
         virtual: The pieces that replicas hold; None: each has a share of the rows.
     """
 
@@ -109,26 +103,27 @@ class PlannedFeed(Feed):
         inputs: Input,
         backend: Backend,
         steps_per_epoch: int | None = None,
+        first_epoch: int = 0,
         virtual: VirtualReplicas | None = None,
     ):
+        if steps_per_epoch and inputs.steps_per_epoch % steps_per_epoch:
+            warnings.warn(
+                f"steps_per_epoch={steps_per_epoch} does not divide the "
+                f"{inputs.steps_per_epoch} batches of the data: the last epoch of each "
+                "pass over the data is shorter, as in Keras",
+                stacklevel=3,
+            )
         self._of_pass = inputs.steps_per_epoch
         self._of_epoch = steps_per_epoch
         self._batches = inputs.movable() if backend.elastic else inputs.dataset
         self._agreement = Agreement(backend)
         self._virtual = virtual
-        self._origin = 0
+        self._first_epoch = first_epoch
         self._iterator: Iterator[Batch] = iter(())
 
-    def begin(self, epoch: int) -> int:
-        """As ``Feed.begin``."""
-        if self._of_epoch is not None:
-            self._origin = epoch  # as in Keras, the data begin with the training
-        return self.bounds(epoch)[0]
-
-    def epochs(self, steps: int, first: int) -> int:
+    def epochs(self, steps: int) -> int:
         """As ``Feed.epochs``."""
-        self.begin(first)
-        epoch = first
+        epoch = self._first_epoch
         while self.bounds(epoch)[0] < steps:
             epoch += 1
         return epoch
@@ -144,9 +139,10 @@ class PlannedFeed(Feed):
 
     def bounds(self, epoch: int, step: int = 0) -> tuple[int, int]:
         """As ``Feed.bounds``, whatever the step."""
-        of_pass = self._of_pass
-        of_epoch = self._of_epoch or of_pass
-        number, part = divmod(epoch - self._origin, -(-of_pass // of_epoch))
+        of_pass, of_epoch = self._of_pass, self._of_epoch
+        if of_epoch is None:
+            return epoch * of_pass, (epoch + 1) * of_pass
+        number, part = divmod(epoch - self._first_epoch, -(-of_pass // of_epoch))
         first = number * of_pass + part * of_epoch
         return first, min(first + of_epoch, (number + 1) * of_pass)
 
@@ -156,17 +152,6 @@ class PlannedFeed(Feed):
             if batch.checksum is not None:
                 self._agreement.check(int(batch.global_rows), int(batch.checksum))
             yield batch._replace(checksum=None)
-
-
-def warn_of_short_epochs(inputs: Input, steps_per_epoch: int | None) -> None:
-    """Warns as Keras does where a pass over the rows is no whole number of epochs."""
-    if steps_per_epoch and inputs.steps_per_epoch % steps_per_epoch:
-        warnings.warn(
-            f"steps_per_epoch={steps_per_epoch} does not divide the "
-            f"{inputs.steps_per_epoch} batches of the data: the last epoch of each pass "
-            "over the data is shorter, as in Keras",
-            stacklevel=4,
-        )
 
 
 class Agreement:
