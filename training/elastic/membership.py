@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -31,12 +32,6 @@ from collective.errors import (
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checkpoint.state import broadcast, newest
 from collective.training.elastic.control_messages import ControlMessages
-from collective.training.elastic.reconfigure import (
-    Change,
-    Reconfigure,
-    join,
-    repeat_on_change,
-)
 from collective.training.elastic.state_handoff import StateHandoff
 from collective.training.exchange import gather_few
 from collective.training.input.pipeline import Input
@@ -51,17 +46,61 @@ WAIT_SECONDS = 600.0
 POLL_SECONDS = 0.2
 
 
+class Reconfigure(Exception):
+    """All ranks have agreed to form the job again, without those that leave."""
+
+    def __init__(self, leaving: Sequence[int] = ()):
+        super().__init__("all ranks form the job again")
+        self.leaving = leaving
+
+
+@dataclass(frozen=True)
+class Change:
+    """The job has other ranks than before.
+
+    Attributes:
+        former: The former number of each rank, by its new one; -1 for one that joined.
+        size: The former number of ranks.
+        noticed: When it was noticed, in seconds of ``time.perf_counter``.
+        left: Former ranks that have left by themselves; all others that are gone died.
+    """
+
+    former: Sequence[int]
+    size: int
+    noticed: float
+    left: Sequence[int] = ()
+
+    @property
+    def joined(self) -> int:
+        """How many ranks are new."""
+        return list(self.former).count(-1)
+
+    def print(self, step: int) -> None:
+        """Prints who is gone and who joined, before the next step."""
+        died = set(range(self.size)) - set(self.former) - set(self.left)
+        parts = [
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))} of "
+            f"{self.size} {what}"
+            for ranks, what in ((died, "died"), (self.left, "left"))
+            if ranks
+        ]
+        if self.joined:
+            parts.append(f"{self.joined} joined")
+        ranks = len(self.former)
+        print(
+            f"collective: {', '.join(parts)}; {ranks} "
+            f"rank{'s continue' if ranks > 1 else ' continues'} from step {step} after "
+            f"{time.perf_counter() - self.noticed:.2f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 class Membership(Observer):
     """Reconfigures the job between two steps, and repeats the loop.
 
-    Args:
-        position: Of the training.
-        inputs: The training data.
-        checkpoint: Writes a last checkpoint when too few ranks are left.
-        settings: More that ranks which join must have in common, by name.
-
-    Attributes:
-        handoff: Keeps the state for the next generation.
+    A checkpoint gets a last state when too few ranks are left. ``settings`` are more
+    that ranks which join must have in common, by name.
     """
 
     def __init__(
@@ -241,3 +280,33 @@ class Membership(Observer):
             hint=hint,
             everywhere=False,
         )
+
+
+def join(backend: Backend) -> Change:
+    """Joins the job that runs, with nothing of its state yet."""
+    assert isinstance(backend, Elastic)
+    former = backend.enter()
+    return Change(former, len(former), time.perf_counter())
+
+
+def repeat_on_change(
+    backend: Backend,
+    attempt: Callable[[Change | None], T],
+    change: Change | None = None,
+) -> T:
+    """Runs what all ranks do together, again after each change of the ranks.
+
+    The attempt gets ``change`` at first, None at the start of a job, then each new one.
+    """
+    while True:
+        left: Sequence[int] = ()
+        try:
+            return attempt(change)
+        except Reconfigure as agreed:
+            left = agreed.leaving
+        except Exception as error:
+            if not (isinstance(backend, Elastic) and backend.lost(error)):
+                raise
+        assert isinstance(backend, Elastic)
+        noticed, size = time.perf_counter(), backend.size
+        change = Change(backend.regroup(), size, noticed, left)
