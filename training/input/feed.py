@@ -35,11 +35,7 @@ class Feed(abc.ABC):
     ended: bool = False
 
     def epochs(self, steps: int) -> int:
-        """In which epoch so many steps end.
-
-        Returns:
-            The number of the epoch to stop before; ``ENDLESS`` where nobody knows.
-        """
+        """The epoch to stop before, for so many steps; ``ENDLESS``: nobody knows."""
         return ENDLESS
 
     @abc.abstractmethod
@@ -57,25 +53,17 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def bounds(self, epoch: int, step: int) -> tuple[int, int]:
-        """First and last step of an epoch, half-open.
+        """First and last step of an epoch, half-open, counted over all epochs.
 
-        Args:
-            epoch: The epoch.
-            step: Where the training is, in this epoch.
-
-        Returns:
-            Numbers that count over all epochs; the last is ``ENDLESS`` where the epoch
-            ends with the data.
+        The last is ``ENDLESS`` where the epoch ends with the data. ``step`` is where
+        the training is, in this epoch.
         """
 
     @abc.abstractmethod
     def epoch(self, steps: int) -> Iterator[Batch]:
-        """The batches of the current epoch that are left.
+        """The batches of the current epoch that are left, so many at most.
 
         Who asks for one more than there are lets workers of the epoch end.
-
-        Args:
-            steps: How many at most.
         """
 
     def close(self) -> None:
@@ -149,21 +137,21 @@ class PlannedFeed(Feed):
     def epoch(self, steps: int) -> Iterator[Batch]:
         """As ``Feed.epoch``."""
         for batch in itertools.islice(self._iterator, steps):
-            if batch.checksum is not None:
-                self._agreement.check(int(batch.global_rows), int(batch.checksum))
-            yield batch._replace(checksum=None)
+            yield self._agreement.checked(batch)
 
 
 class Agreement:
-    """Compares the batch of each step between ranks that read whole batches.
-
-    Args:
-        backend: Whose ranks compare.
-    """
+    """Compares the batch of each step between ranks that read whole batches."""
 
     def __init__(self, backend: Backend):
         self._backend = backend
         self._sum = total(backend)
+
+    def checked(self, batch: Batch) -> Batch:
+        """The batch without its checksum, after a comparison if it has one."""
+        if batch.checksum is not None:
+            self.check(int(batch.global_rows), int(batch.checksum))
+        return batch._replace(checksum=None)
 
     def check(self, rows: int, checksum: int) -> None:
         """Compares one batch; every rank calls it.

@@ -184,9 +184,7 @@ class Input:
         @tf.autograph.experimental.do_not_convert
         def cut(step: tf.Tensor, whole: Row) -> Batch:
             start, stop, rows = own(step)
-            mark = (
-                leaves.checksum(leaves.present(whole)) if self.with_checksums else None
-            )
+            mark = leaves.checksum(whole) if self.with_checksums else None
             part = tf.nest.map_structure(
                 lambda t: None if t is None else t[start:stop], whole
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import re
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.training.input.leaves import checksum
 
 Row = tuple[Any, Any, Any]
 """``(x, y, sample_weight)``: trees of tensors; sample_weight may be None."""
@@ -96,8 +96,8 @@ class Source(abc.ABC):
         return None
 
     def fingerprint(self) -> int:
-        """A 32-bit checksum of the first row, to detect ranks with different data."""
-        return checksum(self.read(tf.zeros([min(1, len(self))], tf.int64)))
+        """A checksum of the first row, to detect ranks with different data."""
+        return int(checksum(self.read(tf.zeros([min(1, len(self))], tf.int64))))
 
 
 def numpy_rows(
@@ -113,28 +113,8 @@ def numpy_rows(
     return tensors
 
 
-def checksum(tree: Any) -> int:
-    """CRC-32 of all tensors in a tree, with their dtypes and shapes."""
-    crc = 0
-    for leaf in tf.nest.flatten(tree, expand_composites=True):
-        if leaf is None:
-            continue
-        array = np.asarray(leaf)
-        crc = zlib.crc32(f"{array.dtype}{array.shape}".encode(), crc)
-        # Strings are NumPy objects: their bytes are addresses.
-        text = array.dtype == object
-        crc = zlib.crc32(
-            repr(array.tolist()).encode() if text else array.tobytes(), crc
-        )
-    return crc
-
-
 def row_spec(element: Any, where: str) -> Row:
     """``(x, y, sample_weight)`` of one element of a user's data set or parser.
-
-    Args:
-        element: Tree of ``tf.TensorSpec`` of one row: ``(x, y)`` or ``(x, y, w)``.
-        where: The data set or parser, for messages.
 
     Raises:
         UsageError: It is not such a tuple, or a shape is not fully known.
@@ -205,9 +185,9 @@ def as_source(data: Any) -> Source:
 def explain(error: tf.errors.OpError) -> UsageError | None:
     """The error of a source behind one of TensorFlow; None if there is none.
 
-    Threads of ``tf.data`` read the rows: an error raised there reaches the training loop
-    with its message in one of many lines. It is the error of this rank: other ranks may
-    have read their rows.
+    Threads of ``tf.data`` read the rows: an error raised there reaches the training
+    loop with its message in one of many lines. It is the error of this rank: other
+    ranks may have read their rows.
     """
     if found := _USAGE_ERROR.search(error.message):
         return UsageError(found[1], hint=found[2], everywhere=False)
