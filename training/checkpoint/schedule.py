@@ -1,9 +1,10 @@
 """Checkpoints of a training: when one is due, written in the background, resumed from.
 
 Rank 0 alone writes and reads, and broadcasts what it has read, so hosts need no common
-disk. When it has died or left, another rank becomes rank 0 and continues in the folder. At the end of a step the state is copied into memory kept for it, and a thread
-writes it while the next steps run. The cost of both is measured: a checkpoint is skipped
-if checkpoints would take more than a twentieth of the time.
+disk. When it has died or left, another rank becomes rank 0 and continues in the folder.
+At the end of a step the state is copied into memory kept for it, and a thread writes it
+while the next steps run. The cost of both is measured: a checkpoint is skipped if
+checkpoints would take more than a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -98,10 +99,7 @@ class Checkpoint(Observer):
     ) -> None:
         """Begins to serve a training.
 
-        Args:
-            position: Of the training; it gathers partitioned variables.
-            plan: Of the batches.
-            before_write: Called before each checkpoint, in the thread that writes it.
+        ``before_write`` is called before each checkpoint, in the thread that writes it.
         """
         self._position = position
         self._plan = plan

@@ -60,11 +60,7 @@ class State:
         return self.sums.size > 0
 
     def put(self, model: keras.Model) -> None:
-        """Gives model, optimizer and global generators this state. Every rank calls it.
-
-        Args:
-            model: With variables of the same shapes, in the same order.
-        """
+        """Gives the model and global generators this state. Every rank calls it."""
         parts = get_partition(model)
         for variable, value in zip(all_variables(model), self.variables, strict=True):
             if parts is not None:
@@ -116,22 +112,16 @@ def broadcast(state: State, backend: Backend, root: int = 0) -> State:
 
 
 def newest(mine: State, backend: Backend) -> tuple[State, int]:
-    """The newest of all ranks' states, on every rank. Every rank calls it.
-
-    Returns:
-        The state, and the lowest rank that has it.
-    """
+    """The newest of all ranks' states, and the lowest rank that had it."""
     places = gather_few(backend, [mine.epoch, mine.step])
     root = max(range(backend.size), key=lambda rank: (*places[rank], -rank))
     return broadcast(mine, backend, root), root
 
 
 def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """A state as arrays, and what JSON can hold.
+    """A state as arrays, ``variables`` first, and what JSON can hold.
 
-    Returns:
-        The arrays, ``variables`` first; and a dict with ``arrays``, the name, shape
-        and dtype of each.
+    The dict describes the arrays, too, by name, shape and dtype.
     """
     named = {f"variable {i}": v for i, v in enumerate(state.variables)}
     named |= {"sums": state.sums, "losses": state.losses}

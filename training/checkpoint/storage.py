@@ -64,16 +64,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
-    """Writes a checkpoint; the model may train on meanwhile.
-
-    Args:
-        state: What to write.
-        model: Whose state it is; only its structure is read.
-        plan: Of the batches.
-        folder: Where checkpoints are.
-
-    Returns:
-        The checkpoint's own folder.
+    """Writes a checkpoint, and returns its folder; the model may train on meanwhile.
 
     Raises:
         OSError: If it cannot be written; nothing is left then.

@@ -20,9 +20,6 @@ from collective.training.replica.attachments import Attachment, ReplicaStep, Tot
 class ControlMessages(Attachment):
     """Sends and receives the control messages of this rank.
 
-    Args:
-        backend: An elastic one.
-
     Attributes:
         preemption: Whether this rank was asked to end (SIGTERM).
         leaving: Ranks that leave at the end of the last step; all ranks know them.
@@ -48,11 +45,7 @@ class ControlMessages(Attachment):
             self._mine.assign(current)
 
     def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
-        """Inside ``run``: what this replica adds to the all-reduce.
-
-        Returns:
-            A float32 vector of ``most_replicas`` numbers, each exact even in bfloat16.
-        """
+        """Inside ``run``: ``most_replicas`` numbers, each exact even in bfloat16."""
         mine = tf.cast(self._mine.read_value(), tf.float32)
         return [tf.one_hot(self.backend.replica(), self.backend.most_replicas) * mine]
 

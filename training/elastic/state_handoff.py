@@ -22,10 +22,6 @@ class StateHandoff:
 
     The first rank of each host keeps and finds the state.
 
-    Args:
-        position: Of the training.
-        plan: Of the batches.
-
     Attributes:
         possible: Whether there may be a next generation. Only in the first training of
             a script: the next generation would repeat those before it.
@@ -53,7 +49,7 @@ class StateHandoff:
             _warn(f"what {folder} keeps is not used: {error}")
 
     def keep(self) -> bool:
-        """Keeps the state now. Every rank calls it; returns whether this one has kept it."""
+        """Keeps the state now; says whether this process has. Every rank calls it."""
         state = self._position.latest()  # a collective
         if not self._keeps:
             return False

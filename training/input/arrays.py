@@ -68,7 +68,7 @@ class Arrays(Source):
 
     @property
     def batch_spec(self) -> Row:
-        """As ``Source.batch_spec``, with specifications of ragged and sparse tensors."""
+        """As ``Source.batch_spec``, also of ragged and sparse tensors."""
 
         def spec(leaf: Any) -> Any:
             return leaf if leaf is None else open_rows(tf.type_spec_from_value(leaf))
@@ -97,9 +97,10 @@ class Arrays(Source):
 
     @functools.cached_property
     def _resident(self) -> list[Any] | None:
-        """The leaves as TensorFlow reads rows of them; None if they are large or on disk.
+        """The leaves as TensorFlow reads rows of them; None if large or on disk.
 
-        Ragged and sparse tensors are in memory anyway, and what is beside them goes along.
+        Ragged and sparse tensors are in memory anyway, and what is beside them goes
+        along.
         """
         arrays = [leaf for leaf in self._leaves if isinstance(leaf, np.ndarray)]
         large = sum(array.nbytes for array in arrays) > _RESIDENT_BYTES
@@ -136,7 +137,8 @@ def _arrays(tree: Any, name: str, found: list[tuple[str, Any]]) -> Any:
         if array is None or array.dtype == object or not array.ndim:
             raise UsageError(
                 f"{name} is not an array that can be trained on: {_kind(tree)}",
-                hint=f"make {name} a NumPy array of numbers with one entry for each row",
+                hint=f"make {name} a NumPy array of numbers with one entry for each "
+                "row",
             )
     found.append((name, array))
     return array

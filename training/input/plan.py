@@ -20,10 +20,7 @@ def share(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
 
     Shares are contiguous, in the order of replicas, and their sizes differ by one at
     most. Some are empty where there are fewer rows than replicas. Works on integers and
-    on tensors.
-
-    Returns:
-        ``(start, stop)``, half-open.
+    on tensors; the result is half-open.
     """
     return replica * rows // replicas, (replica + 1) * rows // replicas
 
@@ -55,15 +52,7 @@ class Plan:
         return epoch * self.rows + within * self.global_batch_size
 
     def row_numbers(self, first_step: int, last_step: int) -> np.ndarray:
-        """Row numbers of successive steps, concatenated.
-
-        Args:
-            first_step: First step, counted over all epochs.
-            last_step: Step to stop before.
-
-        Returns:
-            int64 ``[rows of those steps]``.
-        """
+        """Row numbers of successive steps, concatenated: int64, one for each row."""
         start, stop = (int(self.rows_before(s)) for s in (first_step, last_step))
         numbers = np.arange(start, stop, dtype=np.int64)
         epochs, positions = np.divmod(numbers, self.rows)

@@ -56,10 +56,6 @@ class CastFloats(View):
     """A source with all floats in one dtype, as Keras gives arrays to a model.
 
     They are cast as they are read: an array on disk stays there.
-
-    Args:
-        source: A source with random access.
-        dtype: Name of the dtype.
     """
 
     def __init__(self, source: Source, dtype: str):
@@ -97,13 +93,9 @@ class CastFloats(View):
 
 
 class MappedX(View):
-    """Applies a TensorFlow function to x as it is read.
+    """Applies a TensorFlow function to x ``[n, ...]``, row by row, as it is read.
 
     Images stay one byte per pixel in memory and become floats batch by batch.
-
-    Args:
-        source: A source with random access.
-        function: From x ``[n, ...]`` to the new x of the same rows, each row by itself.
     """
 
     def __init__(self, source: Source, function: Callable[[Any], Any]):

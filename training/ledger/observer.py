@@ -31,11 +31,6 @@ class LedgerObserver(Observer, Attachment):
     """Appends what each replica has read in each finished step.
 
     When rank 0 has died or left, another rank becomes rank 0 and continues the file.
-
-    Args:
-        path: The file.
-        position: Of the training.
-        plan: Of the batches.
     """
 
     def __init__(self, path: str | os.PathLike[str], position: Position, plan: Plan):

@@ -31,8 +31,6 @@ class Run:
     """What followed one ``from`` line.
 
     Attributes:
-        start: Its first step.
-        replicas, backend: Who ran.
         last: The last step written, or ``start - 1``.
         undone: Steps written before that it undid.
     """
@@ -49,8 +47,7 @@ class Proof:
     """What a ledger proves.
 
     Attributes:
-        plan: The training's.
-        runs: Its starts and resumes, in order.
+        runs: Starts and resumes of the training, in order.
         faults: What is wrong, a sentence each; empty for a perfect ledger.
         epochs: Rows used in each epoch; all of them, but for the last.
     """
@@ -72,10 +69,11 @@ def check(path: str | os.PathLike[str]) -> Proof:
     last = max(steps, default=-1)
     epochs = []
     for epoch in range(-(-(last + 1) // per_epoch)):
-        used = np.zeros(plan.rows, np.int64)
+        used, wanted = np.zeros((2, plan.rows), np.int64)
         known = True
         for step in range(epoch * per_epoch, min((epoch + 1) * per_epoch, last + 1)):
             numbers = plan.row_numbers(step, step + 1)
+            wanted[numbers] = 1
             if step not in steps:
                 faults.append(f"step {step} is not in the ledger")
                 continue
@@ -88,12 +86,7 @@ def check(path: str | os.PathLike[str]) -> Proof:
                         f"step {step}: replica {replica} has read other rows than "
                         f"those at places {start} to {stop} of the batch"
                     )
-        whole = last + 1 >= (epoch + 1) * per_epoch
         if known:
-            wanted = np.ones_like(used)
-            if not whole:
-                wanted[:] = 0
-                wanted[plan.row_numbers(epoch * per_epoch, last + 1)] = 1
             faults += _named(epoch, "was not used", np.flatnonzero(used < wanted))
             faults += _named(epoch, "was used twice", np.flatnonzero(used > 1))
         epochs.append(int((used > 0).sum()))
