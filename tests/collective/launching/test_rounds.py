@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from collective import library
 from collective.elastic import generations
 from tests import launch
 
@@ -39,7 +38,7 @@ collective.barrier()
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@launch.NEEDS_CORE
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
 def test_a_job_restarts(tmp_path):
     slots = tmp_path / "slots"
