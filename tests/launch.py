@@ -14,14 +14,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from collective import recorder
+from collective import library, recorder
 from collective.launch import processes
 from tests.lean import forkserver
 
@@ -45,6 +46,15 @@ LAUNCHERS = {
     "native": "collectiverun",
     "horovod": "horovodrun",
 }
+
+NEEDS_CORE = pytest.mark.skipif(
+    not library.path().exists(), reason="the core was not built"
+)
+NOT_ON_RANKS = pytest.mark.skipif(
+    "COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"
+)
+#: Of a file whose tests start jobs of their own.
+STARTS_RANKS = [pytest.mark.launches, NOT_ON_RANKS, NEEDS_CORE]
 
 
 def launched() -> bool:
@@ -167,6 +177,14 @@ def run(
             code = None
         printed.seek(0)
         return code, printed.read().decode(errors="replace")
+
+
+def capture(
+    command: Sequence[Any], seconds: float = 60, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """As ``subprocess.run``, in ``environment()``: the two outputs apart, as text."""
+    options = {"env": environment(), "timeout": seconds} | options
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from collective.log import log
 from collective.training import keras_compat
 from collective.training.arguments.data import FitData, fit_data
 from collective.training.callbacks import Callbacks, RankZeroCallbacks
-from collective.training.checkpoint.observer import CheckpointObserver
 from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checks.refusals import (
     check_batch,
@@ -30,13 +29,8 @@ from collective.training.custom_step.step import CustomStep
 from collective.training.elastic.membership import Membership
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
-from collective.training.input.agreement import Agreement
 from collective.training.input.batches import Batches
-from collective.training.input.feed import (
-    ENDLESS,
-    PlannedFeed,
-    warn_of_short_epochs,
-)
+from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
 from collective.training.ledger.observer import LedgerObserver
@@ -266,13 +260,13 @@ def fit(
         if isinstance(inputs, Input):
             check_labels(model, inputs.source)
             feed: PlannedFeed | Batches = PlannedFeed(
-                inputs, steps_per_epoch, backend.elastic, Agreement(backend), virtual
+                inputs, backend, steps_per_epoch, initial_epoch, virtual
             )
         else:
             _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
             feed = inputs
         if steps is not None:
-            epochs = feed.epochs(steps, initial_epoch)
+            epochs = feed.epochs(steps)
         position = Position(model, backend, checkpoint is not None, initial_epoch)
         params = {
             "verbose": verbose,
@@ -324,7 +318,8 @@ def fit(
         )
         with runs_eagerly(model):
             if membership is not None:
-                result = membership.run(loop, result)
+                membership.run(loop)
+                result.repeat_afterwards(membership.repeat)
             else:
                 loop.run()
         if virtual is not None:
@@ -345,7 +340,7 @@ def _inputs(
     """Which rows make a global batch."""
     if not isinstance(given.train, Source):
         return Batches(given.train, backend, steps_per_epoch, virtual)
-    inputs = Input(
+    return Input(
         given.train,
         given.batch_size,
         seed=seed,
@@ -353,8 +348,6 @@ def _inputs(
         with_rows_read=ledger is not None,
         with_checksums=backend.size > 1 and not backend.elastic,
     )
-    warn_of_short_epochs(inputs, steps_per_epoch)
-    return inputs
 
 
 def _maybe_empty(
@@ -412,16 +405,16 @@ def _observers(
     if not hooks.hooks.has_bar and str(params["verbose"]) != "0":
         # Behind the callbacks: it shows what they add to the logs.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
-    saving = membership = None
+    membership = None
     if checkpoint is not None and isinstance(inputs, Input):
         plan = virtual.planned(inputs.plan) if virtual else inputs.plan
-        saving = CheckpointObserver(checkpoint, position, plan, before_write)
-        observers.append(saving)
+        checkpoint.attach(position, plan, before_write)
+        observers.append(checkpoint)
     if backend.elastic and isinstance(inputs, Input):
         common = settings.describe(virtual) if virtual else {}
-        membership = Membership(position, inputs, saving, common)
-        membership.find_start()
+        membership = Membership(position, inputs, checkpoint, common)
+        membership.handoff.find()
         observers.append(membership)
-    if saving is not None:
-        saving.find_start()
+    if checkpoint is not None:
+        checkpoint.find_start()
     return observers, membership

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.input import source_errors
 from collective.training.input.feed import ENDLESS, Feed
 from collective.training.input.pipeline import Batch
+from collective.training.input.source import explain
 from collective.training.observer import METHODS, FinishedStep, Observer, methods
 from collective.training.position import Position
 from collective.training.step import Step
@@ -79,9 +79,8 @@ class Loop:
             self._call("begin")
         else:
             self._call("reconfigured", root)
-        first_step = self.feed.begin(position.initial_epoch)
         if position.start is None:
-            position.begin(first_step)
+            position.begin(self.feed.bounds(position.initial_epoch, 0)[0])
         position.put()  # and not to change
 
     def train(self) -> None:
@@ -121,9 +120,7 @@ class Loop:
 
     def _train_epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
-        first = self.feed.first_step(epoch, position.step)
-        steps = self.feed.steps(epoch)
-        whole = ENDLESS if steps is None else first + steps
+        first, whole = self.feed.bounds(epoch, position.step)
         last = min(whole, self.last_step)
         if not first <= position.step <= whole:
             raise UsageError(
@@ -190,7 +187,7 @@ def _next(batches: Iterator[Batch]) -> Batch | None:
     try:
         return next(batches, None)
     except tf.errors.OpError as error:
-        explained = source_errors.explain(error)
+        explained = explain(error)
         if explained is None:
             raise
         raise explained from None

@@ -12,8 +12,13 @@ import keras
 import numpy as np
 
 from collective.backends.base import Backend
-from collective.training.checkpoint import random_state
-from collective.training.checkpoint.state import Gathered, State, newest, values_of
+from collective.training.checkpoint.state import (
+    Gathered,
+    State,
+    newest,
+    random_state,
+    values_of,
+)
 from collective.training.exchange import gather_few
 from collective.training.prepared import get_partition
 from collective.training.reporting.report import Averages, Layout
@@ -117,7 +122,7 @@ class Position:
             sums,
             losses,
             {name: list(values) for name, values in self.history.items()},
-            random_state.take(),
+            random_state(),
             self.stopped,
         )
 

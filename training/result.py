@@ -41,6 +41,7 @@ class Result(keras.callbacks.History):
         self.losses: list[float] = position.losses
         self.timing = Timing()
         self._of_shards: str | None = None
+        self._repeat: Callable[[Callable[[], Any]], Any] | None = None
 
     @property
     def state_sha256(self) -> str | None:
@@ -68,4 +69,8 @@ class Result(keras.callbacks.History):
         (``collective.training.elastic.membership``). Every rank calls it with the same
         action, which may use collectives.
         """
-        return action()
+        return action() if self._repeat is None else self._repeat(action)
+
+    def repeat_afterwards(self, repeat: Callable[[Callable[[], Any]], Any]) -> None:
+        """Has ``afterwards`` call this with each action, in an elastic job."""
+        self._repeat = repeat

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from collective import library
 from collective.backends import Options, launching
 from collective.backends.auto import choose, measurements
 from collective.backends.auto.measurements import Fit, Point, fit
@@ -219,7 +218,7 @@ print("chosen")
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@launch.NEEDS_CORE
 def test_all_ranks_follow_rank_zero(tmp_path):
     variables = {"XDG_CACHE_HOME": str(tmp_path)}
     start = [sys.executable, "-m", "collective.launch", "-np", "3"]
@@ -233,7 +232,7 @@ def test_all_ranks_follow_rank_zero(tmp_path):
 
 @pytest.mark.compares
 @pytest.mark.launches
-@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@launch.NEEDS_CORE
 def test_a_training_on_what_auto_has_measured(tmp_path):
     """On our launcher: two candidates, each in a job of its own."""
     variables = {"XDG_CACHE_HOME": str(tmp_path), "COLLECTIVE_PROBE": "1"}

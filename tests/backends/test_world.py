@@ -6,16 +6,12 @@ import sys
 
 import pytest
 
-from collective import library
 from collective.backends import world
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.environment import Environment
 from tests import launch
 
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = [pytest.mark.launches, launch.NEEDS_CORE]
 ASKS = """
 import sys
 import numpy as np

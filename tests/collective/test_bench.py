@@ -2,38 +2,29 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from collective import library
 from collective.bench.__main__ import main
+from tests.launch import STARTS_RANKS, capture
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = STARTS_RANKS
 
 
 def test_results_as_table_as_json_and_as_a_picture(tmp_path):
     table, picture = tmp_path / "rows.json", tmp_path / "rows.png"
     drawn = ["--plot", str(picture)] if importlib.util.find_spec("matplotlib") else []
-    result = subprocess.run(
+    result = capture(
         [
             *[sys.executable, "-m", "collective.launch", "-np", "2"],
             *[sys.executable, "-m", "collective.bench", "--sizes", "4,64K,1M"],
             *["--offset", "0,16,1", "--seconds", "0.01"],
             *["--json", str(table), *drawn],
         ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
+        120,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     written = json.loads(table.read_text())

@@ -1,6 +1,5 @@
 """The edges of the core: its threads, their arithmetic, and calls within callbacks."""
 
-import os
 import platform
 import subprocess
 import sys
@@ -8,14 +7,10 @@ import textwrap
 
 import pytest
 
-from collective import library
 from tests.collective.test_failures import Ranks
+from tests.launch import STARTS_RANKS
 
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = STARTS_RANKS
 
 
 # Rank 0 flushes denormals to zero in its thread, as TensorFlow does in its own; fesetenv

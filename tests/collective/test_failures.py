@@ -12,14 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from collective import library
-from tests.launch import PYTHONPATH
+from tests.launch import PYTHONPATH, STARTS_RANKS
 
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = STARTS_RANKS
 
 
 class Ranks:

@@ -1,29 +1,20 @@
 """What must not take part in a job: sets of a former one, and forks of a rank."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 
-from collective import library
-from tests.launch import environment
+from tests.launch import STARTS_RANKS, capture, environment
 
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="is a rank itself"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = STARTS_RANKS
 
 
 def run(script):
     command = [sys.executable, "-m", "collective.launch", "-np", "3"]
-    ended = subprocess.run(
+    ended = capture(
         [*command, sys.executable, "-c", script],
+        150,
         env=environment(COLLECTIVE_TIMEOUT="60"),
-        capture_output=True,
-        text=True,
-        timeout=150,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended.stdout

@@ -1,20 +1,13 @@
 """Jobs that grow while they train: scripts in the manner of Horovod Elastic's."""
 
 import ast
-import os
-import subprocess
 import sys
 
 import pytest
 
-from collective import library
-from tests.launch import environment
+from tests.launch import STARTS_RANKS, capture, environment
 
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="is a rank itself"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = STARTS_RANKS
 
 START = """
 import os, sys
@@ -41,13 +34,11 @@ def run(tmp_path, script, slots, most):
     file.write_text(f"localhost:{slots}")
     command = [sys.executable, "-m", "collective.launch", "--min-np", "1"]
     command += ["--max-np", str(most), "--host-discovery-script", f"cat {file}"]
-    ended = subprocess.run(
+    ended = capture(
         [*command, sys.executable, "-c", START + script, str(file)],
+        240,
         env=environment(COLLECTIVE_TIMEOUT="60"),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return sorted(line[4:] for line in ended.stdout.splitlines() if "] got" in line)

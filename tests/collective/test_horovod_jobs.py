@@ -12,25 +12,16 @@ import pytest
 from horovod_examples import BEYOND_HOROVOD, EXAMPLES
 
 import collective
-from collective import library
 from collective.errors import CollectiveError
-from tests.launch import environment
+from tests.launch import STARTS_RANKS, capture, environment
 
 HERE = Path(__file__).parent
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="is a rank itself"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = STARTS_RANKS
 
 
 def output_of(command, seconds=150, **variables):
-    result = subprocess.run(
-        command,
-        env=environment(COLLECTIVE_TIMEOUT="60", **variables),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
+    result = capture(
+        command, seconds, env=environment(COLLECTIVE_TIMEOUT="60", **variables)
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout + result.stderr
@@ -332,12 +323,8 @@ def test_an_elastic_function_goes_on_while_workers_come_and_go():
     # Rank 0 is killed; rank 2 is started in its place, joins, and leaves again.
     pytest.importorskip("tensorflow")
     command = [sys.executable, "-m", "collective.launch", "-np", "2", "--min-np", "1"]
-    ended = subprocess.run(
-        [*command, "--max-np", "2", sys.executable, "-c", COMES_AND_GOES],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
+    ended = capture(
+        [*command, "--max-np", "2", sys.executable, "-c", COMES_AND_GOES], 150
     )
     assert ended.returncode == 0, ended.stderr
     # Three steps of two workers before, and two after.
@@ -368,13 +355,7 @@ print("got all", flush=True)
     compute = subprocess.Popen(worker, env=environment())
     try:
         command = [sys.executable, "-m", "collective.launch", "-np", "2"]
-        ended = subprocess.run(
-            [*command, sys.executable, "-c", program],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        ended = capture([*command, sys.executable, "-c", program], 120)
     finally:
         compute.terminate()
         compute.wait(30)

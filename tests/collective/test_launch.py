@@ -12,13 +12,10 @@ import psutil
 import pytest
 
 import tests.launch
-from collective import library
+from tests.launch import NEEDS_CORE, NOT_ON_RANKS, PYTHONPATH, capture
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
-]
+pytestmark = [pytest.mark.launches, NOT_ON_RANKS]
 
 
 def command(size, *arguments):
@@ -26,25 +23,15 @@ def command(size, *arguments):
 
 
 def launch(size, *arguments, timeout=300, **variables):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": tests.launch.PYTHONPATH,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    return subprocess.run(
-        command(size, *arguments),
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return capture(command(size, *arguments), timeout, env={**environment, **variables})
 
 
 def python(code):
     return [sys.executable, "-c", code]
 
 
-@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@NEEDS_CORE
 @pytest.mark.parametrize(
     ("size", "settings"),
     [
@@ -126,7 +113,7 @@ def test_a_killed_rank_gives_128_and_the_signal():
     assert "rank 0 ended by SIGKILL" in result.stderr
 
 
-@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@NEEDS_CORE
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_exits_before_init_is_not_waited_for(late):
     code = (

@@ -7,10 +7,11 @@ import pytest
 
 from collective import library
 from collective.errors import CollectiveError
+from tests.launch import NEEDS_CORE
 
 pytestmark = [
     pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="the same on all ranks"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+    NEEDS_CORE,
 ]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from collective import library
 from tests import launch
 
 pytestmark = [
@@ -16,7 +15,7 @@ pytestmark = [
         any(name in os.environ for name in ("COLLECTIVE_RANK", "OMPI_COMM_WORLD_RANK")),
         reason="runs within a launch itself",
     ),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
+    launch.NEEDS_CORE,
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun"),
 ]
 FILES = ("allreduce", "others", "process_sets", "agreement", "order", "join")

@@ -1,7 +1,6 @@
 """What a stranger sends to a listener disturbs nobody: it is dropped, or named."""
 
 import contextlib
-import os
 import random
 import socket
 import struct
@@ -12,17 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meeting import name_of_job, names_of, rank
 
-from collective import library
 from collective.doctor import wire
 from collective.launch import reachability
 from collective.net import shared_secret
+from tests.launch import NEEDS_CORE, NOT_ON_RANKS
 
-pytestmark = pytest.mark.skipif(
-    "COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"
-)
-needs_core = pytest.mark.skipif(
-    not library.path().exists(), reason="the core was not built"
-)
+pytestmark = NOT_ON_RANKS
 SECRET = shared_secret.generate()
 MAGIC = struct.pack("<I", 0xC011EC71)
 REPLY_BYTES = 2072  # JoinReply of local_socket.h, which ends with 512 of text
@@ -89,7 +83,7 @@ def send_noise(name, seed):
             stranger.send(packet)
 
 
-@needs_core
+@NEEDS_CORE
 @pytest.mark.launches
 def test_ranks_meet_in_spite_of_it():
     job = shared_secret.generate()
@@ -114,7 +108,7 @@ LETS_JOIN = """
 """
 
 
-@needs_core
+@NEEDS_CORE
 @pytest.mark.launches
 def test_it_is_no_newcomer():
     job = shared_secret.generate()
@@ -127,7 +121,7 @@ def test_it_is_no_newcomer():
     assert [one.communicate("\n", timeout=60)[0] for one in ranks] == ["0\n", "0\n"]
 
 
-@needs_core
+@NEEDS_CORE
 @pytest.mark.launches
 @pytest.mark.parametrize(
     "reply",

@@ -3,23 +3,17 @@
 import os
 import signal
 import stat
-import subprocess
 import sys
 
 import pytest
 
-from collective import library
 from collective.recorder import __main__ as reader
 from collective.recorder.dump import Dump, parse, user_line
 from collective.recorder.memory import Entry, Rank
 from tests import launch
 from tests.collective.test_failures import PRELUDE, Ranks
 
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = launch.STARTS_RANKS
 
 # Rank 1 does something else than the others, in the way that is asked for.
 SCRIPT = r"""
@@ -79,7 +73,7 @@ def incident(tmp_path, how, **variables):
     """The exit code, stderr, and the one dump with its file."""
     command = [*launch.command("native", 3), sys.executable, "-c", SCRIPT, how]
     env = launch.environment(COLLECTIVE_RECORDER=str(tmp_path), **variables)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    done = launch.capture(command, env=env)
     files = sorted(
         tmp_path.glob("collective-*.txt"), key=lambda f: f.stat().st_mtime_ns
     )
@@ -248,12 +242,8 @@ def test_it_can_be_switched_off(tmp_path):
     script = "import collective; collective.init(); from collective import recorder"
     env = launch.environment(COLLECTIVE_RECORDER="off")
     statement = "print(recorder._opened)"
-    done = subprocess.run(
-        [*command, f"{script}; {statement}"],
-        env=env,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
+    done = launch.capture(
+        [*command, f"{script}; {statement}"], 120, env=env, cwd=tmp_path
     )
     assert done.stdout.count("None") == 2
     assert not os.listdir(tmp_path)

@@ -1,20 +1,14 @@
 """Ranks that are left of a broken job meet again, whoever dies meanwhile."""
 
-import os
 import signal
 import sys
 
 import pytest
 
-from collective import library
 from tests import launch
 from tests.collective.test_failures import PRELUDE, Ranks
 
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = launch.STARTS_RANKS
 
 # Ranks die as DEATHS says: before which step, or while they meet again for the first
 # time. Those that are left say who they are.

@@ -1,5 +1,6 @@
 """What docs/reference/security.md promises: each promise is tried by who would break it."""
 
+import contextlib
 import os
 import socket
 import stat
@@ -11,7 +12,7 @@ import threading
 import pytest
 from meeting import name_of_job, rank
 
-from collective import library, run_function
+from collective import run_function
 from collective.backends import registry
 from collective.backends.base import Availability
 from collective.backends.horovod import build
@@ -25,14 +26,9 @@ from collective.launch.remote_shell import RemoteShell
 from collective.net import interfaces, private_files, shared_secret
 from tests import launch
 
-pytestmark = pytest.mark.skipif(
-    "COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"
-)
+pytestmark = launch.NOT_ON_RANKS
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users")
-needs_core = pytest.mark.skipif(
-    not library.path().exists(), reason="the core was not built"
-)
 
 # ---- listeners ------------------------------------------------------------------
 
@@ -276,12 +272,8 @@ SQUAT = r"""
 """
 
 
-@as_root
-@needs_core
-@pytest.mark.launches
-def test_a_name_that_another_user_holds_is_refused_at_once():
-    job = shared_secret.generate()
-    name = name_of_job(job)
+@contextlib.contextmanager
+def squatting(name):
     squatter = subprocess.Popen(
         [sys.executable, "-I", "-c", textwrap.dedent(SQUAT)],
         stdin=subprocess.PIPE,
@@ -292,12 +284,21 @@ def test_a_name_that_another_user_holds_is_refused_at_once():
         squatter.stdin.write(f"{name}\n")
         squatter.stdin.flush()
         assert squatter.stdout.readline() == "held\n"
+        yield
+    finally:
+        squatter.communicate()
+
+
+@as_root
+@launch.NEEDS_CORE
+@pytest.mark.launches
+def test_a_name_that_another_user_holds_is_refused_at_once():
+    job = shared_secret.generate()
+    with squatting(name_of_job(job)):
         ranks = [rank(number, job) for number in (0, 1)]
         for one in ranks:
             printed = one.communicate(timeout=60)[0]
             assert f"a process of user {NOBODY} holds the name" in printed, printed
-    finally:
-        squatter.communicate()
 
 
 MEET_AGAIN = """
@@ -318,39 +319,26 @@ MEET_AGAIN = """
 
 
 @as_root
-@needs_core
+@launch.NEEDS_CORE
 @pytest.mark.launches
 def test_survivors_meet_though_another_user_has_seen_the_first_name():
     """Another user takes what the second name was, when both followed from one hash."""
     job = shared_secret.generate()
-    seen = name_of_job(job)
-    squatter = subprocess.Popen(
-        [sys.executable, "-I", "-c", textwrap.dedent(SQUAT)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    ranks = []
-    try:
-        guess = "/".join([*seen.split("/")[:3], "0.1.0"])
-        squatter.stdin.write(f"{guess}\n")
-        squatter.stdin.flush()
-        assert squatter.stdout.readline() == "held\n"
+    guess = "/".join([*name_of_job(job).split("/")[:3], "0.1.0"])
+    with squatting(guess), contextlib.ExitStack() as stack:
         ranks = [
             rank(number, job, of=3, program=MEET_AGAIN, stdin=subprocess.PIPE)
             for number in range(3)
         ]
+        for one in ranks:
+            stack.callback(one.kill)
         assert ranks[2].stdout.readline() == "lost\n"
         ranks[2].kill()
         for one in ranks[:2]:
             assert one.communicate(timeout=60)[0].splitlines()[-1] == "2"
-    finally:
-        squatter.communicate()
-        for one in ranks:
-            one.kill()
 
 
-@needs_core
+@launch.NEEDS_CORE
 @pytest.mark.launches
 def test_what_ranks_share_has_no_name_that_another_could_open():
     job = shared_secret.generate()
@@ -365,9 +353,7 @@ def test_what_ranks_share_has_no_name_that_another_could_open():
 def test_each_job_of_our_launcher_has_a_name_that_nobody_can_guess():
     def names():
         command = [*launch.command("native", 2), "--dry-run", "true"]
-        done = subprocess.run(
-            command, env=launch.environment(), capture_output=True, text=True
-        )
+        done = launch.capture(command)
         words = done.stdout.split()
         return {word for word in words if word.startswith("COLLECTIVE_JOB=")}
 
@@ -403,7 +389,7 @@ def test_tables_show_brackets_as_they_are(monkeypatch, capsys):
     assert "[/red] [bold]none" in printed and "'.[cpu]'" in printed
 
 
-@needs_core
+@launch.NEEDS_CORE
 @pytest.mark.launches
 def test_the_core_shows_names_harmlessly():
     """Where it prints itself: who waits, after a while without progress."""
@@ -417,9 +403,7 @@ def test_the_core_shows_names_harmlessly():
     """
     command = [*launch.command("native", 2), sys.executable, "-c"]
     env = launch.environment(COLLECTIVE_STALL_SECONDS="1", COLLECTIVE_RECORDER="off")
-    done = subprocess.run(
-        [*command, textwrap.dedent(script)], env=env, capture_output=True, text=True
-    )
+    done = launch.capture([*command, textwrap.dedent(script)], 120, env=env)
     assert "no progress for 1 s" in done.stderr
     assert "all-reduce 'w\\x1b[31m\\x07\\x9b'" in done.stderr and not steers(
         done.stderr

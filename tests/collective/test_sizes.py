@@ -4,20 +4,15 @@ Jobs of 2 to 4 ranks run everything (``test_launch.py``).
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from collective import library
+from tests.launch import STARTS_RANKS, capture
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.launches,
-    pytest.mark.skipif("COLLECTIVE_RANK" in os.environ, reason="starts ranks itself"),
-    pytest.mark.skipif(not library.path().exists(), reason="the core was not built"),
-]
+pytestmark = STARTS_RANKS
 FILES = ("allreduce", "others", "process_sets", "agreement", "order")
 # Those that draw what they do, every root and every set, and who disagrees; not
 # those of many megabytes or of many threads, which take long on few cores.
@@ -30,21 +25,19 @@ PROPERTIES = (
 # 8 ranks take as long as all others together, and are 5 in kind.
 @pytest.mark.parametrize("size", [1, 5, pytest.param(8, marks=pytest.mark.matrix)])
 def test_the_properties(size):
-    result = subprocess.run(
+    result = capture(
         [
             *[sys.executable, "-m", "collective.launch", "-np", str(size)],
             *[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"],
             *["--color=no", "-k", f"({PROPERTIES}) and not megabytes and not threads"],
             *(str(Path(__file__).with_name(f"test_{name}.py")) for name in FILES),
         ],
+        170,
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "COLLECTIVE_TEST_EXAMPLES": "15",
         },
-        capture_output=True,
-        text=True,
-        timeout=170,
     )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     assert result.stdout.count(" passed") == size

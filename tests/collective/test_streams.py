@@ -1,10 +1,11 @@
 """Standard streams that are closed, that nobody reads, or that lack some letters."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.launch import capture
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -21,12 +22,9 @@ os.write(int(sys.argv[1]), b"to its end")
 def run(redirected, *options):
     """Runs the program by a shell; its exit code, and what it wrote where it could."""
     words = [sys.executable, *options, "-c", '"$PROGRAM"', "3"]
-    done = subprocess.run(
+    done = capture(
         ["sh", "-c", f"{' '.join(words)} {redirected}"],
         env={"PROGRAM": PROGRAM, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        timeout=60,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -48,12 +48,7 @@ def test_mpirun_into_a_pipe_is_no_terminal():
     if not shutil.which("script"):
         return
     line = " ".join(f"'{word}'" for word in command)
-    shown = subprocess.run(
-        ["script", "-qec", line, "/dev/null"],
-        env=launch.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    shown = launch.capture(
+        ["script", "-qec", line, "/dev/null"], stdin=subprocess.DEVNULL
     )
     assert shown.stdout.split()[-1] == "True", shown.stdout

@@ -11,7 +11,6 @@ import re
 
 import pytest
 
-from collective import library
 from collective.backends.horovod import installed
 from tests import launch
 from tests.faults import table
@@ -20,9 +19,7 @@ from tests.faults.fault import Fault
 from tests.faults.job import running
 from tests.faults.table import Measured
 
-pytestmark = pytest.mark.skipif(
-    not library.path().exists(), reason="the core was not built"
-)
+pytestmark = launch.NEEDS_CORE
 BUSY = 3  # times as long as promised is allowed: the machine may be busy
 
 

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from collective import library
 from tests import launch
 
 SCRIPT = launch.ROOT / "tests/training/ranks_overlapping.py"
@@ -14,8 +13,7 @@ SCRIPT = launch.ROOT / "tests/training/ranks_overlapping.py"
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param("native", marks=pytest.mark.skipif(
-            not library.path().exists(), reason="the core was not built")),
+        pytest.param("native", marks=launch.NEEDS_CORE),
         pytest.param("horovod", marks=pytest.mark.horovod),
     ],
 )  # fmt: skip

@@ -20,8 +20,8 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.arrays import Arrays
 from collective.training.input.batches import ShuffledItems
+from collective.training.input.leaves import slice_leaf
 from collective.training.input.source import Row, Source, as_source
-from collective.training.input.tensors import Tensors
 from collective.training.input.views import CastFloats
 
 Data: TypeAlias = "Source | keras_compat.DataAdapter"
@@ -188,13 +188,9 @@ def _has_array(item: Any) -> bool:
 
 
 def _source(x: Any, y: Any, sample_weight: Any) -> Source:
-    flat = tf.nest.flatten((x, y, sample_weight))
-    composite = any(isinstance(t, (tf.RaggedTensor, tf.SparseTensor)) for t in flat)
-    source: Source = (Tensors if composite else Arrays)(x, y, sample_weight)
-    floatx = keras.config.floatx()
-    return (
-        CastFloats(source, floatx) if CastFloats.is_needed(source, floatx) else source
-    )
+    source = Arrays(x, y, sample_weight)
+    cast = CastFloats(source, keras.config.floatx())
+    return cast if cast.is_needed else source
 
 
 def _weighted(
@@ -234,18 +230,10 @@ def _split(parts: Row, share: float) -> tuple[Row, Row]:
 
     def cut(start: int, stop: int) -> Row:
         return tf.nest.map_structure(
-            lambda t: None if t is None else _slice(t, start, stop), parts
+            lambda t: None if t is None else slice_leaf(t, start, stop), parts
         )
 
     return cut(0, at), cut(at, rows)
-
-
-def _slice(leaf: Any, start: int, stop: int) -> Any:
-    if isinstance(leaf, tf.SparseTensor):
-        rest = leaf.dense_shape[1:]
-        begin = tf.concat([[start], tf.zeros_like(rest)], 0)
-        return tf.sparse.slice(leaf, begin, tf.concat([[stop - start], rest], 0))
-    return leaf[start:stop]
 
 
 def _validation(data: Any, of_rows: bool) -> Data | None:

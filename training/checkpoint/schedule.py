@@ -1,9 +1,10 @@
 """Checkpoints of a training: when one is due, written in the background, resumed from.
 
 Rank 0 alone writes and reads, and broadcasts what it has read, so hosts need no common
-disk. At the end of a step the state is copied into memory kept for it, and a thread
-writes it while the next steps run. The cost of both is measured: a checkpoint is skipped
-if checkpoints would take more than a twentieth of the time.
+disk. When it has died or left, another rank becomes rank 0 and continues in the folder.
+At the end of a step the state is copied into memory kept for it, and a thread writes it
+while the next steps run. The cost of both is measured: a checkpoint is skipped if
+checkpoints would take more than a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import numpy as np
 
+from collective import recorder
+from collective.elastic import generations
 from collective.errors import UsageError, printable
 from collective.training.checkpoint import storage
-from collective.training.checkpoint.state import State
+from collective.training.checkpoint.state import Gathered, State
 from collective.training.input.plan import Plan
+from collective.training.observer import FinishedStep, Observer
+from collective.training.position import Position
 from collective.training.prepared import get_partition
 
 # Checkpoints take at most this fraction of a training's time.
@@ -41,11 +46,8 @@ _HINTS = {
     errno.EMFILE: "raise the limit that `ulimit -n` shows",
 }
 
-Take = Callable[[Sequence[np.ndarray] | None], State]
-"""Makes a state; puts the values of variables into these arrays, if there are any."""
 
-
-class Checkpoint:
+class Checkpoint(Observer):
     """A folder for a training's state, for ``collective.training.fit(..., checkpoint=...)``.
 
     Args:
@@ -89,58 +91,91 @@ class Checkpoint:
         self._thread: threading.Thread | None = None
         self._lock: int | None = None
 
-    def begin(
-        self, model: keras.Model, plan: Plan, again: bool = False
-    ) -> State | None:
-        """The state to resume from, None for a new training. Rank 0 calls it.
+    def attach(
+        self,
+        position: Position,
+        plan: Plan,
+        before_write: Callable[[], None] | None = None,
+    ) -> None:
+        """Begins to serve a training.
 
-        Args:
-            model: Whose state it is.
-            plan: Of the batches.
-            again: Resumes also if the user did not ask: the launcher restarted the job.
+        ``before_write`` is called before each checkpoint, in the thread that writes it.
+        """
+        self._position = position
+        self._plan = plan
+        self._before_write = before_write
+        self._writes = False  # this process is rank 0 and has the folder
+        self._epoch_end = 0
+
+    def find_start(self) -> None:
+        """Sets the position's ``start``, on rank 0, unless it has one already.
+
+        Called once, before the observers begin. It resumes also if the user did not ask
+        where the launcher has restarted the job.
 
         Raises:
-            UsageError: If the folder cannot be used as was asked.
+            UsageError: The folder cannot be used as was asked.
         """
-        self.take_over(model, plan)
-        self._known = []
-        self.resume = self.resume or again
-        return self._newest(model, plan)
+        position, backend = self._position, self._position.backend
+        if not backend.elastic:
+            resume = "again" if self.resume else "with --resume"
+            recorder.advise(
+                f"should the job end, the same command {resume} continues from "
+                f"{self.folder}"
+            )
+        if backend.rank or backend.joins:
+            return
+        self._take_over()
+        if position.start is None:
+            self._known = []
+            resumes = self.resume or generations.number() > 0
+            position.start = self._newest(position.model, self._plan, resumes)
 
-    def take_over(self, model: keras.Model, plan: Plan) -> None:
-        """Prepares to write; also in the middle of a training, after another rank.
+    def reconfigured(self, root: int) -> None:
+        """On a new rank 0, takes over the folder."""
+        if self._position.backend.rank == 0 and not self._writes:
+            self._take_over()
 
-        Raises:
-            UsageError: If the folder cannot be written to, or another running training
-                writes to it.
-        """
-        self._write = lambda state: storage.write(state, model, plan, self.folder)
+    def _take_over(self) -> None:
         self._open_folder()
         self._known = storage.saved_in(self.folder)[: self.keep][::-1]
+        self._writes = True
 
-    def due(self, step: int, epoch_ended: bool) -> bool:
-        """Whether the state before ``step`` is to be written."""
-        return epoch_ended if self.every is None else step % self.every == 0
+    def begin_epoch(self, epoch: int, first: int, last: int) -> None:
+        """Learns where the epoch ends."""
+        self._epoch_end = last
 
-    def save(self, take: Take, before_write: Callable[[], None] | None = None) -> None:
-        """Writes a state in the background, or skips it if that costs too much.
+    def after_step(self, step: FinishedStep) -> None:
+        """Writes the state if it is due; not at the end of an epoch."""
+        position = self._position
+        within = position.step < self._epoch_end and not position.stopped
+        if self.every is not None and within:
+            self._save_if_due()
 
-        Args:
-            take: Makes the state; not called if it is skipped.
-            before_write: Called before the state is written, in the same thread.
-        """
+    def between_epochs(self) -> None:
+        """Writes the state if it is due."""
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        if self.every is None or self._position.step % self.every == 0:
+            gathered = self._position.gather()  # a collective
+            if self._writes:
+                self._save(gathered)
+
+    def _save(self, gathered: Gathered) -> None:
+        """Writes the state in the background, or skips it if that costs too much."""
         begin = time.perf_counter()
         writing = self._thread is not None and self._thread.is_alive()
         if writing or begin < self._not_before:
             self._skipped += 1
             return
-        state = take(self._buffers)
+        state = self._position.take(self._buffers, gathered)
         if self._buffers is None:
             self._buffers = [np.array(value) for value in state.variables]
         taken = time.perf_counter() - begin
 
         def write() -> None:
-            self._save(state, before_write)
+            self._write(state)
             # As if the step waited for the writing: it takes memory bandwidth, too.
             cost = taken + time.thread_time()
             self._not_before = begin + cost / PART_OF_TIME
@@ -148,22 +183,17 @@ class Checkpoint:
         self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
-    def wait(self) -> None:
-        """Returns when nothing is being written."""
-        if self._thread is not None:
-            self._thread.join()
+    def end_epochs(self) -> None:
+        """Writes the last state."""
+        assert self._position.final is not None
+        self.save_last(self._position.final)
 
-    def close(self) -> None:
-        """Waits as ``wait``, and unlocks the folder."""
+    def save_last(self, state: State) -> None:
+        """Writes a state on rank 0, and returns when it is on the disk."""
+        if not self._writes:
+            return
         self.wait()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def end(self, state: State, before_write: Callable[[], None] | None = None) -> None:
-        """Writes the last state, and returns when it is on the disk."""
-        self.wait()
-        self._save(state, before_write)
+        self._write(state)
         if self._skipped:
             _warn(
                 f"{self._skipped} checkpoints were skipped: all would have taken more "
@@ -171,30 +201,45 @@ class Checkpoint:
                 hint="a larger --checkpoint-every; or leave it so",
             )
 
-    def _save(self, state: State, before_write: Callable[[], None] | None) -> None:
+    def wait(self) -> None:
+        """Returns when no checkpoint is being written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Waits as ``wait``, and unlocks the folder for another process."""
+        self.wait()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _write(self, state: State) -> None:
         try:
-            if before_write is not None:
-                before_write()
-            path = self._write(state)
+            if self._before_write is not None:
+                self._before_write()
+            path = storage.write(state, self._position.model, self._plan, self.folder)
         except Exception as error:
-            self.failed = str(error).strip().split("\n")[0]
-            self._known = [path for path in self._known if path.exists()]
-            last = f"{self._known[-1].name} is the last" if self._known else "none is"
-            hint = "see what model.save_weights says of this model"
-            if isinstance(error, OSError):
-                hint = _HINTS.get(error.errno or 0, "free some space on that disk")
-                if not self.folder.is_dir():
-                    hint = "the folder was removed: make it again"
-            _warn(
-                f"the checkpoint of step {state.step} could not be written to "
-                f"{self.folder}: {self.failed}; {last} there; the training continues",
-                hint=hint,
-            )
+            self._report_failure(state.step, error)
             return
         self.failed = None
         self._known = [p for p in self._known if p != path] + [path]
         while len(self._known) > self.keep:
             shutil.rmtree(self._known.pop(0), ignore_errors=True)
+
+    def _report_failure(self, step: int, error: Exception) -> None:
+        self.failed = str(error).strip().split("\n")[0]
+        self._known = [path for path in self._known if path.exists()]
+        last = f"{self._known[-1].name} is the last" if self._known else "none is"
+        hint = "see what model.save_weights says of this model"
+        if isinstance(error, OSError):
+            hint = _HINTS.get(error.errno or 0, "free some space on that disk")
+            if not self.folder.is_dir():
+                hint = "the folder was removed: make it again"
+        _warn(
+            f"the checkpoint of step {step} could not be written to "
+            f"{self.folder}: {self.failed}; {last} there; the training continues",
+            hint=hint,
+        )
 
     def _open_folder(self) -> None:
         try:
@@ -235,9 +280,9 @@ class Checkpoint:
             self._lock = lock
             return
 
-    def _newest(self, model: keras.Model, plan: Plan) -> State | None:
+    def _newest(self, model: keras.Model, plan: Plan, resumes: bool) -> State | None:
         found, parts = storage.saved_in(self.folder), get_partition(model)
-        if found and not self.resume:
+        if found and not resumes:
             raise UsageError(
                 f"{self.folder} has checkpoints already, up to {found[0].name}",
                 hint="--resume continues from there; or another --checkpoint-dir",
@@ -261,7 +306,7 @@ class Checkpoint:
                 hint="type the options it was made with, or another --checkpoint-dir",
                 everywhere=False,
             )
-        if self.resume:
+        if resumes:
             print(f"no checkpoint in {self.folder} yet: starting at step 0", flush=True)
         return None
 

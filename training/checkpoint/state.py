@@ -7,7 +7,7 @@ and the masks depend on the number of the step alone.
 
 from __future__ import annotations
 
-import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training.checkpoint import random_state
-from collective.training.exchange import gather_few
+from collective.training import keras_compat
+from collective.training.exchange import broadcast_object, gather_few
 from collective.training.prepared import get_partition
 from collective.training.variables import all_variables
 
@@ -41,7 +41,7 @@ class State:
             empty between epochs.
         losses: float64, of every step before this one.
         history: Logs of the epochs that have ended, by name.
-        random: Global generators (``collective.training.checkpoint.random_state``).
+        random: Global generators, as ``random_state`` returns them.
         stopped: Whether a callback has ended the training.
     """
 
@@ -60,17 +60,13 @@ class State:
         return self.sums.size > 0
 
     def put(self, model: keras.Model) -> None:
-        """Gives model, optimizer and global generators this state. Every rank calls it.
-
-        Args:
-            model: With variables of the same shapes, in the same order.
-        """
+        """Gives the model and global generators this state. Every rank calls it."""
         parts = get_partition(model)
         for variable, value in zip(all_variables(model), self.variables, strict=True):
             if parts is not None:
                 value = parts.cut(variable, value)
             variable.assign(value)
-        random_state.put(self.random)
+        _put_random_state(self.random)
         model.stop_training = self.stopped
 
 
@@ -109,34 +105,23 @@ def values_of(
 def broadcast(state: State, backend: Backend, root: int = 0) -> State:
     """The root's state on every rank. Every rank calls it."""
     arrays, about = flatten(state)
-    mine = backend.rank == root
-    header = json.dumps(about).encode() if mine else b""
-    size = int(backend.broadcast_array(np.array([len(header)]), root)[0])
-    text = np.zeros(size, np.uint8)
-    text[: len(header)] = np.frombuffer(header, np.uint8)
-    about = json.loads(backend.broadcast_array(text, root).tobytes())
-    if not mine:
+    about = broadcast_object(backend, about, root)
+    if backend.rank != root:
         arrays = [np.empty(s["shape"], s["dtype"]) for s in about["arrays"]]
     return unflatten([backend.broadcast_array(array, root) for array in arrays], about)
 
 
 def newest(mine: State, backend: Backend) -> tuple[State, int]:
-    """The newest of all ranks' states, on every rank. Every rank calls it.
-
-    Returns:
-        The state, and the lowest rank that has it.
-    """
+    """The newest of all ranks' states, and the lowest rank that had it."""
     places = gather_few(backend, [mine.epoch, mine.step])
     root = max(range(backend.size), key=lambda rank: (*places[rank], -rank))
     return broadcast(mine, backend, root), root
 
 
 def flatten(state: State) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """A state as arrays, and what JSON can hold.
+    """A state as arrays, ``variables`` first, and what JSON can hold.
 
-    Returns:
-        The arrays, ``variables`` first; and a dict with ``arrays``, the name, shape
-        and dtype of each.
+    The dict describes the arrays, too, by name, shape and dtype.
     """
     named = {f"variable {i}": v for i, v in enumerate(state.variables)}
     named |= {"sums": state.sums, "losses": state.losses}
@@ -177,3 +162,40 @@ def unflatten(arrays: Sequence[np.ndarray], about: dict[str, Any]) -> State:
         },
         stopped=about["stopped"],
     )
+
+
+def random_state() -> dict[str, np.ndarray]:
+    """The states of the global generators, those of Python, NumPy and Keras.
+
+    No step draws from them: order of rows, masks and noise follow from the seed and the
+    number of the step. But a user's callback or a model's ``build`` may draw from them.
+    TensorFlow's own stateful generators cannot be read and are left alone.
+
+    Returns:
+        Integers, and floats for a half-used pair of normals.
+    """
+    _, words, spare = random.getstate()
+    state = {
+        "python": np.array(words, np.uint32),
+        "python_spare": np.array([np.nan if spare is None else spare]),
+    }
+    kind, key, *rest = np.random.get_state()
+    if kind == "MT19937":
+        state["numpy"] = np.array(key, np.uint32)
+        state["numpy_spare"] = np.array(rest, np.float64)
+    if (seed := keras_compat.global_seed_state()) is not None:
+        state["keras"] = np.array(seed)
+    return state
+
+
+def _put_random_state(state: dict[str, np.ndarray]) -> None:
+    if not state:
+        return
+    spare = float(state["python_spare"][0])
+    words = tuple(int(word) for word in state["python"])
+    random.setstate((3, words, None if np.isnan(spare) else spare))
+    if "numpy" in state:
+        place, has, value = state["numpy_spare"]
+        np.random.set_state(("MT19937", state["numpy"], int(place), int(has), value))
+    if "keras" in state:
+        keras_compat.make_global_seed_state().assign(state["keras"])

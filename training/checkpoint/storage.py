@@ -35,11 +35,7 @@ from collective.training.input.plan import Plan
 from collective.training.variables import all_variables
 
 FORMAT, VERSION = "collective.checkpoint", 1
-WEIGHTS, ARRAYS, MANIFEST = (
-    "model.weights.h5",
-    "training.npz",
-    "checkpoint.json",
-)
+WEIGHTS, ARRAYS, MANIFEST = "model.weights.h5", "training.npz", "checkpoint.json"
 NAME = re.compile(r"step-(\d+)")
 PART = ".part-"
 REPLACED = f"{PART}replaced-"
@@ -68,16 +64,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
-    """Writes a checkpoint; the model may train on meanwhile.
-
-    Args:
-        state: What to write.
-        model: Whose state it is; only its structure is read.
-        plan: Of the batches.
-        folder: Where checkpoints are.
-
-    Returns:
-        The checkpoint's own folder.
+    """Writes a checkpoint, and returns its folder; the model may train on meanwhile.
 
     Raises:
         OSError: If it cannot be written; nothing is left then.
@@ -103,10 +90,7 @@ def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
             "keras": keras.__version__,
             "plan": dataclasses.asdict(plan),
             "state": about,
-            "files": {
-                WEIGHTS: _sum(part / WEIGHTS),
-                ARRAYS: _sum(part / ARRAYS),
-            },
+            "files": {name: _sum(part / name) for name in (WEIGHTS, ARRAYS)},
         }
         body["crc32"] = _sum_of(body)
         _put(part / MANIFEST, json.dumps(body, indent=1).encode())
@@ -154,7 +138,8 @@ def read(path: Path, model: keras.Model, plan: Plan) -> State:
                 for i in range(len(specs))
             ]
     except (OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
-        raise Unusable(f"Keras cannot read it: {_first_line(error)}") from None
+        reason = str(error).strip().split("\n")[0]
+        raise Unusable(f"Keras cannot read it: {reason}") from None
     for spec, array in zip(specs, arrays, strict=True):
         if [*array.shape] != spec["shape"] or array.dtype.name != spec["dtype"]:
             raise Unusable(f"{spec['name']} is not what it should be")
@@ -208,7 +193,3 @@ def _to_disk(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]

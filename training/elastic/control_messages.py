@@ -8,7 +8,6 @@ them at the end of the same step, and no message is sent for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -18,35 +17,22 @@ from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
 from collective.training.replica.attachments import Attachment, ReplicaStep, Total
 
 
-@dataclass(frozen=True)
-class ControlMessage:
-    """What all ranks know after a step.
+class ControlMessages(Attachment):
+    """Sends and receives the control messages of this rank.
 
     Attributes:
-        leaving: Ranks that leave at its end.
+        preemption: Whether this rank was asked to end (SIGTERM).
+        leaving: Ranks that leave at the end of the last step; all ranks know them.
         waiting: Whether a process waits to join.
         next_generation: Whether all end for the job's next generation.
     """
 
-    leaving: Sequence[int]
-    waiting: bool
-    next_generation: bool
-
-
-class ControlMessages(Attachment):
-    """Sends and receives the control messages of this rank.
-
-    Args:
-        backend: An elastic one.
-
-    Attributes:
-        preemption: Whether this rank was asked to end (SIGTERM).
-    """
+    leaving: Sequence[int] = ()
+    waiting = next_generation = False
 
     def __init__(self, backend: Backend):
         self.backend = backend
         self.preemption = Preemption()
-        self._total = np.zeros(0, np.int64)
         with tf.device("CPU"):
             self._mine = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._current = 0
@@ -59,21 +45,13 @@ class ControlMessages(Attachment):
             self._mine.assign(current)
 
     def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
-        """Inside ``run``: what this replica adds to the all-reduce.
-
-        Returns:
-            A float32 vector of ``most_replicas`` numbers, each exact even in bfloat16.
-        """
+        """Inside ``run``: ``most_replicas`` numbers, each exact even in bfloat16."""
         mine = tf.cast(self._mine.read_value(), tf.float32)
         return [tf.one_hot(self.backend.replica(), self.backend.most_replicas) * mine]
 
     def receive(self, total: Total, number: int) -> None:
         """After a step: takes the sum of all contributions."""
-        self._total = np.rint(total.numpy()).astype(np.int64)
-
-    @property
-    def received(self) -> ControlMessage:
-        """What was received in the last step."""
-        leaving = np.flatnonzero(self._total & LEAVES).tolist()
-        waiting, renews = (bool((self._total & n).any()) for n in (WAITING, RESTARTS))
-        return ControlMessage(leaving, waiting, renews)
+        flags = np.rint(total.numpy()).astype(np.int64)
+        self.leaving = np.flatnonzero(flags & LEAVES).tolist()
+        self.waiting = bool((flags & WAITING).any())
+        self.next_generation = bool((flags & RESTARTS).any())

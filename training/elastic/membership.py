@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,22 +29,15 @@ from collective.errors import (
     NextGeneration,
     UsageError,
 )
-from collective.training.checkpoint.observer import CheckpointObserver
+from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.checkpoint.state import broadcast, newest
 from collective.training.elastic.control_messages import ControlMessages
-from collective.training.elastic.reconfigure import (
-    Change,
-    Reconfigure,
-    join,
-    repeat_on_change,
-)
 from collective.training.elastic.state_handoff import StateHandoff
 from collective.training.exchange import gather_few
 from collective.training.input.pipeline import Input
 from collective.training.loop import Loop
 from collective.training.observer import FinishedStep, Observer, methods
 from collective.training.position import Position
-from collective.training.result import Result
 from collective.training.verification.ranks import compare_newcomers, describe_training
 
 T = TypeVar("T")
@@ -52,78 +46,83 @@ WAIT_SECONDS = 600.0
 POLL_SECONDS = 0.2
 
 
-class ElasticResult(Result):
-    """A result whose ``afterwards`` survives the death of ranks.
+class Reconfigure(Exception):
+    """All ranks have agreed to form the job again, without those that leave."""
 
-    Args:
-        result: The result.
-        position: Of the training.
-        repeat: Trains again from the newest state to the end, after a change.
+    def __init__(self, leaving: Sequence[int] = ()):
+        super().__init__("all ranks form the job again")
+        self.leaving = leaving
+
+
+@dataclass(frozen=True)
+class Change:
+    """The job has other ranks than before.
+
+    Attributes:
+        former: The former number of each rank, by its new one; -1 for one that joined.
+        size: The former number of ranks.
+        noticed: When it was noticed, in seconds of ``time.perf_counter``.
+        left: Former ranks that have left by themselves; all others that are gone died.
     """
 
-    def __init__(
-        self, result: Result, position: Position, repeat: Callable[[Change], None]
-    ):
-        super().__init__(position, result.params)
-        self.timing = result.timing
-        self.repeat = repeat
+    former: Sequence[int]
+    size: int
+    noticed: float
+    left: Sequence[int] = ()
 
-    def afterwards(self, action: Callable[[], T]) -> T:
-        """Runs an action; the remaining ranks repeat it when a rank dies meanwhile.
+    @property
+    def joined(self) -> int:
+        """How many ranks are new."""
+        return list(self.former).count(-1)
 
-        They first agree on the end of the training again: the rank that died may have
-        been the only one that had finished the last step.
-        """
-
-        def attempt(change: Change | None) -> T:
-            if change is not None:
-                self.repeat(change)
-            return action()
-
-        return repeat_on_change(self.backend, attempt)
+    def print(self, step: int) -> None:
+        """Prints who is gone and who joined, before the next step."""
+        died = set(range(self.size)) - set(self.former) - set(self.left)
+        parts = [
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))} of "
+            f"{self.size} {what}"
+            for ranks, what in ((died, "died"), (self.left, "left"))
+            if ranks
+        ]
+        if self.joined:
+            parts.append(f"{self.joined} joined")
+        ranks = len(self.former)
+        print(
+            f"collective: {', '.join(parts)}; {ranks} "
+            f"rank{'s continue' if ranks > 1 else ' continues'} from step {step} after "
+            f"{time.perf_counter() - self.noticed:.2f} s",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class Membership(Observer):
     """Reconfigures the job between two steps, and repeats the loop.
 
-    Args:
-        position: Of the training.
-        inputs: The training data.
-        checkpoint: Writes a last checkpoint when too few ranks are left.
-        settings: More that ranks which join must have in common, by name.
-
-    Attributes:
-        handoff: Keeps the state for the next generation.
+    A checkpoint gets a last state when too few ranks are left. ``settings`` are more
+    that ranks which join must have in common, by name.
     """
 
     def __init__(
         self,
         position: Position,
         inputs: Input,
-        checkpoint: CheckpointObserver | None,
+        checkpoint: Checkpoint | None,
         settings: Mapping[str, str],
     ):
         self.position = position
         self.backend: Backend = position.backend
-        self.inputs = inputs
         self.checkpoint = checkpoint
         # Before the training changes anything of the model.
         self.description = describe_training(inputs, position.model) | dict(settings)
-        self.handoff = StateHandoff(self.backend)
+        self.handoff = StateHandoff(position, inputs.plan)
         self.messages = ControlMessages(self.backend)
         self.attachments = [self.messages]
         options = self.backend.options
         self.least, self.grows = options.min_np or 1, options.max_np is not None
 
-    def find_start(self) -> None:
-        """Sets the position's ``start`` to what this host kept for this generation."""
-        self.position.start = self.handoff.find(self.position.model, self.inputs.plan)
-
-    def run(self, loop: Loop, result: Result) -> Result:
+    def run(self, loop: Loop) -> None:
         """As ``loop.run``, repeated after each change of the ranks.
-
-        Returns:
-            The result, with an ``afterwards`` that is repeated, too.
 
         Raises:
             ProcessExit: This rank leaves, or the job's next generation begins.
@@ -133,11 +132,21 @@ class Membership(Observer):
         change = join(self.backend) if self.backend.joins else None
         with self.messages.preemption, contextlib.closing(loop):
             repeat_on_change(self.backend, self._attempt, change)
-        return ElasticResult(result, self.position, self._repeat)
 
-    def _repeat(self, change: Change) -> None:
-        with contextlib.closing(self.loop):
-            self._attempt(change)
+    def repeat(self, action: Callable[[], T]) -> T:
+        """Runs an action after the training, again when a rank dies meanwhile.
+
+        The remaining ranks first agree on the end of the training again: the rank that
+        died may have been the only one that had finished the last step.
+        """
+
+        def attempt(change: Change | None) -> T:
+            if change is not None:
+                with contextlib.closing(self.loop):
+                    self._attempt(change)
+            return action()
+
+        return repeat_on_change(self.backend, attempt)
 
     def _attempt(self, change: Change | None) -> None:
         """Trains from the state that all ranks agree on, to the end."""
@@ -153,7 +162,7 @@ class Membership(Observer):
             # Rank 0's model whole or not at all: if rank 0 dies meanwhile, the model
             # of another rank must still be its own.
             broadcast(position.fresh(), self.backend).put(position.model)
-        self.handoff.taken(None if position.start is None else position.start.step)
+        self.handoff.taken()
         self.loop.begin()
 
     def _continue(self, change: Change) -> None:
@@ -222,7 +231,7 @@ class Membership(Observer):
         position, backend = self.position, self.backend
         if position.step >= self.loop.last_step or position.stopped:
             return
-        received = self.messages.received
+        received = self.messages
         if received.next_generation:
             self._begin_next_generation()
         if not (received.leaving or received.waiting):
@@ -245,9 +254,7 @@ class Membership(Observer):
             return
         if self.checkpoint is not None:
             self.checkpoint.wait()  # Keras writes one file of a model at a time
-        position = self.position
-        kept = self.handoff.keep(position.latest(), position.model, self.inputs.plan)
-        if not gather_few(self.backend, [kept]).any():
+        if not gather_few(self.backend, [self.handoff.keep()]).any():
             self.handoff.possible = False  # the job continues as it is
             return
         raise NextGeneration(generations.EXIT_CODE)
@@ -260,11 +267,9 @@ class Membership(Observer):
         """
         if self.backend.rank:
             self.backend.barrier()  # rank 0 ends the job
-        folder: Any = None
         if self.checkpoint is not None:
             self.checkpoint.save_last(self.position.start or self.position.take())
             folder = self.checkpoint.folder
-        if folder is not None:
             hint = f"--resume continues from {folder}, on fewer ranks, too"
         else:
             hint = "--checkpoint-dir, to continue from there"
@@ -275,3 +280,33 @@ class Membership(Observer):
             hint=hint,
             everywhere=False,
         )
+
+
+def join(backend: Backend) -> Change:
+    """Joins the job that runs, with nothing of its state yet."""
+    assert isinstance(backend, Elastic)
+    former = backend.enter()
+    return Change(former, len(former), time.perf_counter())
+
+
+def repeat_on_change(
+    backend: Backend,
+    attempt: Callable[[Change | None], T],
+    change: Change | None = None,
+) -> T:
+    """Runs what all ranks do together, again after each change of the ranks.
+
+    The attempt gets ``change`` at first, None at the start of a job, then each new one.
+    """
+    while True:
+        left: Sequence[int] = ()
+        try:
+            return attempt(change)
+        except Reconfigure as agreed:
+            left = agreed.leaving
+        except Exception as error:
+            if not (isinstance(backend, Elastic) and backend.lost(error)):
+                raise
+        assert isinstance(backend, Elastic)
+        noticed, size = time.perf_counter(), backend.size
+        change = Change(backend.regroup(), size, noticed, left)

@@ -9,13 +9,10 @@ from __future__ import annotations
 import itertools
 import sys
 
-import keras
-
-from collective.backends.base import Backend
 from collective.elastic import generations
 from collective.training.checkpoint import storage
-from collective.training.checkpoint.state import State
 from collective.training.input.plan import Plan
+from collective.training.position import Position
 
 _trainings = itertools.count()  # of this process
 
@@ -23,40 +20,42 @@ _trainings = itertools.count()  # of this process
 class StateHandoff:
     """What one generation of a job gives to the next.
 
-    Args:
-        backend: The first rank of each host keeps and finds the state.
+    The first rank of each host keeps and finds the state.
 
     Attributes:
         possible: Whether there may be a next generation. Only in the first training of
             a script: the next generation would repeat those before it.
     """
 
-    def __init__(self, backend: Backend):
+    def __init__(self, position: Position, plan: Plan):
         self.possible = generations.may_restart() and next(_trainings) == 0
-        self.backend = backend
+        self._position, self._plan = position, plan
+        self._backend = position.backend
 
     @property
     def _keeps(self) -> bool:
-        return self.possible and self.backend.local_rank == 0
+        return self.possible and self._backend.local_rank == 0
 
-    def find(self, model: keras.Model, plan: Plan) -> State | None:
-        """What this host has kept in the former generation; None if nothing."""
+    def find(self) -> None:
+        """Sets the position's ``start`` to what this host kept, if it kept a state."""
         folder = generations.kept_state() if self._keeps else None
         if folder is None:
-            return None
+            return
+        position = self._position
         try:
-            found = storage.saved_in(folder)
-            return storage.read(found[0], model, plan) if found else None
+            if found := storage.saved_in(folder):
+                position.start = storage.read(found[0], position.model, self._plan)
         except (storage.Unusable, OSError) as error:
             _warn(f"what {folder} keeps is not used: {error}")
-            return None
 
-    def keep(self, state: State, model: keras.Model, plan: Plan) -> bool:
-        """Keeps a state; returns whether this process has kept it."""
+    def keep(self) -> bool:
+        """Keeps the state now; says whether this process has. Every rank calls it."""
+        state = self._position.latest()  # a collective
         if not self._keeps:
             return False
+        model = self._position.model
         try:
-            storage.write(state, model, plan, generations.make_state_folder())
+            storage.write(state, model, self._plan, generations.make_state_folder())
         except Exception as error:
             _warn(
                 f"step {state.step} could not be kept for the next generation: {error}"
@@ -65,25 +64,22 @@ class StateHandoff:
             return False
         return True
 
-    def taken(self, step: int | None) -> None:
-        """Every rank has the state to start from: removes what was kept.
-
-        Args:
-            step: Where every rank continues; None if no host has kept a state.
-        """
+    def taken(self) -> None:
+        """Every rank has the state to start from: removes what was kept."""
         if not self.possible or not generations.number():
             return
         if self._keeps:
             generations.remove_state()
-        if self.backend.rank:
+        if self._backend.rank:
             return
-        if step is None:
+        if self._position.start is None:
             _warn("no host has kept the state: the training starts again at step 0")
             return
-        size = self.backend.size
+        size = self._backend.size
         print(
             f"collective: generation {generations.number()}: {size} "
-            f"rank{'s continue' if size > 1 else ' continues'} from step {step}",
+            f"rank{'s continue' if size > 1 else ' continues'} from step "
+            f"{self._position.start.step}",
             file=sys.stderr,
             flush=True,
         )

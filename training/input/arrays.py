@@ -1,7 +1,8 @@
-"""Rows of NumPy arrays, in memory or memory-mapped."""
+"""Rows of arrays and tensors, in memory or memory-mapped."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.input.source import Row, Source
+from collective.training import keras_compat
+from collective.training.input.leaves import open_rows, present
+from collective.training.input.source import Row, Source, numpy_rows
 
 # Up to this size, data in memory is copied to TensorFlow, which then gathers rows itself.
 # Python would hold its lock, which the training loop needs, for about 0.3 ms a step.
@@ -23,7 +26,8 @@ class Arrays(Source):
     whole.
 
     Args:
-        x: Array ``[rows, ...]``, or a dict or tuple of such. Lists count as arrays.
+        x: Array ``[rows, ...]``, ``tf.RaggedTensor`` or ``tf.SparseTensor``; or a dict
+            or tuple of such. Lists count as arrays.
         y: Likewise, or None.
         sample_weight: Likewise, or None.
 
@@ -32,70 +36,80 @@ class Arrays(Source):
     """
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None):
+        found: list[tuple[str, Any]] = []
+
+        def arrays(part: Any, name: str) -> Any:
+            return None if part is None else _arrays(part, name, found)
+
         self.tree: Row = (
-            _arrays(x, "x"),
-            None if y is None else _arrays(y, "y"),
-            None if sample_weight is None else _arrays(sample_weight, "sample_weight"),
+            arrays(x, "x"),
+            arrays(y, "y"),
+            arrays(sample_weight, "sample_weight"),
         )
-        self._leaves = [a for a in tf.nest.flatten(self.tree) if a is not None]
-        names = [path for path, a in _named(self.tree) if a is not None]
-        lengths = [len(array) for array in self._leaves]
-        for name, length in zip(names, lengths, strict=True):
-            if length != lengths[0]:
+        self._leaves = present(self.tree)
+        (first, array), *_ = found
+        self._rows = int(array.shape[0])
+        for name, array in found:
+            if array.shape[0] != self._rows:
                 raise UsageError(
-                    f"{names[0]} has {lengths[0]} rows, {name} has {length}",
+                    f"{first} has {self._rows} rows, {name} has {array.shape[0]}",
                     hint="give every array the same length: one entry for each row",
                 )
-        self._rows = lengths[0]
-        self._resident: list[tf.Tensor] | None = None
 
     def __len__(self) -> int:
         return self._rows
 
     @property
     def spec(self) -> Row:
-        """``(x, y, sample_weight)`` of one row, as trees of ``tf.TensorSpec``."""
+        """``(x, y, sample_weight)`` of one row, as far as it has a fixed shape."""
         return tf.nest.map_structure(
-            lambda a: None if a is None else tf.TensorSpec(a.shape[1:], a.dtype),
-            self.tree,
+            lambda s: None if s is None else s._unbatch(), self.batch_spec
         )
+
+    @property
+    def batch_spec(self) -> Row:
+        """As ``Source.batch_spec``, also of ragged and sparse tensors."""
+
+        def spec(leaf: Any) -> Any:
+            return leaf if leaf is None else open_rows(tf.type_spec_from_value(leaf))
+
+        return tf.nest.map_structure(spec, self.tree)
 
     def read(self, rows: tf.Tensor) -> Row:
         """Copies the rows out of the arrays."""
-        dtypes = [tf.as_dtype(array.dtype) for array in self._leaves]
-        if resident := self._tensors():
-            read = [tf.gather(tensor, rows) for tensor in resident]
-        else:
-            read = tf.numpy_function(
+        if self._resident is None:
+            read = numpy_rows(
                 lambda rows: [_native(array[rows]) for array in self._leaves],
-                [rows],
-                dtypes,
-                stateful=False,
+                rows,
+                present(self.spec),
             )
-        # flatten keeps a None in its place.
-        left = iter(zip(read, self._leaves, strict=True))
+        else:
+            read = [
+                keras_compat.sparse_rows(tensor, rows)
+                if isinstance(leaf, tf.SparseTensor)
+                else tf.gather(tensor, rows)
+                for tensor, leaf in zip(self._resident, self._leaves, strict=True)
+            ]
+        left = iter(read)
+        return tf.nest.map_structure(
+            lambda leaf: None if leaf is None else next(left), self.tree
+        )
 
-        def shaped(array: Any) -> Any:
-            if array is None:
-                return None
-            tensor, leaf = next(left)
-            tensor.set_shape([rows.shape[0], *leaf.shape[1:]])
-            return tensor
+    @functools.cached_property
+    def _resident(self) -> list[Any] | None:
+        """The leaves as TensorFlow reads rows of them; None if large or on disk.
 
-        flat = [shaped(array) for array in tf.nest.flatten(self.tree)]
-        return tf.nest.pack_sequence_as(self.tree, flat)
-
-    def _tensors(self) -> list[tf.Tensor] | None:
-        """The arrays as tensors, if they are small and in memory."""
-        size = sum(array.nbytes for array in self._leaves)
-        mapped = any(isinstance(array, np.memmap) for array in self._leaves)
-        if self._resident is None and size <= _RESIDENT_BYTES and not mapped:
-            # Outside the graph that is traced: inside, they would be its constants.
-            with tf.init_scope(), tf.device("CPU:0"):
-                self._resident = [
-                    tf.convert_to_tensor(_native(array)) for array in self._leaves
-                ]
-        return self._resident
+        Ragged and sparse tensors are in memory anyway, and what is beside them goes
+        along.
+        """
+        arrays = [leaf for leaf in self._leaves if isinstance(leaf, np.ndarray)]
+        large = sum(array.nbytes for array in arrays) > _RESIDENT_BYTES
+        mapped = any(isinstance(array, np.memmap) for array in arrays)
+        if len(arrays) == len(self._leaves) and (large or mapped):
+            return None
+        # Outside the graph that is traced: inside, they would be its constants.
+        with tf.init_scope(), tf.device("CPU:0"):
+            return [_tensor(leaf) for leaf in self._leaves]
 
     def label_range(self) -> tuple[int, int] | None:
         """Smallest and largest label, if y is one array of integers."""
@@ -105,24 +119,28 @@ class Arrays(Source):
         return int(y.min()), int(y.max())
 
 
-def _arrays(tree: Any, name: str) -> Any:
-    """The tree with arrays as leaves; see Arrays for what is allowed."""
+def _arrays(tree: Any, name: str, found: list[tuple[str, Any]]) -> Any:
+    """The tree with arrays and tensors as leaves, which are also added to ``found``."""
     if isinstance(tree, Mapping):
-        return {key: _arrays(tree[key], f"{name}[{key!r}]") for key in tree}
+        return {key: _arrays(tree[key], f"{name}[{key!r}]", found) for key in tree}
     if isinstance(tree, tuple):
-        parts = [_arrays(part, f"{name}[{i}]") for i, part in enumerate(tree)]
+        parts = [_arrays(part, f"{name}[{i}]", found) for i, part in enumerate(tree)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-    try:
-        # Memory maps pass through: they are arrays already.
-        array = tree if isinstance(tree, np.ndarray) else np.asarray(tree)
-        tf.as_dtype(array.dtype)
-    except (TypeError, ValueError):
-        array = None
-    if array is None or array.dtype == object or not array.ndim:
-        raise UsageError(
-            f"{name} is not an array that can be trained on: {_kind(tree)}",
-            hint=f"make {name} a NumPy array of numbers with one entry for each row",
-        )
+    array = tree
+    if not isinstance(tree, (tf.RaggedTensor, tf.SparseTensor)):
+        try:
+            # Memory maps pass through: they are arrays already.
+            array = tree if isinstance(tree, np.ndarray) else np.asarray(tree)
+            tf.as_dtype(array.dtype)
+        except (TypeError, ValueError):
+            array = None
+        if array is None or array.dtype == object or not array.ndim:
+            raise UsageError(
+                f"{name} is not an array that can be trained on: {_kind(tree)}",
+                hint=f"make {name} a NumPy array of numbers with one entry for each "
+                "row",
+            )
+    found.append((name, array))
     return array
 
 
@@ -132,23 +150,10 @@ def _kind(tree: Any) -> str:
     return type(tree).__name__ + (f" of {dtype}" if dtype is not None else "") + shape
 
 
-def _named(tree: Row) -> list[tuple[str, Any]]:
-    """The leaves with their names, in the order of ``tf.nest.flatten``."""
-    named: list[tuple[str, Any]] = []
-
-    def visit(name: str, part: Any) -> None:
-        if isinstance(part, Mapping):
-            for key in sorted(part):
-                visit(f"{name}[{key!r}]", part[key])
-        elif isinstance(part, tuple):
-            for number, one in enumerate(part):
-                visit(f"{name}[{number}]", one)
-        else:
-            named.append((name, part))
-
-    for name, part in zip(("x", "y", "sample_weight"), tree, strict=True):
-        visit(name, part)
-    return named
+def _tensor(leaf: Any) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        return keras_compat.sparse_by_rows(leaf)  # which can be read in any order
+    return tf.convert_to_tensor(_native(leaf)) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _native(array: np.ndarray) -> np.ndarray:

@@ -20,8 +20,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input import leaves
-from collective.training.input.agreement import Agreement
-from collective.training.input.feed import Feed
+from collective.training.input.feed import ENDLESS, Agreement, Feed
 from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
@@ -31,11 +30,7 @@ from collective.training.virtual.pieces import VirtualReplicas
 class Batches(Feed):
     """The batches of a data set, for the replicas of this process.
 
-    Args:
-        data: Keras' adapter of the data.
-        backend: Who shares them.
-        steps_per_epoch: Batches of an epoch; None: one pass over the data.
-        virtual: The pieces that replicas hold; None: each has a share of the rows.
+    Without ``steps_per_epoch``, an epoch is one pass over the data.
 
     Attributes:
         spec: ``Batch`` of type specs, with an open number of rows.
@@ -58,7 +53,6 @@ class Batches(Feed):
         self._keras = keras_compat.EpochIterator(self._adapter, steps_per_epoch)
         self.spec = self._adapter.spec
         self.batch_size = self._adapter.rows
-        self._steps_per_epoch = steps_per_epoch
         self._begun = False
         self._agreement = Agreement(backend)
 
@@ -78,13 +72,13 @@ class Batches(Feed):
         self._adapter.close()
         self._keras.reset()
 
-    def first_step(self, epoch: int, step: int) -> int:
-        """As ``Feed.first_step``: epochs begin where the training is."""
-        return step
+    def bounds(self, epoch: int, step: int) -> tuple[int, int]:
+        """As ``Feed.bounds``: epochs begin where the training is.
 
-    def steps(self, epoch: int) -> int | None:
-        """As ``Feed.steps``; known after the first epoch, where it can be known."""
-        return self._keras.steps
+        They end where Keras knows, at the latest after the first one.
+        """
+        steps = self._keras.steps
+        return step, ENDLESS if steps is None else step + steps
 
     def epoch(self, steps: int) -> Iterator[Batch]:
         """As ``Feed.epoch``.
@@ -130,23 +124,19 @@ class Batches(Feed):
             stacklevel=2,
         )
 
-    def _agreed(self, batches: Iterator[tuple[Batch, Any]]) -> Iterator[Batch]:
+    def _agreed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches, each one checked to be the same on every rank."""
-        while True:
-            found = next(batches, None)
-            if found is None:
-                self._agreement.check(-1, 0)
-                return
-            batch, mark = found
-            self._agreement.check(int(batch.global_rows), int(mark))
+        for batch in batches:
+            batch = self._agreement.checked(batch)
             if int(batch.global_rows):
                 yield batch
+        self._agreement.check(-1, 0)
 
 
 class _Shares(keras_compat.DataAdapter):
-    """An adapter whose batches are ``(Batch of this process' rows, checksum)``.
+    """An adapter whose batches have the rows of this process.
 
-    The checksum is of the whole batch, and 0 where there is one process.
+    With a checksum of the whole batch, unless there is one process.
     """
 
     def __init__(
@@ -165,40 +155,29 @@ class _Shares(keras_compat.DataAdapter):
         self.rows: int | None = None
 
         @tf.autograph.experimental.do_not_convert
-        def cut(*element: Any) -> tuple[Batch, tf.Tensor]:
+        def cut(*element: Any) -> Batch:
             whole = keras_compat.unpack(element if len(element) > 1 else element[0])
             leaf = leaves.first_leaf(whole[0])
             _check_axes(whole)
             rows = leaves.count_rows(leaf)
             self.rows = leaf.shape[0]
-            start, (_, stop) = (
-                share(rows, low, replicas)[0],
-                share(rows, high, replicas),
-            )
+            start, _ = share(rows, low, replicas)
+            _, stop = share(rows, high, replicas)
+            # None is no leaf for tf.nest: Batch takes it as it is.
             x, y, weight = tf.nest.map_structure(
                 lambda t: None if t is None else leaves.slice_leaf(t, start, stop),
                 whole,
             )
-            # None is no leaf for tf.nest: Batch takes it as it is.
-            mark = (
-                tf.zeros([], tf.int64)
-                if alone
-                else leaves.checksum(leaves.present(whole))
-            )
-            return Batch(x, y, weight, rows), mark
+            mark = None if alone else leaves.checksum(whole)
+            return Batch(x, y, weight, rows, checksum=mark)
 
         self._dataset = data.get_tf_dataset().map(cut).prefetch(2)
-        spec, _ = self._dataset.element_spec
-        self.spec: Batch = spec._replace(
-            **{
-                part: tf.nest.map_structure(
-                    lambda s: None if _absent(s) else leaves.open_rows(s),
-                    getattr(spec, part),
-                )
-                for part in ("x", "y", "sample_weight")
-            },
-            rows_read=None,
+        spec: Batch = tf.nest.map_structure(
+            lambda s: None if _absent(s) else leaves.open_rows(s),
+            self._dataset.element_spec,
         )
+        number = tf.TensorSpec([], tf.int64)
+        self.spec = spec._replace(global_rows=number, checksum=None)
 
     def get_tf_dataset(self) -> tf.data.Dataset:
         return self._dataset
@@ -260,11 +239,8 @@ def _check_axes(batch: Any) -> None:
 class ShuffledItems(keras.utils.PyDataset):
     """The items of a ``PyDataset`` in an order that follows from seed and epoch alone.
 
-    Keras draws the order from a global generator, which differs between ranks.
-
-    Args:
-        items: The data set, of known length.
-        seed: With the number of the epoch it decides the order.
+    Keras draws the order from a global generator, which differs between ranks. The
+    data set must be of known length.
     """
 
     def __init__(self, items: keras.utils.PyDataset, seed: int):

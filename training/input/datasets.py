@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -18,7 +22,6 @@ from collective.errors import UsageError
 from collective.training.arguments.lookup import call, lookup
 from collective.training.input.arrays import Arrays
 from collective.training.input.images import ImageFolder
-from collective.training.input.keras_cache import cifar10, mnist
 from collective.training.input.npz import npz_sources
 from collective.training.input.permutation import permute
 from collective.training.input.source import Source, as_source
@@ -129,14 +132,21 @@ def _digits(name: str) -> Data:
 
 def _mnist(name: str) -> Data:
     """60,000 + 10,000 images of 28x28 grey pixels, from Keras' cache."""
-    return _npz(name, mnist())
+    path = _keras_cache() / "mnist.npz"
+    with one_at_a_time(name):
+        # Under the lock: another rank may be downloading it.
+        if not path.exists():
+            _fetch(name, path, "mnist.npz")
+    return _npz(name, path)
 
 
 def _cifar10(name: str) -> Data:
     """50,000 + 10,000 images of 32x32 coloured pixels, from Keras' cache."""
-    (x, y), (x_test, y_test) = cifar10()
-    train = _scaled(Arrays(x, y.reshape(-1)))
-    return Data(name, train, _scaled(Arrays(x_test, y_test.reshape(-1))), 10)
+    path = _keras_cache() / "cifar-10-batches-py-target" / "cifar-10-batches-py"
+    with one_at_a_time(name):
+        parts = _fetch(name, path, "cifar-10-python.tar.gz, unpacked,")
+    train, test = (_scaled(Arrays(x, y.reshape(-1))) for x, y in parts)
+    return Data(name, train, test, 10)
 
 
 NAMED: dict[str, Callable[[str], Data]] = {
@@ -168,12 +178,9 @@ def _scaled(arrays: Arrays) -> Source:
 
 def _folder(name: str, path: Path) -> Data:
     """Sub-folders are classes, or ``train`` and ``test`` with classes inside."""
-    if not (path / "train").is_dir():
-        images = ImageFolder(path)
-        return Data(name, images, None, len(images.classes))
-    train = ImageFolder(path / "train")
-    test = None
-    if (path / "test").is_dir():
+    parted = (path / "train").is_dir()
+    train, test = ImageFolder(path / "train" if parted else path), None
+    if parted and (path / "test").is_dir():
         test = ImageFolder(path / "test", classes=train.classes)
     return Data(name, train, test, len(train.classes))
 
@@ -196,3 +203,37 @@ def _synthetic(
         Synthetic(shape, classes, test_rows, seed=seed, first=rows),
         classes,
     )
+
+
+def _keras_cache() -> Path:
+    """``$KERAS_HOME/datasets``, or ``~/.keras/datasets``."""
+    home = os.environ.get("KERAS_HOME") or os.path.join("~", ".keras")
+    return Path(home).expanduser() / "datasets"
+
+
+def _fetch(name: str, path: Path, file: str) -> Any:
+    try:
+        return getattr(keras.datasets, name).load_data()
+    # No network, no permission to write, a damaged file: the remedy is the same.
+    except Exception as error:
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(
+            f"{name} is not in Keras' cache and cannot be fetched: {text[0]}",
+            hint=f"put {file} at {path} (or set KERAS_HOME), or give any file with "
+            "--data FILE.npz, or use --data digits",
+        ) from error
+
+
+@contextlib.contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Holds a lock file in Keras' cache: ranks of a host must not download together."""
+    lock = _keras_cache() / f".{name}.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = open(lock, "w")  # noqa: SIM115
+    except OSError:  # a read-only cache: no rank downloads into it
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

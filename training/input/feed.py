@@ -13,7 +13,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from collective.training.input.agreement import Agreement
+import numpy as np
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training.exchange import total
 from collective.training.input.pipeline import Batch, Input
 from collective.training.virtual.pieces import VirtualReplicas
 
@@ -30,20 +34,8 @@ class Feed(abc.ABC):
 
     ended: bool = False
 
-    def begin(self, epoch: int) -> int:
-        """A new training begins with this epoch.
-
-        Returns:
-            The number of its first step.
-        """
-        return 0
-
-    def epochs(self, steps: int, first: int) -> int:
-        """In which epoch so many steps end, the training beginning with ``first``.
-
-        Returns:
-            The number of the epoch to stop before; ``ENDLESS`` where nobody knows.
-        """
+    def epochs(self, steps: int) -> int:
+        """The epoch to stop before, for so many steps; ``ENDLESS``: nobody knows."""
         return ENDLESS
 
     @abc.abstractmethod
@@ -60,21 +52,18 @@ class Feed(abc.ABC):
         """
 
     @abc.abstractmethod
-    def first_step(self, epoch: int, step: int) -> int:
-        """The number of an epoch's first step, the training being at ``step`` of it."""
+    def bounds(self, epoch: int, step: int) -> tuple[int, int]:
+        """First and last step of an epoch, half-open, counted over all epochs.
 
-    @abc.abstractmethod
-    def steps(self, epoch: int) -> int | None:
-        """How many steps the epoch has; None: until the data end."""
+        The last is ``ENDLESS`` where the epoch ends with the data. ``step`` is where
+        the training is, in this epoch.
+        """
 
     @abc.abstractmethod
     def epoch(self, steps: int) -> Iterator[Batch]:
-        """The batches of the current epoch that are left.
+        """The batches of the current epoch that are left, so many at most.
 
         Who asks for one more than there are lets workers of the epoch end.
-
-        Args:
-            steps: How many at most.
         """
 
     def close(self) -> None:
@@ -89,33 +78,43 @@ class PlannedFeed(Feed):
 
     Args:
         inputs: The plan.
+        backend: Whose ranks compare batches that have checksums. With an elastic one,
+            replicas may change: see ``Input.movable``.
         steps_per_epoch: Steps of an epoch; None: one pass over the rows.
-        movable: Whether replicas may change; see ``Input.movable``.
-        agreement: Compares batches that have checksums.
+        first_epoch: The first of the training; with ``steps_per_epoch``, the data begin
+            with it, as in Keras.
         virtual: The pieces that replicas hold; None: each has a share of the rows.
     """
 
     def __init__(
         self,
         inputs: Input,
+        backend: Backend,
         steps_per_epoch: int | None = None,
-        movable: bool = False,
-        agreement: Agreement | None = None,
+        first_epoch: int = 0,
         virtual: VirtualReplicas | None = None,
     ):
+        if steps_per_epoch and inputs.steps_per_epoch % steps_per_epoch:
+            warnings.warn(
+                f"steps_per_epoch={steps_per_epoch} does not divide the "
+                f"{inputs.steps_per_epoch} batches of the data: the last epoch of each "
+                "pass over the data is shorter, as in Keras",
+                stacklevel=3,
+            )
         self._of_pass = inputs.steps_per_epoch
         self._of_epoch = steps_per_epoch
-        self._batches = inputs.movable() if movable else inputs.dataset
-        self._agreement = agreement
+        self._batches = inputs.movable() if backend.elastic else inputs.dataset
+        self._agreement = Agreement(backend)
         self._virtual = virtual
-        self._origin = 0
+        self._first_epoch = first_epoch
         self._iterator: Iterator[Batch] = iter(())
 
-    def begin(self, epoch: int) -> int:
-        """As ``Feed.begin``."""
-        if self._of_epoch is not None:
-            self._origin = epoch  # as in Keras, the data begin with the training
-        return self.first_step(epoch, 0)
+    def epochs(self, steps: int) -> int:
+        """As ``Feed.epochs``."""
+        epoch = self._first_epoch
+        while self.bounds(epoch)[0] < steps:
+            epoch += 1
+        return epoch
 
     def start(
         self, step: int, last_step: int, local_replicas: range, replicas: int
@@ -126,46 +125,64 @@ class PlannedFeed(Feed):
             replicas = self._virtual.count
         self._iterator = iter(self._batches(step, last_step, local_replicas, replicas))
 
-    def first_step(self, epoch: int, step: int) -> int:
-        """As ``Feed.first_step``, whatever the step."""
-        return self._bounds(epoch)[0]
-
-    def steps(self, epoch: int) -> int:
-        """As ``Feed.steps``."""
-        first, last = self._bounds(epoch)
-        return last - first
-
-    def epochs(self, steps: int, first: int) -> int:
-        """As ``Feed.epochs``."""
-        self.begin(first)
-        epoch = first
-        while self._bounds(epoch)[0] < steps:
-            epoch += 1
-        return epoch
+    def bounds(self, epoch: int, step: int = 0) -> tuple[int, int]:
+        """As ``Feed.bounds``, whatever the step."""
+        of_pass, of_epoch = self._of_pass, self._of_epoch
+        if of_epoch is None:
+            return epoch * of_pass, (epoch + 1) * of_pass
+        number, part = divmod(epoch - self._first_epoch, -(-of_pass // of_epoch))
+        first = number * of_pass + part * of_epoch
+        return first, min(first + of_epoch, (number + 1) * of_pass)
 
     def epoch(self, steps: int) -> Iterator[Batch]:
         """As ``Feed.epoch``."""
         for batch in itertools.islice(self._iterator, steps):
-            if self._agreement is not None and batch.checksum is not None:
-                self._agreement.check(int(batch.global_rows), int(batch.checksum))
-            yield batch._replace(checksum=None)
-
-    def _bounds(self, epoch: int) -> tuple[int, int]:
-        """First and last step of an epoch, half-open."""
-        if self._of_epoch is None:
-            return epoch * self._of_pass, (epoch + 1) * self._of_pass
-        of_pass, of_epoch = self._of_pass, self._of_epoch
-        number, part = divmod(epoch - self._origin, -(-of_pass // of_epoch))
-        first = number * of_pass + part * of_epoch
-        return first, min(first + of_epoch, (number + 1) * of_pass)
+            yield self._agreement.checked(batch)
 
 
-def warn_of_short_epochs(inputs: Input, steps_per_epoch: int | None) -> None:
-    """Warns as Keras does where a pass over the rows is no whole number of epochs."""
-    if steps_per_epoch and inputs.steps_per_epoch % steps_per_epoch:
-        warnings.warn(
-            f"steps_per_epoch={steps_per_epoch} does not divide the "
-            f"{inputs.steps_per_epoch} batches of the data: the last epoch of each pass "
-            "over the data is shorter, as in Keras",
-            stacklevel=4,
+class Agreement:
+    """Compares the batch of each step between ranks that read whole batches."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+        self._sum = total(backend)
+
+    def checked(self, batch: Batch) -> Batch:
+        """The batch without its checksum, after a comparison if it has one."""
+        if batch.checksum is not None:
+            self.check(int(batch.global_rows), int(batch.checksum))
+        return batch._replace(checksum=None)
+
+    def check(self, rows: int, checksum: int) -> None:
+        """Compares one batch; every rank calls it.
+
+        Args:
+            rows: Of the whole batch; -1 where the data have ended.
+            checksum: Of the whole batch, less than 2**53.
+
+        Raises:
+            UsageError: On every rank: the ranks have different batches.
+        """
+        if self._backend.size == 1:
+            return
+        by_rank = np.zeros((self._backend.size, 2))
+        by_rank[self._backend.rank] = rows, checksum
+        by_rank = self._sum(by_rank)
+        if (by_rank == by_rank[0]).all():
+            return
+        rank = int(np.argmax((by_rank != by_rank[0]).any(axis=1)))
+        rows, others = int(by_rank[0, 0]), int(by_rank[rank, 0])
+        if min(rows, others) < 0:
+            ended, goes_on = (0, rank) if rows < 0 else (rank, 0)
+            what = f"the data of rank {ended} have ended, those of rank {goes_on} go on"
+        elif rows != others:
+            what = f"rank {rank} has a batch of {others} rows where rank 0 has {rows}"
+        else:
+            what = f"rank {rank} has other rows in this batch than rank 0"
+        raise UsageError(
+            what,
+            hint="give every rank the same batches in the same order, each takes its "
+            "share of them: a shuffle needs a seed (dataset.shuffle(n, seed=1), "
+            "keras.utils.set_random_seed(1) first), and a generator must not depend on "
+            "the rank",
         )

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.input.source import Row, Source
+from collective.training.input.source import Row, Source, numpy_rows
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 
@@ -77,12 +77,7 @@ class ImageFolder(Source):
         In Python, with eager operations: an error inside a graph does not know the file.
         The operations release Python's lock.
         """
-        image, label, _ = self.spec
-        x, y = tf.numpy_function(
-            self._read, [rows], [image.dtype, label.dtype], stateful=False
-        )
-        x.set_shape([rows.shape[0], *image.shape])
-        y.set_shape([rows.shape[0]])
+        x, y = numpy_rows(self._read, rows, self.spec[:2])
         return x, y, None
 
     def label_range(self) -> tuple[int, int] | None:

@@ -56,12 +56,9 @@ def open_rows(spec: Any) -> Any:
 
 
 def checksum(tree: Any) -> tf.Tensor:
-    """48 bits of a checksum of all tensors in a tree, with their shapes: int64 scalar.
-
-    Inside a graph, where ``collective.training.input.source.checksum`` cannot be used.
-    """
+    """48 bits of a checksum of a tree's tensors, with their shapes: int64 scalar."""
     marks = [tf.zeros([1, 8], tf.uint8)]
-    for leaf in tf.nest.flatten(tree, expand_composites=True):
+    for leaf in tf.nest.flatten(present(tree), expand_composites=True):
         marks.append(tf.fingerprint(_bytes(tf.shape(leaf, tf.int64))))
         marks.append(tf.fingerprint(_bytes(leaf)))
     mark = tf.fingerprint(tf.reshape(tf.concat(marks, 0), [1, -1]))[0]

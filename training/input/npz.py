@@ -77,11 +77,7 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         if member.compress_type == zipfile.ZIP_STORED and version in ((1, 0), (2, 0)):
-            header = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
+            header = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
             shape, fortran_order, dtype = header(stream)
             if not dtype.hasobject and np.prod(shape):
                 return np.memmap(

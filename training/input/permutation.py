@@ -26,14 +26,7 @@ _MULTIPLY_2 = 0x94D049BB133111EB
 
 
 def hash64(values: np.ndarray) -> np.ndarray:
-    """The output function of splitmix64 (Steele et al. 2014), element by element.
-
-    Args:
-        values: uint64, any shape.
-
-    Returns:
-        uint64, same shape; a bijection of the 64-bit numbers.
-    """
+    """The output function of splitmix64 (Steele et al. 2014), a bijection of uint64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_MULTIPLY_1)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_MULTIPLY_2)
     return values ^ (values >> np.uint64(31))

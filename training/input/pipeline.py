@@ -17,7 +17,7 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training.input import leaves
 from collective.training.input.plan import Plan, share
-from collective.training.input.source import Source, as_source
+from collective.training.input.source import Row, Source, as_source
 
 # Rows permuted per call into Python: a call for each small batch would be slow.
 _BLOCK_ROWS = 1 << 16
@@ -162,39 +162,35 @@ class Input:
 
         def own(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             """Where our rows start and stop in a global batch, and its rows."""
-            size = tf.constant(self.global_batch_size, tf.int64)
-            rows = tf.minimum(size, self.rows - step % self.steps_per_epoch * size)
+            rows = self.plan.rows_before(step + 1) - self.plan.rows_before(step)
             start, _ = share(rows, low, replicas)
             _, stop = share(rows, high, replicas)
             return start, stop, rows
 
-        def rows_read(start: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor | None:
-            """``Batch.rows_read``."""
-            if not self.with_rows_read:
-                return None
-            places = start + tf.range(tf.shape(numbers, tf.int64)[0])
-            return tf.stack([places, numbers], axis=1)
+        def batch(part: Row, start: Any, rows: Any, numbers: Any, mark: Any) -> Batch:
+            """Our part of a global batch, which begins at ``start``."""
+            rows_read = None
+            if self.with_rows_read:
+                places = start + tf.range(tf.shape(numbers, tf.int64)[0])
+                rows_read = tf.stack([places, numbers], axis=1)
+            return Batch(*part, rows, rows_read, mark)
 
         @tf.autograph.experimental.do_not_convert
         def read(step: tf.Tensor, numbers: tf.Tensor) -> Batch:
             start, stop, rows = own(step)
             mine = numbers[start:stop]
-            x, y, weight = self.source.read(mine)
-            return Batch(x, y, weight, rows, rows_read(start, mine))
+            return batch(self.source.read(mine), start, rows, mine, None)
 
         @tf.autograph.experimental.do_not_convert
-        def cut(step: tf.Tensor, batch: Any) -> Batch:
+        def cut(step: tf.Tensor, whole: Row) -> Batch:
             start, stop, rows = own(step)
-            mark = (
-                leaves.checksum(leaves.present(batch)) if self.with_checksums else None
+            mark = leaves.checksum(whole) if self.with_checksums else None
+            part = tf.nest.map_structure(
+                lambda t: None if t is None else t[start:stop], whole
             )
-            x, y, weight = tf.nest.map_structure(
-                lambda t: None if t is None else t[start:stop], batch
-            )
-            size = self.global_batch_size
-            first = step % self.steps_per_epoch * size + start
-            mine = first + tf.range(tf.shape(tf.nest.flatten(x)[0], tf.int64)[0])
-            return Batch(x, y, weight, rows, rows_read(start, mine), mark)
+            count = leaves.count_rows(leaves.first_leaf(part))
+            numbers = self.plan.rows_before(step) % self.rows + start + tf.range(count)
+            return batch(part, start, rows, numbers, mark)
 
         if self.source.random_access:
             return self._planned(first_step, last_step).map(
@@ -207,28 +203,15 @@ class Input:
     def _planned(self, first_step: Any, last_step: Any) -> tf.data.Dataset:
         """``(step, row numbers of its global batch)`` for a range of steps.
 
-        They are computed a block of steps at a time, the next block ahead of use. No
-        block spans two epochs.
+        They are computed a block of steps at a time, the next block ahead of use.
         """
-        length = max(1, _BLOCK_ROWS // self.global_batch_size)
-        blocks_per_epoch = -(-self.steps_per_epoch // length)
+        before = self.plan.rows_before
+        length = min(_BLOCK_ROWS // self.global_batch_size, self.steps_per_epoch)
+        length = max(1, length)
 
-        def block(step: Any) -> Any:
-            epoch, within = step // self.steps_per_epoch, step % self.steps_per_epoch
-            return epoch * blocks_per_epoch + within // length
-
-        def compute(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            epoch, within = (
-                number // blocks_per_epoch,
-                number % blocks_per_epoch * length,
-            )
-            end = tf.minimum(within + length, self.steps_per_epoch)
-            start, stop = (
-                tf.clip_by_value(
-                    epoch * self.steps_per_epoch + step, first_step, last_step
-                )
-                for step in (within, end)
-            )
+        def compute(block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            start = first_step + block * length
+            stop = tf.minimum(start + length, last_step)
             numbers = tf.numpy_function(
                 self.plan.row_numbers, [start, stop], tf.int64, stateful=False
             )
@@ -239,14 +222,12 @@ class Input:
             start: tf.Tensor, stop: tf.Tensor, numbers: tf.Tensor
         ) -> tf.data.Dataset:
             def one(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                first = (step - start) * self.global_batch_size
-                return step, numbers[first : first + self.global_batch_size]
+                first, last = (before(s) - before(start) for s in (step, step + 1))
+                return step, numbers[first:last]
 
             return tf.data.Dataset.range(start, stop).map(one)
 
-        first, last = tf.cast(first_step, tf.int64), tf.cast(last_step, tf.int64)
-        some = tf.cast(last > first, tf.int64)  # no steps: no blocks
-        blocks = tf.data.Dataset.range(block(first), some * (block(last - 1) + 1))
+        blocks = tf.data.Dataset.range(-((first_step - last_step) // length))
         return blocks.map(compute).prefetch(1).flat_map(batches)
 
 
@@ -263,11 +244,4 @@ def _read_ahead(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 def _threads() -> int:
     """Threads that read."""
-    return min(_MAX_THREADS, _cores())
-
-
-def _cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))

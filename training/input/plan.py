@@ -20,10 +20,7 @@ def share(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
 
     Shares are contiguous, in the order of replicas, and their sizes differ by one at
     most. Some are empty where there are fewer rows than replicas. Works on integers and
-    on tensors.
-
-    Returns:
-        ``(start, stop)``, half-open.
+    on tensors; the result is half-open.
     """
     return replica * rows // replicas, (replica + 1) * rows // replicas
 
@@ -49,20 +46,20 @@ class Plan:
         """Steps of an epoch, the short one included."""
         return -(-self.rows // self.global_batch_size)
 
+    def rows_before(self, step: Any) -> Any:
+        """Rows of all steps before one, over all epochs; of an integer or a tensor."""
+        epoch, within = step // self.steps_per_epoch, step % self.steps_per_epoch
+        return epoch * self.rows + within * self.global_batch_size
+
     def row_numbers(self, first_step: int, last_step: int) -> np.ndarray:
-        """Row numbers of successive steps of one epoch, concatenated.
-
-        Args:
-            first_step: First step, counted over all epochs.
-            last_step: Step to stop before, in the same epoch.
-
-        Returns:
-            int64 ``[rows of those steps]``.
-        """
-        epoch, first = divmod(int(first_step), self.steps_per_epoch)
-        start = first * self.global_batch_size
-        stop = start + int(last_step - first_step) * self.global_batch_size
-        positions = np.arange(start, min(stop, self.rows), dtype=np.int64)
+        """Row numbers of successive steps, concatenated: int64, one for each row."""
+        start, stop = (int(self.rows_before(s)) for s in (first_step, last_step))
+        numbers = np.arange(start, stop, dtype=np.int64)
+        epochs, positions = np.divmod(numbers, self.rows)
         if not self.shuffle:
             return positions
-        return permute(positions, self.rows, (self.seed, epoch))
+        for epoch in range(start // self.rows, -(-stop // self.rows)):
+            within = epochs == epoch
+            key = self.seed, epoch
+            numbers[within] = permute(positions[within], self.rows, key)
+        return numbers

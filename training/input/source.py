@@ -8,16 +8,24 @@ which replica reads them.
 from __future__ import annotations
 
 import abc
-import zlib
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.training.input.leaves import checksum
 
 Row = tuple[Any, Any, Any]
 """``(x, y, sample_weight)``: trees of tensors; sample_weight may be None."""
+
+_USAGE_ERROR = re.compile(r"UsageError: (.*)\nHINT: (.*)")
+# The message of assert_cardinality for a data set with more or fewer rows.
+_WRONG_LENGTH = re.compile(
+    r"expected to contain \d+ elements but contained .*\d+ elements"
+)
 
 
 class Source(abc.ABC):
@@ -88,32 +96,25 @@ class Source(abc.ABC):
         return None
 
     def fingerprint(self) -> int:
-        """A 32-bit checksum of the first row, to detect ranks with different data."""
-        return checksum(self.read(tf.zeros([min(1, len(self))], tf.int64)))
+        """A checksum of the first row, to detect ranks with different data."""
+        return int(checksum(self.read(tf.zeros([min(1, len(self))], tf.int64))))
 
 
-def checksum(tree: Any) -> int:
-    """CRC-32 of all tensors in a tree, with their dtypes and shapes."""
-    crc = 0
-    for leaf in tf.nest.flatten(tree, expand_composites=True):
-        if leaf is None:
-            continue
-        array = np.asarray(leaf)
-        crc = zlib.crc32(f"{array.dtype}{array.shape}".encode(), crc)
-        # Strings are NumPy objects: their bytes are addresses.
-        text = array.dtype == object
-        crc = zlib.crc32(
-            repr(array.tolist()).encode() if text else array.tobytes(), crc
-        )
-    return crc
+def numpy_rows(
+    function: Callable[[np.ndarray], Sequence[np.ndarray]],
+    rows: tf.Tensor,
+    specs: Sequence[tf.TensorSpec],
+) -> list[tf.Tensor]:
+    """What a NumPy function of row numbers returns: ``[n, *shape]`` for each spec."""
+    dtypes = [spec.dtype for spec in specs]
+    tensors = tf.numpy_function(function, [rows], dtypes, stateful=False)
+    for tensor, spec in zip(tensors, specs, strict=True):
+        tensor.set_shape([rows.shape[0], *spec.shape])
+    return tensors
 
 
 def row_spec(element: Any, where: str) -> Row:
     """``(x, y, sample_weight)`` of one element of a user's data set or parser.
-
-    Args:
-        element: Tree of ``tf.TensorSpec`` of one row: ``(x, y)`` or ``(x, y, w)``.
-        where: The data set or parser, for messages.
 
     Raises:
         UsageError: It is not such a tuple, or a shape is not fully known.
@@ -179,3 +180,21 @@ def as_source(data: Any) -> Source:
         hint="pass (x, y) or (x, y, sample_weight) arrays, a tf.data.Dataset of rows, "
         "or a collective.training.input.source.Source",
     )
+
+
+def explain(error: tf.errors.OpError) -> UsageError | None:
+    """The error of a source behind one of TensorFlow; None if there is none.
+
+    Threads of ``tf.data`` read the rows: an error raised there reaches the training
+    loop with its message in one of many lines. It is the error of this rank: other
+    ranks may have read their rows.
+    """
+    if found := _USAGE_ERROR.search(error.message):
+        return UsageError(found[1], hint=found[2], everywhere=False)
+    if found := _WRONG_LENGTH.search(error.message):
+        return UsageError(
+            f"the data set has not as many rows as declared: {found[0]}",
+            hint="give assert_cardinality the actual number of rows, on every rank",
+            everywhere=False,
+        )
+    return None

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.input.source import Row, Source, checksum, row_spec
+from collective.training.input.leaves import checksum
+from collective.training.input.source import Row, Source, row_spec
 
 _FINGERPRINT_ROWS = 8
 
@@ -55,7 +56,7 @@ class Stream(Source):
         self._dataset = dataset
         # Computed here, on every rank: each pass advances a seeded shuffle, so all ranks
         # must make the same number of passes.
-        self._fingerprint = checksum(tuple(dataset.take(_FINGERPRINT_ROWS)))
+        self._fingerprint = int(checksum(tuple(dataset.take(_FINGERPRINT_ROWS))))
 
     def __len__(self) -> int:
         return self._rows
@@ -79,7 +80,7 @@ class Stream(Source):
         return batches.take(last_step - first_step).map(_as_row)
 
     def fingerprint(self) -> int:
-        """A 32-bit checksum of the first rows; must be equal on all ranks."""
+        """A checksum of the first rows; must be equal on all ranks."""
         return self._fingerprint
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.training.input.permutation import derive, hash64
-from collective.training.input.source import Row, Source
+from collective.training.input.source import Row, Source, numpy_rows
 
 _PATTERNS = 8
 # Standard deviation of a pixel's offset; well below the distance of two patterns.
@@ -60,14 +60,10 @@ class Synthetic(Source):
         The arithmetic is element-wise only, so a row has the same bits whichever rows
         are read with it; a matrix product does not guarantee that.
         """
-        label, pattern, level, offset = tf.numpy_function(
-            self._parameters,
-            [rows],
-            [tf.int32, tf.int32, tf.float32, tf.float32],
-            stateful=False,
+        whole, real = (tf.TensorSpec([], t) for t in (tf.int32, tf.float32))
+        label, pattern, level, offset = numpy_rows(
+            self._parameters, rows, [whole, whole, real, real]
         )
-        for tensor in (label, pattern, level, offset):
-            tensor.set_shape([rows.shape[0]])
         ones = [1] * len(self.shape)
         x = tf.gather(self._patterns, pattern)
         x = x * tf.reshape(level, [-1, *ones]) + tf.reshape(offset, [-1, *ones])

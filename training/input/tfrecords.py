@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.input.source import Row, Source, row_spec
+from collective.training.input.source import Row, Source, numpy_rows, row_spec
 
 # A record: uint64 length, uint32 CRC of it, data, uint32 CRC of the data.
 _HEAD, _TAIL = 12, 4
@@ -73,15 +73,14 @@ class TFRecords(Source):
 
     def read(self, rows: tf.Tensor) -> Row:
         """Reads records and parses them one by one."""
-        records = tf.numpy_function(self._records, [rows], tf.string, stateful=False)
-        records.set_shape([rows.shape[0]])
+        (records,) = numpy_rows(self._records, rows, [tf.TensorSpec([], tf.string)])
         weighted = self._spec[2] is not None
         signature = self._spec if weighted else self._spec[:2]
         parsed = tf.map_fn(self._parse, records, fn_output_signature=signature)
         return parsed if weighted else (*parsed, None)
 
-    def _records(self, rows: np.ndarray) -> np.ndarray:
-        """Serialized records: objects ``[n]``."""
+    def _records(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Serialized records: one array of objects ``[n]``."""
         records = np.empty(len(rows), object)
         files = np.searchsorted(self._ends, rows, side="right")
         # Files are opened for each batch: there may be thousands, too many to keep open.
@@ -90,7 +89,7 @@ class TFRecords(Source):
                 for place in np.flatnonzero(files == number):
                     file.seek(self._offsets[rows[place]])
                     records[place] = file.read(self._lengths[rows[place]])
-        return records
+        return [records]
 
 
 def _index(path: str) -> tuple[np.ndarray, np.ndarray]:

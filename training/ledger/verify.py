@@ -31,8 +31,6 @@ class Run:
     """What followed one ``from`` line.
 
     Attributes:
-        start: Its first step.
-        replicas, backend: Who ran.
         last: The last step written, or ``start - 1``.
         undone: Steps written before that it undid.
     """
@@ -49,8 +47,7 @@ class Proof:
     """What a ledger proves.
 
     Attributes:
-        plan: The training's.
-        runs: Its starts and resumes, in order.
+        runs: Starts and resumes of the training, in order.
         faults: What is wrong, a sentence each; empty for a perfect ledger.
         epochs: Rows used in each epoch; all of them, but for the last.
     """
@@ -72,10 +69,11 @@ def check(path: str | os.PathLike[str]) -> Proof:
     last = max(steps, default=-1)
     epochs = []
     for epoch in range(-(-(last + 1) // per_epoch)):
-        used = np.zeros(plan.rows, np.int64)
+        used, wanted = np.zeros((2, plan.rows), np.int64)
         known = True
         for step in range(epoch * per_epoch, min((epoch + 1) * per_epoch, last + 1)):
             numbers = plan.row_numbers(step, step + 1)
+            wanted[numbers] = 1
             if step not in steps:
                 faults.append(f"step {step} is not in the ledger")
                 continue
@@ -88,12 +86,7 @@ def check(path: str | os.PathLike[str]) -> Proof:
                         f"step {step}: replica {replica} has read other rows than "
                         f"those at places {start} to {stop} of the batch"
                     )
-        whole = last + 1 >= (epoch + 1) * per_epoch
         if known:
-            wanted = np.ones_like(used)
-            if not whole:
-                wanted[:] = 0
-                wanted[plan.row_numbers(epoch * per_epoch, last + 1)] = 1
             faults += _named(epoch, "was not used", np.flatnonzero(used < wanted))
             faults += _named(epoch, "was used twice", np.flatnonzero(used > 1))
         epochs.append(int((used > 0).sum()))
@@ -116,10 +109,8 @@ def _replay(
     steps: Steps = {}
     faults: list[str] = []
     for number, line in _lines(path):
-        if lacking := _lacking(line):
-            raise _no_ledger(path, f"line {number} has no {lacking!r}")
-        if not _fits(line):
-            raise _no_ledger(path, f"line {number} has other values than a ledger has")
+        if fault := _fault(line):
+            raise _no_ledger(path, f"line {number} {fault}")
         if "from" in line:
             resumed, start = Plan(**line["plan"]), line["from"]
             if plan not in (None, resumed) and start:
@@ -148,39 +139,36 @@ def _replay(
     return plan, runs, steps, faults
 
 
-def _lacking(line: dict[str, Any]) -> str:
-    """The field that a line lacks; empty if it has all."""
-    needed = ("replicas", "backend", "plan") if "from" in line else ("read",)
-    lacking = [name for name in needed if name not in line]
-    fields = {field.name for field in dataclasses.fields(Plan)}
-    if lacking or "from" not in line:
-        return lacking[0] if lacking else ""
-    plan = line["plan"]
-    fits = isinstance(plan, dict) and {*plan} == fields
-    return "" if fits else "plan of this version"
-
-
-def _fits(line: dict[str, Any]) -> bool:
-    """Whether the values of a line are of their types, and in range."""
+def _fault(line: dict[str, Any]) -> str:
+    """Why a line is none of a ledger; empty if it is one."""
 
     def natural(*values: Any) -> bool:
         return all(type(value) is int and value >= 0 for value in values)
 
+    needed = ("replicas", "backend", "plan") if "from" in line else ("read",)
+    for name in needed:
+        if name not in line:
+            return f"has no {name!r}"
     if "from" in line:
-        plan = Plan(**line["plan"])
-        return (
+        try:
+            plan = Plan(**line["plan"])
+        except TypeError:
+            return "has no 'plan of this version'"
+        fits = (
             natural(line["from"], line["replicas"], plan.rows, plan.global_batch_size)
             and type(plan.seed) is int
             and type(plan.shuffle) is bool
             and plan.rows > 0
             and plan.global_batch_size > 0
         )
-    read = line["read"]
-    return (
-        natural(line["step"])
-        and isinstance(read, list)
-        and all(isinstance(r, list) and len(r) == 3 and natural(*r) for r in read)
-    )
+    else:
+        read = line["read"]
+        fits = (
+            natural(line["step"])
+            and isinstance(read, list)
+            and all(isinstance(r, list) and len(r) == 3 and natural(*r) for r in read)
+        )
+    return "" if fits else "has other values than a ledger has"
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:

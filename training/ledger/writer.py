@@ -36,10 +36,7 @@ def mark(numbers: np.ndarray) -> int:
 
 
 class Ledger:
-    """Appends to the file. Rank 0 has one.
-
-    Args:
-        path: The file; created if missing.
+    """Appends to the file, which is created if missing. Rank 0 has one.
 
     Raises:
         UsageError: If it cannot be written to.

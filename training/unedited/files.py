@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from collective.training.input.keras_cache import one_at_a_time
+from collective.training.input.datasets import one_at_a_time
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import Job
 

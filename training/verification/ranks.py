@@ -18,8 +18,8 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import exchange
 from collective.training.input.batches import Batches
+from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
-from collective.training.input.source import checksum
 from collective.training.verification.descriptions import (
     describe,
     describe_model,
@@ -165,7 +165,7 @@ def _digests(inputs: Input) -> dict[str, str]:
     if rows is None:
         return {}
     return {
-        part: f"{checksum(value):08x}"
+        part: f"{int(checksum(value)):012x}"
         for part, value in zip(("x", "y", "sample_weight"), rows, strict=True)
         if tf.nest.flatten(value)
     }

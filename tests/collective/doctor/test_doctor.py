@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from collective.doctor import findings, multi_host, report
 from collective.hosts import Host
 from collective.launch import remote_shell
 from collective.launch.remote_shell import RemoteShell
+from tests.launch import capture
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.launches
@@ -123,13 +122,8 @@ def test_the_report_says_what_to_type():
 
 
 def doctor(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "collective.doctor", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
+    return capture(
+        [sys.executable, "-m", "collective.doctor", *arguments], 120, cwd=ROOT
     )
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from collective import library
 from collective.errors import UsageError
 from collective.launch.discovery import Discovery
-from tests.launch import environment
+from tests.launch import NEEDS_CORE, capture
 
 # Rank 0 changes the slots as soon as there are as many ranks as it asked for last.
 PROGRAM = """
@@ -50,20 +48,14 @@ print(sizes[0], max(sizes), sizes[-1], os.environ["COLLECTIVE_RANK"])
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@NEEDS_CORE
 def test_ranks_come_and_go_with_the_slots(tmp_path):
     slots = tmp_path / "slots"
     slots.write_text("localhost:2")
     command = [sys.executable, "-m", "collective.launch"]
     command += ["--min-np", "1", "--max-np", "3"]
     command += ["--host-discovery-script", f"cat {slots}"]
-    ended = subprocess.run(
-        [*command, sys.executable, "-c", PROGRAM, str(slots)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = capture([*command, sys.executable, "-c", PROGRAM, str(slots)])
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[0] 2 3 1 0\n", ended.stderr
     assert "rank 2 ended by SIGKILL" in ended.stderr  # before it was in
@@ -108,13 +100,7 @@ def test_a_job_whose_ranks_change_too_often_ends():
     command = [sys.executable, "-m", "collective.launch", "-np", "2", "--min-np", "1"]
     command += ["--max-np", "2", "--reset-limit", "1"]
     command += ["--blacklist-cooldown-range", "1", "2"]
-    ended = subprocess.run(
-        [*command, sys.executable, "-c", SHOWS_PLACE_AND_DIES],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = capture([*command, sys.executable, "-c", SHOWS_PLACE_AND_DIES])
     assert ended.returncode == 1, ended.stderr
     assert "the ranks of the job have changed 2 times; ending it" in ended.stderr
     # Each rank's place, by horovodrun's names.

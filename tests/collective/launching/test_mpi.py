@@ -18,6 +18,7 @@ from collective.launch import mpi
 from collective.launch.mpi import MPI, compose, recognize, shell_line
 from collective.launch.options import LaunchOptions
 from collective.launch.remote_shell import RemoteShell
+from tests.launch import capture
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.launches
@@ -177,14 +178,7 @@ def environment():
 
 
 def run(*words):
-    return subprocess.run(
-        words,
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return capture(words, cwd=ROOT)
 
 
 @needs_mpirun

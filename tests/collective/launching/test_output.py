@@ -19,6 +19,7 @@ import pytest
 
 from collective.hosts import Host, is_local
 from collective.launch import output, processes, supervisor
+from tests.launch import capture
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = [sys.executable, "-m", "collective.launch"]
@@ -26,13 +27,7 @@ pytestmark = pytest.mark.launches
 
 
 def launch(*arguments):
-    return subprocess.run(
-        [*LAUNCH, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return capture([*LAUNCH, *arguments])
 
 
 RAISES = (
@@ -222,12 +217,9 @@ def test_a_closed_terminal_lets_ranks_of_an_elastic_job_save_their_state(elastic
 def test_ctrl_c_while_modules_load_prints_no_traceback(tmp_path):
     (tmp_path / "psutil.py").write_text("raise KeyboardInterrupt")
     (tmp_path / "argparse.py").write_text("raise KeyboardInterrupt")
-    done = subprocess.run(
+    done = capture(
         [*LAUNCH, "-np", "2", "true"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
     )
     assert (done.returncode, done.stderr) == (130, "")
 

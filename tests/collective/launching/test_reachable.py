@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from collective.launch import processes, reachability, versions
 from collective.launch.relay import Relay
 from collective.net import interfaces
+from tests.launch import capture
 
 ROOT = Path(__file__).parents[3]
 
@@ -128,13 +127,7 @@ def test_a_lost_host_is_a_failure_though_mpirun_says_zero(tmp_path, named):
     )
     mpirun.chmod(0o755)
     command = [sys.executable, "-m", "collective.launch", "--mpi", "-np", "2"]
-    done = subprocess.run(
-        [*command, "--mpirun", str(mpirun), "true"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = capture([*command, "--mpirun", str(mpirun), "true"])
     assert done.returncode == 1
     assert "connection to b was lost; what became of rank 0, 1 of 2" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("HINT: see whether the host runs")

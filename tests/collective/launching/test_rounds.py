@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from collective import library
 from collective.elastic import generations
 from collective.errors import CollectiveError
 from collective.hosts import Host
@@ -44,7 +43,7 @@ collective.barrier()
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(not library.path().exists(), reason="the core was not built")
+@launch.NEEDS_CORE
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
 def test_a_job_restarts(tmp_path):
     slots = tmp_path / "slots"

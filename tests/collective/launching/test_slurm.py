@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch import capture
+
 ROOT = Path(__file__).parents[3]
 PATH = os.environ["PATH"] + ":/usr/sbin"
 SECONDS = 60
@@ -123,9 +125,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 def run(command, env, seconds=SECONDS):
-    return subprocess.run(
-        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=seconds
-    )
+    return capture(command, seconds, env=env, cwd=ROOT)
 
 
 PLACE = (

@@ -228,56 +228,51 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-def another(path: Path, key: str) -> None:
+def empty(file: Path) -> None:
+    for one in file.parent.iterdir():
+        one.unlink()
+
+
+def foreign(file: Path) -> None:
+    file.write_text('{"format": "zip"}')
+
+
+def other_plan(file: Path) -> None:
     """As if of another training: unharmed, but not ours."""
-    body = json.loads((path / storage.MANIFEST).read_text())
+    change(file, lambda body: body["plan"].update(seed=77))
+
+
+def other_model(file: Path) -> None:
+    change(file, lambda body: body["state"]["arrays"][0].update(shape=[9, 9]))
+
+
+def change(file: Path, how) -> None:
+    body = json.loads(file.read_text())
     del body["crc32"]
-    if key == "plan":
-        body["plan"]["seed"] = 77
-    else:
-        body["state"]["arrays"][0]["shape"] = [9, 9]
+    how(body)
     body["crc32"] = storage._sum_of(body)
-    (path / storage.MANIFEST).write_text(json.dumps(body))
+    file.write_text(json.dumps(body))
 
 
 BAD = {
-    "short-weights": (
-        lambda p: cut_short(p / storage.WEIGHTS),
-        "model.weights.h5 is torn",
-    ),
-    "flipped-weights": (
-        lambda p: flip(p / storage.WEIGHTS),
-        "model.weights.h5 is torn",
-    ),
-    "flipped-arrays": (
-        lambda p: flip(p / storage.ARRAYS),
-        "training.npz is torn",
-    ),
-    "no-arrays": (
-        lambda p: (p / storage.ARRAYS).unlink(),
-        "training.npz is missing",
-    ),
-    "flipped-manifest": (
-        lambda p: flip(p / storage.MANIFEST),
-        "checkpoint.json is torn",
-    ),
-    "short-manifest": (
-        lambda p: cut_short(p / storage.MANIFEST),
-        "checkpoint.json is torn",
-    ),
-    "empty": (
-        lambda p: [f.unlink() for f in p.iterdir()],
-        "it has no checkpoint.json",
-    ),
-    "foreign": (
-        lambda p: (p / storage.MANIFEST).write_text('{"format": "zip"}'),
-        "it is no checkpoint of this program",
-    ),
+    "short-weights": (cut_short, storage.WEIGHTS, "model.weights.h5 is torn"),
+    "flipped-weights": (flip, storage.WEIGHTS, "model.weights.h5 is torn"),
+    "flipped-arrays": (flip, storage.ARRAYS, "training.npz is torn"),
+    "no-arrays": (Path.unlink, storage.ARRAYS, "training.npz is missing"),
+    "flipped-manifest": (flip, storage.MANIFEST, "checkpoint.json is torn"),
+    "short-manifest": (cut_short, storage.MANIFEST, "checkpoint.json is torn"),
+    "empty": (empty, storage.MANIFEST, "it has no checkpoint.json"),
+    "foreign": (foreign, storage.MANIFEST, "it is no checkpoint of this program"),
     "other-plan": (
-        lambda p: another(p, "plan"),
+        other_plan,
+        storage.MANIFEST,
         "it was made with seed 77, and here it is 5",
     ),
-    "other-model": (lambda p: another(p, "model"), "it is of another model, optimizer"),
+    "other-model": (
+        other_model,
+        storage.MANIFEST,
+        "it is of another model, optimizer",
+    ),
 }
 
 
@@ -296,7 +291,7 @@ def read_all(folder: Path, trained: keras.Model) -> str:
     from collective.training.input.pipeline import Input
 
     plan = Input(rows(), BATCH, seed=5).plan
-    found = Checkpoint(folder, resume=True)._newest(trained, plan)
+    found = Checkpoint(folder)._newest(trained, plan, resumes=True)
     return f"step-{found.step:09d}"
 
 
@@ -308,12 +303,12 @@ def trained(backends_by_name):
 @PLAIN
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_one_is_passed_over_and_told(what, three, trained, tmp_path, capsys):
-    harm, message = BAD[what]
+    harm, file, message = BAD[what]
     folder = shutil.copytree(three, tmp_path / "all")
     first, second, third = names(folder)
     assert read_all(folder, trained) == third
     capsys.readouterr()
-    harm(folder / third)
+    harm(folder / third / file)
     (folder / "step-000000099").write_text("not even a folder")
     assert read_all(folder, trained) == second
     printed = capsys.readouterr()
@@ -323,7 +318,7 @@ def test_a_bad_one_is_passed_over_and_told(what, three, trained, tmp_path, capsy
     assert message in line
     assert "step-000000099 is not used: it is no checkpoint" in printed.err
     for name in (first, second):
-        harm(folder / name)
+        harm(folder / name / file)
     with pytest.raises(UsageError, match=r"no checkpoint in .* can be used") as error:
         read_all(folder, trained)
     assert "HINT: " in str(error.value) and error.value.exit_code == 2

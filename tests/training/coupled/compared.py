@@ -40,7 +40,7 @@ def planned(
     if validation is not None:
         batches = Input(validation, BATCH, shuffle=False)
         evaluate = Evaluation(prepared, backend, batches, plan=plan)
-    feed = PlannedFeed(inputs, None, False)
+    feed = PlannedFeed(inputs, backend)
     Loop(position, step, feed, EPOCHS, ENDLESS, (), evaluate).run()
     return prepared.model, position.history
 

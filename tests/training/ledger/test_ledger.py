@@ -17,7 +17,7 @@ from collective.errors import UsageError
 from collective.training import Checkpoint
 from collective.training.input import pipeline
 from collective.training.input.plan import Plan
-from collective.training.ledger import receipts
+from collective.training.ledger.observer import read_receipts, write_receipt
 from collective.training.ledger.verify import check, main
 from collective.training.ledger.writer import Ledger, mark
 from tests import launch
@@ -110,10 +110,10 @@ def test_a_receipt_survives_the_sum_in_any_precision():
     wanted = (places[0], places[-1] + 1, mark(numbers))
     for dtype in (tf.float32, tf.float64, tf.bfloat16, tf.float16):
         parts = [
-            tf.cast(receipts.write(read if r == 1 else read[:0], r, 3), dtype)
+            tf.cast(write_receipt(read if r == 1 else read[:0], r, 3), dtype)
             for r in range(3)
         ]
-        got = receipts.read(np.asarray(tf.cast(tf.add_n(parts), tf.float64)).ravel())
+        got = read_receipts(np.asarray(tf.cast(tf.add_n(parts), tf.float64)).ravel())
         assert got == [(0, 0, 0), wanted, (0, 0, 0)]
     assert mark(numbers) == mark(numbers[::-1]) != mark(numbers[1:])
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collective import library
 from collective.launch import processes
 from tests import launch
 
@@ -21,9 +20,6 @@ pytestmark = pytest.mark.launches
 SCRIPT = str(Path(__file__).with_name("unedited_script.py"))
 KERAS = [sys.executable, "-m", "collective.launch", "-np", "2", "--keras"]
 DISTRIBUTE = [sys.executable, "-m", "collective.distribute"]
-needs_core = pytest.mark.skipif(
-    not library.path().exists(), reason="the core was not built"
-)
 
 
 def result(printed: str) -> dict:
@@ -54,7 +50,7 @@ LINES = {
 }
 
 
-@needs_core
+@launch.NEEDS_CORE
 @pytest.mark.parametrize("line", LINES)
 def test_it_trains_what_python_trains(line, stock, tmp_path):
     if "mpirun" in LINES[line][0] and not processes.find_program("mpirun"):
@@ -145,7 +141,7 @@ print("end", flush=True)
 """
 
 
-@needs_core
+@launch.NEEDS_CORE
 def test_files_and_random_numbers(tmp_path):
     code, printed = run(SAVES, tmp_path, [*KERAS, "--output", "all"], str(tmp_path))
     assert code == 0, printed
@@ -186,7 +182,7 @@ if how in ("alone", "apart"):
 """
 
 
-@needs_core
+@launch.NEEDS_CORE
 @pytest.mark.parametrize(
     "how",
     [
@@ -226,7 +222,7 @@ def test_a_script_that_fails_ends_the_job(how, tmp_path):
     assert last in errors and "died" not in printed, printed
 
 
-@needs_core
+@launch.NEEDS_CORE
 @pytest.mark.skipif(not shutil.which("script"), reason="there is no script(1)")
 def test_a_bar_is_drawn_on_a_terminal(tmp_path):
     program = tmp_path / "short.py"
@@ -237,13 +233,8 @@ def test_a_bar_is_drawn_on_a_terminal(tmp_path):
         "m.fit([[1.0, 2.0]] * 64, [[1.0]] * 64, batch_size=8)\n"
     )
     line = " ".join([*KERAS, str(program)])
-    shown = subprocess.run(
-        ["script", "-qec", line, os.devnull],
-        env=launch.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    shown = launch.capture(
+        ["script", "-qec", line, os.devnull], 120, stdin=subprocess.DEVNULL
     )
     assert shown.returncode == 0, shown.stdout
     assert "\x1b[32m━" in shown.stdout and "8/8" in shown.stdout

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-from collective import library
 from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
 from collective.training.virtual.digest import state_sha256
@@ -16,9 +15,6 @@ from tests.training import small
 from tests.training.virtual import ranks_virtual
 
 SCRIPT = launch.ROOT / "tests/training/virtual/ranks_virtual.py"
-needs_core = pytest.mark.skipif(
-    not library.path().exists(), reason="the core was not built"
-)
 
 
 def on_ranks(backend: str, ranks: int, *arguments: object) -> str:
@@ -33,14 +29,14 @@ def on_ranks(backend: str, ranks: int, *arguments: object) -> str:
 
 
 @pytest.mark.launches
-@needs_core
+@launch.NEEDS_CORE
 def test_ranks_have_the_bits_of_one_process():
     wanted = on_ranks("single", 1, "cnn", 5, 10)
     assert [on_ranks("native", ranks, "cnn", 5, 10) for ranks in (2, 3)] == [wanted] * 2
 
 
 @pytest.mark.launches
-@needs_core
+@launch.NEEDS_CORE
 def test_a_sharded_optimizer_has_the_bits_of_a_whole_one():
     wanted = on_ranks("single", 1, "transformer", 4, 6)
     assert on_ranks("native", 3, "transformer", 4, 6, "shard_optimizer") == wanted
@@ -48,7 +44,7 @@ def test_a_sharded_optimizer_has_the_bits_of_a_whole_one():
 
 @pytest.mark.launches
 @pytest.mark.matrix
-@needs_core
+@launch.NEEDS_CORE
 @pytest.mark.parametrize("model", ranks_virtual.MODELS)
 def test_every_backend_has_the_same_bits(model):
     """With as many pieces as the most ranks, and uneven numbers of them."""
