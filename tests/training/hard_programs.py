@@ -339,6 +339,19 @@ class Counts(keras.layers.Layer):
         return x * self.kernel
 
 
+class ReadsBack(keras.layers.Layer):
+    """Divides by a state that it has just assigned: no gradient flows through it."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight((shape[-1],), "glorot_normal")
+        self.scale = self.add_weight((), "ones", trainable=False)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.scale.assign(1 + ops.mean(ops.square(self.kernel)))
+        return x * self.kernel / self.scale
+
+
 class FollowsTraining(keras.layers.Layer):
     def call(self, x: Any, training: bool = False) -> Any:
         return 2 * x if training else x
@@ -373,6 +386,7 @@ STATE = {
     "spectral normalization": Program(dense(spectral)),
     "assigns its kernel": Program(dense(Bounded)),
     "counts": Program(dense(Counts)),
+    "counts and reads back": Program(dense(ReadsBack)),
     "counts in float32": Program(dense(Counts), floatx="float32", tolerance=1e-5),
     "context of training": Program(subclassed(ContextOfTraining)),
     # A difference in the last bit is one of an eighth where it is rounded to float8.

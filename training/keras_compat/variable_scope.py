@@ -47,9 +47,10 @@ class ForwardScope(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """What a variable's ``assign`` calls."""
         variable, value = update
+        # As in Keras, where a variable stands between what is written and what is read.
+        value = tf.stop_gradient(value)
         index = self._indices.get(id(variable))
         if index is not None:
-            value = tf.stop_gradient(value)
             if self._tape is not None:
                 self._tape.watch(value)
             self.assigned.setdefault(index, []).append(value)
