@@ -77,8 +77,7 @@ void Destroy(Core* last) {
 
 template <class... Arguments>
 std::shared_ptr<Core> NewCore(Arguments&&... arguments) {
-  return {new Core(std::in_place, std::forward<Arguments>(arguments)...),
-          &Destroy};
+  return {new Core(std::in_place, std::forward<Arguments>(arguments)...), &Destroy};
 }
 
 // Replaces the core of the former job.
@@ -118,8 +117,8 @@ std::shared_ptr<Core> CurrentCore() {
 }
 
 void Convert(const collective_request& from, Request* to) {
-  if (from.kind < 0 || from.kind > static_cast<int>(Kind::kBarrier) ||
-      from.op < 0 || from.op >= kOps || from.algorithm < 0 ||
+  if (from.kind < 0 || from.kind > static_cast<int>(Kind::kBarrier) || from.op < 0 ||
+      from.op >= kOps || from.algorithm < 0 ||
       from.algorithm > static_cast<int>(Algorithm::kHierarchical)) {
     Invalid("unknown collective, operation or algorithm");
   }
@@ -128,12 +127,11 @@ void Convert(const collective_request& from, Request* to) {
   to->root = from.root;
   to->algorithm = static_cast<Algorithm>(from.algorithm);
   to->has_transport = from.transport >= 0;
-  to->transport = from.transport >= 0 ? static_cast<DType>(from.transport)
-                                      : DType::kFloat32;
+  to->transport =
+      from.transport >= 0 ? static_cast<DType>(from.transport) : DType::kFloat32;
   if (to->has_transport && to->transport != DType::kFloat16 &&
       to->transport != DType::kBFloat16) {
-    throw Failure(Code::kInvalidArgument,
-                  "transport must be float16 or bfloat16",
+    throw Failure(Code::kInvalidArgument, "transport must be float16 or bfloat16",
                   "leave it out to keep the tensors' own type");
   }
   to->name.assign(from.name ? from.name : "");
@@ -155,8 +153,7 @@ void Convert(const collective_request& from, Request* to) {
     mine.dtype = static_cast<DType>(tensor.dtype);
     mine.shape.assign(tensor.shape, tensor.shape + tensor.dimensions);
   }
-  const bool one = to->kind == Kind::kAllGather ||
-                   to->kind == Kind::kReduceScatter ||
+  const bool one = to->kind == Kind::kAllGather || to->kind == Kind::kReduceScatter ||
                    to->kind == Kind::kAllToAll;
   if (one && from.tensors_length != 1) Invalid("takes exactly one tensor");
 }
@@ -220,8 +217,7 @@ int32_t collective_group(const int32_t* ranks, int32_t length, int32_t* group) {
 int32_t collective_members(int32_t group, int32_t* size, int32_t* me) {
   return Guard([&] {
     const auto core = CurrentCore();
-    const Communicator& ranks =
-        core->queue(group, Order::kProgramOrder).ranks();
+    const Communicator& ranks = core->queue(group, Order::kProgramOrder).ranks();
     *size = ranks.size();
     *me = ranks.me();
   });
@@ -252,8 +248,7 @@ int32_t collective_run(const collective_request* request) {
     const auto core = CurrentCore();
     static thread_local Request converted;  // keeps its memory
     Convert(*request, &converted);
-    Queue& queue =
-        core->queue(request->group, static_cast<Order>(request->order));
+    Queue& queue = core->queue(request->group, static_cast<Order>(request->order));
     converted.among = queue.among();
     queue.Run(converted);
   });
@@ -265,8 +260,7 @@ static int32_t Submit(const collective_request* request, collective_done done,
     Request converted;
     Convert(*request, &converted);
     const auto core = CurrentCore();
-    Queue& queue =
-        core->queue(request->group, static_cast<Order>(request->order));
+    Queue& queue = core->queue(request->group, static_cast<Order>(request->order));
     converted.among = queue.among();
     queue.Submit(
         std::move(converted),
@@ -277,8 +271,8 @@ static int32_t Submit(const collective_request* request, collective_done done,
   });
 }
 
-int32_t collective_submit(const collective_request* request,
-                          collective_done done, void* argument) {
+int32_t collective_submit(const collective_request* request, collective_done done,
+                          void* argument) {
   const auto order = static_cast<Order>(request->order);
   return Submit(request, done, argument, order == Order::kProgramOrder);
 }
@@ -337,8 +331,7 @@ void collective_plan(int32_t plan, int32_t group, const char* function,
   AddToPlan(plan, Core::IndexOf(group), function, name);
 }
 
-int32_t collective_timeline_start(const char* path, int64_t limit,
-                                  int32_t process) {
+int32_t collective_timeline_start(const char* path, int64_t limit, int32_t process) {
   return Guard([&] { StartTimeline(path, limit, process); });
 }
 
@@ -375,9 +368,8 @@ int32_t collective_pending_joins(void) {
 }
 
 int32_t collective_late_join(int32_t* rank, int32_t* size) {
-  return Guard([&] {
-    Replace(NewCore(CurrentCore()->job(), Job::LateJoin{}), rank, size);
-  });
+  return Guard(
+      [&] { Replace(NewCore(CurrentCore()->job(), Job::LateJoin{}), rank, size); });
 }
 
 int32_t collective_hosts(int32_t* hosts, int32_t* former) {
@@ -403,8 +395,8 @@ int32_t collective_recorder_open(int32_t rank, int32_t size, int32_t local_rank,
                                  int32_t launch_rank) {
   return Guard([&] {
     const auto settings = Settings::FromEnvironment();
-    Recorder::Open(RankInfo{rank, size, local_rank, local_size, job},
-                   launch_rank, settings.start_seconds, settings.stall_seconds);
+    Recorder::Open(RankInfo{rank, size, local_rank, local_size, job}, launch_rank,
+                   settings.start_seconds, settings.stall_seconds);
   });
 }
 
@@ -412,21 +404,16 @@ int32_t collective_recorder_reopen(int32_t launch_rank, int32_t joined) {
   return Guard([&] {
     const auto core = CurrentCore();
     const Job& job = core->job();
-    Recorder::Reopen(job.rank_info(), job.local().Copy(), Job::kRecorderAt,
-                     launch_rank, joined != 0, job.settings().stall_seconds);
+    Recorder::Reopen(job.rank_info(), job.local().Copy(), Job::kRecorderAt, launch_rank,
+                     joined != 0, job.settings().stall_seconds);
   });
 }
 
-void collective_recorder_await_dumps(void) {
-  Recorder::Current()->AwaitDumps();
-}
+void collective_recorder_await_dumps(void) { Recorder::Current()->AwaitDumps(); }
 
-void collective_recorder_renumber(int32_t rank) {
-  Recorder::Current()->Renumber(rank);
-}
+void collective_recorder_renumber(int32_t rank) { Recorder::Current()->Renumber(rank); }
 
-uint64_t collective_recorder_begin(int32_t kind, const char* name,
-                                   int64_t bytes) {
+uint64_t collective_recorder_begin(int32_t kind, const char* name, int64_t bytes) {
   Recorder* recorder = Recorder::Current();
   return recorder ? recorder->Begin(kind, name, bytes) : 0;
 }
@@ -441,9 +428,7 @@ double* collective_recorder_position(void) {
   return recorder ? recorder->position() : nullptr;
 }
 
-void collective_recorder_request_dump(const char* reason) {
-  RequestDump(reason);
-}
+void collective_recorder_request_dump(const char* reason) { RequestDump(reason); }
 
 int32_t collective_recorder_watch(int32_t milliseconds) {
   return Recorder::Current()->Watch(milliseconds);
@@ -462,8 +447,7 @@ int32_t collective_recorder_local_size(void) {
 }
 
 int32_t collective_recorder_read(int32_t local_rank, void* rank) {
-  return Recorder::Current()->Read(local_rank,
-                                   static_cast<Recorder::Rank*>(rank));
+  return Recorder::Current()->Read(local_rank, static_cast<Recorder::Rank*>(rank));
 }
 
 const char* collective_recorder_reason(void) {
@@ -472,9 +456,7 @@ const char* collective_recorder_reason(void) {
   return reason.c_str();
 }
 
-void collective_recorder_finish_dump(void) {
-  Recorder::Current()->FinishDump();
-}
+void collective_recorder_finish_dump(void) { Recorder::Current()->FinishDump(); }
 
 void collective_recorder_close(void) {
   if (Recorder* recorder = Recorder::Current()) recorder->Close();

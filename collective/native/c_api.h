@@ -48,15 +48,14 @@ typedef struct {
 } collective_request;
 
 typedef struct collective_handle collective_handle;
-typedef void (*collective_done)(void* argument, int32_t code,
-                                const char* message);
+typedef void (*collective_done)(void* argument, int32_t code, const char* message);
 
 /* For the check at load: a digest of this library's sources. */
 COLLECTIVE_EXPORT const char* collective_source(void);
 
 COLLECTIVE_EXPORT int32_t collective_init(int32_t rank, int32_t size,
-                                          int32_t local_rank,
-                                          int32_t local_size, const char* job);
+                                          int32_t local_rank, int32_t local_size,
+                                          const char* job);
 /* Leaves the job. Ends this rank's unfinished collectives with an error. */
 COLLECTIVE_EXPORT int32_t collective_shutdown(void);
 COLLECTIVE_EXPORT const char* collective_error(void);
@@ -68,8 +67,7 @@ COLLECTIVE_EXPORT int32_t collective_group(const int32_t* ranks, int32_t length,
                                            int32_t* group);
 
 /* The size of a group, and the number of this rank in it. */
-COLLECTIVE_EXPORT int32_t collective_members(int32_t group, int32_t* size,
-                                             int32_t* me);
+COLLECTIVE_EXPORT int32_t collective_members(int32_t group, int32_t* size, int32_t* me);
 
 /* The same for a rank that need not be a member. */
 typedef struct {
@@ -78,8 +76,7 @@ typedef struct {
   int32_t local_rank; /* how many members on this host have a lower rank */
   int32_t local_size;
 } collective_ranks;
-COLLECTIVE_EXPORT int32_t collective_rank_info(int32_t group,
-                                               collective_ranks* info);
+COLLECTIVE_EXPORT int32_t collective_rank_info(int32_t group, collective_ranks* info);
 
 /* The rank in the whole job of a group's member. */
 COLLECTIVE_EXPORT int32_t collective_rank_of(int32_t group, int32_t member,
@@ -95,8 +92,7 @@ COLLECTIVE_EXPORT int32_t collective_start(const collective_request* request,
 COLLECTIVE_EXPORT int32_t collective_wait(collective_handle* handle);
 COLLECTIVE_EXPORT int32_t collective_finished(collective_handle* handle);
 COLLECTIVE_EXPORT int32_t collective_submit(const collective_request* request,
-                                            collective_done done,
-                                            void* argument);
+                                            collective_done done, void* argument);
 
 /* Horovod's join(): takes part in the collectives of other ranks, without data,
  * until all have joined. *served: in how many. */
@@ -130,8 +126,7 @@ COLLECTIVE_EXPORT int32_t collective_late_join(int32_t* rank, int32_t* size);
 COLLECTIVE_EXPORT void collective_abort(const char* message);
 
 /* A Chrome trace of this process' collectives, of `limit` bytes at most. */
-COLLECTIVE_EXPORT int32_t collective_timeline_start(const char* path,
-                                                    int64_t limit,
+COLLECTIVE_EXPORT int32_t collective_timeline_start(const char* path, int64_t limit,
                                                     int32_t process);
 COLLECTIVE_EXPORT void collective_timeline_stop(void);
 /* Begins or ends to keep what runs in memory. */
@@ -144,8 +139,7 @@ COLLECTIVE_EXPORT int32_t collective_timeline_take(void* events, int32_t most);
 
 COLLECTIVE_EXPORT int32_t collective_recorder_open(int32_t rank, int32_t size,
                                                    int32_t local_rank,
-                                                   int32_t local_size,
-                                                   const char* job,
+                                                   int32_t local_size, const char* job,
                                                    int32_t launch_rank);
 /* Before either of the next two: waits until deaths have been dumped. */
 COLLECTIVE_EXPORT void collective_recorder_await_dumps(void);
@@ -156,8 +150,7 @@ COLLECTIVE_EXPORT int32_t collective_recorder_reopen(int32_t launch_rank,
 /* For a job that is not the core's, after ranks have left or died. */
 COLLECTIVE_EXPORT void collective_recorder_renumber(int32_t rank);
 /* Starts an entry: its number, or 0 if there is no recorder. */
-COLLECTIVE_EXPORT uint64_t collective_recorder_begin(int32_t kind,
-                                                     const char* name,
+COLLECTIVE_EXPORT uint64_t collective_recorder_begin(int32_t kind, const char* name,
                                                      int64_t bytes);
 COLLECTIVE_EXPORT void collective_recorder_end(uint64_t number, int32_t failed);
 /* Where to store Rank::at and Rank::since (recorder.h) until it is closed; or
@@ -167,11 +160,9 @@ COLLECTIVE_EXPORT void collective_recorder_request_dump(const char* reason);
 /* For the watching thread: see recorder.h. Returns an Event. */
 COLLECTIVE_EXPORT int32_t collective_recorder_watch(int32_t milliseconds);
 COLLECTIVE_EXPORT void collective_recorder_sample(const char* stack);
-COLLECTIVE_EXPORT void collective_recorder_request_samples(
-    int32_t milliseconds);
+COLLECTIVE_EXPORT void collective_recorder_request_samples(int32_t milliseconds);
 COLLECTIVE_EXPORT int32_t collective_recorder_local_size(void);
-COLLECTIVE_EXPORT int32_t collective_recorder_read(int32_t local_rank,
-                                                   void* rank);
+COLLECTIVE_EXPORT int32_t collective_recorder_read(int32_t local_rank, void* rank);
 COLLECTIVE_EXPORT const char* collective_recorder_reason(void);
 COLLECTIVE_EXPORT void collective_recorder_finish_dump(void);
 COLLECTIVE_EXPORT void collective_recorder_close(void);
@@ -183,11 +174,10 @@ COLLECTIVE_EXPORT int32_t collective_time(const collective_request* request,
                                           int32_t repetitions, int32_t inner,
                                           double* seconds);
 /* The same for MPI_Allreduce given as a pointer, with its handles. */
-COLLECTIVE_EXPORT int32_t collective_time_mpi(void* allreduce,
-                                              const void* input, void* output,
-                                              int32_t count, void* datatype,
-                                              void* op, void* communicator,
-                                              int32_t repetitions,
+COLLECTIVE_EXPORT int32_t collective_time_mpi(void* allreduce, const void* input,
+                                              void* output, int32_t count,
+                                              void* datatype, void* op,
+                                              void* communicator, int32_t repetitions,
                                               int32_t inner, double* seconds);
 /* One-way nanoseconds of a cache line between ranks 0 and 1 (others wait). */
 COLLECTIVE_EXPORT int32_t collective_probe(double* nanoseconds);

@@ -52,9 +52,8 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
       kernels_(BestKernels()),
       sent_(size_, 0),
       received_(size_, 0) {
-  me_ = static_cast<int>(
-      std::find(members_.begin(), members_.end(), job->rank()) -
-      members_.begin());
+  me_ = static_cast<int>(std::find(members_.begin(), members_.end(), job->rank()) -
+                         members_.begin());
   std::map<int, std::vector<int>> by_host;
   for (int member = 0; member < size_; ++member) {
     by_host[job->host_of(members_[member])].push_back(member);
@@ -66,8 +65,7 @@ Communicator::Communicator(Job* job, std::vector<int> members, int area)
   }
 }
 
-void Communicator::ConnectHosts(
-    const std::map<int, std::vector<int>>& by_host) {
+void Communicator::ConnectHosts(const std::map<int, std::vector<int>>& by_host) {
   std::vector<int> local_ranks;
   for (const auto& [host, host_members] : by_host) {
     if (host == job_->host_of(job_->rank())) {
@@ -91,8 +89,7 @@ void Communicator::LayOutMemory() {
   };
   const size_t posts = reserve(2 * n * kPostStride);
   const size_t texts = reserve(2 * n * sizeof(TextBox));
-  const size_t announcements =
-      reserve(kAnnouncements * sizeof(AnnouncementBox));
+  const size_t announcements = reserve(kAnnouncements * sizeof(AnnouncementBox));
   const size_t flags = reserve(3 * n * sizeof(Flag));
   const size_t mail_flags = reserve(2 * n * n * sizeof(Flag));
   const size_t choices = reserve(sizeof(SlotStores::Choices));
@@ -121,15 +118,15 @@ void Communicator::LayOutMemory() {
 Communicator& Communicator::self() {
   if (hosts_[my_host_].size() == 1) return *local_;
   if (!self_) {
-    self_ = std::make_unique<Communicator>(job_, std::vector<int>{job_->rank()},
-                                           kPrivate);
+    self_ =
+        std::make_unique<Communicator>(job_, std::vector<int>{job_->rank()}, kPrivate);
   }
   return *self_;
 }
 
 Communicator::PostBox& Communicator::PostOf(uint32_t sequence, int member) {
-  return *reinterpret_cast<PostBox*>(
-      posts_ + ((sequence & 1) * size_ + member) * kPostStride);
+  return *reinterpret_cast<PostBox*>(posts_ +
+                                     ((sequence & 1) * size_ + member) * kPostStride);
 }
 
 char* Communicator::DataOf(uint32_t sequence, int member) {
@@ -173,15 +170,13 @@ void Communicator::AwaitPostsOnSharedCores(const Request& request) {
       const int member = (me_ + i) % size_;
       FutexWord& post = PostOf(sequence_, member).sequence;
       if (post.Reached(sequence_)) continue;
-      if (job_->RunsOnOtherCore(members_[member]) == on_other_core)
-        await(post, member);
+      if (job_->RunsOnOtherCore(members_[member]) == on_other_core) await(post, member);
     }
   };
   missing(false, [&](FutexWord& post, int member) {
     job_->Await(post, sequence_, members_[member], request);
   });
-  missing(true,
-          [&](FutexWord& post, int) { Job::SpinBriefly(post, sequence_); });
+  missing(true, [&](FutexWord& post, int) { Job::SpinBriefly(post, sequence_); });
 }
 
 bool Communicator::AllPosted() {
@@ -211,8 +206,7 @@ void Communicator::ThrowMismatched(const Request& request) {
   ThrowMismatch(members_, texts);
 }
 
-void Communicator::AwaitAll(Stage stage, uint32_t chunk,
-                            const Request& request) {
+void Communicator::AwaitAll(Stage stage, uint32_t chunk, const Request& request) {
   for (int i = 1; i < size_; ++i) {
     AwaitStage(stage, chunk, (me_ + i) % size_, request);
   }
@@ -228,8 +222,8 @@ void Communicator::Finish(uint32_t chunks) {
   }
 }
 
-void Communicator::Exchange(int to, const void* data, size_t send_bytes,
-                            int from, char* target, size_t receive_bytes,
+void Communicator::Exchange(int to, const void* data, size_t send_bytes, int from,
+                            char* target, size_t receive_bytes,
                             const Request& request) {
   Exchange(to, data, send_bytes, from, receive_bytes, request,
            [target](const char* piece, size_t offset, size_t bytes) {

@@ -42,7 +42,7 @@ class Communicator {
   // (docs/explanation/algorithms.md).
   static constexpr size_t kChunkBytes = size_t{512} << 10;
   static constexpr size_t kPostBytes = 64 << 10;  // most data in a post
-  static constexpr uint32_t kMailDepth = 2;  // one is read while one is written
+  static constexpr uint32_t kMailDepth = 2;       // one is read while one is written
   static constexpr size_t kMailBytes = size_t{128} << 10;
   static constexpr int kPrivate = -1;  // in place of an area
 
@@ -100,8 +100,7 @@ class Communicator {
   // Where a chunk of so many bytes begins in its slot, or in a part of it of
   // `room` bytes. Small chunks rotate through the slot: a line that has left
   // the cache of the core that read it is faster to write.
-  static size_t SlotOffset(uint32_t chunk, size_t bytes,
-                           size_t room = kChunkBytes) {
+  static size_t SlotOffset(uint32_t chunk, size_t bytes, size_t room = kChunkBytes) {
     constexpr size_t kPage = 4096;
     const size_t pages = (bytes + kPage - 1) / kPage;
     if (pages == 0 || pages > room / kPage) return 0;
@@ -116,12 +115,9 @@ class Communicator {
   }
   SlotStores& stores() { return stores_; }
   // This rank has passed a stage for all chunks up to and including this one.
-  void Pass(Stage stage, uint32_t chunk) {
-    FlagOf(stage, me_).Raise(chunk + 1);
-  }
+  void Pass(Stage stage, uint32_t chunk) { FlagOf(stage, me_).Raise(chunk + 1); }
   // Waits until a member has passed a stage for this chunk.
-  void AwaitStage(Stage stage, uint32_t chunk, int member,
-                  const Request& request) {
+  void AwaitStage(Stage stage, uint32_t chunk, int member, const Request& request) {
     job_->Await(FlagOf(stage, member), chunk + 1, members_[member], request);
   }
   // Waits until every rank has passed a stage for the chunk whose memory this
@@ -140,11 +136,10 @@ class Communicator {
   // received piece.
   template <class Consume>
   void Exchange(int to, const void* data, size_t send_bytes, int from,
-                size_t receive_bytes, const Request& request,
-                Consume&& consume);
+                size_t receive_bytes, const Request& request, Consume&& consume);
   // The same into memory.
-  void Exchange(int to, const void* data, size_t send_bytes, int from,
-                char* target, size_t receive_bytes, const Request& request);
+  void Exchange(int to, const void* data, size_t send_bytes, int from, char* target,
+                size_t receive_bytes, const Request& request);
 
   // ---- order by name (queue.h) ---------------------------------------------
 
@@ -160,18 +155,14 @@ class Communicator {
   struct AnnouncementBox;
   PostBox& PostOf(uint32_t sequence, int member);
   char* DataOf(uint32_t sequence, int member);
-  Flag& FlagOf(Stage stage, int member) {
-    return flags_[stage * size_ + member];
-  }
+  Flag& FlagOf(Stage stage, int member) { return flags_[stage * size_ + member]; }
   void ConnectHosts(const std::map<int, std::vector<int>>& by_host);
   void LayOutMemory();
   void AwaitPostsOnSharedCores(const Request& request);
   [[noreturn]] void ThrowMismatched(const Request& request);
 
   Flag& Mailed(int from, int to) { return mail_flags_[from * size_ + to]; }
-  Flag& Fetched(int from, int to) {
-    return mail_flags_[(size_ + from) * size_ + to];
-  }
+  Flag& Fetched(int from, int to) { return mail_flags_[(size_ + from) * size_ + to]; }
   char* Mail(int from, int to, uint32_t number) {
     return mail_ + ((from * static_cast<size_t>(size_) + to) * kMailDepth +
                     number % kMailDepth) *
@@ -206,9 +197,9 @@ class Communicator {
 };
 
 template <class Consume>
-void Communicator::Exchange(int to, const void* data, size_t send_bytes,
-                            int from, size_t receive_bytes,
-                            const Request& request, Consume&& consume) {
+void Communicator::Exchange(int to, const void* data, size_t send_bytes, int from,
+                            size_t receive_bytes, const Request& request,
+                            Consume&& consume) {
   const char* source = static_cast<const char*>(data);
   if (p2p_) {
     return p2p_->Exchange(to, source, send_bytes, from, receive_bytes, request,
@@ -220,17 +211,15 @@ void Communicator::Exchange(int to, const void* data, size_t send_bytes,
       const uint32_t number = sent_[to]++;
       const size_t bytes =
           send_bytes - sent < kMailBytes ? send_bytes - sent : kMailBytes;
-      job_->Await(Fetched(me_, to), number + 1 - kMailDepth, members_[to],
-                  request);
+      job_->Await(Fetched(me_, to), number + 1 - kMailDepth, members_[to], request);
       kernels_.copy(Mail(me_, to, number), source + sent, bytes, true);
       Mailed(me_, to).Raise(number + 1);
       sent += bytes;
     }
     if (received < receive_bytes) {
       const uint32_t number = received_[from]++;
-      const size_t bytes = receive_bytes - received < kMailBytes
-                               ? receive_bytes - received
-                               : kMailBytes;
+      const size_t bytes =
+          receive_bytes - received < kMailBytes ? receive_bytes - received : kMailBytes;
       job_->Await(Mailed(from, me_), number + 1, members_[from], request);
       consume(Mail(from, me_, number), received, bytes);
       Fetched(from, me_).Raise(number + 1);

@@ -7,8 +7,7 @@
 
 namespace collective {
 
-static_assert((Job::kMaxAreas & (Job::kMaxAreas - 1)) == 0,
-              "Core::IndexOf masks");
+static_assert((Job::kMaxAreas & (Job::kMaxAreas - 1)) == 0, "Core::IndexOf masks");
 
 Group::Group(Job* job, std::vector<int> members, int number)
     : job_(job), members_(std::move(members)), number_(number) {}
@@ -22,8 +21,7 @@ Queue& Group::queue(Order order) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!queues_[which]) {
     queues_[which] = std::make_unique<Queue>(
-        std::make_unique<Communicator>(job_, members_, 2 * number_ + which),
-        order);
+        std::make_unique<Communicator>(job_, members_, 2 * number_ + which), order);
   }
   return *queues_[which];
 }
@@ -56,11 +54,10 @@ int Core::AddGroup(std::vector<int> members) {
       !std::is_sorted(members.begin(), members.end()) ||
       std::adjacent_find(members.begin(), members.end()) != members.end()) {
     throw Failure(Code::kInvalidArgument, request.name + ": not in this job",
-                  "give different ranks from 0 to " +
-                      std::to_string(job_.size() - 1) + ", ascending");
+                  "give different ranks from 0 to " + std::to_string(job_.size() - 1) +
+                      ", ascending");
   }
-  queue(0, Order::kProgramOrder)
-      .Run(request);  // a barrier that compares the lists
+  queue(0, Order::kProgramOrder).Run(request);  // a barrier that compares the lists
   std::lock_guard<std::mutex> lock(mutex_);
   const int index = static_cast<int>(groups_.size());
   if (index >= Job::kMaxAreas / 2) {
@@ -104,24 +101,21 @@ Group& Core::Find(int group) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (index >= static_cast<int>(groups_.size())) {
     throw Failure(Code::kInvalidArgument,
-                  "rank " + std::to_string(job_.rank()) +
-                      ": there is no process set " + std::to_string(group),
+                  "rank " + std::to_string(job_.rank()) + ": there is no process set " +
+                      std::to_string(group),
                   "make it with ProcessSet(ranks), on every rank");
   }
   return *groups_[index];
 }
 
-const std::vector<int>& Core::members(int group) {
-  return Find(group).members();
-}
+const std::vector<int>& Core::members(int group) { return Find(group).members(); }
 
 Queue& Core::queue(int group, Order order) {
   Group& found = Find(group);
   if (!found.has(job_.rank())) {
-    throw Failure(
-        Code::kInvalidArgument,
-        "rank " + std::to_string(job_.rank()) + " is not in the process set",
-        "call it on the members of the set only");
+    throw Failure(Code::kInvalidArgument,
+                  "rank " + std::to_string(job_.rank()) + " is not in the process set",
+                  "call it on the members of the set only");
   }
   return found.queue(order);
 }

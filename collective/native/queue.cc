@@ -51,8 +51,7 @@ Announcement AnnouncementOf(const Request& request) {
   next.name = HashOf(request);
   next.plan = request.plan;
   next.joined = request.kind == Kind::kJoin;
-  std::strncpy(next.text, Printable(request.name).c_str(),
-               sizeof(next.text) - 1);
+  std::strncpy(next.text, Printable(request.name).c_str(), sizeof(next.text) - 1);
   return next;
 }
 
@@ -62,8 +61,8 @@ Queue::Queue(std::unique_ptr<Communicator> ranks, Order order)
     : ranks_(std::move(ranks)), order_(order) {
   if (ranks_->size() == ranks_->job().size()) return;
   for (int member = 0; member < ranks_->size(); ++member) {
-    among_ += (member ? "," : " among ranks ") +
-              std::to_string(ranks_->rank_of(member));
+    among_ +=
+        (member ? "," : " among ranks ") + std::to_string(ranks_->rank_of(member));
   }
 }
 
@@ -101,9 +100,8 @@ void Queue::Run(const Request& request) {
   }
   lock.unlock();
   std::promise<std::pair<Code, std::string>> outcome;
-  Submit(request, [&](Code code, const char* message) {
-    outcome.set_value({code, message});
-  });
+  Submit(request,
+         [&](Code code, const char* message) { outcome.set_value({code, message}); });
   auto result = outcome.get_future();
   bool waits = false;
   while (result.wait_for(kPollInterval) == std::future_status::timeout) {
@@ -124,8 +122,8 @@ void Queue::StartWorker(const Request& request) {
     // Every other rank will wait for this collective.
     ranks_->job().Break(Code::kInternal,
                         "rank " + std::to_string(ranks_->job().rank()) +
-                            " cannot start a thread for " + request.Describe() +
-                            ": " + error.what(),
+                            " cannot start a thread for " + request.Describe() + ": " +
+                            error.what(),
                         "see ulimit -u and ulimit -v, and the limits of the "
                         "container");
   }
@@ -175,11 +173,8 @@ bool Queue::TryInCallersThread(Item& item) {
     ranks_->Announce(++number_, AnnouncementOf(item.request));
   } else {
     Announcement next;
-    const auto announced = [&] {
-      return ranks_->HasAnnounced(number_ + 1, &next);
-    };
-    if (!AwaitBriefly(shared, announced) || next.joined ||
-        next.name != item.name) {
+    const auto announced = [&] { return ranks_->HasAnnounced(number_ + 1, &next); };
+    if (!AwaitBriefly(shared, announced) || next.joined || next.name != item.name) {
       return false;
     }
     ++number_;
@@ -211,8 +206,7 @@ void Queue::Work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     SetBusy(!items_.empty());
-    change_.wait(lock,
-                 [this] { return closing_ || (!items_.empty() && !running_); });
+    change_.wait(lock, [this] { return closing_ || (!items_.empty() && !running_); });
     if (closing_) return;
     running_ = true;
     Item item;
@@ -319,8 +313,7 @@ std::deque<Queue::Item>::iterator Queue::AwaitSubmission(
   auto found = Find(next.name);
   if (found != items_.end()) return found;
   // Nothing is taken from the queue meanwhile, so its front stays.
-  Job::LongWait wait(&ranks_->job(), ranks_->rank_of(0),
-                     items_.front().request);
+  Job::LongWait wait(&ranks_->job(), ranks_->rank_of(0), items_.front().request);
   size_t submitted = items_.size();
   int64_t last = Now();
   while (found == items_.end()) {
@@ -360,8 +353,7 @@ void Queue::ThrowNotSubmitted(const Announcement& next) {
       "ranks do not agree on a collective: rank " + me + " has " +
           items_.front().request.Describe() + "; rank " +
           std::to_string(ranks_->rank_of(0)) + " has begun '" + next.text +
-          "', which rank " + me + " does not submit\n" +
-          ranks_->job().DescribeWaits(),
+          "', which rank " + me + " does not submit\n" + ranks_->job().DescribeWaits(),
       "give the same collectives the same names on every rank, also within a "
       "tf.function");
 }

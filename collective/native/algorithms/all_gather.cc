@@ -22,8 +22,7 @@ Layout LayoutOf(const Communicator& ranks, const Request& request) {
   const Tensor& tensor = request.tensors.at(0);
   if (request.counts.size() != static_cast<size_t>(ranks.size()) ||
       request.counts[ranks.me()] != tensor.count) {
-    throw Failure(Code::kInvalidArgument,
-                  request.Describe() + ": wrong list of counts",
+    throw Failure(Code::kInvalidArgument, request.Describe() + ": wrong list of counts",
                   "give the number of elements of every rank");
   }
   Layout layout = {OffsetsOf(request.counts, SizeOf(tensor.dtype)),
@@ -35,8 +34,8 @@ Layout LayoutOf(const Communicator& ranks, const Request& request) {
   return layout;
 }
 
-void GatherByPosts(Communicator& ranks, const Request& request,
-                   const Layout& layout, char* output) {
+void GatherByPosts(Communicator& ranks, const Request& request, const Layout& layout,
+                   char* output) {
   const int n = ranks.size();
   ranks.VerifyMatch(request);
   for (int member = 0; member < n; ++member) {
@@ -46,8 +45,8 @@ void GatherByPosts(Communicator& ranks, const Request& request,
   }
 }
 
-void GatherBySlots(Communicator& ranks, const Request& request,
-                   const Layout& layout, const char* input, char* output) {
+void GatherBySlots(Communicator& ranks, const Request& request, const Layout& layout,
+                   const char* input, char* output) {
   constexpr size_t kChunk = Communicator::kChunkBytes;
   const int n = ranks.size(), me = ranks.me();
   const auto slot = [&](uint32_t chunk, int member, size_t bytes) {
@@ -67,20 +66,20 @@ void GatherBySlots(Communicator& ranks, const Request& request,
           ranks.AwaitStage(Communicator::kFilled, chunk, member, request);
           if (bytes == 0) continue;
           SlotStores::Timer timer(ranks.stores());
-          CopyBytes(output + layout.starts[member] + begin,
-                    slot(chunk, member, bytes), bytes);
+          CopyBytes(output + layout.starts[member] + begin, slot(chunk, member, bytes),
+                    bytes);
         }
       });
 }
 
-void GatherByMessages(Communicator& ranks, const Request& request,
-                      const Layout& layout, char* output) {
+void GatherByMessages(Communicator& ranks, const Request& request, const Layout& layout,
+                      char* output) {
   const int n = ranks.size(), me = ranks.me();
   for (int step = 0; step < n - 1; ++step) {
     const int out = (me - step + n) % n, in = (me - step - 1 + n) % n;
-    ranks.Exchange((me + 1) % n, output + layout.starts[out],
-                   layout.lengths[out], (me + n - 1) % n,
-                   output + layout.starts[in], layout.lengths[in], request);
+    ranks.Exchange((me + 1) % n, output + layout.starts[out], layout.lengths[out],
+                   (me + n - 1) % n, output + layout.starts[in], layout.lengths[in],
+                   request);
   }
 }
 

@@ -27,8 +27,7 @@ bool HostsHaveSeveralRanks(const Communicator& ranks) {
 }
 
 // On one host: kAuto never sends messages, which would copy once more.
-Algorithm OnOneHost(const Communicator& ranks, const Request& request,
-                    size_t bytes) {
+Algorithm OnOneHost(const Communicator& ranks, const Request& request, size_t bytes) {
   if (request.algorithm == Algorithm::kHierarchical) return Algorithm::kDirect;
   if (request.algorithm != Algorithm::kAuto) return request.algorithm;
   const size_t most =
@@ -43,8 +42,7 @@ Algorithm BetweenHosts(const Communicator& ranks, const Request& request,
   if (request.algorithm >= Algorithm::kRing) return request.algorithm;
   if (request.algorithm != Algorithm::kAuto) return Algorithm::kDirect;
   if (bytes <= kLatencyBoundBytes) return Algorithm::kHalvingDoubling;
-  return HostsHaveSeveralRanks(ranks) ? Algorithm::kHierarchical
-                                      : Algorithm::kDirect;
+  return HostsHaveSeveralRanks(ranks) ? Algorithm::kHierarchical : Algorithm::kDirect;
 }
 
 bool SendsMessages(Algorithm algorithm) {
@@ -68,13 +66,12 @@ Algorithm ForType(const Communicator& ranks, const Reduction& reduction,
   if (round_once || overflows) return Algorithm::kDirect;
   if (algorithm == Algorithm::kHierarchical) return algorithm;
   // Only slots convert to a 16-bit transport.
-  const bool narrowed =
-      request.has_transport && reduction.dtype == DType::kFloat32;
+  const bool narrowed = request.has_transport && reduction.dtype == DType::kFloat32;
   return SendsMessages(algorithm) && !narrowed ? algorithm : Algorithm::kDirect;
 }
 
-void ReduceType(Communicator& ranks, const Reduction& reduction,
-                Algorithm algorithm, bool verify) {
+void ReduceType(Communicator& ranks, const Reduction& reduction, Algorithm algorithm,
+                bool verify) {
   algorithm = ForType(ranks, reduction, algorithm);
   if (algorithm == Algorithm::kDirect && !ranks.spans_hosts()) {
     return AllReduceDirect(ranks, reduction, verify);
@@ -97,16 +94,15 @@ void ReduceType(Communicator& ranks, const Reduction& reduction,
 Reduction ReductionOf(const Communicator& ranks, const Request& request,
                       const TensorList& tensors, DType dtype, bool in_place) {
   const int op = static_cast<int>(request.op);
-  const bool narrowed = request.has_transport && dtype == DType::kFloat32 &&
-                        request.transport != dtype;
+  const bool narrowed =
+      request.has_transport && dtype == DType::kFloat32 && request.transport != dtype;
   return {
       request,
       tensors,
       dtype,
       narrowed ? request.transport : dtype,
-      narrowed
-          ? ranks.kernels().reduce_16[request.transport == DType::kBFloat16][op]
-          : ranks.kernels().reduce[static_cast<int>(dtype)][op],
+      narrowed ? ranks.kernels().reduce_16[request.transport == DType::kBFloat16][op]
+               : ranks.kernels().reduce[static_cast<int>(dtype)][op],
       DivisorOf(ranks, request),
       in_place,
   };
@@ -123,9 +119,8 @@ void CopyInputs(const Request& request) {
 }  // namespace
 
 bool IsOneShot(const Communicator& ranks, const Request& request) {
-  return request.kind == Kind::kAllReduce && ranks.size() > 1 &&
-         !ranks.spans_hosts() && !request.has_transport &&
-         FitsOneShot(request) && !AveragesBools(request) &&
+  return request.kind == Kind::kAllReduce && ranks.size() > 1 && !ranks.spans_hosts() &&
+         !request.has_transport && FitsOneShot(request) && !AveragesBools(request) &&
          OnOneHost(ranks, request, request.bytes()) == Algorithm::kOneShot;
 }
 
@@ -135,9 +130,8 @@ void AllReduce(Communicator& ranks, const Request& request) {
   if (IsOneShot(ranks, request)) return AllReduceOneShot(ranks, request);
 
   const size_t bytes = request.bytes();
-  const Algorithm algorithm = ranks.spans_hosts()
-                                  ? BetweenHosts(ranks, request, bytes)
-                                  : OnOneHost(ranks, request, bytes);
+  const Algorithm algorithm = ranks.spans_hosts() ? BetweenHosts(ranks, request, bytes)
+                                                  : OnOneHost(ranks, request, bytes);
   ranks.Post(request);
   bool verify = true;
   for (int i = 0; i < kDTypes; ++i) {
@@ -150,8 +144,8 @@ void AllReduce(Communicator& ranks, const Request& request) {
       in_place = in_place && tensor.input == tensor.output;
     }
     if (tensors.length() == 0) continue;
-    ReduceType(ranks, ReductionOf(ranks, request, tensors, dtype, in_place),
-               algorithm, verify);
+    ReduceType(ranks, ReductionOf(ranks, request, tensors, dtype, in_place), algorithm,
+               verify);
     verify = false;
   }
   if (verify) ranks.VerifyMatch(request);  // all tensors are empty

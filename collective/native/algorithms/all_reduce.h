@@ -35,8 +35,7 @@ void PostOneShot(Communicator& ranks, const Request& request);
 
 // These are called after Post. AllReduceDirect calls VerifyMatch itself if
 // `verify`; before the other ones it has been called.
-void AllReduceDirect(Communicator& ranks, const Reduction& reduction,
-                     bool verify);
+void AllReduceDirect(Communicator& ranks, const Reduction& reduction, bool verify);
 void AllReduceRing(Communicator& ranks, const Reduction& reduction);
 void AllReduceHalvingDoubling(Communicator& ranks, const Reduction& reduction);
 void AllReduceTree(Communicator& ranks, const Reduction& reduction);

@@ -30,8 +30,8 @@ class Direct {
         stores_(ranks.stores()),
         r_(reduction),
         wire_(reduction),
-        stream_out_(!r_.in_place && r_.tensors.length() * SizeOf(r_.dtype) >=
-                                        kStreamOutputBytes),
+        stream_out_(!r_.in_place &&
+                    r_.tensors.length() * SizeOf(r_.dtype) >= kStreamOutputBytes),
         per_chunk_(Communicator::kChunkBytes / wire_.bytes()),
         first_(ranks.first_chunk()) {}
 
@@ -65,15 +65,13 @@ class Direct {
   void ForPart(uint32_t turn, int member, Visit&& visit) {
     const size_t length = Length(turn), begin = Begin(turn);
     const size_t align = TensorList::kAlign;
-    r_.tensors.ForEach(
-        begin + ShareBegin(length, member, ranks_.size(), align),
-        begin + ShareBegin(length, member + 1, ranks_.size(), align), begin,
-        visit);
+    r_.tensors.ForEach(begin + ShareBegin(length, member, ranks_.size(), align),
+                       begin + ShareBegin(length, member + 1, ranks_.size(), align),
+                       begin, visit);
   }
   // Where a chunk begins in its slots.
   size_t Offset(uint32_t turn) const {
-    return Communicator::SlotOffset(first_ + turn,
-                                    Length(turn) * wire_.bytes());
+    return Communicator::SlotOffset(first_ + turn, Length(turn) * wire_.bytes());
   }
   int Other(int i) const { return (ranks_.me() + i) % ranks_.size(); }
 
@@ -81,14 +79,12 @@ class Direct {
     const uint32_t chunk = first_ + turn;
     ranks_.AwaitFree(Communicator::kRead, chunk, r_.request);
     stores_.Next(Kind::kAllReduce, r_.tensors.length() * wire_.bytes(),
-                 Length(turn) * wire_.bytes(), ranks_.me() == 0,
-                 wire_.narrow());
+                 Length(turn) * wire_.bytes(), ranks_.me() == 0, wire_.narrow());
     SlotStores::Timer timer(stores_);
     char* slot = ranks_.Slot(chunk, ranks_.me()) + Offset(turn);
     for (int i = 1; i < ranks_.size(); ++i) {
       ForPart(turn, Other(i), [&](const Piece& piece) {
-        wire_.CopyIn(slot + piece.position * wire_.bytes(), piece,
-                     stores_.stream());
+        wire_.CopyIn(slot + piece.position * wire_.bytes(), piece, stores_.stream());
       });
     }
   }
@@ -106,9 +102,8 @@ class Direct {
         sources[member] = ranks_.Slot(chunk, member) + at;
       }
       sources[ranks_.me()] = wire_.Input(piece);
-      r_.kernel({sources, ranks_.size(), ranks_.me(), wire_.Output(piece),
-                 piece.count, r_.divisor, ranks_.Result(chunk) + at,
-                 stream_out_, stores_.stream()});
+      r_.kernel({sources, ranks_.size(), ranks_.me(), wire_.Output(piece), piece.count,
+                 r_.divisor, ranks_.Result(chunk) + at, stream_out_, stores_.stream()});
     });
     ranks_.Pass(Communicator::kRead, chunk);
   }
@@ -121,8 +116,7 @@ class Direct {
       ranks_.AwaitStage(Communicator::kRead, chunk, member, r_.request);
       SlotStores::Timer timer(stores_);
       ForPart(turn, member, [&](const Piece& piece) {
-        wire_.CopyOut(piece, sums + piece.position * wire_.bytes(),
-                      stream_out_);
+        wire_.CopyOut(piece, sums + piece.position * wire_.bytes(), stream_out_);
       });
     }
     ranks_.Pass(Communicator::kDone, chunk);
@@ -139,8 +133,7 @@ class Direct {
 
 }  // namespace
 
-void AllReduceDirect(Communicator& ranks, const Reduction& reduction,
-                     bool verify) {
+void AllReduceDirect(Communicator& ranks, const Reduction& reduction, bool verify) {
   Direct(ranks, reduction).Run(verify);
 }
 

@@ -31,8 +31,7 @@ void AllReduceHalvingDoubling(Communicator& ranks, const Reduction& reduction) {
   std::vector<std::pair<size_t, size_t>> sent;  // by step
   for (int mask = power / 2; mask > 0; mask /= 2) {
     const int partner = me ^ mask;
-    const size_t middle =
-        begin + ShareBegin(end - begin, 1, 2, TensorList::kAlign);
+    const size_t middle = begin + ShareBegin(end - begin, 1, 2, TensorList::kAlign);
     if (me & mask) {
       sent.emplace_back(begin, middle);
       buffer.Reduce(partner, begin, middle, partner, middle, end);

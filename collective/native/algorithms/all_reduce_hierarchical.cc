@@ -99,8 +99,8 @@ class Hierarchical {
   }
   size_t HostBegin(uint32_t turn, int host) const {
     const size_t begin = LaneBegin(turn, local_.me());
-    return begin + ShareBegin(LaneBegin(turn, local_.me() + 1) - begin, host,
-                              hosts_, TensorList::kAlign);
+    return begin + ShareBegin(LaneBegin(turn, local_.me() + 1) - begin, host, hosts_,
+                              TensorList::kAlign);
   }
   size_t HostBytes(uint32_t turn, int host) const {
     return (HostBegin(turn, host + 1) - HostBegin(turn, host)) * wire_bytes_;
@@ -114,15 +114,12 @@ class Hierarchical {
     std::optional<Piece> whole;
     if (codec_.narrow() || divides_early_ || local_.size() > 1) return whole;
     const size_t begin = turn * per_chunk_;
-    r_.tensors.ForEach(begin, begin + Length(turn), begin,
-                       [&](const Piece& piece) {
-                         if (piece.count == Length(turn)) whole.emplace(piece);
-                       });
+    r_.tensors.ForEach(begin, begin + Length(turn), begin, [&](const Piece& piece) {
+      if (piece.count == Length(turn)) whole.emplace(piece);
+    });
     return whole;
   }
-  Flight& FlightOf(uint32_t turn) {
-    return flights_[turn % Communicator::kDepth];
-  }
+  Flight& FlightOf(uint32_t turn) { return flights_[turn % Communicator::kDepth]; }
   bool carries() const { return local_.me() < lanes_; }
   int peer(int host) const { return members_[host][local_.me()]; }
   int OtherHost(int i) const { return (my_host_ + i) % hosts_; }
@@ -132,8 +129,8 @@ class Hierarchical {
   template <class Visit>
   void ForLane(uint32_t turn, int lane, Visit&& visit) {
     const size_t begin = turn * per_chunk_;
-    r_.tensors.ForEach(begin + LaneBegin(turn, lane),
-                       begin + LaneBegin(turn, lane + 1), begin, visit);
+    r_.tensors.ForEach(begin + LaneBegin(turn, lane), begin + LaneBegin(turn, lane + 1),
+                       begin, visit);
   }
 
   void CopyIn(uint32_t turn) {
@@ -167,8 +164,7 @@ class Hierarchical {
     }
     for (int i = 1; i < hosts_; ++i) {
       const int host = OtherHost(i);
-      p2p_.Send(peer(host),
-                flight.host_sum + HostBegin(turn, host) * wire_bytes_,
+      p2p_.Send(peer(host), flight.host_sum + HostBegin(turn, host) * wire_bytes_,
                 HostBytes(turn, host), &flight.in_flight);
     }
   }
@@ -184,8 +180,8 @@ class Hierarchical {
         sources[i] = local_.Slot(chunk, i) + piece.position * wire_bytes_;
       }
       sources[local_.me()] = codec_.Input(piece);
-      r_.kernel({sources.data(), local_.size(), local_.me(), nullptr,
-                 piece.count, divisor, Result(turn, piece.position)});
+      r_.kernel({sources.data(), local_.size(), local_.me(), nullptr, piece.count,
+                 divisor, Result(turn, piece.position)});
     });
   }
 
@@ -253,8 +249,7 @@ class Hierarchical {
 }  // namespace
 
 void AllReduceHierarchical(Communicator& ranks, const Reduction& reduction) {
-  Hierarchical(ranks, ranks.local(), ranks.hosts(), ranks.my_host(), reduction)
-      .Run();
+  Hierarchical(ranks, ranks.local(), ranks.hosts(), ranks.my_host(), reduction).Run();
 }
 
 void AllReduceExchange(Communicator& ranks, const Reduction& reduction) {

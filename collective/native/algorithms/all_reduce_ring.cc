@@ -17,14 +17,12 @@ void AllReduceRing(Communicator& ranks, const Reduction& reduction) {
   // Block b travels from rank b around to rank b-1 and is summed on its way.
   for (int step = 0; step < n - 1; ++step) {
     const int out = (me - step + n) % n, in = (me - step - 1 + 2 * n) % n;
-    buffer.Reduce(right, begin(out), begin(out + 1), left, begin(in),
-                  begin(in + 1));
+    buffer.Reduce(right, begin(out), begin(out + 1), left, begin(in), begin(in + 1));
   }
   buffer.Scale(begin(right), begin(right + 1));
   for (int step = 0; step < n - 1; ++step) {
     const int out = (me + 1 - step + n) % n, in = (me - step + n) % n;
-    buffer.Replace(right, begin(out), begin(out + 1), left, begin(in),
-                   begin(in + 1));
+    buffer.Replace(right, begin(out), begin(out + 1), left, begin(in), begin(in + 1));
   }
   buffer.Finish();
 }

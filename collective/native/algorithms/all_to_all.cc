@@ -17,9 +17,7 @@ struct Layout {
   size_t longest;  // of what any rank has for any other
 
   size_t SendBytes(int to) const { return sends[to + 1] - sends[to]; }
-  size_t ReceiveBytes(int from) const {
-    return receives[from + 1] - receives[from];
-  }
+  size_t ReceiveBytes(int from) const { return receives[from + 1] - receives[from]; }
 };
 
 Layout LayoutOf(const Request& request, int n, int me) {
@@ -43,8 +41,8 @@ Layout LayoutOf(const Request& request, int n, int me) {
   return layout;
 }
 
-void MoveBySlots(Communicator& ranks, const Request& request,
-                 const Layout& layout, const char* input, char* output) {
+void MoveBySlots(Communicator& ranks, const Request& request, const Layout& layout,
+                 const char* input, char* output) {
   const int n = ranks.size(), me = ranks.me();
   const size_t room = Communicator::PartBytes(n);
   ForChunks(
@@ -61,8 +59,7 @@ void MoveBySlots(Communicator& ranks, const Request& request,
       [&](uint32_t chunk, size_t begin) {
         for (int i = 1; i < n; ++i) {
           const int member = (me + i) % n;
-          const size_t bytes =
-              PieceOf(layout.ReceiveBytes(member), begin, room);
+          const size_t bytes = PieceOf(layout.ReceiveBytes(member), begin, room);
           ranks.AwaitStage(Communicator::kFilled, chunk, member, request);
           if (bytes == 0) continue;
           SlotStores::Timer timer(ranks.stores());
@@ -72,14 +69,13 @@ void MoveBySlots(Communicator& ranks, const Request& request,
       });
 }
 
-void MoveByMessages(Communicator& ranks, const Request& request,
-                    const Layout& layout, const char* input, char* output) {
+void MoveByMessages(Communicator& ranks, const Request& request, const Layout& layout,
+                    const char* input, char* output) {
   const int n = ranks.size(), me = ranks.me();
   for (int step = 1; step < n; ++step) {
     const int to = (me + step) % n, from = (me - step + n) % n;
     ranks.Exchange(to, input + layout.sends[to], layout.SendBytes(to), from,
-                   output + layout.receives[from], layout.ReceiveBytes(from),
-                   request);
+                   output + layout.receives[from], layout.ReceiveBytes(from), request);
   }
 }
 
@@ -96,8 +92,8 @@ void AllToAll(Communicator& ranks, const Request& request) {
   if (const size_t mine = layout.SendBytes(me)) {
     CopyBytes(output + layout.receives[me], input + layout.sends[me], mine);
   }
-  (ranks.spans_hosts() ? MoveByMessages : MoveBySlots)(ranks, request, layout,
-                                                       input, output);
+  (ranks.spans_hosts() ? MoveByMessages : MoveBySlots)(ranks, request, layout, input,
+                                                       output);
 }
 
 }  // namespace collective

@@ -16,9 +16,7 @@ namespace {
 class Bytes {
  public:
   Bytes(Communicator& ranks, const Request& request)
-      : ranks_(ranks),
-        is_root_(request.root == ranks.me()),
-        tensors_(request.tensors) {
+      : ranks_(ranks), is_root_(request.root == ranks.me()), tensors_(request.tensors) {
     for (Tensor& tensor : tensors_) {
       tensor.count *= static_cast<int64_t>(SizeOf(tensor.dtype));
       list_.Add(tensor);
@@ -30,8 +28,7 @@ class Bytes {
   void CopyToOutputs() {
     for (const Tensor& tensor : tensors_) {
       if (tensor.input != tensor.output && tensor.count > 0) {
-        CopyBytes(tensor.output, tensor.input,
-                  static_cast<size_t>(tensor.count));
+        CopyBytes(tensor.output, tensor.input, static_cast<size_t>(tensor.count));
       }
     }
   }
@@ -56,19 +53,17 @@ class Bytes {
   TensorList list_;
 };
 
-void BroadcastBySlots(Communicator& ranks, const Request& request,
-                      Bytes& bytes) {
+void BroadcastBySlots(Communicator& ranks, const Request& request, Bytes& bytes) {
   const bool root = request.root == ranks.me();
   const uint32_t first = ranks.first_chunk();
   uint32_t turn = 0;
   SlotStores& stores = ranks.stores();
   const int reader = request.root == 0 ? 1 : 0;  // the member that measures
   for (size_t begin = 0; begin < bytes.size(); ++turn) {
-    const size_t end =
-        std::min(begin + Communicator::kChunkBytes, bytes.size());
+    const size_t end = std::min(begin + Communicator::kChunkBytes, bytes.size());
     const uint32_t chunk = first + turn;
-    char* slot = ranks.Slot(chunk, request.root) +
-                 Communicator::SlotOffset(chunk, end - begin);
+    char* slot =
+        ranks.Slot(chunk, request.root) + Communicator::SlotOffset(chunk, end - begin);
     stores.Next(request.kind, bytes.size(), end - begin, ranks.me() == reader);
     if (root) {
       ranks.AwaitFree(Communicator::kRead, chunk, request);
@@ -100,8 +95,7 @@ void BroadcastByMessages(Communicator& ranks, const Request& request) {
     while (mask < n && !(me & mask)) mask *= 2;
     if (me != 0) {
       const int parent = absolute(me - mask);
-      ranks.Exchange(parent, nullptr, 0, parent, output, tensor.bytes(),
-                     request);
+      ranks.Exchange(parent, nullptr, 0, parent, output, tensor.bytes(), request);
     }
     for (mask /= 2; mask > 0; mask /= 2) {
       if (me + mask >= n) continue;
@@ -136,8 +130,7 @@ void Broadcast(Communicator& ranks, const Request& request) {
   ranks.Post(request);
   ranks.VerifyMatch(request);
   if (!root) {
-    bytes.Copy(0, bytes.size(), const_cast<char*>(ranks.PostedBy(request.root)),
-               false);
+    bytes.Copy(0, bytes.size(), const_cast<char*>(ranks.PostedBy(request.root)), false);
   }
 }
 

@@ -18,8 +18,8 @@ inline size_t PieceOf(size_t all, size_t begin, size_t step) {
 // that any rank has. `scale`: bytes that a unit takes in a slot. `read` waits
 // for the other ranks, and is called after VerifyMatch.
 template <class Fill, class Read>
-void ForChunks(Communicator& ranks, const Request& request, size_t longest,
-               size_t step, size_t scale, Fill&& fill, Read&& read) {
+void ForChunks(Communicator& ranks, const Request& request, size_t longest, size_t step,
+               size_t scale, Fill&& fill, Read&& read) {
   const auto chunks = static_cast<uint32_t>((longest + step - 1) / step);
   const uint32_t first = ranks.first_chunk();
   SlotStores& stores = ranks.stores();

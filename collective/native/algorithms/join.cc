@@ -50,8 +50,7 @@ struct RequestCodec {
   void operator()(T& value) {
     if (!reads) bytes.resize(at + sizeof(T));
     void* const target = reads ? static_cast<void*>(&value) : &bytes[at];
-    std::memcpy(target, reads ? static_cast<void*>(&bytes[at]) : &value,
-                sizeof(T));
+    std::memcpy(target, reads ? static_cast<void*>(&bytes[at]) : &value, sizeof(T));
     at += sizeof(T);
   }
   template <class List>
@@ -217,8 +216,7 @@ bool ServeJoined(Communicator& ranks, const Request& join) {
 Announcement AgreeOnNext(Communicator& ranks, Announcement announcement) {
   uint8_t flag = announcement.joined;
   std::vector<uint8_t> flags(ranks.size());
-  Request gather =
-      RequestFor(Kind::kAllGather, "which ranks have joined", &flag, 1);
+  Request gather = RequestFor(Kind::kAllGather, "which ranks have joined", &flag, 1);
   gather.tensors[0].output = flags.data();
   gather.counts.assign(ranks.size(), 1);
   Execute(ranks, gather);

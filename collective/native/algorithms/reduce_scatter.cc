@@ -56,8 +56,7 @@ void SumPosts(Communicator& ranks, const Request& request, const Parts& parts) {
   ranks.Post(request);
   ranks.VerifyMatch(request);
   for (int member = 0; member < parts.n; ++member) {
-    sources[member] =
-        ranks.PostedBy(member) + parts.starts[parts.me] * parts.size;
+    sources[member] = ranks.PostedBy(member) + parts.starts[parts.me] * parts.size;
   }
   parts.Sum(sources, 0, parts.Count(parts.me));
 }
@@ -74,8 +73,7 @@ void SumSlots(Communicator& ranks, const Request& request, const Parts& parts) {
       [&](uint32_t chunk, size_t begin) {
         for (int i = 1; i < n; ++i) {
           const int member = (me + i) % n;
-          const size_t bytes =
-              PieceOf(parts.Count(member), begin, step) * parts.size;
+          const size_t bytes = PieceOf(parts.Count(member), begin, step) * parts.size;
           ranks.kernels().copy(ranks.Part(chunk, me, member, n, bytes),
                                parts.Input(member) + begin * parts.size, bytes,
                                ranks.stores().stream());
@@ -85,8 +83,7 @@ void SumSlots(Communicator& ranks, const Request& request, const Parts& parts) {
         ranks.AwaitAll(Communicator::kFilled, chunk, request);
         const size_t count = PieceOf(parts.Count(me), begin, step);
         for (int member = 0; member < n; ++member) {
-          sources[member] =
-              ranks.Part(chunk, member, me, n, count * parts.size);
+          sources[member] = ranks.Part(chunk, member, me, n, count * parts.size);
         }
         sources[me] = parts.Input(me) + begin * parts.size;
         SlotStores::Timer timer(ranks.stores());
@@ -94,8 +91,7 @@ void SumSlots(Communicator& ranks, const Request& request, const Parts& parts) {
       });
 }
 
-void SumMessages(Communicator& ranks, const Request& request,
-                 const Parts& parts) {
+void SumMessages(Communicator& ranks, const Request& request, const Parts& parts) {
   const int n = parts.n, me = parts.me;
   ranks.Post(request);
   ranks.VerifyMatch(request);

@@ -39,8 +39,7 @@ PyObject* NotPlain() {
 
 // Raises what belongs to a code of the core.
 PyObject* Raise(int32_t code, const std::string& message) {
-  const Owned nothing(
-      PyObject_CallFunction(failed, "is", code, message.c_str()));
+  const Owned nothing(PyObject_CallFunction(failed, "is", code, message.c_str()));
   if (!PyErr_Occurred()) PyErr_SetString(PyExc_SystemError, message.c_str());
   return nullptr;
 }
@@ -71,9 +70,7 @@ struct Running {
   PyObject_HEAD State* state;
 };
 
-State& StateOf(PyObject* self) {
-  return *reinterpret_cast<Running*>(self)->state;
-}
+State& StateOf(PyObject* self) { return *reinterpret_cast<Running*>(self)->state; }
 
 void ReleaseArrays(State& state) {
   for (const Array& array : std::exchange(state.arrays, {})) {
@@ -91,8 +88,8 @@ PyObject* Start(PyObject*, PyObject* const* arguments, Py_ssize_t length) {
                                  arguments[Call::kArguments + 1]))) {
     return NotPlain();
   }
-  const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(
-      reinterpret_cast<PyTypeObject*>(running_type), Py_tp_alloc));
+  const auto allocate = reinterpret_cast<allocfunc>(
+      PyType_GetSlot(reinterpret_cast<PyTypeObject*>(running_type), Py_tp_alloc));
   Owned running(allocate(reinterpret_cast<PyTypeObject*>(running_type), 0));
   if (!running) return nullptr;
   reinterpret_cast<Running*>(running.get())->state = new State;
@@ -130,8 +127,7 @@ PyObject* Wait(PyObject* self, PyObject*) {
 PyObject* Done(PyObject* self, PyObject*) {
   State& state = StateOf(self);
   const std::unique_lock<std::mutex> lock(state.mutex, std::try_to_lock);
-  return PyBool_FromLong(lock &&
-                         (!state.handle || collective_finished(state.handle)));
+  return PyBool_FromLong(lock && (!state.handle || collective_finished(state.handle)));
 }
 
 // The core still reads and writes the arrays: they must outlive it.
@@ -156,17 +152,16 @@ PyMethodDef running_methods[] = {
 PyType_Slot running_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(Free)},
                                {Py_tp_methods, running_methods},
                                {0, nullptr}};
-PyType_Spec running_spec = {
-    "collective_python.Running", sizeof(Running), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, running_slots};
+PyType_Spec running_spec = {"collective_python.Running", sizeof(Running), 0,
+                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                            running_slots};
 
 // time(arguments of run..., repetitions, inner, seconds): for collective.bench.
 PyObject* Time(PyObject*, PyObject* const* arguments, Py_ssize_t length) {
   if (!CheckLength(length, Call::kArguments + 2)) return nullptr;
   Call call;
   int32_t repetitions, inner;
-  if (!call.Parse(arguments) ||
-      !ToInt(arguments[Call::kArguments], &repetitions) ||
+  if (!call.Parse(arguments) || !ToInt(arguments[Call::kArguments], &repetitions) ||
       !ToInt(arguments[Call::kArguments + 1], &inner)) {
     return NotPlain();
   }
@@ -202,15 +197,13 @@ constexpr char kDocs[] =
     "ones (all-reduce and broadcast). Returns None if an argument is not "
     "plain; otherwise ";
 const std::string run_docs = std::string(kDocs) + "the outputs.";
-const std::string start_docs =
-    std::string(kDocs) + "a Running, and the outputs.";
+const std::string start_docs = std::string(kDocs) + "a Running, and the outputs.";
 const std::string time_docs =
     std::string(kDocs) + "seconds; then come repetitions and inner ones.";
 
 template <class Function>
 PyMethodDef Method(const char* name, Function function, const char* docs) {
-  return {name,
-          reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)),
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)),
           METH_FASTCALL, docs};
 }
 
@@ -235,8 +228,7 @@ PyMODINIT_FUNC PyInit_collective_python() {
                                nullptr,
                                nullptr};
   if (std::strcmp(collective_source(), NATIVE_SOURCE_DIGEST) != 0) {
-    PyErr_SetString(PyExc_ImportError,
-                    "libcollective.so was built from other sources");
+    PyErr_SetString(PyExc_ImportError, "libcollective.so was built from other sources");
     return nullptr;
   }
   running_type = PyType_FromSpec(&running_spec);

@@ -24,8 +24,7 @@ constexpr int kContiguous = 0x1, kNative = 0x200, kWritable = 0x400;
 bool IsBFloat16(PyObject* array) {
   const Owned dtype(PyObject_GetAttr(array, dtype_name));
   if (dtype && dtype.get() == bfloat16) return true;
-  const Owned name(dtype ? PyObject_GetAttrString(dtype.get(), "name")
-                         : nullptr);
+  const Owned name(dtype ? PyObject_GetAttrString(dtype.get(), "name") : nullptr);
   PyErr_Clear();
   if (!name || !PyUnicode_Check(name.get()) ||
       PyUnicode_CompareWithASCIIString(name.get(), "bfloat16") != 0) {
@@ -49,8 +48,7 @@ int32_t DTypeOf(PyObject* array, const ArrayStruct& fields) {
 }
 
 bool Is(PyObject* object, const char* text) {
-  return PyUnicode_Check(object) &&
-         PyUnicode_CompareWithASCIIString(object, text) == 0;
+  return PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, text) == 0;
 }
 
 // A number, or the default's name.
@@ -113,8 +111,8 @@ bool Call::Take(PyObject* object, std::vector<Array>* to) {
     return false;
   }
   Array array;
-  array.fields = static_cast<const ArrayStruct*>(
-      PyCapsule_GetPointer(capsule.get(), nullptr));
+  array.fields =
+      static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.get(), nullptr));
   const int wanted = kContiguous | kNative;
   if (array.fields->two != 2 || (array.fields->flags & wanted) != wanted) {
     return false;
@@ -144,8 +142,7 @@ bool Call::AddPair(PyObject* input, PyObject* output, Owned* result) {
       PyErr_Clear();
       return false;
     }
-    output = PyObject_CallFunctionObjArgs(new_array, shape.get(), dtype.get(),
-                                          nullptr);
+    output = PyObject_CallFunctionObjArgs(new_array, shape.get(), dtype.get(), nullptr);
     if (!output) return false;
   } else {
     Py_INCREF(output);
@@ -159,10 +156,10 @@ bool Call::AddPair(PyObject* input, PyObject* output, Owned* result) {
   }
   const Array &from = inputs_.back(), &to = outputs_.back();
   if (!(to.fields->flags & kWritable) || from.dtype != to.dtype) return false;
-  if (same_shape && (from.fields->dimensions != to.fields->dimensions ||
-                     !std::equal(from.fields->shape,
-                                 from.fields->shape + from.fields->dimensions,
-                                 to.fields->shape))) {
+  if (same_shape &&
+      (from.fields->dimensions != to.fields->dimensions ||
+       !std::equal(from.fields->shape, from.fields->shape + from.fields->dimensions,
+                   to.fields->shape))) {
     return false;
   }
   return true;
@@ -229,18 +226,17 @@ bool Call::ParseArrays(bool grouped, PyObject* inputs, PyObject* outputs) {
     }
   }
   const auto kind = static_cast<Kind>(request_.kind);
-  if ((kind == Kind::kAllReduce || kind == Kind::kBroadcast) &&
-      outputs != Py_None && Overlap()) {
+  if ((kind == Kind::kAllReduce || kind == Kind::kBroadcast) && outputs != Py_None &&
+      Overlap()) {
     return false;
   }
   static_assert(sizeof(Py_intptr_t) == sizeof(int64_t));
   tensors_.resize(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
     const ArrayStruct& from = *inputs_[i].fields;
-    tensors_[i] = {
-        from.data,        outputs_[i].fields->data,
-        inputs_[i].count, reinterpret_cast<const int64_t*>(from.shape),
-        from.dimensions,  inputs_[i].dtype};
+    tensors_[i] = {from.data,        outputs_[i].fields->data,
+                   inputs_[i].count, reinterpret_cast<const int64_t*>(from.shape),
+                   from.dimensions,  inputs_[i].dtype};
   }
   request_.tensors = tensors_.data();
   request_.tensors_length = static_cast<int32_t>(tensors_.size());
@@ -269,9 +265,8 @@ bool Call::Parse(PyObject* const* arguments) {
     request_.name = PyUnicode_AsUTF8AndSize(name, nullptr);
     if (!request_.name) return false;
   }
-  return ToInt(arguments[0], &request_.kind) &&
-         ToInt(arguments[4], &request_.op) && request_.op >= 0 &&
-         request_.op < kOps && ParseGroup(arguments[6]) &&
+  return ToInt(arguments[0], &request_.kind) && ToInt(arguments[4], &request_.op) &&
+         request_.op >= 0 && request_.op < kOps && ParseGroup(arguments[6]) &&
          ToAlgorithm(arguments[7], &request_.algorithm) &&
          ToTransport(arguments[8], &request_.transport) &&
          ToInt(arguments[9], &request_.root) && ParseCounts(arguments[10]) &&

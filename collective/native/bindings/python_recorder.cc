@@ -8,16 +8,15 @@ namespace collective {
 namespace {
 
 PyObject* DictOf(const Recorder::Entry& entry) {
-  return Py_BuildValue(
-      "{s:K,s:L,s:L,s:L,s:L,s:i,s:i,s:i,s:i,s:i,s:I,s:i,s:y,s:d}", "number",
-      static_cast<unsigned long long>(entry.number), "announced",
-      static_cast<long long>(entry.announced), "started",
-      static_cast<long long>(entry.started), "ended",
-      static_cast<long long>(entry.ended), "bytes",
-      static_cast<long long>(entry.bytes), "kind", entry.kind, "op", entry.op,
-      "dtype", entry.dtype, "tensors", entry.tensors, "area", entry.area,
-      "sequence", entry.sequence, "failed", entry.failed, "name", entry.name,
-      "at", entry.at);
+  return Py_BuildValue("{s:K,s:L,s:L,s:L,s:L,s:i,s:i,s:i,s:i,s:i,s:I,s:i,s:y,s:d}",
+                       "number", static_cast<unsigned long long>(entry.number),
+                       "announced", static_cast<long long>(entry.announced), "started",
+                       static_cast<long long>(entry.started), "ended",
+                       static_cast<long long>(entry.ended), "bytes",
+                       static_cast<long long>(entry.bytes), "kind", entry.kind, "op",
+                       entry.op, "dtype", entry.dtype, "tensors", entry.tensors, "area",
+                       entry.area, "sequence", entry.sequence, "failed", entry.failed,
+                       "name", entry.name, "at", entry.at);
 }
 
 }  // namespace
@@ -41,11 +40,10 @@ PyObject* ReadRecorder(PyObject*, PyObject* local_rank) {
     if (!dict || PyList_Append(entries.get(), dict.get()) < 0) return nullptr;
   }
   if (!entries) return nullptr;
-  return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:y,s:L,s:d,s:d,s:N}", "state",
-                       state, "rank", rank->rank.load(), "pid", rank->pid,
-                       "launch_rank", rank->launch_rank, "joined", rank->joined,
-                       "stack", rank->stack, "sampled",
-                       static_cast<long long>(rank->sampled), "at", rank->at,
+  return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:y,s:L,s:d,s:d,s:N}", "state", state,
+                       "rank", rank->rank.load(), "pid", rank->pid, "launch_rank",
+                       rank->launch_rank, "joined", rank->joined, "stack", rank->stack,
+                       "sampled", static_cast<long long>(rank->sampled), "at", rank->at,
                        "since", rank->since, "entries", entries.release());
 }
 

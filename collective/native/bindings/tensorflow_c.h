@@ -41,51 +41,42 @@ void TF_OpDefinitionBuilderAddInput(TF_OpDefinitionBuilder*, const char*);
 void TF_OpDefinitionBuilderAddOutput(TF_OpDefinitionBuilder*, const char*);
 void TF_OpDefinitionBuilderSetIsStateful(TF_OpDefinitionBuilder*, bool);
 void TF_OpDefinitionBuilderSetShapeInferenceFunction(
-    TF_OpDefinitionBuilder*,
-    void (*infer)(TF_ShapeInferenceContext*, TF_Status*));
+    TF_OpDefinitionBuilder*, void (*infer)(TF_ShapeInferenceContext*, TF_Status*));
 void TF_RegisterOpDefinition(TF_OpDefinitionBuilder*, TF_Status*);
 
 TF_ShapeHandle* TF_NewShapeHandle();
 void TF_DeleteShapeHandle(TF_ShapeHandle*);
 int64_t TF_ShapeInferenceContextNumInputs(TF_ShapeInferenceContext*);
-void TF_ShapeInferenceContextGetInput(TF_ShapeInferenceContext*, int,
-                                      TF_ShapeHandle*, TF_Status*);
+void TF_ShapeInferenceContextGetInput(TF_ShapeInferenceContext*, int, TF_ShapeHandle*,
+                                      TF_Status*);
 TF_ShapeHandle* TF_ShapeInferenceContextScalar(TF_ShapeInferenceContext*);
-void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext*,
-                                             TF_Status*);
-void TF_ShapeInferenceContextSetOutput(TF_ShapeInferenceContext*, int,
-                                       TF_ShapeHandle*, TF_Status*);
+void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext*, TF_Status*);
+void TF_ShapeInferenceContextSetOutput(TF_ShapeInferenceContext*, int, TF_ShapeHandle*,
+                                       TF_Status*);
 
 TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device,
                                       void* (*create)(TF_OpKernelConstruction*),
-                                      void (*compute)(void*,
-                                                      TF_OpKernelContext*),
+                                      void (*compute)(void*, TF_OpKernelContext*),
                                       void (*destroy)(void*));
 TF_KernelBuilder* TF_NewAsyncKernelBuilder(
-    const char* op, const char* device,
-    void* (*create)(TF_OpKernelConstruction*),
+    const char* op, const char* device, void* (*create)(TF_OpKernelConstruction*),
     void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*),
     void (*destroy)(void*));
 void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder*, TF_Status*);
 
-void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction*,
-                                         const char* name, int32_t* length,
-                                         int32_t* bytes, TF_Status*);
-void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction*,
-                                           const char* name, char* value,
-                                           size_t bytes, TF_Status*);
-void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*,
-                                          const char* name, int64_t* value,
-                                          TF_Status*);
+void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction*, const char* name,
+                                         int32_t* length, int32_t* bytes, TF_Status*);
+void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction*, const char* name,
+                                           char* value, size_t bytes, TF_Status*);
+void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* name,
+                                          int64_t* value, TF_Status*);
 void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction*, TF_Status*);
 
 int TF_NumInputs(TF_OpKernelContext*);
 void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor**, TF_Status*);
-TF_Tensor* TF_ForwardInputOrAllocateOutput(TF_OpKernelContext*,
-                                           const int* candidates, int length,
-                                           int output, const int64_t* shape,
-                                           int dimensions, int* forwarded,
-                                           TF_Status*);
+TF_Tensor* TF_ForwardInputOrAllocateOutput(TF_OpKernelContext*, const int* candidates,
+                                           int length, int output, const int64_t* shape,
+                                           int dimensions, int* forwarded, TF_Status*);
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, int dtype,
                              const int64_t* shape, int dimensions, size_t bytes,
                              TF_Status*);

@@ -53,8 +53,7 @@ struct Attributes {
   void Read(TF_OpKernelConstruction* construction, TF_Status* status) {
     const auto number = [&](const char* attribute, int64_t* value) {
       if (TF_GetCode(status) != 0) return;
-      TF_OpKernelConstruction_GetAttrInt64(construction, attribute, value,
-                                           status);
+      TF_OpKernelConstruction_GetAttrInt64(construction, attribute, value, status);
     };
     if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {
       number("reduction", &op);
@@ -69,13 +68,13 @@ struct Attributes {
     number("plan", &plan);
     int32_t length = 0, bytes = 0;
     if (TF_GetCode(status) == 0) {
-      TF_OpKernelConstruction_GetAttrSize(construction, "tensor_name", &length,
-                                          &bytes, status);
+      TF_OpKernelConstruction_GetAttrSize(construction, "tensor_name", &length, &bytes,
+                                          status);
     }
     if (TF_GetCode(status) == 0 && bytes > 0) {
       name.resize(bytes);
-      TF_OpKernelConstruction_GetAttrString(construction, "tensor_name",
-                                            &name[0], name.size(), status);
+      TF_OpKernelConstruction_GetAttrString(construction, "tensor_name", &name[0],
+                                            name.size(), status);
     }
   }
 };
@@ -142,10 +141,9 @@ class Run {
   TF_Tensor* Output(int index, int dtype, const std::vector<int64_t>& shape,
                     size_t bytes) {
     Status status;
-    return Hold(
-        TF_AllocateOutput(context_, index, dtype, shape.data(),
-                          static_cast<int>(shape.size()), bytes, status.get()),
-        status);
+    return Hold(TF_AllocateOutput(context_, index, dtype, shape.data(),
+                                  static_cast<int>(shape.size()), bytes, status.get()),
+                status);
   }
 
   static std::vector<int64_t> ShapeOf(const TF_Tensor* tensor) {
@@ -161,8 +159,7 @@ class Run {
   // follows the ticket, padded with zeros (naming.py says why).
   bool HasTickets(int input, int output) {
     TF_Tensor* theirs = Input(input);
-    TF_Tensor* mine =
-        theirs ? Output(output, kInt64, {}, sizeof(int64_t)) : nullptr;
+    TF_Tensor* mine = theirs ? Output(output, kInt64, {}, sizeof(int64_t)) : nullptr;
     if (!mine) return false;
     const auto* words = static_cast<const int64_t*>(TF_TensorData(theirs));
     ticket_ = words[0];
@@ -238,9 +235,8 @@ inline void SetScalar(TF_ShapeInferenceContext* context, int output,
 
 // Registers an op and its kernel; each attribute, input and output as in
 // TensorFlow's op definitions.
-inline void RegisterOp(const char* name, const Texts& attributes,
-                       const Texts& inputs, const Texts& outputs, Shapes shapes,
-                       TF_KernelBuilder* kernel) {
+inline void RegisterOp(const char* name, const Texts& attributes, const Texts& inputs,
+                       const Texts& outputs, Shapes shapes, TF_KernelBuilder* kernel) {
   Status status;
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
   for (const char* one : attributes) TF_OpDefinitionBuilderAddAttr(op, one);
@@ -264,15 +260,14 @@ void Register(const char* name, Texts attributes, Texts inputs, Texts outputs,
               Shapes shapes,
               void (*compute)(void*, TF_OpKernelContext*,
                               TF_AsyncOpKernelDoneCallback*)) {
-  for (const char* one : {"process_set: int = 0", "in_order: int = 0",
-                          "plan: int = 0", "tensor_name: string = ''"}) {
+  for (const char* one : {"process_set: int = 0", "in_order: int = 0", "plan: int = 0",
+                          "tensor_name: string = ''"}) {
     attributes.push_back(one);
   }
   inputs.push_back("ticket: int64");
   outputs.push_back("issued: int64");
-  RegisterOp(
-      name, attributes, inputs, outputs, shapes,
-      TF_NewAsyncKernelBuilder(name, "CPU", &Create<kKind>, compute, &Destroy));
+  RegisterOp(name, attributes, inputs, outputs, shapes,
+             TF_NewAsyncKernelBuilder(name, "CPU", &Create<kKind>, compute, &Destroy));
 }
 
 }  // namespace collective::tensorflow

@@ -49,9 +49,9 @@ class RunOnList : public Run {
       // An input can become the output only while nobody else holds it.
       TF_DeleteTensor(input);
       int forwarded = -1;
-      TF_Tensor* output = TF_ForwardInputOrAllocateOutput(
-          context_, &i, 1, i, tensor.shape, tensor.dimensions, &forwarded,
-          status.get());
+      TF_Tensor* output =
+          TF_ForwardInputOrAllocateOutput(context_, &i, 1, i, tensor.shape,
+                                          tensor.dimensions, &forwarded, status.get());
       if (!Hold(output, status)) return false;
       tensor.input = tensor.output = TF_TensorData(output);
       if (forwarded == i) continue;
@@ -71,8 +71,7 @@ void Compute(void* kernel, TF_OpKernelContext* context,
 }
 
 void SameShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
-  const auto length =
-      static_cast<int>(TF_ShapeInferenceContextNumInputs(context) - 1);
+  const auto length = static_cast<int>(TF_ShapeInferenceContextNumInputs(context) - 1);
   for (int i = 0; i < length; ++i) {
     TF_ShapeHandle* shape = TF_NewShapeHandle();
     TF_ShapeInferenceContextGetInput(context, i, shape, status);
@@ -89,12 +88,12 @@ const bool registered = [] {
   const char* types =
       "T: list({float, double, half, bfloat16, int8, uint8, int32, int64, "
       "bool}) >= 1";
-  Register<Kind::kAllReduce>("CollectiveAllReduce",
-                             {types, "reduction: int = 0", "algorithm: int = 0",
-                              "transport: int = -1"},
-                             inputs, outputs, &SameShapes, &Compute);
-  Register<Kind::kBroadcast>("CollectiveBroadcast", {types, "root: int = 0"},
-                             inputs, outputs, &SameShapes, &Compute);
+  Register<Kind::kAllReduce>(
+      "CollectiveAllReduce",
+      {types, "reduction: int = 0", "algorithm: int = 0", "transport: int = -1"},
+      inputs, outputs, &SameShapes, &Compute);
+  Register<Kind::kBroadcast>("CollectiveBroadcast", {types, "root: int = 0"}, inputs,
+                             outputs, &SameShapes, &Compute);
   return true;
 }();
 

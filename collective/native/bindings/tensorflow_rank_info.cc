@@ -25,15 +25,14 @@ void DestroyRankInfo(void* kernel) { delete static_cast<int64_t*>(kernel); }
 void ComputeRankInfo(void* kernel, TF_OpKernelContext* context) {
   Status status;
   collective_ranks info = {};
-  const int32_t code = collective_rank_info(
-      static_cast<int32_t>(*static_cast<int64_t*>(kernel)), &info);
+  const int32_t code =
+      collective_rank_info(static_cast<int32_t>(*static_cast<int64_t*>(kernel)), &info);
   if (code != 0) {
     TF_SetStatus(status.get(), CodeOf(code), collective_error());
     return TF_OpKernelContext_Failure(context, status.get());
   }
   const int kInt32 =
-      collective::kDTypeTable[static_cast<int>(collective::DType::kInt32)]
-          .tensorflow;
+      collective::kDTypeTable[static_cast<int>(collective::DType::kInt32)].tensorflow;
   const int32_t values[kOutputs] = {info.rank, info.size, info.local_rank,
                                     info.local_size};
   for (int i = 0; i < kOutputs; ++i) {
@@ -54,12 +53,11 @@ void Scalars(TF_ShapeInferenceContext* context, TF_Status* status) {
 // Runs when tf.load_op_library loads this file.
 const bool registered = [] {
   const char* name = "CollectiveRankInfo";
-  RegisterOp(
-      name, {"process_set: int = 0"}, {},
-      {"rank: int32", "size: int32", "local_rank: int32", "local_size: int32"},
-      &Scalars,
-      TF_NewKernelBuilder(name, "CPU", &CreateRankInfo, &ComputeRankInfo,
-                          &DestroyRankInfo));
+  RegisterOp(name, {"process_set: int = 0"}, {},
+             {"rank: int32", "size: int32", "local_rank: int32", "local_size: int32"},
+             &Scalars,
+             TF_NewKernelBuilder(name, "CPU", &CreateRankInfo, &ComputeRankInfo,
+                                 &DestroyRankInfo));
   return true;
 }();
 

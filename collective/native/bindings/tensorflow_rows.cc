@@ -25,8 +25,8 @@ class RunOnRows : public Run {
       : Run(context, callback), attributes_(attributes) {}
 
   void Start() {
-    int32_t code = collective_members(
-        static_cast<int32_t>(attributes_.process_set), &size_, &me_);
+    int32_t code =
+        collective_members(static_cast<int32_t>(attributes_.process_set), &size_, &me_);
     if (code != 0) return End(code, collective_error());
     input_ = Input(0);
     if (!input_) return Finish();
@@ -49,8 +49,7 @@ class RunOnRows : public Run {
           return End(kInvalid, "a scalar has no rows\nHINT: reshape it to [1]");
         }
         for (int i = 0; i < size_; ++i) {
-          counts_.push_back((shape_[0] / size_ + (i < shape_[0] % size_)) *
-                            row_);
+          counts_.push_back((shape_[0] / size_ + (i < shape_[0] % size_)) * row_);
         }
         return MoveRows(row_ ? counts_[me_] / row_
                              : shape_[0] / size_ + (me_ < shape_[0] % size_));
@@ -98,9 +97,8 @@ class RunOnRows : public Run {
     rows_.assign(values, values + TF_TensorElementCount(splits));
     misfit_ = static_cast<int>(rows_.size()) != size_;
     for (int64_t rows : rows_) misfit_ = misfit_ || rows < 0;
-    misfit_ =
-        misfit_ || shape_.empty() ||
-        std::accumulate(rows_.begin(), rows_.end(), int64_t{0}) != shape_[0];
+    misfit_ = misfit_ || shape_.empty() ||
+              std::accumulate(rows_.begin(), rows_.end(), int64_t{0}) != shape_[0];
     rows_.resize(size_);
     return true;
   }
@@ -144,8 +142,7 @@ class RunOnRows : public Run {
       same = same && theirs.hash == mine.hash;
       misfit = misfit || theirs.misfit;
       int32_t rank = member;
-      collective_rank_of(static_cast<int32_t>(attributes_.process_set), member,
-                         &rank);
+      collective_rank_of(static_cast<int32_t>(attributes_.process_set), member, &rank);
       ranks.push_back(rank);
       texts.push_back(call + " " + theirs.text);
     }
@@ -158,11 +155,10 @@ class RunOnRows : public Run {
                                      : "ranks do not agree on a collective") +
                              collective::ListByText(ranks, texts);
     End(misfit ? kInvalid : kDisagree,
-        (what + (misfit
-                     ? "\nHINT: give each rank its number of rows, adding up "
-                       "to the first axis"
-                     : "\nHINT: give tensors of the same dtype and shape, but "
-                       "for the first axis, on every rank"))
+        (what + (misfit ? "\nHINT: give each rank its number of rows, adding up "
+                          "to the first axis"
+                        : "\nHINT: give tensors of the same dtype and shape, but "
+                          "for the first axis, on every rank"))
             .c_str());
     return false;
   }
@@ -187,8 +183,7 @@ class RunOnRows : public Run {
         received[i] = all_[static_cast<size_t>(i) * size_ + me_];
         rows += received[i];
       }
-      TF_Tensor* output =
-          Output(1, kInt64, {size_}, received.size() * sizeof(int64_t));
+      TF_Tensor* output = Output(1, kInt64, {size_}, received.size() * sizeof(int64_t));
       if (!output) return Finish();
       std::memcpy(TF_TensorData(output), received.data(),
                   received.size() * sizeof(int64_t));
@@ -227,8 +222,7 @@ class RunOnRows : public Run {
     if (code != 0) End(code, collective_error());
   }
 
-  const Attributes
-      attributes_;  // a copy: the kernel may be gone before the run
+  const Attributes attributes_;  // a copy: the kernel may be gone before the run
   int32_t size_ = 1, me_ = 0;
   TF_Tensor* input_ = nullptr;
   std::vector<int64_t> shape_;
@@ -241,8 +235,7 @@ class RunOnRows : public Run {
 
 void Compute(void* kernel, TF_OpKernelContext* context,
              TF_AsyncOpKernelDoneCallback* callback) {
-  (new RunOnRows(*static_cast<Attributes*>(kernel), context, callback))
-      ->Start();
+  (new RunOnRows(*static_cast<Attributes*>(kernel), context, callback))->Start();
 }
 
 void UnknownShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -258,9 +251,9 @@ const bool registered = [] {
   Register<Kind::kReduceScatter>("CollectiveReduceScatter",
                                  {type, "reduction: int = 0"}, {"tensor: T"},
                                  {"output: T"}, &UnknownShapes, &Compute);
-  Register<Kind::kAllToAll>(
-      "CollectiveAllToAll", {type}, {"tensor: T", "splits: int64"},
-      {"output: T", "received: int64"}, &UnknownShapes, &Compute);
+  Register<Kind::kAllToAll>("CollectiveAllToAll", {type},
+                            {"tensor: T", "splits: int64"},
+                            {"output: T", "received: int64"}, &UnknownShapes, &Compute);
   return true;
 }();
 

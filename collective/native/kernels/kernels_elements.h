@@ -96,8 +96,7 @@ COLLECTIVE_INLINE void Narrow(float value, BFloat16* result) {
   if ((bits & 0x7fffffff) > 0x7f800000) {
     result->bits = static_cast<uint16_t>(bits >> 16 | 0x40);
   } else {
-    result->bits =
-        static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    result->bits = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   }
 }
 
@@ -125,8 +124,8 @@ COLLECTIVE_INLINE Pair WidenRegister(Shorts halves, BFloat16) {
 #if defined(__AVX512F__)
   const __m512i bits = (__m512i)halves;
   const __m512i low =
-      _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7,
-                       0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+      _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0,
+                       5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi32(16 << 16));
   constexpr __mmask32 kUpper = 0xAAAAAAAA;  // the upper halves; zero below
   return {(Floats)_mm512_maskz_permutexvar_epi16(kUpper, low, bits),
@@ -178,12 +177,11 @@ COLLECTIVE_INLINE Words RoundToBFloat16(Floats values) {
 }
 
 COLLECTIVE_INLINE Shorts NarrowRegister(Pair values, BFloat16) {
-  const Words low = RoundToBFloat16(values.low),
-              high = RoundToBFloat16(values.high);
+  const Words low = RoundToBFloat16(values.low), high = RoundToBFloat16(values.high);
 #if defined(__AVX512F__)
-  const __m512i odd = _mm512_set_epi16(
-      63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29,
-      27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  const __m512i odd =
+      _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,
+                       31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
   return (Shorts)_mm512_permutex2var_epi16((__m512i)low, odd, (__m512i)high);
 #elif defined(__AVX2__)
   const __m256i halves =

@@ -37,11 +37,8 @@ struct Unconverted {
   }
   typedef Block Packed;
   // By reference: compilers copy a block word by word.
-  static COLLECTIVE_INLINE const Packed& Pack(const Block& block) {
-    return block;
-  }
-  static COLLECTIVE_INLINE void Store(T* to, const Packed& packed,
-                                      bool stream) {
+  static COLLECTIVE_INLINE const Packed& Pack(const Block& block) { return block; }
+  static COLLECTIVE_INLINE void Store(T* to, const Packed& packed, bool stream) {
     StoreVector(to, packed.low, stream);
     StoreVector(to + kBlock / 2, packed.high, stream);
   }
@@ -54,12 +51,8 @@ struct Sums : Unconverted<T, T> {
 };
 template <>
 struct Sums<Bool> : Unconverted<Bool, uint8_t> {
-  static COLLECTIVE_INLINE uint8_t LoadOne(const Bool* from) {
-    return from->bits;
-  }
-  static COLLECTIVE_INLINE void StoreOne(uint8_t value, Bool* to) {
-    to->bits = value;
-  }
+  static COLLECTIVE_INLINE uint8_t LoadOne(const Bool* from) { return from->bits; }
+  static COLLECTIVE_INLINE void StoreOne(uint8_t value, Bool* to) { to->bits = value; }
 };
 
 template <class T>
@@ -184,8 +177,7 @@ constexpr size_t kPeelBytes = 2048;
 // but this rank's own). NS: the number of sources if known when compiling, else
 // 0. Reduces the elements from `i` to `end`; the first of them goes to `out`.
 template <class T, class W, Step kStep, bool kDivide, int NS>
-void ReduceLoop(const ReduceJob& job, size_t i, size_t end, T* out,
-                bool stream_out) {
+void ReduceLoop(const ReduceJob& job, size_t i, size_t end, T* out, bool stream_out) {
   using Own = Sums<T>;
   using WireCodec = Sums<W>;
   using Block = typename Own::Block;
@@ -264,9 +256,8 @@ void ReduceAll(const ReduceJob& job) {
   T* out = static_cast<T*>(job.out);
   const auto loop = ReduceLoop<T, W, kStep, kDivide, NS>;
   if (out && job.stream_out && BytesAfterLine(out)) {
-    ToLines(out, job.count, [&](size_t begin, size_t end, T* to) {
-      loop(job, begin, end, to, false);
-    });
+    ToLines(out, job.count,
+            [&](size_t begin, size_t end, T* to) { loop(job, begin, end, to, false); });
   } else {
     loop(job, 0, job.count, out, out && job.stream_out);
   }
@@ -360,9 +351,8 @@ void WidenAll(void* target, const void* source, size_t count, bool stream) {
     }
   };
   if (stream && BytesAfterLine(out)) {
-    ToLines(out, count, [&](size_t begin, size_t end, float* to) {
-      widen(begin, end, to, false);
-    });
+    ToLines(out, count,
+            [&](size_t begin, size_t end, float* to) { widen(begin, end, to, false); });
   } else {
     widen(0, count, out, stream);
   }
@@ -388,9 +378,7 @@ constexpr void FillIntegers(ReduceKernel* row) {
   Kernels kernels = {};
   kernels.name = name;
   kernels.copy = Copy;
-  const auto row = [&](DType dtype) {
-    return kernels.reduce[static_cast<int>(dtype)];
-  };
+  const auto row = [&](DType dtype) { return kernels.reduce[static_cast<int>(dtype)]; };
   FillFloats<float, float>(row(DType::kFloat32));
   FillFloats<double, double>(row(DType::kFloat64));
   FillFloats<Float16, Float16>(row(DType::kFloat16));
@@ -403,8 +391,7 @@ constexpr void FillIntegers(ReduceKernel* row) {
   boolean[static_cast<int>(Op::kSum)] = Reduce<Bool, Bool, Step::kOr, false>;
   boolean[static_cast<int>(Op::kMax)] = Reduce<Bool, Bool, Step::kOr, false>;
   boolean[static_cast<int>(Op::kMin)] = Reduce<Bool, Bool, Step::kAnd, false>;
-  boolean[static_cast<int>(Op::kProduct)] =
-      Reduce<Bool, Bool, Step::kAnd, false>;
+  boolean[static_cast<int>(Op::kProduct)] = Reduce<Bool, Bool, Step::kAnd, false>;
   FillFloats<float, Float16>(kernels.reduce_16[0]);
   FillFloats<float, BFloat16>(kernels.reduce_16[1]);
   kernels.narrow[0] = NarrowAll<Float16>;

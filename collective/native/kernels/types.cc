@@ -5,17 +5,12 @@
 
 namespace collective {
 
-size_t SizeOf(DType dtype) {
-  return kDTypeTable[static_cast<int>(dtype)].bytes;
-}
+size_t SizeOf(DType dtype) { return kDTypeTable[static_cast<int>(dtype)].bytes; }
 
-const char* NameOf(DType dtype) {
-  return kDTypeTable[static_cast<int>(dtype)].name;
-}
+const char* NameOf(DType dtype) { return kDTypeTable[static_cast<int>(dtype)].name; }
 
 const char* NameOf(Op op) {
-  constexpr const char* kNames[kOps] = {"sum", "average", "min", "max",
-                                        "product"};
+  constexpr const char* kNames[kOps] = {"sum", "average", "min", "max", "product"};
   return kNames[static_cast<int>(op)];
 }
 
@@ -28,8 +23,7 @@ const char* NameOf(Kind kind) {
 
 const char* NameOf(Algorithm algorithm) {
   constexpr const char* kNames[] = {
-      "auto", "direct",      "one-shot", "ring", "halving-doubling",
-      "tree", "hierarchical"};
+      "auto", "direct", "one-shot", "ring", "halving-doubling", "tree", "hierarchical"};
   return kNames[static_cast<int>(algorithm)];
 }
 
@@ -58,8 +52,7 @@ std::string ListByText(const std::vector<int>& ranks,
     auto same = groups.begin();
     while (same != groups.end() && same->first != texts[i]) ++same;
     if (same == groups.end()) same = groups.insert(same, {texts[i], ""});
-    same->second +=
-        (same->second.empty() ? "" : ",") + std::to_string(ranks[i]);
+    same->second += (same->second.empty() ? "" : ",") + std::to_string(ranks[i]);
   }
   std::string list;
   for (const auto& [text, callers] : groups) {
@@ -89,9 +82,7 @@ struct Hash {
 
 }  // namespace
 
-size_t Tensor::bytes() const {
-  return static_cast<size_t>(count) * SizeOf(dtype);
-}
+size_t Tensor::bytes() const { return static_cast<size_t>(count) * SizeOf(dtype); }
 
 size_t Request::bytes() const {
   size_t bytes = 0;
@@ -104,8 +95,7 @@ uint64_t Request::Signature() const {
   hash.Add(static_cast<uint64_t>(kind) | static_cast<uint64_t>(algorithm) << 8 |
            static_cast<uint64_t>(Reduces(kind) ? op : Op::kSum) << 16 |
            static_cast<uint64_t>(has_transport) << 24 |
-           static_cast<uint64_t>(transport) << 25 |
-           static_cast<uint64_t>(root) << 32);
+           static_cast<uint64_t>(transport) << 25 | static_cast<uint64_t>(root) << 32);
   for (unsigned char letter : name) hash.Add(letter);
   hash.Add(tensors.size());
   for (const Tensor& tensor : tensors) {
@@ -145,8 +135,7 @@ std::string Request::Describe() const {
   if (has_transport) text += std::string(" transport=") + NameOf(transport);
   if (kind == Kind::kReduceScatter) {
     for (size_t i = 0; i < counts.size(); ++i) {
-      text +=
-          (i ? "," : " elements for each rank ") + std::to_string(counts[i]);
+      text += (i ? "," : " elements for each rank ") + std::to_string(counts[i]);
     }
   }
   return text + among;

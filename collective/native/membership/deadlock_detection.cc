@@ -30,8 +30,8 @@ thread_local uint32_t number_of_thread = 0;
 }  // namespace
 
 int64_t Job::Patience() const {
-  return static_cast<int64_t>(
-      std::min(kPatienceSeconds, settings_.stall_seconds) * 1e9);
+  return static_cast<int64_t>(std::min(kPatienceSeconds, settings_.stall_seconds) *
+                              1e9);
 }
 
 void Job::NoteBegin(int area) {
@@ -51,8 +51,8 @@ bool Job::HasBegun(const ControlMessage& wait) const {
 }
 
 std::string Job::Line(int rank, int other, const std::string& doing) {
-  return "rank " + std::to_string(rank) + " waits for rank " +
-         std::to_string(other) + " in " + doing;
+  return "rank " + std::to_string(rank) + " waits for rank " + std::to_string(other) +
+         " in " + doing;
 }
 
 void Job::BreakForDeadlock(const std::string& who) {
@@ -81,8 +81,7 @@ void Job::LongWait::ReportToOtherHosts(int64_t now) {
     send(probe, line);
   }
   std::vector<int> waits_for;
-  if (!job.IsBlocked(job.info_.local_rank, now, &waits_for) ||
-      waits_for.size() != 1) {
+  if (!job.IsBlocked(job.info_.local_rank, now, &waits_for) || waits_for.size() != 1) {
     return;
   }
   std::vector<ControlMessage> received;
@@ -120,13 +119,12 @@ bool Job::IsBlocked(int rank, int64_t now, std::vector<int>* waits_for) const {
   const auto rests = [&](const std::atomic<int64_t>& since,
                          const std::atomic<int64_t>& looked) {
     const int64_t last = looked.load();  // first: it is written last
-    return last - since.load() >= rest &&
-           now - last <= std::min(rest / 2, kStopped);
+    return last - since.load() >= rest && now - last <= std::min(rest / 2, kStopped);
   };
   int queues = state.queues.load();
   if (state.many_callers || now - state.queues_changed < rest) return false;
-  int callers = state.waiting_since.load() &&
-                rests(state.waiting_since, state.waiting_polled);
+  int callers =
+      state.waiting_since.load() && rests(state.waiting_since, state.waiting_polled);
   for (const WaitRecord& one : state.waiting) {
     const int32_t other = one.rank.load();
     if (other == 0) continue;
@@ -173,15 +171,13 @@ std::string Job::FindUnmatchedWait(const Plan& mine) const {
       if (one.rank.load() == rank() + 1 && now - one.since >= Patience() &&
           now - one.polled <= kStopped &&
           unmatched(one.function, one.group, one.name)) {
-        return Line(local_.processes[i].rank, rank(), DescriptionOf(one)) +
-               "; ";
+        return Line(local_.processes[i].rank, rank(), DescriptionOf(one)) + "; ";
       }
     }
   }
   std::lock_guard<std::mutex> lock(waiting_mutex_);
   for (const auto& [wait, probe] : remote_waits_) {
-    if (!HasBegun(probe) &&
-        unmatched(probe.function, probe.group, probe.name)) {
+    if (!HasBegun(probe) && unmatched(probe.function, probe.group, probe.name)) {
       return std::string(probe.message) + "; ";
     }
   }

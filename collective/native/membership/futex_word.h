@@ -22,8 +22,7 @@ struct FutexWord {
 
   // The acquire pairs with Raise: what the other rank wrote before is visible.
   bool Reached(uint32_t target) const {
-    return static_cast<int32_t>(value.load(std::memory_order_acquire) -
-                                target) >= 0;
+    return static_cast<int32_t>(value.load(std::memory_order_acquire) - target) >= 0;
   }
 
   void Raise(uint32_t target) {

@@ -41,8 +41,7 @@ double SecondsFrom(const char* variable, double otherwise) {
   return seconds;
 }
 
-void CheckChoice(const char* variable,
-                 std::initializer_list<const char*> known) {
+void CheckChoice(const char* variable, std::initializer_list<const char*> known) {
   const char* value = std::getenv(variable);
   if (!value || !*value) return;
   std::string all;
@@ -86,12 +85,11 @@ Job::Job(const RankInfo& info, const Settings& settings, int generation)
     const auto meeting = [generation](int local_rank) {
       return std::to_string(generation) + "." + std::to_string(local_rank);
     };
-    RendezvousSurvivors(RankInfo(info_), exited, meeting,
-                        settings.start_seconds, nullptr);
+    RendezvousSurvivors(RankInfo(info_), exited, meeting, settings.start_seconds,
+                        nullptr);
     return;
   }
-  local_ =
-      JoinRendezvous(info_, generation, kMemoryBytes, settings.start_seconds);
+  local_ = JoinRendezvous(info_, generation, kMemoryBytes, settings.start_seconds);
   Open("init");
   if (one_host) return;
   network_ = Network::Start(info_, settings.start_seconds);
@@ -111,9 +109,7 @@ Job::Job(Job& former)
     ReconfigureAcrossHosts(former);
     return;
   }
-  const auto meeting = [&](int local_rank) {
-    return former.NextMeeting(local_rank);
-  };
+  const auto meeting = [&](int local_rank) { return former.NextMeeting(local_rank); };
   RendezvousSurvivors(former.info_, former.GoneOrStuck(), meeting,
                       settings_.timeout_seconds, former.join_listener_.get());
   if (rank() == 0) join_listener_ = std::move(former.join_listener_);
@@ -132,8 +128,8 @@ void Job::RendezvousSurvivors(const RankInfo& before, const GoneFunction& gone,
                               const MeetingFunction& meeting, double seconds,
                               JoinListener* listener) {
   do {
-    local_ = Reconfigure(before, generation_, reconfigurations_, kMemoryBytes,
-                         seconds, gone, meeting, listener);
+    local_ = Reconfigure(before, generation_, reconfigurations_, kMemoryBytes, seconds,
+                         gone, meeting, listener);
   } while (!OpenReconfigured());
 }
 
@@ -178,20 +174,17 @@ void Job::ThrowNoMemory() const {
       kOutOfMemoryHint);
 }
 
-Job::RankState& Job::my_state() const {
-  return header_->ranks[info_.local_rank];
-}
+Job::RankState& Job::my_state() const { return header_->ranks[info_.local_rank]; }
 
 void Job::Open(const char* name) {
-  void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE,
-                      MAP_SHARED, local_.memory.get(), 0);
+  void* memory = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE, MAP_SHARED,
+                      local_.memory.get(), 0);
   if (memory == MAP_FAILED) ThrowNoMemory();
   header_ = static_cast<Header*>(memory);
   RankState& mine = my_state();
   sched_getaffinity(0, sizeof(mine.cores), &mine.cores);
   mine.last_waited = Now();
-  while (getrandom(mine.meeting, sizeof(mine.meeting), 0) !=
-         sizeof(mine.meeting)) {
+  while (getrandom(mine.meeting, sizeof(mine.meeting), 0) != sizeof(mine.meeting)) {
   }
   mine.state.Raise(RankState::kAttached);
   AwaitAttached(name);
@@ -209,8 +202,8 @@ void Job::AwaitAttached(const char* name) {
   uint32_t formed = 0;
   try {
     for (int i = 0; i < info_.local_size; ++i) {
-      Await(header_->ranks[i].state, RankState::kAttached,
-            local_.processes[i].rank, request);
+      Await(header_->ranks[i].state, RankState::kAttached, local_.processes[i].rank,
+            request);
     }
   } catch (const Failure&) {
     // If another rank has seen all ranks, the job had formed before it broke.
@@ -244,10 +237,9 @@ char* Job::MapArea(int index, size_t bytes) {
   if (space != MAP_FAILED) {
     const uintptr_t start = reinterpret_cast<uintptr_t>(space);
     const uintptr_t aligned = (start + kHugePage - 1) & ~(kHugePage - 1);
-    memory =
-        mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_FIXED, local_.memory.get(),
-             static_cast<off_t>(kAreaStride * (1 + index)));
+    memory = mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
+                  MAP_SHARED | MAP_FIXED, local_.memory.get(),
+                  static_cast<off_t>(kAreaStride * (1 + index)));
     if (aligned > start) munmap(space, aligned - start);
     const uintptr_t tail = start + kHugePage - aligned;
     if (tail) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
@@ -270,8 +262,7 @@ bool Job::HasLeft(int local_rank) const {
 
 bool Job::EndIfStuck(int local_rank, double waited) const {
   const double most = settings_.rank_timeout_seconds;
-  if (waited <= most || local_rank == info_.local_rank ||
-      local_.Dead(local_rank)) {
+  if (waited <= most || local_rank == info_.local_rank || local_.Dead(local_rank)) {
     return false;
   }
   const int64_t last = header_->ranks[local_rank].last_waited;
@@ -340,11 +331,9 @@ void Job::ThrowBroken() {
     network_->SkipFinalize();
     if (lost()) network_->Revoke();
   }
-  for (int i = 0; i < kMessageYields && header_->broken.load() != 2; ++i)
-    sched_yield();
+  for (int i = 0; i < kMessageYields && header_->broken.load() != 2; ++i) sched_yield();
   const Code code = static_cast<Code>(header_->broken_code.load());
-  throw Failure(code == Code::kOk ? Code::kUnavailable : code,
-                header_->broken_message);
+  throw Failure(code == Code::kOk ? Code::kUnavailable : code, header_->broken_message);
 }
 
 void Job::Break(Code code, const std::string& what, const std::string& hint) {
@@ -352,9 +341,9 @@ void Job::Break(Code code, const std::string& what, const std::string& hint) {
   const Failure failure(code, what, hint);
   // If another rank was first, every rank throws that rank's message.
   if (SetBroken(code, failure.what())) {
-    SendToOtherHosts({ControlMessage::kBroken, rank(),
-                      static_cast<int32_t>(code), header_->lost},
-                     failure.what());
+    SendToOtherHosts(
+        {ControlMessage::kBroken, rank(), static_cast<int32_t>(code), header_->lost},
+        failure.what());
   }
   ThrowBroken();
 }
@@ -423,10 +412,10 @@ void Job::BreakForDead(const std::string& who) {
 void Job::BreakForLeft(int rank) {
   // Across hosts, ranks cannot continue without one that has left.
   if (!network_) header_->lost = true;
-  Break(Code::kUnavailable,
-        "rank " + std::to_string(rank) +
-            " has shut down while others still wait for it",
-        "let every rank make the same calls before shutdown()");
+  Break(
+      Code::kUnavailable,
+      "rank " + std::to_string(rank) + " has shut down while others still wait for it",
+      "let every rank make the same calls before shutdown()");
 }
 
 void Job::PingPong(double* nanoseconds) {

@@ -76,7 +76,7 @@ class Job {
 
   // ---- shared memory -------------------------------------------------------
 
-  static constexpr int kMaxAreas = 128;  // two for each group (core.h)
+  static constexpr int kMaxAreas = 128;                   // two for each group (core.h)
   static constexpr size_t kAreaStride = size_t{1} << 36;  // virtual: a hole
   // From here on, the memory of local() is the flight recorder's.
   static constexpr size_t kRecorderAt = kAreaStride / 2;
@@ -89,8 +89,7 @@ class Job {
 
   // Returns when word >= target. `rank`, on this host, raises it; `request` is
   // the collective that needs it.
-  void Await(FutexWord& word, uint32_t target, int rank,
-             const Request& request) {
+  void Await(FutexWord& word, uint32_t target, int rank, const Request& request) {
     if (!word.Reached(target)) AwaitSlowPath(word, target, rank, request);
   }
 
@@ -170,8 +169,7 @@ class Job {
   bool lost() const;
   // Breaks the job on every rank: their waits throw this failure. The first
   // rank that calls it decides the message.
-  [[noreturn]] void Break(Code code, const std::string& what,
-                          const std::string& hint);
+  [[noreturn]] void Break(Code code, const std::string& what, const std::string& hint);
   // This rank makes no more calls; its own waits end, and other ranks that wait
   // for it fail.
   void Leave();
@@ -272,9 +270,8 @@ class Job {
   std::atomic<bool> leaving_{false};
   std::atomic<uint32_t> submitted_{0};
   std::atomic<bool> blocked_{false};
-  std::atomic<int64_t> served_{0},
-      served_at_{0};                       // how many, and the last time
-  std::atomic<std::thread::id> caller_{};  // the first
+  std::atomic<int64_t> served_{0}, served_at_{0};  // how many, and the last time
+  std::atomic<std::thread::id> caller_{};          // the first
   mutable std::mutex waiting_mutex_;
 };
 

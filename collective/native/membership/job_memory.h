@@ -19,8 +19,8 @@ namespace collective {
 
 // One wait of one thread of a rank.
 struct Job::WaitRecord {
-  std::atomic<int32_t> rank;   // waited for, plus 1; 0: free, -1: being written
-  std::atomic<int64_t> since;  // when it began
+  std::atomic<int32_t> rank;    // waited for, plus 1; 0: free, -1: being written
+  std::atomic<int64_t> since;   // when it began
   std::atomic<int64_t> polled;  // when the thread last found it must wait on
   std::atomic<bool> caller;     // whether the thread called the collective
   // Of the collective, if a traced function has it (plan.h); else 0.
@@ -37,7 +37,7 @@ struct alignas(128) Job::RankState {
   // Not atomic: written before `state`.
   uint64_t meeting[2];
   cpu_set_t cores;
-  std::atomic<int> core;  // where it last posted; kept if ranks share cores
+  std::atomic<int> core;           // where it last posted; kept if ranks share cores
   std::atomic<bool> many_callers;  // more than one thread called a collective
   WaitRecord waiting[kThreads];
   std::atomic<int32_t> queues;  // that have or run submitted collectives

@@ -12,8 +12,7 @@
 namespace collective {
 
 void Job::ReconfigureAcrossHosts(const Job& former) {
-  if (std::find(former.left_.begin(), former.left_.end(), true) !=
-      former.left_.end()) {
+  if (std::find(former.left_.begin(), former.left_.end(), true) != former.left_.end()) {
     throw Failure(Code::kUnavailable,
                   "ranks have died, and another has shut down before",
                   "see the first error above");
@@ -47,9 +46,7 @@ void Job::ReconfigureAcrossHosts(const Job& former) {
 }
 
 void Job::AssignRanks(const Job& former) {
-  const auto host = [&](int rank) {
-    return former.host_of(previous_ranks_[rank]);
-  };
+  const auto host = [&](int rank) { return former.host_of(previous_ranks_[rank]); };
   info_.size = static_cast<int>(previous_ranks_.size());
   info_.rank = network_->rank();
   info_.local_rank = info_.local_size = 0;
@@ -75,8 +72,7 @@ bool Job::RendezvousOfThisHost(const Job& former, std::string* error) {
   try {
     local_ = JoinSurvivors(
         info_,
-        former.NextMeeting(previous[0]) + "." +
-            std::to_string(reconfigurations_),
+        former.NextMeeting(previous[0]) + "." + std::to_string(reconfigurations_),
         kMemoryBytes, settings_.timeout_seconds,
         [&](int local_rank) { return former_gone(previous[local_rank]); });
     if (local_.processes.size() < previous.size()) return false;

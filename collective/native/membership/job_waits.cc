@@ -75,9 +75,7 @@ void Job::AwaitSlowPath(FutexWord& word, uint32_t target, int rank,
   // the sleeper sees the raised value.
   struct Sleeper {
     FutexWord& word;
-    explicit Sleeper(FutexWord& word) : word(word) {
-      word.sleepers.fetch_add(1);
-    }
+    explicit Sleeper(FutexWord& word) : word(word) { word.sleepers.fetch_add(1); }
     ~Sleeper() { word.sleepers.fetch_sub(1); }
   } sleeper(word);
   LongWait wait(this, rank, request);
@@ -151,9 +149,9 @@ void Job::LongWait::CheckDeadline(double waited) {
   if (waited <= job_->settings().timeout_seconds) return;
   job_->Break(Code::kDeadlineExceeded,
               "rank " + std::to_string(job_->rank()) + " waited " +
-                  std::to_string(static_cast<int64_t>(waited)) +
-                  " s for rank " + std::to_string(rank_) + " in " +
-                  request_.Describe() + "\n" + job_->DescribeWaits(),
+                  std::to_string(static_cast<int64_t>(waited)) + " s for rank " +
+                  std::to_string(rank_) + " in " + request_.Describe() + "\n" +
+                  job_->DescribeWaits(),
               "a rank that is only slow is given more time by "
               "COLLECTIVE_TIMEOUT=seconds");
 }
@@ -182,8 +180,7 @@ void Job::LongWait::ReportStall(double waited) {
                "make the same calls; COLLECTIVE_TIMEOUT=seconds ends the job "
                "sooner\n",
                waited, job_->DescribeWaits().c_str());
-  RequestDump("no progress for " +
-              std::to_string(static_cast<int64_t>(waited)) + " s");
+  RequestDump("no progress for " + std::to_string(static_cast<int64_t>(waited)) + " s");
 }
 
 void Job::CountServed() {
@@ -195,8 +192,7 @@ void Job::NoteCaller() {
   const std::thread::id me = std::this_thread::get_id();
   std::thread::id first = caller_.load(std::memory_order_relaxed);
   if (first == me) return;
-  if (first == std::thread::id() &&
-      caller_.compare_exchange_strong(first, me)) {
+  if (first == std::thread::id() && caller_.compare_exchange_strong(first, me)) {
     return;
   }
   my_state().many_callers = true;
@@ -220,8 +216,7 @@ void Job::SetCallerBlocked(bool blocked) {
 void Job::SetWaitingSince(bool waits) {
   RankState& state = my_state();
   const int64_t now = Now();
-  const bool begins =
-      state.waiting_since == 0 || now - state.waiting_polled > kStopped;
+  const bool begins = state.waiting_since == 0 || now - state.waiting_polled > kStopped;
   if (!waits || begins) state.waiting_since = waits ? now : 0;
   state.waiting_polled = now;
 }
@@ -237,16 +232,15 @@ std::string Job::DescribeWaits() const {
   std::string table;
   const int64_t now = Now();
   for (int i = 0; i < info_.local_size; ++i) {
-    const std::string who =
-        "  rank " + std::to_string(local_.processes[i].rank);
+    const std::string who = "  rank " + std::to_string(local_.processes[i].rank);
     bool waits = false;
     for (const WaitRecord& one : header_->ranks[i].waiting) {
       const int other = one.rank.load();
       if (other <= 0) continue;
       waits = true;
-      table += who + " waits for rank " + std::to_string(other - 1) +
-               " since " + std::to_string((now - one.since) / kSecond) +
-               " s in " + DescriptionOf(one) + "\n";
+      table += who + " waits for rank " + std::to_string(other - 1) + " since " +
+               std::to_string((now - one.since) / kSecond) + " s in " +
+               DescriptionOf(one) + "\n";
     }
     if (!waits) table += who + " is not in a collective\n";
   }
@@ -259,8 +253,7 @@ std::string Job::DescribeWaits() const {
   return table;
 }
 
-Job::WaitRecord* Job::PublishWait(int rank, int64_t since,
-                                  const Request& request) {
+Job::WaitRecord* Job::PublishWait(int rank, int64_t since, const Request& request) {
   std::lock_guard<std::mutex> lock(waiting_mutex_);
   for (WaitRecord& one : my_state().waiting) {
     if (one.rank.load() != 0) continue;

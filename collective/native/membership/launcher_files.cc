@@ -36,8 +36,8 @@ void* Map(const char* variable, size_t bytes, bool writes) {
       found.st_size < static_cast<off_t>(bytes)) {
     return nullptr;
   }
-  void* memory = mmap(nullptr, bytes, PROT_READ | (writes ? PROT_WRITE : 0),
-                      MAP_SHARED, file.get(), 0);
+  void* memory = mmap(nullptr, bytes, PROT_READ | (writes ? PROT_WRITE : 0), MAP_SHARED,
+                      file.get(), 0);
   return memory == MAP_FAILED ? nullptr : memory;
 }
 

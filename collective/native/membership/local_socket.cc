@@ -61,11 +61,11 @@ socklen_t SocketAddress(const RankInfo& info, const std::string& name,
   }
   *address = {};
   address->sun_family = AF_UNIX;
-  const int length = std::snprintf(
-      address->sun_path + 1, sizeof(address->sun_path) - 1,
-      "collective/%u/%016llx%016llx", static_cast<unsigned>(getuid()),
-      static_cast<unsigned long long>(KeyedHash(key, name + "/0")),
-      static_cast<unsigned long long>(KeyedHash(key, name + "/1")));
+  const int length =
+      std::snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1,
+                    "collective/%u/%016llx%016llx", static_cast<unsigned>(getuid()),
+                    static_cast<unsigned long long>(KeyedHash(key, name + "/0")),
+                    static_cast<unsigned long long>(KeyedHash(key, name + "/1")));
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
@@ -80,18 +80,16 @@ socklen_t SocketAddress(const RankInfo& info, const std::string& name,
 }  // namespace
 
 std::string ToString(const RankInfo& info) {
-  return "rank " + std::to_string(info.rank) + " of " +
-         std::to_string(info.size);
+  return "rank " + std::to_string(info.rank) + " of " + std::to_string(info.size);
 }
 
 void ThrowSystem(const RankInfo& info, const char* call) {
   const int error = errno;
-  throw Failure(Code::kInternal,
-                ToString(info) + ": " + call + ": " + std::strerror(error),
-                error == EFBIG
-                    ? "raise the hard limit on the size of files: ulimit -H -f"
-                    : "the system refused what shared memory needs; ulimit -n "
-                      "and ulimit -v show common limits");
+  throw Failure(
+      Code::kInternal, ToString(info) + ": " + call + ": " + std::strerror(error),
+      error == EFBIG ? "raise the hard limit on the size of files: ulimit -H -f"
+                     : "the system refused what shared memory needs; ulimit -n "
+                       "and ulimit -v show common limits");
 }
 
 ucred PeerCredentials(int socket) {
@@ -108,14 +106,13 @@ Descriptor OpenListener(const RankInfo& info, const std::string& name) {
   if (!listener.valid()) ThrowSystem(info, "socket");
   sockaddr_un address;
   const socklen_t length = SocketAddress(info, name, &address);
-  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) !=
-      0) {
+  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
     if (errno != EADDRINUSE) ThrowSystem(info, "bind");
     Connect(info, name);  // throws if the holder is another user
-    throw Failure(Code::kFailedPrecondition,
-                  ToString(info) + ": another job of this user calls itself '" +
-                      info.job + "'",
-                  "unset COLLECTIVE_JOB, or give each job a name of its own");
+    throw Failure(
+        Code::kFailedPrecondition,
+        ToString(info) + ": another job of this user calls itself '" + info.job + "'",
+        "unset COLLECTIVE_JOB, or give each job a name of its own");
   }
   if (listen(listener.get(), kMaxRanks) != 0) ThrowSystem(info, "listen");
   return listener;
@@ -126,8 +123,7 @@ Descriptor Connect(const RankInfo& info, const std::string& name) {
   if (!caller.valid()) ThrowSystem(info, "socket");
   sockaddr_un address;
   const socklen_t length = SocketAddress(info, name, &address);
-  if (connect(caller.get(), reinterpret_cast<sockaddr*>(&address), length) !=
-      0) {
+  if (connect(caller.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
     return Descriptor();
   }
   const uid_t user = PeerCredentials(caller.get()).uid;
@@ -135,8 +131,7 @@ Descriptor Connect(const RankInfo& info, const std::string& name) {
   return caller;
 }
 
-void SendReply(int socket, const JoinReply& reply,
-               const std::vector<int>& files) {
+void SendReply(int socket, const JoinReply& reply, const std::vector<int>& files) {
   iovec part = {const_cast<JoinReply*>(&reply), sizeof(reply)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * (1 + kMaxRanks))] = {};
   msghdr message = {};
@@ -177,8 +172,7 @@ bool ReceiveReply(int socket, JoinReply* reply, std::vector<int>* files) {
   if (reply->refusal[0]) return true;
   const int size = reply->size;
   return size > 0 && size <= kMaxRanks && reply->local_rank >= 0 &&
-         reply->local_rank < size &&
-         (reply->pidfds == 0 || reply->pidfds == size);
+         reply->local_rank < size && (reply->pidfds == 0 || reply->pidfds == size);
 }
 
 }  // namespace collective

@@ -51,8 +51,7 @@ Descriptor OpenListener(const RankInfo& info, const std::string& name);
 Descriptor Connect(const RankInfo& info, const std::string& name);
 
 // `files` travel beside the reply, as SCM_RIGHTS.
-void SendReply(int socket, const JoinReply& reply,
-               const std::vector<int>& files);
+void SendReply(int socket, const JoinReply& reply, const std::vector<int>& files);
 // False if the connection ended without a reply.
 bool ReceiveReply(int socket, JoinReply* reply, std::vector<int>* files);
 

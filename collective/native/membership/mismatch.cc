@@ -16,8 +16,7 @@ void ThrowIfJoined(const std::vector<int>& ranks,
   RanksHaveJoined joined = {-1, ""};
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (signatures[i] == kJoined) {
-      joined.ranks +=
-          (joined.ranks.empty() ? "" : ",") + std::to_string(ranks[i]);
+      joined.ranks += (joined.ranks.empty() ? "" : ",") + std::to_string(ranks[i]);
     } else if (joined.caller < 0) {
       joined.caller = static_cast<int>(i);
     } else if (signatures[i] != signatures[joined.caller]) {

@@ -53,9 +53,7 @@ bool HasExited(int pid) {
 }
 
 int MillisecondsUntil(int64_t deadline) {
-  return static_cast<int>(std::max<int64_t>(0, deadline - Now()) /
-                          kMillisecond) +
-         1;
+  return static_cast<int>(std::max<int64_t>(0, deadline - Now()) / kMillisecond) + 1;
 }
 
 Process OpenProcess(int pid, int rank, int previous) {
@@ -69,8 +67,8 @@ Process OpenProcess(int pid, int rank, int previous) {
 
 void SendRefusal(int socket, const std::string& what, const std::string& hint) {
   JoinReply reply;
-  std::snprintf(reply.refusal, sizeof(reply.refusal), "%s\nHINT: %s",
-                what.c_str(), hint.c_str());
+  std::snprintf(reply.refusal, sizeof(reply.refusal), "%s\nHINT: %s", what.c_str(),
+                hint.c_str());
   SendReply(socket, reply, {});
 }
 
@@ -84,8 +82,7 @@ class Coordinator {
       : info_(info), deadline_(deadline), gone_(gone), peers_(info.local_size) {
     // A rank that is alone on its host waits for nobody.
     if (info.local_size > 1) listener_ = OpenListener(info, name);
-    peers_[info.local_rank].process =
-        OpenProcess(getpid(), info.rank, info.local_rank);
+    peers_[info.local_rank].process = OpenProcess(getpid(), info.rank, info.local_rank);
   }
 
   // `reply` holds the generation; `listener` may be null.
@@ -144,8 +141,7 @@ class Coordinator {
     if (ready < 0 && errno == EINTR) return;
     if (ready == 0 && Now() < deadline_) return;
     if (ready == 0) {
-      Refuse(Code::kDeadlineExceeded,
-             "local ranks did not come to init:" + missing,
+      Refuse(Code::kDeadlineExceeded, "local ranks did not come to init:" + missing,
              std::string("see whether they failed before; ") + kSlowStartHint);
     }
     DropDisconnected();
@@ -162,8 +158,7 @@ class Coordinator {
       peers_[i] = Peer();
       if (gone_) continue;
       Refuse(Code::kUnavailable,
-             "local rank " + std::to_string(i) + " died during init",
-             kDiedHint);
+             "local rank " + std::to_string(i) + " died during init", kDiedHint);
     }
   }
 
@@ -180,16 +175,15 @@ class Coordinator {
     }
     const int i = request.local_rank;
     if (request.version != kVersion || request.size != info_.size ||
-        request.local_size != info_.local_size || i < 0 ||
-        i == info_.local_rank || i >= info_.local_size ||
-        peers_[i].connection.valid()) {
+        request.local_size != info_.local_size || i < 0 || i == info_.local_rank ||
+        i >= info_.local_size || peers_[i].connection.valid()) {
       const std::string what =
           "a process came to init as local rank " + std::to_string(i) + " of " +
           std::to_string(request.local_size) + " (rank " +
           std::to_string(request.rank) + " of " + std::to_string(request.size) +
-          ", protocol " + std::to_string(request.version) +
-          "), which does not fit " + ToString(info_) + " with " +
-          std::to_string(info_.local_size) + " on this host";
+          ", protocol " + std::to_string(request.version) + "), which does not fit " +
+          ToString(info_) + " with " + std::to_string(info_.local_size) +
+          " on this host";
       SendRefusal(caller.get(), what, kLauncherHint);
       Refuse(Code::kFailedPrecondition, what, kLauncherHint);
     }
@@ -200,16 +194,14 @@ class Coordinator {
     const auto gone = [this](const Peer& peer) {
       return peer.process.pid != getpid() && !peer.connection.valid();
     };
-    peers_.erase(std::remove_if(peers_.begin(), peers_.end(), gone),
-                 peers_.end());
+    peers_.erase(std::remove_if(peers_.begin(), peers_.end(), gone), peers_.end());
   }
 
   void AddNewcomers(JoinListener* listener) {
     for (Descriptor& newcomer : listener->TakePending()) {
       if (peers_.size() == kMaxRanks) return;
       const int pid = PeerCredentials(newcomer.get()).pid;
-      peers_.push_back(
-          {OpenProcess(pid, kNewcomer, kNewcomer), std::move(newcomer)});
+      peers_.push_back({OpenProcess(pid, kNewcomer, kNewcomer), std::move(newcomer)});
     }
   }
 
@@ -223,8 +215,7 @@ class Coordinator {
     getrlimit(RLIMIT_FSIZE, &limit);
     const rlimit raised = {limit.rlim_max, limit.rlim_max};
     setrlimit(RLIMIT_FSIZE, &raised);
-    const int failed =
-        ftruncate(memory.get(), static_cast<off_t>(bytes)) ? errno : 0;
+    const int failed = ftruncate(memory.get(), static_cast<off_t>(bytes)) ? errno : 0;
     setrlimit(RLIMIT_FSIZE, &limit);
     errno = failed;
     if (failed) ThrowSystem(info_, "ftruncate");
@@ -234,9 +225,9 @@ class Coordinator {
   void SendReplies(JoinReply* reply) {
     reply->size = static_cast<int32_t>(peers_.size());
     // All pidfds or none: a receiver tells them apart by their order only.
-    const bool complete = std::all_of(
-        peers_.begin(), peers_.end(),
-        [](const Peer& peer) { return peer.process.pidfd.valid(); });
+    const bool complete =
+        std::all_of(peers_.begin(), peers_.end(),
+                    [](const Peer& peer) { return peer.process.pidfd.valid(); });
     reply->pidfds = complete ? reply->size : 0;
     std::vector<int> files = {found_.memory.get()};
     for (int i = 0; i < reply->size; ++i) {
@@ -267,19 +258,16 @@ class Coordinator {
 // ---- the other ranks' side -------------------------------------------------
 
 // Connects to the coordinator; invalid if it is gone.
-Descriptor ConnectTo(const RankInfo& info, int coordinator,
-                     const std::string& name, int64_t deadline,
-                     const GoneFunction& gone) {
-  for (int pause_ms = 1;;
-       pause_ms = std::min(2 * pause_ms, kMaxPauseMilliseconds)) {
+Descriptor ConnectTo(const RankInfo& info, int coordinator, const std::string& name,
+                     int64_t deadline, const GoneFunction& gone) {
+  for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, kMaxPauseMilliseconds)) {
     Descriptor connection = Connect(info, name);
     if (connection.valid() || (gone && gone(coordinator))) return connection;
     if (Now() > deadline) {
-      throw Failure(
-          Code::kDeadlineExceeded,
-          ToString(info) + ": local rank " + std::to_string(coordinator) +
-              " did not come to init",
-          std::string("see whether it failed before; ") + kSlowStartHint);
+      throw Failure(Code::kDeadlineExceeded,
+                    ToString(info) + ": local rank " + std::to_string(coordinator) +
+                        " did not come to init",
+                    std::string("see whether it failed before; ") + kSlowStartHint);
     }
     SleepFor(pause_ms * kMillisecond);
   }
@@ -288,14 +276,12 @@ Descriptor ConnectTo(const RankInfo& info, int coordinator,
 void AwaitReply(const RankInfo& info, int connection, int64_t deadline) {
   for (;;) {
     pollfd one = {connection, POLLIN, 0};
-    const int ready =
-        poll(&one, 1, MillisecondsUntil(deadline) + kExtraMilliseconds);
+    const int ready = poll(&one, 1, MillisecondsUntil(deadline) + kExtraMilliseconds);
     if (ready < 0 && errno == EINTR) continue;
     if (ready != 0) return;
-    throw Failure(
-        Code::kDeadlineExceeded,
-        ToString(info) + ": not every local rank came to init",
-        std::string("see whether one failed before; ") + kSlowStartHint);
+    throw Failure(Code::kDeadlineExceeded,
+                  ToString(info) + ": not every local rank came to init",
+                  std::string("see whether one failed before; ") + kSlowStartHint);
   }
 }
 
@@ -305,8 +291,7 @@ Rendezvous FromReply(const JoinReply& reply, const std::vector<int>& files) {
   found.memory = Descriptor(files[0]);
   for (int i = 0; i < reply.size; ++i) {
     found.processes.push_back({Descriptor(reply.pidfds ? files[1 + i] : -1),
-                               reply.pids[i], reply.ranks[i],
-                               reply.previous[i]});
+                               reply.pids[i], reply.ranks[i], reply.previous[i]});
   }
   found.local_rank = reply.local_rank;
   found.generation = reply.generation;
@@ -317,8 +302,7 @@ Rendezvous FromReply(const JoinReply& reply, const std::vector<int>& files) {
 // False if the coordinator is gone, or gave this rendezvous up.
 bool TryJoin(const RankInfo& info, int coordinator, const std::string& name,
              int64_t deadline, const GoneFunction& gone, Rendezvous* found) {
-  const Descriptor connection =
-      ConnectTo(info, coordinator, name, deadline, gone);
+  const Descriptor connection = ConnectTo(info, coordinator, name, deadline, gone);
   if (!connection.valid()) return false;
   JoinRequest request;
   request.rank = info.rank;
@@ -333,12 +317,10 @@ bool TryJoin(const RankInfo& info, int coordinator, const std::string& name,
   if (!ReceiveReply(connection.get(), &reply, &files)) {
     if (gone) return false;
     throw Failure(Code::kUnavailable,
-                  ToString(info) + ": local rank 0 died during init",
-                  kDiedHint);
+                  ToString(info) + ": local rank 0 died during init", kDiedHint);
   }
   if (reply.refusal[0]) {
-    throw Failure(Code::kFailedPrecondition,
-                  ToString(info) + ": " + reply.refusal);
+    throw Failure(Code::kFailedPrecondition, ToString(info) + ": " + reply.refusal);
   }
   if (static_cast<int>(files.size()) != 1 + reply.pidfds) {
     for (int file : files) close(file);
@@ -352,9 +334,9 @@ bool TryJoin(const RankInfo& info, int coordinator, const std::string& name,
 }  // namespace
 
 int Rendezvous::Find(int rank) const {
-  const auto found = std::find_if(
-      processes.begin(), processes.end(),
-      [rank](const Process& process) { return process.rank == rank; });
+  const auto found =
+      std::find_if(processes.begin(), processes.end(),
+                   [rank](const Process& process) { return process.rank == rank; });
   return static_cast<int>(found - processes.begin());
 }
 
@@ -384,14 +366,12 @@ bool Rendezvous::Kill(int local_rank) const {
 
 Rendezvous Rendezvous::Copy() const {
   const auto duplicate = [](const Descriptor& file) {
-    return Descriptor(file.valid() ? fcntl(file.get(), F_DUPFD_CLOEXEC, 0)
-                                   : -1);
+    return Descriptor(file.valid() ? fcntl(file.get(), F_DUPFD_CLOEXEC, 0) : -1);
   };
-  Rendezvous copy = {
-      duplicate(memory), {}, local_rank, generation, reconfigurations};
+  Rendezvous copy = {duplicate(memory), {}, local_rank, generation, reconfigurations};
   for (const Process& process : processes) {
-    copy.processes.push_back({duplicate(process.pidfd), process.pid,
-                              process.rank, process.previous});
+    copy.processes.push_back(
+        {duplicate(process.pidfd), process.pid, process.rank, process.previous});
   }
   return copy;
 }
@@ -406,9 +386,8 @@ Rendezvous JoinRendezvous(const RankInfo& info, int generation, size_t bytes,
   return JoinSurvivors(info, std::to_string(generation), bytes, seconds, {});
 }
 
-Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name,
-                         size_t bytes, double seconds,
-                         const GoneFunction& gone) {
+Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name, size_t bytes,
+                         double seconds, const GoneFunction& gone) {
   const auto deadline = DeadlineIn(seconds);
   if (info.local_rank == 0) {
     return Coordinator(info, name, deadline, gone).Run(bytes, {}, nullptr);
@@ -418,10 +397,9 @@ Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name,
   return found;
 }
 
-Rendezvous Reconfigure(const RankInfo& info, int generation,
-                       int reconfigurations, size_t bytes, double seconds,
-                       const GoneFunction& gone, const MeetingFunction& meeting,
-                       JoinListener* listener) {
+Rendezvous Reconfigure(const RankInfo& info, int generation, int reconfigurations,
+                       size_t bytes, double seconds, const GoneFunction& gone,
+                       const MeetingFunction& meeting, JoinListener* listener) {
   JoinReply reply = {};
   reply.generation = generation;
   reply.reconfigurations = reconfigurations;
@@ -432,8 +410,7 @@ Rendezvous Reconfigure(const RankInfo& info, int generation,
     while (coordinator < me && gone(coordinator)) ++coordinator;
     const std::string name = meeting(coordinator);
     if (coordinator == me) {
-      return Coordinator(info, name, deadline, gone)
-          .Run(bytes, reply, listener);
+      return Coordinator(info, name, deadline, gone).Run(bytes, reply, listener);
     }
     if (TryJoin(info, coordinator, name, deadline, gone, &found)) return found;
   }
@@ -444,8 +421,7 @@ Rendezvous RequestJoin(const std::string& job) {
   const GoneFunction never = [](int) { return false; };
   const auto deadline = DeadlineIn(kForever);
   Rendezvous found;
-  while (
-      !TryJoin(info, kNewcomer, kJoinListenerName, deadline, never, &found)) {
+  while (!TryJoin(info, kNewcomer, kJoinListenerName, deadline, never, &found)) {
   }
   return found;
 }

@@ -65,17 +65,15 @@ Rendezvous JoinRendezvous(const RankInfo& info, int generation, size_t bytes,
 
 // One attempt under a name that all survivors give. Ranks that are gone are
 // left out; nobody is found if local rank 0 is one of them.
-Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name,
-                         size_t bytes, double seconds,
-                         const GoneFunction& gone);
+Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name, size_t bytes,
+                         double seconds, const GoneFunction& gone);
 
 // Finds the survivors of a job in which this rank was `info`. A rank that dies
 // meanwhile may be among them. If this rank coordinates, processes that wait at
 // its listener (which may be null) come last.
-Rendezvous Reconfigure(const RankInfo& info, int generation,
-                       int reconfigurations, size_t bytes, double seconds,
-                       const GoneFunction& gone, const MeetingFunction& meeting,
-                       JoinListener* listener);
+Rendezvous Reconfigure(const RankInfo& info, int generation, int reconfigurations,
+                       size_t bytes, double seconds, const GoneFunction& gone,
+                       const MeetingFunction& meeting, JoinListener* listener);
 
 // Sends a join request to a running job, and waits until it is taken in.
 Rendezvous RequestJoin(const std::string& job);

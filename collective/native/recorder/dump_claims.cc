@@ -125,8 +125,7 @@ bool Recorder::ClaimDeath() {
 // have none.
 __attribute__((no_sanitize_thread)) bool Recorder::ClaimStall() {
   const uint64_t last = mine_->last;
-  for (uint64_t number = last; number && number + kStallWindow > last;
-       --number) {
+  for (uint64_t number = last; number && number + kStallWindow > last; --number) {
     const Entry* entry = EntryOf(number);
     if (!entry || entry->area != kNoArea || entry->kind >= kOtherKind) continue;
     if (!entry->started || entry->ended) continue;
@@ -158,17 +157,15 @@ __attribute__((no_sanitize_thread)) bool Recorder::ClaimSlowStep() {
   const double took = Now() / 1e9 - since;
   if (took < std::max(stall_ / 1e9, kSlowStep * step_took_)) return false;
   slow_at_ = at;
-  return ClaimIncident("no progress for " +
-                       std::to_string(static_cast<int64_t>(took)) +
+  return ClaimIncident("no progress for " + std::to_string(static_cast<int64_t>(took)) +
                        " s in step " + std::to_string(step) + " of rank " +
                        std::to_string(mine_->rank));
 }
 
 bool Recorder::ClaimTermination() {
   return WaitsLong() &&
-         ClaimIncident("rank " + std::to_string(mine_->rank) +
-                       " received signal " + std::to_string(terminated_) +
-                       " while it waited");
+         ClaimIncident("rank " + std::to_string(mine_->rank) + " received signal " +
+                       std::to_string(terminated_) + " while it waited");
 }
 
 }  // namespace collective

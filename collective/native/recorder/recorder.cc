@@ -27,9 +27,7 @@ void RaiseAtLeast(T least, std::atomic<T>* value) {
 
 }  // namespace
 
-Recorder* Recorder::Current() {
-  return current.load(std::memory_order_acquire);
-}
+Recorder* Recorder::Current() { return current.load(std::memory_order_acquire); }
 
 void Recorder::Open(const RankInfo& info, int launch_rank, double start_seconds,
                     double stall_seconds) {
@@ -55,8 +53,7 @@ void Recorder::Reopen(const RankInfo& info, Rendezvous local, size_t offset,
 }
 
 void Recorder::Install(Recorder* opened) {
-  static const int forks =
-      pthread_atfork(nullptr, nullptr, [] { current = nullptr; });
+  static const int forks = pthread_atfork(nullptr, nullptr, [] { current = nullptr; });
   (void)forks;
   // A thread or a signal handler may still use the former recorder, so it is
   // deleted with the next. Its shared memory is released now: private pages
@@ -132,8 +129,7 @@ void Recorder::CopyFrom(const Recorder& former) {
 void Recorder::Renumber(int rank) {
   mine_->rank = rank;
   for (int i = 0; i < info_.local_size; ++i) {
-    if (ranks_[i].pid && (ranks_[i].left || local_.Dead(i)))
-      ranks_[i].rank = -1;
+    if (ranks_[i].pid && (ranks_[i].left || local_.Dead(i))) ranks_[i].rank = -1;
   }
 }
 
@@ -142,12 +138,10 @@ void Recorder::Renumber(int rank) {
 Recorder::Entry* Recorder::EntryOf(uint64_t number) {
   Entry* entry = &mine_->entries[number % kEntries];
   // A later entry may have overwritten it.
-  return entry->number.load(std::memory_order_acquire) == number ? entry
-                                                                 : nullptr;
+  return entry->number.load(std::memory_order_acquire) == number ? entry : nullptr;
 }
 
-uint64_t Recorder::Begin(int kind, const char* name, int64_t bytes,
-                         int64_t now) {
+uint64_t Recorder::Begin(int kind, const char* name, int64_t bytes, int64_t now) {
   const uint64_t number = 1 + mine_->last.fetch_add(1);
   Entry& entry = mine_->entries[number % kEntries];
   entry.number.store(0, std::memory_order_relaxed);
@@ -169,9 +163,8 @@ uint64_t Recorder::Begin(int kind, const char* name, int64_t bytes,
 }
 
 uint64_t Recorder::Announce(const Request& request, int64_t now) {
-  const uint64_t number =
-      Begin(static_cast<int>(request.kind), request.name.c_str(),
-            static_cast<int64_t>(request.bytes()), now);
+  const uint64_t number = Begin(static_cast<int>(request.kind), request.name.c_str(),
+                                static_cast<int64_t>(request.bytes()), now);
   Entry& entry = mine_->entries[number % kEntries];
   entry.started = 0;
   entry.op = static_cast<int32_t>(request.op);
@@ -182,8 +175,7 @@ uint64_t Recorder::Announce(const Request& request, int64_t now) {
   return number;
 }
 
-void Recorder::Start(uint64_t number, int area, uint32_t sequence,
-                     int64_t now) {
+void Recorder::Start(uint64_t number, int area, uint32_t sequence, int64_t now) {
   Entry* entry = EntryOf(number);
   if (!entry) return;
   entry->area = area;
@@ -199,16 +191,13 @@ void Recorder::End(uint64_t number, bool failed, int64_t now) {
 }
 
 RecordedRun::RecordedRun(const Request& request, int area, uint32_t sequence)
-    : request_(request),
-      recorder_(Recorder::Current()),
-      traced_(TimelineRecords()) {
+    : request_(request), recorder_(Recorder::Current()), traced_(TimelineRecords()) {
   if (!recorder_ && !traced_) return;
   // Another rank may have ended a posted one already.
   begin_ = request.posted_at ? request.posted_at : Now();
   failures_ = std::uncaught_exceptions();
   if (!recorder_) return;
-  number_ = request.recorded ? request.recorded
-                             : recorder_->Announce(request, begin_);
+  number_ = request.recorded ? request.recorded : recorder_->Announce(request, begin_);
   recorder_->Start(number_, area, sequence, begin_);
 }
 
@@ -234,8 +223,7 @@ int Recorder::RankOf(int local_rank) const {
 __attribute__((no_sanitize_thread)) int Recorder::Read(int local_rank,
                                                        Rank* into) const {
   static_assert(sizeof(Rank) % sizeof(uint64_t) == 0, "copied in words");
-  const auto* from =
-      reinterpret_cast<const volatile uint64_t*>(&ranks_[local_rank]);
+  const auto* from = reinterpret_cast<const volatile uint64_t*>(&ranks_[local_rank]);
   auto* to = reinterpret_cast<uint64_t*>(into);
   for (size_t i = 0; i < sizeof(Rank) / sizeof(uint64_t); ++i) to[i] = from[i];
   if (into->pid == 0) {  // it died after the rendezvous, before it opened this

@@ -85,8 +85,7 @@ class Recorder {
   void Start(uint64_t number, int area, uint32_t sequence, int64_t now);
   void End(uint64_t number, bool failed, int64_t now = Now());
   // Starts an entry that is no collective of the core.
-  uint64_t Begin(int kind, const char* name, int64_t bytes,
-                 int64_t now = Now());
+  uint64_t Begin(int kind, const char* name, int64_t bytes, int64_t now = Now());
   // Rank::at, followed by Rank::since; store `since` first.
   double* position() { return &mine_->at; }
 
@@ -116,8 +115,7 @@ class Recorder {
     std::atomic<uint32_t> dumps;
     std::atomic<uint32_t> asked;  // sample requests
   };
-  Recorder(const RankInfo& info, Rendezvous local, size_t offset,
-           double stall_seconds);
+  Recorder(const RankInfo& info, Rendezvous local, size_t offset, double stall_seconds);
   static void Install(Recorder* opened);
   void CopyFrom(const Recorder& former);
   int RankOf(int local_rank) const;

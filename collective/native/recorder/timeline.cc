@@ -59,8 +59,7 @@ void Append(const std::string& event) {
 }
 
 std::string Note(const char* name) {
-  return std::string("{\"name\":\"") + name +
-         "\",\"ph\":\"i\",\"s\":\"g\",\"ts\":" +
+  return std::string("{\"name\":\"") + name + "\",\"ph\":\"i\",\"s\":\"g\",\"ts\":" +
          std::to_string(static_cast<double>(Now()) * 1e-3) +
          ",\"pid\":" + std::to_string(process) + ",\"tid\":0}";
 }
@@ -71,10 +70,10 @@ void StartTimeline(const char* path, int64_t limit_bytes, int32_t number) {
   std::lock_guard<std::mutex> lock(mutex);
   Descriptor opened(open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!opened.valid()) {
-    throw Failure(Code::kInvalidArgument,
-                  std::string("cannot write the timeline ") + path + ": " +
-                      std::strerror(errno),
-                  "give a file in a folder that exists");
+    throw Failure(
+        Code::kInvalidArgument,
+        std::string("cannot write the timeline ") + path + ": " + std::strerror(errno),
+        "give a file in a folder that exists");
   }
   file = std::move(opened);
   length = 0;
@@ -125,8 +124,8 @@ void AddToTimeline(const Request& request, int64_t begin, int64_t end) {
                 static_cast<long long>(bytes));
   const std::string event =
       "{\"name\":\"" +
-      Escaped(request.name.empty() ? NameOf(request.kind) : request.name) +
-      "\"," + numbers + Escaped(request.Describe()) + "\"}}";
+      Escaped(request.name.empty() ? NameOf(request.kind) : request.name) + "\"," +
+      numbers + Escaped(request.Describe()) + "\"}}";
   std::lock_guard<std::mutex> lock(mutex);
   if (!recording) return;
   constexpr int64_t kSpare = 200;  // for the last note

@@ -17,8 +17,7 @@ Request NamedBarrier(const char* name) {
 
 // Seconds of each repetition of `inner` calls, with a barrier before each.
 template <class Call>
-void TimeEach(Queue& queue, int repetitions, int inner, double* seconds,
-              Call&& call) {
+void TimeEach(Queue& queue, int repetitions, int inner, double* seconds, Call&& call) {
   const Request barrier = NamedBarrier("bench");
   for (int i = 0; i < repetitions; ++i) {
     queue.Run(barrier);
@@ -47,9 +46,8 @@ int32_t collective_time(const collective_request* request, int32_t repetitions,
 }
 
 int32_t collective_time_mpi(void* allreduce, const void* input, void* output,
-                            int32_t count, void* datatype, void* op,
-                            void* communicator, int32_t repetitions,
-                            int32_t inner, double* seconds) {
+                            int32_t count, void* datatype, void* op, void* communicator,
+                            int32_t repetitions, int32_t inner, double* seconds) {
   // Handles are pointers (Open MPI) or ints (MPICH); either travels in a whole
   // register here, of which the callee looks at its part.
   using Allreduce = int (*)(const void*, void*, int, void*, void*, void*);
@@ -79,8 +77,8 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
   std::vector<float> a(count + 16, 1.0f), b(count + 16, 2.0f),
       c(kernel == 2 ? count + 16 : 0, 0.0f);
   const auto aligned = [](std::vector<float>& array) {
-    return reinterpret_cast<float*>(
-        (reinterpret_cast<uintptr_t>(array.data()) + 63) / 64 * 64);
+    return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(array.data()) + 63) /
+                                    64 * 64);
   };
   float *x = aligned(a), *y = aligned(b);
   const void* sources[2] = {x, y};
@@ -91,8 +89,7 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
   std::vector<char> line(bytes > (1 << 18) ? 1 << 18 : bytes, 1);
   const auto once = [&] {
     if (kernel == 1) {
-      for (int64_t at = 0; at < bytes;
-           at += static_cast<int64_t>(line.size())) {
+      for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(line.size())) {
         kernels.copy(reinterpret_cast<char*>(x) + at, line.data(),
                      std::min<int64_t>(line.size(), bytes - at), true);
       }
@@ -118,8 +115,7 @@ int32_t collective_bandwidth(int32_t kernel, int64_t bytes, double* rate) {
       ++passes;
     }
   }
-  *rate = static_cast<double>(traffic * passes) * 1e9 /
-          static_cast<double>(now - from);
+  *rate = static_cast<double>(traffic * passes) * 1e9 / static_cast<double>(now - from);
   return 0;
 }
 

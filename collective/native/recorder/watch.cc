@@ -31,8 +31,7 @@ Recorder::Event Recorder::Watch(int milliseconds) {
       const int process = local_.processes[i].pidfd.get();
       // While another rank writes, a death that it reports would end every
       // poll at once.
-      const bool ignored =
-          known_dead_[i] || i == info_.local_rank || DumpInProgress();
+      const bool ignored = known_dead_[i] || i == info_.local_rank || DumpInProgress();
       if (!ignored && process >= 0) watched.push_back({process, POLLIN, 0});
     }
     poll(watched.data(), watched.size(), kPollMilliseconds);

@@ -7,11 +7,9 @@ FlatBuffer::FlatBuffer(Communicator& ranks, const Reduction& reduction)
       reduction_(reduction),
       size_(SizeOf(reduction.dtype)),
       count_(reduction.tensors.length()) {
-  const Op op =
-      reduction.request.op == Op::kAverage ? Op::kSum : reduction.request.op;
+  const Op op = reduction.request.op == Op::kAverage ? Op::kSum : reduction.request.op;
   combine_ =
-      ranks.kernels()
-          .reduce[static_cast<int>(reduction.dtype)][static_cast<int>(op)];
+      ranks.kernels().reduce[static_cast<int>(reduction.dtype)][static_cast<int>(op)];
   reduction.tensors.ForEach(0, count_, 0, [&](const Piece& piece) {
     if (piece.count != count_) return;
     const Tensor& tensor = piece.tensor;
@@ -26,8 +24,7 @@ FlatBuffer::FlatBuffer(Communicator& ranks, const Reduction& reduction)
   data_ = buffer_.data();
   reduction.tensors.ForEach(0, count_, 0, [&](const Piece& piece) {
     const auto* input = static_cast<const char*>(piece.tensor.input);
-    CopyBytes(at(piece.position), input + bytes(piece.offset),
-              bytes(piece.count));
+    CopyBytes(at(piece.position), input + bytes(piece.offset), bytes(piece.count));
   });
 }
 
@@ -35,8 +32,7 @@ void FlatBuffer::Finish() {
   if (!packed_) return;
   reduction_.tensors.ForEach(0, count_, 0, [&](const Piece& piece) {
     auto* output = static_cast<char*>(piece.tensor.output);
-    CopyBytes(output + bytes(piece.offset), at(piece.position),
-              bytes(piece.count));
+    CopyBytes(output + bytes(piece.offset), at(piece.position), bytes(piece.count));
   });
 }
 
@@ -53,15 +49,14 @@ void FlatBuffer::Reduce(int to, size_t send_begin, size_t send_end, int from,
 
 void FlatBuffer::Replace(int to, size_t send_begin, size_t send_end, int from,
                          size_t begin, size_t end) {
-  ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from,
-                  at(begin), bytes(end - begin), reduction_.request);
+  ranks_.Exchange(to, at(send_begin), bytes(send_end - send_begin), from, at(begin),
+                  bytes(end - begin), reduction_.request);
 }
 
 void FlatBuffer::Scale(size_t begin, size_t end) {
   if (reduction_.divisor == 1 || begin == end) return;
   const void* sources[1] = {at(begin)};
-  reduction_.kernel(
-      {sources, 1, 0, at(begin), end - begin, reduction_.divisor});
+  reduction_.kernel({sources, 1, 0, at(begin), end - begin, reduction_.divisor});
 }
 
 }  // namespace collective

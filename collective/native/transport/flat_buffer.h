@@ -24,10 +24,10 @@ class FlatBuffer {
   // Sends [send_begin, send_end) to one member while receiving [begin, end)
   // from another, which is combined with the elements here (Reduce) or replaces
   // them.
-  void Reduce(int to, size_t send_begin, size_t send_end, int from,
-              size_t begin, size_t end);
-  void Replace(int to, size_t send_begin, size_t send_end, int from,
-               size_t begin, size_t end);
+  void Reduce(int to, size_t send_begin, size_t send_end, int from, size_t begin,
+              size_t end);
+  void Replace(int to, size_t send_begin, size_t send_end, int from, size_t begin,
+               size_t end);
   // Divides [begin, end) by the number of ranks, for an average.
   void Scale(size_t begin, size_t end);
 

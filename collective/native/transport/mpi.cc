@@ -97,8 +97,7 @@ struct Mpi : Abi {
   int (*Comm_get_attr)(Handle, int, void*, int*) = Require("MPI_Comm_get_attr");
   int (*Comm_group)(Handle, Handle*) = Require("MPI_Comm_group");
   int (*Comm_rank)(Handle, int*) = Require("MPI_Comm_rank");
-  int (*Comm_set_errhandler)(Handle,
-                             Handle) = Require("MPI_Comm_set_errhandler");
+  int (*Comm_set_errhandler)(Handle, Handle) = Require("MPI_Comm_set_errhandler");
   int (*Comm_size)(Handle, int*) = Require("MPI_Comm_size");
   int (*Comm_split)(Handle, int, int, Handle*) = Require("MPI_Comm_split");
   int (*Error_string)(int, char*, int*) = Require("MPI_Error_string");
@@ -111,13 +110,11 @@ struct Mpi : Abi {
   int (*Init_thread)(int*, char***, int, int*) = Require("MPI_Init_thread");
   int (*Initialized)(int*) = Require("MPI_Initialized");
   int (*Iprobe)(int, int, Handle, int*, Status*) = Require("MPI_Iprobe");
-  int (*Irecv)(void*, int, Handle, int, int, Handle,
-               Handle*) = Require("MPI_Irecv");
+  int (*Irecv)(void*, int, Handle, int, int, Handle, Handle*) = Require("MPI_Irecv");
   int (*Isend)(const void*, int, Handle, int, int, Handle,
                Handle*) = Require("MPI_Isend");
   int (*Query_thread)(int*) = Require("MPI_Query_thread");
-  int (*Recv)(void*, int, Handle, int, int, Handle,
-              Status*) = Require("MPI_Recv");
+  int (*Recv)(void*, int, Handle, int, int, Handle, Status*) = Require("MPI_Recv");
   int (*Test)(Handle*, int*, Status*) = Require("MPI_Test");
 
   // ULFM's: null where the library was built without it.
@@ -166,8 +163,7 @@ class MpiNetwork final : public Network {
     int* enabled = nullptr;
     int found = 0;
     if (Abi::kFaultTolerance >= 0 && mpi_.Comm_revoke) {
-      mpi_.Comm_get_attr(mpi_.comm_world, Abi::kFaultTolerance, &enabled,
-                         &found);
+      mpi_.Comm_get_attr(mpi_.comm_world, Abi::kFaultTolerance, &enabled, &found);
     }
     fault_tolerant_ = found && *enabled;
     SetUp();
@@ -176,8 +172,8 @@ class MpiNetwork final : public Network {
   std::vector<int> Gather(int mine) override {
     std::vector<int> all(size_);
     Lock lock(mpi_mutex);
-    if (mpi_.Allgather(&mine, 1, mpi_.integer, all.data(), 1, mpi_.integer,
-                       comm_) != kSuccess) {
+    if (mpi_.Allgather(&mine, 1, mpi_.integer, all.data(), 1, mpi_.integer, comm_) !=
+        kSuccess) {
       throw Failure(Code::kUnavailable, "MPI_Allgather failed",
                     "see what MPI said above");
     }
@@ -190,8 +186,8 @@ class MpiNetwork final : public Network {
     auto* transfer = new Transfer;
     transfer->code = mpi_.IsFinalized()
                          ? Abi::kErrOther
-                         : mpi_.Isend(data, static_cast<int>(bytes), mpi_.byte,
-                                      rank, tag, comm_, &transfer->request);
+                         : mpi_.Isend(data, static_cast<int>(bytes), mpi_.byte, rank,
+                                      tag, comm_, &transfer->request);
     return transfer;
   }
 
@@ -199,8 +195,8 @@ class MpiNetwork final : public Network {
     Lock lock(mpi_mutex);
     ++pending_;
     auto* transfer = new Transfer;
-    transfer->code = mpi_.Irecv(data, static_cast<int>(bytes), mpi_.byte, rank,
-                                tag, comm_, &transfer->request);
+    transfer->code = mpi_.Irecv(data, static_cast<int>(bytes), mpi_.byte, rank, tag,
+                                comm_, &transfer->request);
     return transfer;
   }
 
@@ -240,8 +236,7 @@ class MpiNetwork final : public Network {
     Handle everyone, failed;
     int count = 0;
     Lock lock(mpi_mutex);
-    if (mpi_.IsFinalized() ||
-        mpi_.Comm_get_failed(comm_, &failed) != kSuccess) {
+    if (mpi_.IsFinalized() || mpi_.Comm_get_failed(comm_, &failed) != kSuccess) {
       return ranks;
     }
     mpi_.Group_size(failed, &count);
@@ -271,8 +266,7 @@ class MpiNetwork final : public Network {
     Lock lock(mpi_mutex);
     auto* agreement = new Transfer;
     agreement->yes = yes;
-    agreement->code =
-        mpi_.Comm_iagree(comm_, &agreement->yes, &agreement->request);
+    agreement->code = mpi_.Comm_iagree(comm_, &agreement->yes, &agreement->request);
     for (;;) {
       const int done = TestLocked(agreement);
       if (done) return done > 0;
@@ -282,15 +276,13 @@ class MpiNetwork final : public Network {
       lock.lock();
     }
     throw Failure(Code::kDeadlineExceeded,
-                  "rank " + std::to_string(rank_) + " of " +
-                      std::to_string(size_) +
+                  "rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
                       ": not every live rank came to reconfigure",
                   "a rank that is only slow is given more time by "
                   "COLLECTIVE_TIMEOUT=seconds");
   }
 
-  std::unique_ptr<Network> Reconfigure(bool nobody_died,
-                                       double seconds) override {
+  std::unique_ptr<Network> Reconfigure(bool nobody_died, double seconds) override {
     const ReportedWait wait;
     Handle next = mpi_.comm_null;
     const bool split = SplitIfAllAgree(nobody_died, 0, seconds, &next);
@@ -348,8 +340,7 @@ class MpiNetwork final : public Network {
     mpi_.started_in = getpid();
     std::atexit([] {
       Mpi<Abi>& mpi = Loaded<Abi>();
-      if (!mpi.skip_finalize && getpid() == mpi.started_in &&
-          !mpi.IsFinalized()) {
+      if (!mpi.skip_finalize && getpid() == mpi.started_in && !mpi.IsFinalized()) {
         mpi.Finalize();
       }
     });
@@ -368,10 +359,9 @@ class MpiNetwork final : public Network {
       ThrowNoStart(who, "this MPI was built without support for threads");
     }
     if (provided >= Abi::kThreadMultiple) return;
-    ThrowNoStart(
-        who,
-        "the program has started MPI without MPI_THREAD_MULTIPLE, and the "
-        "core calls MPI from threads of its own");
+    ThrowNoStart(who,
+                 "the program has started MPI without MPI_THREAD_MULTIPLE, and the "
+                 "core calls MPI from threads of its own");
   }
 
   int TestLocked(Transfer* transfer) {
@@ -395,13 +385,13 @@ class MpiNetwork final : public Network {
   bool Poll(ControlMessage* control) {
     int arrived = 0;
     typename Abi::Status status = {};
-    if (mpi_.IsFinalized() || mpi_.Iprobe(Abi::kAnySource, kControlTag, comm_,
-                                          &arrived, &status) != kSuccess) {
+    if (mpi_.IsFinalized() || mpi_.Iprobe(Abi::kAnySource, kControlTag, comm_, &arrived,
+                                          &status) != kSuccess) {
       return false;
     }
-    return arrived && mpi_.Recv(control, static_cast<int>(sizeof(*control)),
-                                mpi_.byte, status.MPI_SOURCE, kControlTag,
-                                comm_, mpi_.status_ignore) == kSuccess;
+    return arrived && mpi_.Recv(control, static_cast<int>(sizeof(*control)), mpi_.byte,
+                                status.MPI_SOURCE, kControlTag, comm_,
+                                mpi_.status_ignore) == kSuccess;
   }
 
   bool RevokedLocked() {
@@ -414,8 +404,7 @@ class MpiNetwork final : public Network {
   static std::vector<int> Translate(Handle from, int count, Handle to) {
     std::vector<int> numbers(count), ranks(count);
     std::iota(numbers.begin(), numbers.end(), 0);
-    Loaded<Abi>().Group_translate_ranks(from, count, numbers.data(), to,
-                                        ranks.data());
+    Loaded<Abi>().Group_translate_ranks(from, count, numbers.data(), to, ranks.data());
     return ranks;
   }
 
@@ -470,8 +459,8 @@ std::unique_ptr<Network> Network::Start(const RankInfo& info, double seconds) {
   }
   if (network->rank_ != info.rank || network->size_ != info.size) {
     throw Failure(Code::kFailedPrecondition,
-                  who + "MPI sees rank " + std::to_string(network->rank_) +
-                      " of " + std::to_string(network->size_),
+                  who + "MPI sees rank " + std::to_string(network->rank_) + " of " +
+                      std::to_string(network->size_),
                   "start the job by the mpirun of the MPI it was built with");
   }
   return network;

@@ -70,8 +70,7 @@ class Network {
   virtual void Progress() = 0;
 
   // Best effort, and brief: the receivers may have died.
-  void SendControl(const std::vector<int>& ranks,
-                   const ControlMessage& control);
+  void SendControl(const std::vector<int>& ranks, const ControlMessage& control);
   // False if there is none.
   virtual bool ReceiveControl(ControlMessage* control) = 0;
   // This process is to end without MPI_Finalize, which would wait for ranks
@@ -94,8 +93,7 @@ class Network {
   // Of the survivors, renumbered in their old order. Each of them must call
   // this, or Depart, or die. `nobody_died`: as far as this rank knows. Throws
   // kDeadlineExceeded if a live rank does not come.
-  virtual std::unique_ptr<Network> Reconfigure(bool nobody_died,
-                                               double seconds) = 0;
+  virtual std::unique_ptr<Network> Reconfigure(bool nobody_died, double seconds) = 0;
   // After Reconfigure, by rank: its number before.
   const std::vector<int>& previous_ranks() const { return previous_ranks_; }
   // Lets the other ranks continue without this one: at once if no rank dies

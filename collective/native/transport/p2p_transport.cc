@@ -29,13 +29,8 @@ constexpr int64_t kDeathPollInterval = 10 * kMillisecond;
 
 }  // namespace
 
-P2pTransport::P2pTransport(Job* job, const std::vector<int>& members, int me,
-                           int tag)
-    : job_(job),
-      network_(*job->network()),
-      members_(members),
-      me_(me),
-      tag_(2 * tag) {}
+P2pTransport::P2pTransport(Job* job, const std::vector<int>& members, int me, int tag)
+    : job_(job), network_(*job->network()), members_(members), me_(me), tag_(2 * tag) {}
 
 bool P2pTransport::Test(void* transfer, int member) {
   const int done = network_.Test(transfer);
@@ -49,8 +44,7 @@ bool P2pTransport::Test(void* transfer, int member) {
   const std::string rank = std::to_string(members_[member]);
   job_->Break(Code::kUnavailable,
               "rank " + std::to_string(job_->rank()) +
-                  " has lost its connection to rank " + rank + ": " +
-                  network_.Error(),
+                  " has lost its connection to rank " + rank + ": " + network_.Error(),
               "look for the error message of rank " + rank);
 }
 
@@ -70,17 +64,15 @@ void P2pTransport::Await(void* transfer, int member, const Request& request) {
   }
 }
 
-void P2pTransport::Send(int to, const char* data, size_t bytes,
-                        Transfers* in_flight) {
+void P2pTransport::Send(int to, const char* data, size_t bytes, Transfers* in_flight) {
   for (size_t at = 0; at < bytes; at += kPiece) {
-    in_flight->push_back({network_.Send(members_[to], tag_, data + at,
-                                        std::min(kPiece, bytes - at)),
-                          to});
+    in_flight->push_back(
+        {network_.Send(members_[to], tag_, data + at, std::min(kPiece, bytes - at)),
+         to});
   }
 }
 
-void P2pTransport::Receive(int from, char* target, size_t bytes,
-                           Transfers* in_flight) {
+void P2pTransport::Receive(int from, char* target, size_t bytes, Transfers* in_flight) {
   for (size_t at = 0; at < bytes; at += kPiece) {
     in_flight->push_back({network_.Receive(members_[from], tag_, target + at,
                                            std::min(kPiece, bytes - at)),
@@ -143,9 +135,9 @@ void P2pTransport::ThrowMismatched(uint64_t signature, const Request& request) {
   ThrowMismatch(members_, texts);
 }
 
-void P2pTransport::Exchange(int to, const char* data, size_t send_bytes,
-                            int from, size_t receive_bytes,
-                            const Request& request, const Consume& consume) {
+void P2pTransport::Exchange(int to, const char* data, size_t send_bytes, int from,
+                            size_t receive_bytes, const Request& request,
+                            const Consume& consume) {
   if (buffers_.empty()) buffers_.resize(kInFlight * kPiece);
   std::deque<void*> sends, receives;
   size_t sent = 0, requested = 0, received = 0;
@@ -165,8 +157,7 @@ void P2pTransport::Exchange(int to, const char* data, size_t send_bytes,
       Await(receives.front(), from, request);
       receives.pop_front();
       const size_t bytes = std::min(kPiece, receive_bytes - received);
-      consume(&buffers_[received / kPiece % kInFlight * kPiece], received,
-              bytes);
+      consume(&buffers_[received / kPiece % kInFlight * kPiece], received, bytes);
       received += bytes;
       while (!sends.empty() && Test(sends.front(), to)) {
         sends.pop_front();
@@ -181,18 +172,16 @@ void P2pTransport::Exchange(int to, const char* data, size_t send_bytes,
 void P2pTransport::Announce(const Announcement& announcement) {
   Transfers sends;
   for (int i = 1; i < static_cast<int>(members_.size()); ++i) {
-    sends.push_back({network_.Send(members_[i], tag_ + 1, &announcement,
-                                   sizeof(announcement)),
-                     i});
+    sends.push_back(
+        {network_.Send(members_[i], tag_ + 1, &announcement, sizeof(announcement)), i});
   }
   AwaitAll(&sends, Request());
 }
 
 Announcement P2pTransport::Announced(const Request& request) {
   Announcement announcement;
-  Await(network_.Receive(members_[0], tag_ + 1, &announcement,
-                         sizeof(announcement)),
-        0, request);
+  Await(network_.Receive(members_[0], tag_ + 1, &announcement, sizeof(announcement)), 0,
+        request);
   return announcement;
 }
 

@@ -25,12 +25,10 @@ class P2pTransport {
   void VerifyMatch(uint64_t signature, const Request& request);
 
   // Gets each received piece: its data, its offset in bytes, its bytes.
-  using Consume =
-      std::function<void(const char* data, size_t offset, size_t bytes)>;
+  using Consume = std::function<void(const char* data, size_t offset, size_t bytes)>;
   // Sends to one member while receiving from another.
   void Exchange(int to, const char* data, size_t send_bytes, int from,
-                size_t receive_bytes, const Request& request,
-                const Consume& consume);
+                size_t receive_bytes, const Request& request, const Consume& consume);
 
   // Messages in flight, to be awaited in this order.
   struct Transfer {
@@ -53,8 +51,8 @@ class P2pTransport {
   // Whether a transfer is done. Throws if it failed.
   bool Test(void* transfer, int member);
   // As MPI_Sendrecv, with the same number of bytes each way.
-  void SendReceive(int to, const void* data, int from, void* target,
-                   size_t bytes, const Request& request);
+  void SendReceive(int to, const void* data, int from, void* target, size_t bytes,
+                   const Request& request);
   [[noreturn]] void ThrowMismatched(uint64_t signature, const Request& request);
 
   Job* job_;

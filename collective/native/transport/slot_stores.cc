@@ -71,17 +71,14 @@ void SlotStores::EndWindow(State& state) {
   if (tried) {
     state.rates[other] = rate;
     if (rate < kFaster * state.rates[state.mode]) state.mode = other;
-    const double loss =
-        std::abs(state.rates[0] - state.rates[1]) /
-        std::max(1e-9, std::min(state.rates[0], state.rates[1]));
-    const double windows =
-        std::clamp(loss / kPartOfTime, kFewestWindows, kMostWindows);
+    const double loss = std::abs(state.rates[0] - state.rates[1]) /
+                        std::max(1e-9, std::min(state.rates[0], state.rates[1]));
+    const double windows = std::clamp(loss / kPartOfTime, kFewestWindows, kMostWindows);
     state.next = state.window + static_cast<int64_t>(windows);
   } else if (rate > 0) {
     const double before = state.rates[state.mode];
     state.rates[state.mode] = rate;
-    if (before > 0 && rate > kSlower * before &&
-        rate > kFaster * state.rates[other]) {
+    if (before > 0 && rate > kSlower * before && rate > kFaster * state.rates[other]) {
       state.next = state.window;
     }
   }

@@ -39,14 +39,12 @@ class SlotStores {
 
   // Before a chunk of so many bytes, of a collective of `total` bytes. Exactly
   // one member `decides`.
-  void Next(Kind kind, size_t total, size_t chunk, bool decides,
-            bool narrow = false) {
+  void Next(Kind kind, size_t total, size_t chunk, bool decides, bool narrow = false) {
     const int row = narrow ? kKinds : static_cast<int>(kind);
     class_ = row * kSizes + SizeClassOf(total);
     measuring_ = false;
     if (decides && !override_) Advance(chunk);
-    mode_ = override_.value_or(
-        choices_->modes[class_].load(std::memory_order_relaxed));
+    mode_ = override_.value_or(choices_->modes[class_].load(std::memory_order_relaxed));
   }
   // Whether slots are written by non-temporal stores.
   bool stream() const { return mode_ == kStream; }

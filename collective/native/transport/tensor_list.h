@@ -29,8 +29,7 @@ class TensorList {
     if (tensor.count == 0) return;
     tensors_.push_back(&tensor);
     starts_.push_back(length_);
-    length_ +=
-        (static_cast<size_t>(tensor.count) + kAlign - 1) / kAlign * kAlign;
+    length_ += (static_cast<size_t>(tensor.count) + kAlign - 1) / kAlign * kAlign;
     end_ = starts_.back() + static_cast<size_t>(tensor.count);
   }
 
@@ -41,8 +40,8 @@ class TensorList {
   // positions are counted from `origin`.
   template <class Visit>
   void ForEach(size_t begin, size_t end, size_t origin, Visit&& visit) const {
-    size_t i = std::upper_bound(starts_.begin(), starts_.end(), begin) -
-               starts_.begin();
+    size_t i =
+        std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin();
     for (i = i ? i - 1 : 0; i < starts_.size() && starts_[i] < end; ++i) {
       const size_t count = static_cast<size_t>(tensors_[i]->count);
       const size_t from = begin > starts_[i] ? begin - starts_[i] : 0;
