@@ -27,8 +27,6 @@ VARIABLE = "COLLECTIVE_RECORDER"
 # Kinds of the spans that are not collectives of the core (native/recorder/recorder.h).
 ALL_REDUCE, BROADCAST, BARRIER, OTHER = 0, 1, 5, 7
 
-advice = ""  # what to type if the job has failed: see `advise`
-
 _opened: tuple[int, Environment, str] | None = None  # process, rank and job
 # ``at`` and ``since`` of native/recorder/recorder.h.
 _nowhere = memoryview(bytearray(16)).cast("d")
@@ -140,8 +138,9 @@ def request_dump(reason: str) -> None:
 
 def advise(what: str) -> None:
     """Sets the hint that is printed with every dump: what to type if the job failed."""
-    global advice
-    advice = what
+    from collective.recorder import watch
+
+    watch.advice = what
 
 
 def waits_for_input(step: int, since: float) -> None:

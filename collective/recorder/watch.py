@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
-from collective import library, recorder
+from collective import library
 from collective.environment import Environment
 from collective.net import private_files
 from collective.recorder import memory
@@ -26,6 +26,7 @@ _FRAMES = 24
 _CLOSED, _SAMPLE, _DUMP = 0, 1, 2  # as in native/recorder/recorder.h
 
 rank_info = Environment()  # of this process
+advice = ""  # what to type if the job has failed: `recorder.advise` sets it
 _thread: threading.Thread | None = None
 
 
@@ -80,7 +81,7 @@ def _dump(folder: str) -> None:
     dump = Dump(reason, wall, size, ranks)
     name = f"collective-{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}-{host}"
     path = _write(dump, folder, f"{name}-{os.getpid()}")
-    hint = f"\nHINT: {recorder.advice}" if recorder.advice else ""
+    hint = f"\nHINT: {advice}" if advice else ""
     summary = f"{dump.summary()}\nflight recorder: {path}{hint}"
     print(summary, file=sys.stderr, flush=True)
 

@@ -20,8 +20,9 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.arrays import Arrays
 from collective.training.input.batches import ShuffledItems
+from collective.training.input.conversion import as_source
 from collective.training.input.leaves import slice_leaf
-from collective.training.input.source import Row, Source, as_source
+from collective.training.input.source import Row, Source
 from collective.training.input.views import CastFloats
 
 Data: TypeAlias = "Source | keras_compat.DataAdapter"

@@ -21,10 +21,11 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training.arguments.lookup import call, lookup
 from collective.training.input.arrays import Arrays
+from collective.training.input.conversion import as_source
 from collective.training.input.images import ImageFolder
 from collective.training.input.npz import npz_sources
 from collective.training.input.permutation import permute
-from collective.training.input.source import Source, as_source
+from collective.training.input.source import Source
 from collective.training.input.synthetic import Synthetic
 from collective.training.input.views import First, MappedX
 

@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training.input import leaves
+from collective.training.input.conversion import as_source
 from collective.training.input.plan import Plan, share
-from collective.training.input.source import Row, Source, as_source
+from collective.training.input.source import Row, Source
 
 # Rows permuted per call into Python: a call for each small batch would be slow.
 _BLOCK_ROWS = 1 << 16

@@ -121,7 +121,7 @@ def row_spec(element: Any, where: str) -> Row:
     """
     if not isinstance(element, tuple) or len(element) not in (2, 3):
         raise UsageError(
-            f"{where} gives {_described(element)} for a row, not (x, y) or "
+            f"{where} gives {described(element)} for a row, not (x, y) or "
             "(x, y, sample_weight)",
             hint="return a tuple (x, y); several inputs go into x as a dict or tuple",
         )
@@ -148,38 +148,11 @@ def _is_open(spec: tf.TensorSpec) -> bool:
     return bool(spec.shape.rank) and spec.shape[0] is None
 
 
-def _described(element: Any) -> str:
+def described(element: Any) -> str:
+    """What kind of value this is, for messages."""
     if isinstance(element, tuple):
         return f"a tuple of {len(element)}"
     return f"a {type(element).__name__}"
-
-
-def as_source(data: Any) -> Source:
-    """The source for data of any supported kind.
-
-    Args:
-        data: A Source; ``(x, y)`` or ``(x, y, sample_weight)`` of arrays or of
-            dicts/tuples of arrays; or an unbatched ``tf.data.Dataset`` whose elements
-            are such rows.
-
-    Raises:
-        UsageError: It is none of these, or arrays differ in length.
-    """
-    # Imported here: these modules import this one.
-    from collective.training.input.arrays import Arrays
-    from collective.training.input.stream import Stream
-
-    if isinstance(data, Source):
-        return data
-    if isinstance(data, tf.data.Dataset):
-        return Stream(data)
-    if isinstance(data, tuple) and len(data) in (2, 3):
-        return Arrays(*data)
-    raise UsageError(
-        f"{_described(data)} is not data to train on",
-        hint="pass (x, y) or (x, y, sample_weight) arrays, a tf.data.Dataset of rows, "
-        "or a collective.training.input.source.Source",
-    )
 
 
 def explain(error: tf.errors.OpError) -> UsageError | None:

@@ -48,7 +48,7 @@ def module(monkeypatch, tmp_path):
     (tmp_path / "my_rows.py").write_text(
         "import numpy as np\n"
         "from collective.training.input.datasets import Data\n"
-        "from collective.training.input.source import as_source\n"
+        "from collective.training.input.conversion import as_source\n"
         "def arrays(): return np.zeros((6, 2)), np.arange(6)\n"
         "def seeded(seed, rows): return np.full((4, 1), seed), np.full(4, 0.5)\n"
         "def full(): return Data('mine', as_source(arrays()), None, 7)\n"

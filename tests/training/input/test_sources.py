@@ -13,10 +13,11 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training.input import arrays as arrays_module
 from collective.training.input.arrays import Arrays
+from collective.training.input.conversion import as_source
 from collective.training.input.images import ImageFolder
 from collective.training.input.npz import npz_sources, open_npz
 from collective.training.input.pipeline import Input
-from collective.training.input.source import as_source, explain
+from collective.training.input.source import explain
 from collective.training.input.stream import Stream
 from collective.training.input.synthetic import Synthetic
 from collective.training.input.tfrecords import TFRecords
