@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import numpy as np
 from collective import recorder
 from collective.elastic import generations
 from collective.errors import UsageError, printable
+from collective.log import log
 from collective.training.checkpoint import storage
 from collective.training.checkpoint.state import Gathered, State
 from collective.training.input.plan import Plan
@@ -312,7 +312,4 @@ class Checkpoint(Observer):
 
 
 def _warn(what: str, hint: str = "") -> None:
-    print(printable(f"warning: {what}"), file=sys.stderr)
-    if hint:
-        print(f"HINT: {hint}", file=sys.stderr)
-    sys.stderr.flush()
+    log.warning(printable(what) + (f"\nHINT: {hint}" if hint else ""))

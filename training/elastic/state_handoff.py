@@ -10,6 +10,7 @@ import itertools
 import sys
 
 from collective.elastic import generations
+from collective.log import log
 from collective.training.checkpoint import storage
 from collective.training.input.plan import Plan
 from collective.training.position import Position
@@ -46,7 +47,7 @@ class StateHandoff:
             if found := storage.saved_in(folder):
                 position.start = storage.read(found[0], position.model, self._plan)
         except (storage.Unusable, OSError) as error:
-            _warn(f"what {folder} keeps is not used: {error}")
+            log.warning(f"what {folder} keeps is not used: {error}")
 
     def keep(self) -> bool:
         """Keeps the state now; says whether this process has. Every rank calls it."""
@@ -57,7 +58,7 @@ class StateHandoff:
         try:
             storage.write(state, model, self._plan, generations.make_state_folder())
         except Exception as error:
-            _warn(
+            log.warning(
                 f"step {state.step} could not be kept for the next generation: {error}"
             )
             generations.remove_state()
@@ -73,7 +74,9 @@ class StateHandoff:
         if self._backend.rank:
             return
         if self._position.start is None:
-            _warn("no host has kept the state: the training starts again at step 0")
+            log.warning(
+                "no host has kept the state: the training starts again at step 0"
+            )
             return
         size = self._backend.size
         print(
@@ -83,7 +86,3 @@ class StateHandoff:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _warn(what: str) -> None:
-    print(f"warning: {what}", file=sys.stderr, flush=True)
