@@ -119,8 +119,14 @@ def prepare_forkserver(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
 
 
-def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that a test starts: that of no launcher's rank."""
+def environment(*, forked: bool = False, **more: str) -> dict[str, str]:
+    """The environment of a process that a test starts: that of no launcher's rank.
+
+    Args:
+        forked: Whether ranks below it are forked off a process that has TensorFlow: for
+            tests of what they compute, not of processes, as it is nobody's child.
+        more: Further variables.
+    """
     prefixes = (
         "OMPI_",
         "PMI",
@@ -144,7 +150,7 @@ def environment(**more: str) -> dict[str, str]:
         env |= dict.fromkeys(
             ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"
         )
-    if path := os.environ.get(FORKSERVER):
+    if forked and (path := os.environ.get(FORKSERVER)):
         forkserver.start(path, env)
         env[forkserver.VARIABLE] = path
     return env | more
@@ -238,6 +244,7 @@ def launch(
     """
     with tempfile.TemporaryDirectory() as results:
         env = environment(
+            forked=start is None,
             **{
                 BACKEND: backend,
                 REFERENCE: str(reference),

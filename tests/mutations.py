@@ -66,8 +66,8 @@ MUTATIONS = (
     Mutation(
         "row",
         "the last row of an epoch is never read",
-        "np.arange(start, min(stop, self.rows), dtype=np.int64)",
-        "np.arange(start, min(stop, self.rows - 1), dtype=np.int64)",
+        "epochs, positions = np.divmod(numbers, self.rows)",
+        "epochs, positions = numbers // self.rows, numbers % (self.rows - 1)",
         ["tests/training/input/test_inputs.py"],
     ),
     Mutation(
@@ -110,8 +110,8 @@ MUTATIONS = (
     Mutation(
         "epoch",
         "every epoch has the order of the first",
-        "(self.seed, epoch))",
-        "(self.seed, 0))",
+        "key = self.seed, epoch",
+        "key = self.seed, 0",
         ["tests/training/input/test_inputs.py", "-k", "epoch"],
     ),
     Mutation(

@@ -16,7 +16,7 @@ HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 
 
 def script(*arguments: str, seconds: float = 300) -> tuple[int | None, str]:
-    return launch.run(list(arguments), launch.environment(), seconds)
+    return launch.run(list(arguments), launch.environment(forked=True), seconds)
 
 
 @pytest.mark.parametrize("more", ["", "--mpi", "--gloo"])

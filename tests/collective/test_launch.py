@@ -50,7 +50,7 @@ def test_the_other_tests_on_several_ranks(size, settings):
         size,
         *[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"],
         *map(str, files),
-        **tests.launch.environment(**settings),
+        **tests.launch.environment(forked=True, **settings),
     )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     assert result.stdout.count(" passed") == size

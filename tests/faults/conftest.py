@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import launch
 from tests.faults import table
 from tests.faults.catalogue import FAULTS
 from tests.hosts import lab
@@ -32,9 +30,3 @@ def hosts() -> Iterator[lab.Lab]:
     """Two hosts on this machine."""
     with lab.hosts(2, "10gbit") as made:
         yield made
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_forkserver() -> None:
-    """Faults befall processes that their launcher itself has started."""
-    os.environ.pop(launch.FORKSERVER, None)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from collective import library
-from tests import launch
 from tests.hosts import lab
 
 
@@ -26,9 +24,3 @@ def hosts(permitted) -> Iterator[lab.Lab]:
     """Four hosts; a job may use fewer."""
     with lab.hosts(4, "10gbit") as made:
         yield made
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_forkserver() -> None:
-    """A fork would be in the server's network namespace."""
-    os.environ.pop(launch.FORKSERVER, None)

@@ -290,6 +290,8 @@ if __name__ == "__main__":
     import pytest  # noqa: F401
     import tensorflow  # noqa: F401
 
-    program = Server(sys.argv[1], int(sys.argv[2])).run()
+    # Kept: the sockets in it would, when they are collected, close files of a fork.
+    server = Server(sys.argv[1], int(sys.argv[2]))
+    program = server.run()
     np.random.seed()
     end(run, program)

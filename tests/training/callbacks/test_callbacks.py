@@ -314,7 +314,9 @@ def test_a_callback_that_fails_on_rank_zero_ends_the_job(name, how, message):
     script = Path(__file__).with_name("ranks_failing.py")
     before = launch.command(name, 2)
     code, output = launch.run(
-        [*before, sys.executable, str(script), name, how], launch.environment(), 90
+        [*before, sys.executable, str(script), name, how],
+        launch.environment(forked=True),
+        90,
     )
     assert code not in (0, None), output
     assert output.count(message) == 1, output

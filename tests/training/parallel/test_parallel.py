@@ -269,5 +269,7 @@ WRONG = {
 def test_wrong_options_end_with_2(message):
     arguments = [sys.executable, "train.py", "--steps", "1", *WRONG[message].split()]
     start = launch.command("mpi" if "mpi" in message else "native", 2)
-    code, printed = launch.run([*start, *arguments], launch.environment(), 100)
+    code, printed = launch.run(
+        [*start, *arguments], launch.environment(forked=True), 100
+    )
     assert code == 2 and message in printed and "HINT: " in printed

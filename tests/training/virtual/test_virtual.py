@@ -22,7 +22,7 @@ def on_ranks(backend: str, ranks: int, *arguments: object) -> str:
     start = launch.command(backend, ranks) if backend in launch.LAUNCHERS else []
     name = f"{backend}:{ranks}" if backend == "tf-mirrored" else backend
     command = [*start, sys.executable, str(SCRIPT), name, *map(str, arguments)]
-    code, printed = launch.run(command, launch.environment(), 500)
+    code, printed = launch.run(command, launch.environment(forked=True), 500)
     found = re.search(r"sha256 (\w{64}) loss \S+", printed)
     assert code == 0 and found, printed
     return found[0]
