@@ -74,7 +74,7 @@ class Queue {
   [[noreturn]] void ThrowNotSubmitted(const Announcement& next);
   // Breaks the job: another request of this name has not ended.
   void Refuse(const Item& item);
-  // Tells deadlock detection whether the worker has something to run.
+  // Reports to deadlock detection whether the worker has something to run.
   void SetBusy(bool busy);
   // False if it must run again: not all ranks have joined.
   bool Perform(Item& item);

@@ -53,7 +53,7 @@ def test_narrows_gradients_but_no_counts(backend, rank, size):
 
 
 def test_a_rank_that_traces_more_often_is_no_matter(backend, rank, size):
-    """Shards of unequal length: each new length is traced anew."""
+    """Shards of unequal length: each new length is traced."""
 
     @tf.function
     def step(rows):

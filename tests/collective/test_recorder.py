@@ -1,4 +1,4 @@
-"""The flight recorder: what it tells of ranks that wait, differ, stop and die."""
+"""The flight recorder: what it says of ranks that wait, differ, stop and die."""
 
 import os
 import signal

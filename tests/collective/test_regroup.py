@@ -1,4 +1,4 @@
-"""Ranks that are left of a broken job meet again, whoever dies meanwhile."""
+"""Ranks that are left of a broken job meet again, even where more die meanwhile."""
 
 import signal
 import sys
@@ -78,7 +78,7 @@ collective.barrier()
 
 
 def test_those_that_ended_before_they_came_are_left_out():
-    """Of those, the launcher tells the others."""
+    """The launcher reports them to the others."""
     start = [*launch.command("native", 4), "--min-np", "2"]
     command = [*start, sys.executable, "-c", ENDS_BEFORE]
     code, printed = launch.run(command, launch.environment(), 30)

@@ -18,14 +18,14 @@ import tensorflow as tf
 
 import collective.tensorflow as hvd
 from collective.elastic import generations
-from tests.hosts.ranks_renewed import tell
+from tests.hosts.ranks_renewed import announce
 
 
 def change(started_as: int, way: str, *words: str) -> None:
     if way == "leave" and str(started_as) in words:
         os.kill(os.getpid(), signal.SIGTERM)
     if way == "renew" and hvd.rank() == 0:
-        tell(Path(words[0]), words[1])
+        announce(Path(words[0]), words[1])
         while not generations.restart_requested():
             time.sleep(0.01)
 

@@ -2,7 +2,7 @@
 
     ranks_renewed.py BACKEND FOLDER HOSTS...
 
-Each of HOSTS, as ``node1:1,node2:1``, is what rank 0 has the discovery script tell in one
+Each of HOSTS, as ``node1:1,node2:1``, is what rank 0 has the discovery script print in one
 of the rounds, after so many steps. ``kill``: rank 0 kills itself, and the other one
 waits until there is one in its place; ``leave``: likewise by SIGTERM. ``cut``: it waits for the test to cut off a host.
 """
@@ -27,7 +27,7 @@ CHANGES_AT = (5, 12)  # the second: at the end of an epoch
 KILLED_AT, STEPS = 5, 20
 
 
-def tell(folder: Path, hosts: str) -> None:
+def announce(folder: Path, hosts: str) -> None:
     part = folder / "hosts.part"
     part.write_text(hosts.replace(",", "\n"))
     part.rename(folder / "hosts")
@@ -53,7 +53,7 @@ class Changes(keras.callbacks.Callback):
         else:
             waits = number < len(CHANGES_AT) and done == CHANGES_AT[number]
             if waits:
-                tell(self.folder, self.hosts[number])
+                announce(self.folder, self.hosts[number])
         while waits and not generations.restart_requested():
             time.sleep(0.01)
 

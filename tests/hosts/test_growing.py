@@ -1,4 +1,4 @@
-"""Hosts that come and go in a training: its next round goes on with the same trace."""
+"""Hosts that join and leave a training: its next generation continues with the same trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collective import backends
 from collective.training.ledger.verify import check
 from tests import launch
 from tests.hosts.lab import NETWORK
-from tests.hosts.ranks_renewed import STEPS, tell
+from tests.hosts.ranks_renewed import STEPS, announce
 from tests.training.small import everything, rows, train
 
 SCRIPT = str(Path(__file__).with_name("ranks_renewed.py"))
@@ -27,7 +27,7 @@ ONE, TWO, THREE = (f"{NETWORK}.{n}:1" for n in (1, 2, 3))
 
 def start(hosts, folder: Path, first: str, *command: str) -> str:
     """What the job printed; it ends well, and leaves nothing where hosts keep a state."""
-    tell(folder, first)
+    announce(folder, first)
     words = ["--min-np", "1", "--max-np", "3"]
     words += ["--host-discovery-script", f"cat {folder / 'hosts'}"]
     whole = hosts.ours("collective.launch", *words, sys.executable, *command)
@@ -39,7 +39,7 @@ def start(hosts, folder: Path, first: str, *command: str) -> str:
 
 
 def test_a_host_falls_silent(hosts, undisturbed, tmp_path):
-    """mpirun ends the ranks; the job is begun anew without it, from a checkpoint."""
+    """mpirun ends the ranks; the job restarts without it, from a checkpoint."""
     words = ["-H", f"{ONE},{TWO}", "--min-np", "1", "--heartbeat", "4"]
     program = [sys.executable, SCRIPT, "native", str(tmp_path), "cut"]
     command = hosts.ours("collective.launch", *words, *program)

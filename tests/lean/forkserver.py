@@ -2,7 +2,7 @@
 
 To import them takes two seconds of processor time, and the tests start hundreds of
 ranks. Run as a script, this file is the server: it imports them once, and forks for
-whoever connects. ``hand_over``, called by sitecustomize.py in a process that has only
+every client. ``hand_over``, called by sitecustomize.py in a process that has only
 just started, sends the server this process' program, environment and open files, waits
 for the fork to end, and ends the same way; signals to the one reach the other.
 

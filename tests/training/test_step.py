@@ -97,13 +97,13 @@ def wide():
 
 
 def test_nothing_but_large_gradients_may_travel_in_16_bits():
-    class Told(SingleBackend):
+    class Counted(SingleBackend):
         def all_reduce(self, tensors, rounded=()):
             self.rounded = [tuple(tensors[i].shape) for i in rounded]
             self.sizes = [t.shape.num_elements() for t in tensors]
             return list(tensors)
 
-    backend = Told(Options(), Environment())
+    backend = Counted(Options(), Environment())
     rows = rows_of(9)
     _, step = make(wide, backend, rows)
     step(own_part(rows, backend), 0)

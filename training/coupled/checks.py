@@ -83,7 +83,7 @@ def check(
         )
     refused = {
         "several replicas in one process": len(backend.local_replicas) > 1,
-        "ranks that come and go (--min-np)": backend.elastic,
+        "ranks that leave and join (--min-np)": backend.elastic,
         "tensor parallelism": backend.tensor is not None,
         "layers on several devices": prepared.placement is not None,
         "jit_compile": jit_compile,

@@ -227,7 +227,7 @@ class Explanation:
         return Difference("failure", self._pieces, "no error", text)
 
     def cause(self, difference: Difference, outcomes: Outcomes) -> UsageError:
-        """The error for a difference that gathering predictions does not mend."""
+        """The error for a difference that gathering predictions does not remove."""
         allowed, gathered = tolerance(self.model), outcomes.gathered
         where, seen = difference.where, self._seen(difference)
         if not same_predictions(outcomes, allowed):

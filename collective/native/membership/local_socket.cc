@@ -48,7 +48,7 @@ socklen_t SocketAddress(const RankInfo& info, const std::string& name,
   // addresses that are in use: from one, none of the job's others follow.
   std::string whole = info.job + "/" + std::to_string(info.local_size);
   // Containers may share a network namespace, and with it abstract names; the
-  // host name tells them apart, as in MPI.
+  // host name separates them, as in MPI.
   if (info.local_size != info.size) {
     char host[256] = {};
     gethostname(host, sizeof(host) - 1);

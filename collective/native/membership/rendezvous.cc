@@ -224,7 +224,7 @@ class Coordinator {
 
   void SendReplies(JoinReply* reply) {
     reply->size = static_cast<int32_t>(peers_.size());
-    // All pidfds or none: a receiver tells them apart by their order only.
+    // All pidfds or none: their order alone identifies them.
     const bool complete =
         std::all_of(peers_.begin(), peers_.end(),
                     [](const Peer& peer) { return peer.process.pidfd.valid(); });

@@ -1,4 +1,4 @@
-"""Ranks of this host that come and go with its slots: the launcher and the core alone."""
+"""Ranks of this host that join and leave with its slots: the launcher and the core alone."""
 
 from __future__ import annotations
 
