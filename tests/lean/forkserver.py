@@ -268,6 +268,9 @@ def end(run: Callable[[dict], None], program: dict) -> None:
         sys.excepthook(*sys.exc_info())
     threading._shutdown()
     atexit._run_exitfuncs()
+    mpi = sys.modules.get("mpi4py.MPI")  # it finalizes where Python itself ends
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
     for file in sys.stdout, sys.stderr:
         with contextlib.suppress(OSError, ValueError):
             file.flush()
