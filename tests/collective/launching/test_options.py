@@ -176,6 +176,7 @@ def test_unknown_settings_of_a_configuration_file_warn(tmp_path, capsys):
         ("--hostfile /no/such true", "No such file"),
         ("-np 2 --cycle-time-ms -1 true", "negative"),
         ("-np 2 --reset-limit 0 true", "--reset-limit 0: at least 1"),
+        ("--max-np 2 --slots-per-host 0 true", "--slots-per-host 0: at least 1"),
         ("-np 2 --elastic-timeout 0 true", "--elastic-timeout 0: at least 1"),
         ("-np 2 --blacklist-cooldown-range 9 8 true", "at most the second"),
         ("-np 2 --config-file /no/such true", "cannot read"),
