@@ -21,18 +21,14 @@ def read_rows(source: Source, numbers: np.ndarray) -> Rows | None:
     """Rows by number, ``()`` for what is absent.
 
     Args:
-        numbers: int64 ``[n]``. A source without random access has its first rows only.
+        numbers: int64 ``[n]``.
 
     Returns:
-        None where the source keeps no rows that can be read twice.
+        None where the source has no random access: its rows can be read once only.
     """
-    if source.random_access:
-        row = source.read(tf.constant(numbers, tf.int64))
-    else:
-        first = getattr(source, "first_rows", None)
-        if first is None:
-            return None
-        row = first(len(numbers))
+    if not source.random_access:
+        return None
+    row = source.read(tf.constant(numbers, tf.int64))
     parts: list[Any] = [() if part is None else part for part in row]
     if not tf.nest.flatten(parts[0]):
         return None
