@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not launch.launched():
         launch.redirect_dumps(config)
         if "PYTEST_XDIST_WORKER" not in os.environ:
+            launch.redirect_segments(config)
             launch.prepare_forkserver(config)
         refuse_a_stale_core()
         # SIGTERM as SIGINT: what a test has started is ended with the session.

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ RESULTS = "COLLECTIVE_TEST_RESULTS"
 DEADLINE = "COLLECTIVE_TEST_DEADLINE"
 # Of a session and its workers: the path of the servers that fork ranks.
 FORKSERVER = "TESTS_FORKSERVER"
+# The folder of Open MPI's shared memory.
+SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"
 
 # Process backends and the launcher that starts their ranks.
 LAUNCHERS = {
@@ -112,6 +114,16 @@ def redirect_dumps(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
 
 
+def redirect_segments(config: pytest.Config) -> None:
+    """Gives Open MPI a folder for its shared memory: a killed mpirun leaves files there."""
+    memory = "/dev/shm"
+    folder = tempfile.TemporaryDirectory(
+        dir=memory if os.path.isdir(memory) else None, ignore_cleanup_errors=True
+    )
+    os.environ[SEGMENTS] = folder.name
+    config.add_cleanup(folder.cleanup)
+
+
 def prepare_forkserver(config: pytest.Config) -> None:
     """Has the ranks that this session starts forked off a process with TensorFlow."""
     folder = tempfile.TemporaryDirectory(prefix="forkserver-")
@@ -140,8 +152,10 @@ def environment(*, forked: bool = False, **more: str) -> dict[str, str]:
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": PYTHONPATH}
     env["COLLECTIVE_PROBE"] = "0"  # no measurement of an earlier job decides
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
-    if "COLLECTIVE_LIBRARY" in os.environ:  # another core than the installed one
-        env["COLLECTIVE_LIBRARY"] = os.environ["COLLECTIVE_LIBRARY"]
+    # A core may be under test that is not the installed one.
+    for name in (SEGMENTS, "COLLECTIVE_LIBRARY"):
+        if name in os.environ:
+            env[name] = os.environ[name]
     # Several tests share the cores: a rank that waits in MPI yields its core.
     env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     # As where the environment is activated: horovodrun looks for mpirun there.
@@ -164,11 +178,11 @@ def run(
     Returns:
         Exit status, None past the deadline; and the output, stderr included.
     """
-    with tempfile.TemporaryFile() as printed, _segments() as segments:
+    with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
             arguments,
             cwd=folder,
-            env=env | {"OMPI_MCA_btl_sm_backing_directory": segments},
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
@@ -191,16 +205,6 @@ def capture(
     """As ``subprocess.run``, in ``environment()``: the two outputs apart, as text."""
     options = {"env": environment(), "timeout": seconds} | options
     return subprocess.run(command, capture_output=True, text=True, **options)
-
-
-@contextlib.contextmanager
-def _segments() -> Iterator[str]:
-    """A folder for Open MPI's shared memory, because a killed mpirun leaves its files."""
-    memory = "/dev/shm"
-    with tempfile.TemporaryDirectory(
-        dir=memory if os.path.isdir(memory) else None, ignore_cleanup_errors=True
-    ) as folder:
-        yield folder
 
 
 def _end(process: subprocess.Popen) -> None:

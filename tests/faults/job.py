@@ -52,10 +52,11 @@ class Job:
         self._printed = folder / "printed"
         self.began = time.monotonic()
         self.variables = {MARK: str(folder), "FAULT_SECONDS": "3", **variables}
+        environment = launch.environment(**self.variables)
         if memory is not None:
             inside = f'mount --bind {memory} /dev/shm && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", inside, "sh", *command]
-        environment = launch.environment(**self.variables)
+            del environment[launch.SEGMENTS]
         del environment["TF_CPP_MIN_LOG_LEVEL"]  # what is printed is looked at
         with self._printed.open("w") as file:
             self.launcher = subprocess.Popen(

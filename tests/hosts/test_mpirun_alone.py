@@ -72,10 +72,7 @@ def running(command: list[str], tmp_path: Path) -> Iterator[Running]:
         job = subprocess.Popen(
             command,
             cwd=launch.ROOT,
-            env=launch.environment(
-                COLLECTIVE_TIMEOUT=str(2 * SECONDS),
-                OMPI_MCA_btl_sm_backing_directory=str(tmp_path),
-            ),
+            env=launch.environment(COLLECTIVE_TIMEOUT=str(2 * SECONDS)),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
