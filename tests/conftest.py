@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -208,15 +210,35 @@ class Reference:
 
 
 @pytest.fixture(scope="session")
-def reference(
-    backends_by_name: Callable, tmp_path_factory: pytest.TempPathFactory
-) -> Reference:
+def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of a session have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def once(shared_path: Path) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Has a folder made by the first worker that asks for it by its name."""
+
+    def folder(name: str, make: Callable[[Path], None]) -> Path:
+        path, part = shared_path / name, shared_path / f"{name}.part"
+        with (shared_path / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                shutil.rmtree(part, ignore_errors=True)  # of one that has failed
+                part.mkdir()
+                make(part)
+                part.rename(path)
+        return path
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reference(backends_by_name: Callable, shared_path: Path) -> Reference:
     if folder := os.environ.get(launch.REFERENCE):
         return Reference(Path(folder), backends_by_name)
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # shared by all workers
-    path = base / "reference"
+    path = shared_path / "reference"
     path.mkdir(exist_ok=True)
     return Reference(path, backends_by_name)
 

@@ -7,7 +7,6 @@ gives the same bits, and a launch takes longer than most of them.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
 import re
@@ -119,22 +118,15 @@ def test_there_are_enough_programs():
 
 
 @pytest.fixture(scope="session")
-def stock(tmp_path_factory):
+def stock(once):
     """A folder of what stock Keras trains, computed once for all workers."""
-    base = tmp_path_factory.getbasetemp()
-    if base.name.startswith("popen-"):
-        base = base.parent
 
     def folder(precision: str, names: list[str]) -> Path:
-        made = base / f"stock-{precision}"
-        made.mkdir(exist_ok=True)
-        with (made / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            missing = [n for n in names if not (made / f"{n}.0.npz").exists()]
-            if missing:
-                program = [sys.executable, DRIVER, str(made), *missing]
-                run(program, made, precision, len(missing))
-        return made
+        def train(made: Path) -> None:
+            program = [sys.executable, DRIVER, str(made), *names]
+            run(program, made, precision, len(names))
+
+        return once(f"stock-{precision}-{len(names)}", train)
 
     return folder
 

@@ -32,14 +32,19 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*"))
 
 
-@pytest.fixture(scope="module")
-def stock(tmp_path_factory):
-    """By Python alone."""
-    folder = tmp_path_factory.mktemp("stock")
-    command = [sys.executable, SCRIPT, str(folder)]
-    code, printed = launch.run(command, launch.environment(), 120)
-    assert code == 0, printed
-    return folder, result(printed)
+@pytest.fixture(scope="session")
+def stock(once):
+    """By Python alone: the files it writes, and its result."""
+
+    def train(made: Path) -> None:
+        (made / "files").mkdir()
+        command = [sys.executable, SCRIPT, str(made / "files")]
+        code, printed = launch.run(command, launch.environment(), 120)
+        assert code == 0, printed
+        (made / "printed").write_text(printed)
+
+    made = once("unedited", train)
+    return made / "files", result((made / "printed").read_text())
 
 
 LINES = {
