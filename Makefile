@@ -30,7 +30,7 @@ help:
 $(VENV)/ready: pyproject.toml setup.py $(wildcard constraints/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(VERSIONS)) \
+	COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --quiet --no-compile $(addprefix --constraint ,$(VERSIONS)) \
 		--editable '.[$(FLAVOUR),mpi,data,report,test,dev]'
 	$(BIN)/python -m collective.mpi_defaults
 	touch $@
@@ -80,12 +80,14 @@ PARALLEL  = --numprocesses $(or $(WORKERS),3) --dist worksteal
 # These are held to ends in time, and run with as many workers as there are cores.
 test-faults: WORKERS ?= 2
 
+# CHECKED=1 after make check: without the unit tests, which it has run.
 test: core
-	$(PYTEST) $(PARALLEL)
+	$(PYTEST) $(PARALLEL) $(if $(CHECKED),-m "(launches or trains) and $(LEFT_OUT)")
 
 # Everything: hours on two cores.
 test-all: check test-wheel test-equivalence test-compare test-horovod test-mpis test-versions mutations soak
-	$(PYTEST) $(PARALLEL) tests tests/hosts
+	$(PYTEST) $(PARALLEL)
+	$(PYTEST) $(PARALLEL) tests/hosts -m "not installs"
 	$(PYTEST) --numprocesses 2 tests/faults -m "not soak"
 
 # Every fault of docs/reference/reliability.md; TABLE=docs/reference/reliability.md writes what was measured
