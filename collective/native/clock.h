@@ -20,10 +20,13 @@ inline int64_t Now() {
   return now.tv_sec * kSecond + now.tv_nsec;
 }
 
-inline int64_t DeadlineIn(double seconds) {
+// Seconds, which may be infinite, in nanoseconds.
+inline int64_t Nanoseconds(double seconds) {
   constexpr double kMost = 2e6;  // in milliseconds, it still is an int
-  return Now() + static_cast<int64_t>(std::min(seconds, kMost) * 1e9);
+  return static_cast<int64_t>(std::min(seconds, kMost) * 1e9);
 }
+
+inline int64_t DeadlineIn(double seconds) { return Now() + Nanoseconds(seconds); }
 
 inline double SecondsSince(int64_t moment) {
   return static_cast<double>(Now() - moment) * 1e-9;

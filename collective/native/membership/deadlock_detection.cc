@@ -30,8 +30,7 @@ thread_local uint32_t number_of_thread = 0;
 }  // namespace
 
 int64_t Job::Patience() const {
-  return static_cast<int64_t>(std::min(kPatienceSeconds, settings_.stall_seconds) *
-                              1e9);
+  return Nanoseconds(std::min(kPatienceSeconds, settings_.stall_seconds));
 }
 
 void Job::NoteBegin(int area) {
@@ -115,7 +114,7 @@ bool Job::IsBlocked(int rank, int64_t now, std::vector<int>* waits_for) const {
   const RankState& state = header_->ranks[rank];
   // A thread that has not called anything yet could still end every wait. Only
   // time makes that unlikely; the user chooses how much.
-  const auto rest = static_cast<int64_t>(settings_.stall_seconds * 1e9);
+  const auto rest = Nanoseconds(settings_.stall_seconds);
   const auto rests = [&](const std::atomic<int64_t>& since,
                          const std::atomic<int64_t>& looked) {
     const int64_t last = looked.load();  // first: it is written last

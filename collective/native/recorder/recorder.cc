@@ -71,7 +71,7 @@ void Recorder::Install(Recorder* opened) {
 Recorder::Recorder(const RankInfo& info, Rendezvous local, size_t offset,
                    double stall_seconds)
     : info_(info),
-      stall_(static_cast<int64_t>(stall_seconds * 1e9)),
+      stall_(Nanoseconds(stall_seconds)),
       bytes_(kRingsAt + sizeof(Rank) * info.local_size),
       local_(std::move(local)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
