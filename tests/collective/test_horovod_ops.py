@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from rank_data import assert_close, reduced, values
 
+from collective import timeline
+
 tf = pytest.importorskip("tensorflow")
 
 SHAPE = (5, 3)
@@ -42,8 +44,12 @@ def test_place(hvd, rank, size):
 def test_timeline_of_rank_0(hvd, rank, tmp_path):
     file = tmp_path / f"{rank}.json"
     hvd.start_timeline(str(file))
+    timeline.keep(True)  # as a training's own timeline does: the file goes on
     hvd.allreduce(tf.fill([3], float(rank)), name="recorded")
+    kept = [size for _, _, size in timeline.take()]
+    timeline.keep(False)
     hvd.stop_timeline()
+    assert kept == [12]
     assert file.exists() == (rank == 0)
     if rank == 0:
         assert [event["name"] for event in json.loads(file.read_text())][
