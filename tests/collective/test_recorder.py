@@ -1,6 +1,7 @@
 """The flight recorder: what it says of ranks that wait, differ, stop and die."""
 
 import os
+import re
 import signal
 import stat
 import sys
@@ -52,7 +53,8 @@ def misbehave(how):
     if how == "stop" and rank == 2:
         os.kill(wait_for_the_dump().ranks[1].pid, signal.SIGCONT)
         sys.exit(3)
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+    how = {"kill": "SIGKILL", "stop": "SIGSTOP", "terminate": "SIGTERM"}[how]
+    os.kill(os.getpid(), getattr(signal, how))
 
 if sys.argv[1] == "differ":
     try:
@@ -121,10 +123,14 @@ def test_who_waits_who_is_stopped_and_who_is_elsewhere(tmp_path):
     assert done.returncode == 3
 
 
-def test_a_job_that_is_ended_from_outside_says_whom_it_waited_for(tmp_path):
-    done, text, dump, _ = incident(tmp_path, "end")
+@pytest.mark.parametrize("how", ["end", "terminate"])
+def test_a_job_that_is_ended_from_outside_says_whom_it_waited_for(tmp_path, how):
+    done, text, dump, files = incident(tmp_path, how)
     assert done.returncode == 128 + signal.SIGTERM
-    assert "received signal 15 while it waited" in dump.reason
+    # Of the rank that waited, or of the one it waited for, whichever was seen first.
+    cause = r"rank \d (\(process \d+\) died.*; rank 1 )?received signal 15"
+    assert re.match(cause, dump.reason)
+    assert len(files) == 1
     assert "waits in all-reduce 'the last'" in text and "; for rank 1" in text
 
 

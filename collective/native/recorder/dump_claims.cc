@@ -85,8 +85,21 @@ void Recorder::SetReason(const std::string& reason) {
   reason_ = reason;
 }
 
+std::string Recorder::Terminations() const {
+  std::string text;
+  for (int i = 0; i < info_.local_size; ++i) {
+    const int left = ranks_[i].left, rank = RankOf(i);
+    if (left >= 0 || rank < 0) continue;
+    text +=
+        "; rank " + std::to_string(rank) + " received signal " + std::to_string(-left);
+  }
+  return text;
+}
+
 void Recorder::RequestDump(const std::string& reason) {
-  if (ClaimIncident(reason)) {
+  // Who ends a job signals every rank; one that dies of it at once may be missed
+  // before the watching thread here has seen this rank's own signal.
+  if (ClaimIncident(reason + Terminations())) {
     // The core may see a death before the watching thread does. This dump shows
     // who is dead, so the death needs no other.
     for (int i = 0; i < info_.local_size; ++i) {

@@ -47,7 +47,7 @@ class Recorder {
     int32_t pid;
     int32_t launch_rank;
     int32_t joined;                       // came to a running job
-    std::atomic<int32_t> left;            // closed its recorder
+    std::atomic<int32_t> left;            // 1: closed its recorder; -N: signal N
     std::atomic<int32_t> death_reported;  // by a dump
     std::atomic<uint32_t> answered;       // the last sample request
     char stack[4084];
@@ -135,6 +135,8 @@ class Recorder {
   // reason.
   bool ClaimIncident(const std::string& reason);
   void SetReason(const std::string& reason);
+  // "; rank 1 received signal 15", of each rank that a signal has ended.
+  std::string Terminations() const;
   bool ClaimDeath();
   bool ClaimStall();
   bool ClaimSlowStep();

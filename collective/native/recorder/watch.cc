@@ -103,7 +103,7 @@ void Recorder::OnTermination(int number) {
       errno = error;
       return;
     }
-    recorder->mine_->left = 1;
+    recorder->mine_->left = -number;
   }
   signal(number, SIG_DFL);
   raise(number);  // delivered when this returns
@@ -111,7 +111,7 @@ void Recorder::OnTermination(int number) {
 }
 
 void Recorder::TerminateBy(int number) {
-  mine_->left = 1;
+  mine_->left = -number;
   signal(number, SIG_DFL);
   kill(getpid(), number);
   for (;;) pause();
