@@ -56,7 +56,13 @@ LINES = {
 
 
 @launch.NEEDS_CORE
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.matrix if line == "one process" else [])
+        for line in LINES
+    ],
+)
 def test_it_trains_what_python_trains(line, stock, tmp_path):
     if "mpirun" in LINES[line][0] and not processes.find_program("mpirun"):
         pytest.skip("there is no mpirun")
