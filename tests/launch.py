@@ -152,7 +152,7 @@ def environment(*, forked: bool = False, **more: str) -> dict[str, str]:
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": PYTHONPATH}
     env["COLLECTIVE_PROBE"] = "0"  # no measurement of an earlier job decides
     env[recorder.VARIABLE] = os.environ.get(recorder.VARIABLE, "")
-    # A core may be under test that is not the installed one.
+    # The session's folder; and a core that is not the installed one.
     for name in (SEGMENTS, "COLLECTIVE_LIBRARY"):
         if name in os.environ:
             env[name] = os.environ[name]

@@ -97,8 +97,8 @@ std::string Recorder::Terminations() const {
 }
 
 void Recorder::RequestDump(const std::string& reason) {
-  // Who ends a job signals every rank; one that dies of it at once may be missed
-  // before the watching thread here has seen this rank's own signal.
+  // Who ends a job signals every rank: one may be seen to die of it before the
+  // watching thread has seen this rank's own signal.
   if (ClaimIncident(reason + Terminations())) {
     // The core may see a death before the watching thread does. This dump shows
     // who is dead, so the death needs no other.
