@@ -44,7 +44,7 @@ ifeq ($(COMPILER),)
 	@echo "HINT: apt-get install g++"
 else
 	@test -e build/native/build.ninja || cmake -S . -B build/native -G Ninja -DPython3_EXECUTABLE=$(abspath $(BIN))/python
-	@cmake --build build/native
+	@env -u MAKEFLAGS cmake --build build/native # ninja has no part in make's jobs
 endif
 
 train: core
