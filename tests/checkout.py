@@ -32,9 +32,7 @@ def copy(to: Path) -> None:
 
 def sources(root: Path, suffixes: tuple[str, ...] = (".py", ".cc", ".h")) -> list[Path]:
     """The product's source files below a checkout; no tests, no second way by a link."""
-    floors = (
-        root / name for name in ("collective", "backends", "training", "comparison")
-    )
+    floors = (root / name for name in ("collective", "backends"))
     return [
         file
         for floor in floors

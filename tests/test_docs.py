@@ -19,7 +19,7 @@ PAGES = [
     ROOT / "hostfiles" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-FLOORS = ("collective", "training", "backends", "comparison")
+FLOORS = ("collective", "backends")
 SOURCES = [
     path
     for floor in FLOORS
@@ -111,7 +111,7 @@ def test_pages_that_the_code_names_exist():
 
 
 def test_files_that_the_pages_name_exist():
-    folders = "collective|training|backends|comparison|benchmarks|deploy|tests|examples"
+    folders = "collective|backends|benchmarks|deploy|tests|examples"
     named = re.compile(
         rf"(?<![\w/.-])((?:{folders})/[\w/.-]*\.(?:py|cc|h|yaml|sbatch))\b"
     )
@@ -149,7 +149,7 @@ def test_the_page_for_users_of_keras_has_every_argument():
     rows = re.findall(r"^\| (`[^|]*) \|", page, re.M)
     named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
     for path in ("fit", "evaluation/evaluate", "evaluation/predict"):
-        tree = ast.parse((ROOT / "training" / f"{path}.py").read_text())
+        tree = ast.parse((ROOT / "collective/training" / f"{path}.py").read_text())
         function = Path(path).name
         (found,) = (
             node

@@ -21,13 +21,10 @@ SCRIPTS = {
 def modules() -> dict[str, Path]:
     """The package's modules: by import name, their files."""
     found = {}
-    for floor in FLOORS:
-        prefix = () if floor == "collective" else ("collective",)
-        for path in sorted(ROOT.joinpath(floor).rglob("*.py")):
-            inside = path.relative_to(ROOT)
-            if floor == "collective" and inside.parts[1] in FLOORS[1:]:
-                continue  # a link to another floor
-            parts = (*prefix, *inside.with_suffix("").parts)
+    package = ROOT / "collective"
+    for folder in (package, package / "backends"):  # rglob follows no link
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts).removesuffix(".__init__")] = path
     return found
 

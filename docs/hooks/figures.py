@@ -104,9 +104,9 @@ def floors() -> None:
     """The floors, the rooms of each, and the direction of imports."""
     stories = [
         ("train.py   compare.py", "parse options, call one function", GREY, []),
-        ("comparison/", "the same training on every backend: equal? how fast?", RED,
+        ("collective/comparison/", "the same training on every backend: equal? how fast?", RED,
          ["runs", "equality", "speed", "tables", "figures", "page"]),
-        ("training/", "the step, the input, the loop", BLUE,
+        ("collective/training/", "the step, the input, the loop", BLUE,
          ["fit", "loop", "step", "forward", "losses", "|", "input", "checkpoint",
           "elastic", "ledger", "memory", "parallel", "reporting", "sweep",
           "keras_compat"]),
