@@ -82,7 +82,7 @@ def training_step(name: str, backend: Any, plan: Any, attachments: Any = None) -
 
     from collective.training import keras_compat
     from collective.training.prepared import get_prepared
-    from collective.training.step import Step
+    from collective.training.step.step import Step
 
     keras.utils.set_random_seed(0)
     with backend.scope():

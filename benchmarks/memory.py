@@ -107,7 +107,7 @@ def embedding() -> tuple[Any, tuple[np.ndarray, ...]]:
     def make() -> Any:
         import keras
 
-        from collective.training import parallel
+        from collective.training.variants import parallel
 
         layers = [keras.Input((LENGTH,), dtype="int32")]
         layers.append(parallel.ShardedEmbedding(WORDS, WIDTH))

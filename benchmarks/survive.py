@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 from common import LAUNCH, ROOT
 
-from collective.training.ledger.verify import check
+from collective.training.observers.ledger.verify import check
 
 TRAIN = [sys.executable, str(ROOT / "train.py"), "--verbose", "0", "--model", "mlp"]
 TRAIN += ["--precision", "float64", "--epochs", "6"]

@@ -33,10 +33,10 @@ def main() -> None:
     args = p.parse_args()
     with quiet():
         backend = backends.get(args.backend)
-        from collective.training.checks.replicas import DesyncAlarm
         from collective.training.input import datasets
         from collective.training.input.pipeline import Input
-        from collective.training.reporting.timeline import begin as begin_timeline
+        from collective.training.observers.desync import DesyncAlarm
+        from collective.training.observers.timeline import begin as begin_timeline
 
     plan = Input(datasets.load("digits").train, args.batch)
     batches = plan.dataset(0, 22, backend.local_replicas, backend.replicas)

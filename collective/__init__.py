@@ -45,10 +45,10 @@ if TYPE_CHECKING:  # the names below, for type checkers, editors and the referen
         shutdown,
         size,
     )
-    from collective.training.checkpoint.schedule import Checkpoint
     from collective.training.evaluation.evaluate import evaluate
     from collective.training.evaluation.predict import predict
     from collective.training.fit import fit
+    from collective.training.observers.checkpoint.schedule import Checkpoint
     from collective.training.sweep.runner import fit_many
     from collective.training.unedited.distribute import distribute_keras
 
@@ -69,7 +69,7 @@ _HOMES = {
     "run_function": "run",
     "session": "cross_rank cross_size init is_initialized local_rank local_size rank "
     "shutdown size",
-    "training.checkpoint.schedule": "Checkpoint",
+    "training.observers.checkpoint.schedule": "Checkpoint",
     "training.evaluation.evaluate": "evaluate",
     "training.evaluation.predict": "predict",
     "training.fit": "fit",

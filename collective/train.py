@@ -24,7 +24,7 @@ from collective.streams import open_streams, outlive_readers
 
 if TYPE_CHECKING:
     from collective.training import Checkpoint
-    from collective.training.reporting.summary import Summary
+    from collective.training.loop.summary import Summary
 
 
 def parser() -> argparse.ArgumentParser:
@@ -223,7 +223,7 @@ def _run(args: argparse.Namespace, rank: int) -> int:
         return _sweep(args)
     with quiet():
         from collective.training import command
-        from collective.training.reporting.summary import check_writable
+        from collective.training.loop.summary import check_writable
 
     for option, file in (("--json", args.json), ("--timeline", args.timeline)):
         if file and rank == 0:

@@ -19,7 +19,7 @@ from collective import environment
 from collective.errors import CollectiveError
 from collective.launch import horovod_settings
 from collective.recorder import dump
-from collective.training.ledger import verify
+from collective.training.observers.ledger import verify
 from collective.training.sweep import command as sweep
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -183,7 +183,7 @@ def test_dumps_of_the_flight_recorder(content):
 @pytest.mark.parametrize("seed", range(20))
 def test_checkpoints_with_a_changed_byte(seed, saved, tmp_path):
     """A byte changes, a file ends early or is missing: it is not used, and says why."""
-    from collective.training.checkpoint import storage
+    from collective.training.observers.checkpoint import storage
 
     folder, model, plan = saved
     files = sorted(path for path in folder.iterdir() if path.is_file())
@@ -220,7 +220,7 @@ def saved(tmp_path_factory):
     """A folder with a checkpoint, its model and its plan of batches."""
     from collective import backends
     from collective.training import Checkpoint
-    from collective.training.checkpoint import storage
+    from collective.training.observers.checkpoint import storage
     from tests.training import small
 
     folder: Path = tmp_path_factory.mktemp("saved")
@@ -232,7 +232,7 @@ def saved(tmp_path_factory):
 
 
 def _plan_of(path: Path):
-    from collective.training.checkpoint import storage
     from collective.training.input.plan import Plan
+    from collective.training.observers.checkpoint import storage
 
     return Plan(**storage._manifest(path)["plan"])

@@ -311,7 +311,7 @@ def test_the_schema_has_the_fields_of_summary_and_job():
 
     from collective.backends import Options
     from collective.training.command import Job
-    from collective.training.reporting.summary import Summary
+    from collective.training.loop.summary import Summary
 
     schema = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())
     page = (ROOT / "docs/reference/summary.md").read_text()

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from collective.comparison import PERTURBATIONS
-from collective.training.forward import Sums
-from collective.training.replica.inputs import StepInputs
-from collective.training.step import Step
+from collective.training.step.forward import Sums
+from collective.training.step.inputs import StepInputs
+from collective.training.step.step import Step
 
 
 def apply(name: str) -> None:

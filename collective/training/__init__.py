@@ -4,11 +4,11 @@ Begin with ``fit``, the recipe of a training; then ``loop``, the order of things
 and ``step``, one update. ``observer`` says how everything else is attached to the loop.
 """
 
-from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.evaluation.evaluate import evaluate
 from collective.training.evaluation.predict import predict
 from collective.training.fit import fit
-from collective.training.result import Result
+from collective.training.loop.result import Result
+from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.sweep.runner import Trained, fit_many
 
 __all__ = ["Checkpoint", "Result", "Trained", "evaluate", "fit", "fit_many", "predict"]

@@ -15,17 +15,17 @@ from collective.backends.capabilities import Serving
 from collective.backends.quiet import quiet
 from collective.errors import UsageError
 from collective.training import models
-from collective.training.arguments.names import options_named
-from collective.training.checkpoint.schedule import Checkpoint
 from collective.training.evaluation.exact import Evaluation
 from collective.training.failure import guarded
 from collective.training.fit import fit
 from collective.training.input import datasets
 from collective.training.input.pipeline import Input
+from collective.training.loop.summary import Summary
+from collective.training.names import options_named
+from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.prepared import get_prepared
-from collective.training.reporting.summary import Summary
 from collective.training.variables import gradient_sizes
-from collective.training.virtual.settings import THREADS
+from collective.training.variants.virtual.settings import THREADS
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 CLIPS = ("global_clipnorm", "clipnorm", "clipvalue")

@@ -15,8 +15,8 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
-from collective.training.arguments.names import arguments_named
 from collective.training.exchange import broadcast_object
+from collective.training.names import arguments_named
 
 # Errors of rank 0 that every rank raises: the last one, for ``ends_the_job``.
 _shared: list[BaseException] = []

@@ -13,45 +13,41 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
-from collective.training.arguments.data import FitData, fit_data
-from collective.training.callbacks import Callbacks, RankZeroCallbacks
-from collective.training.checkpoint.schedule import Checkpoint
-from collective.training.checks.refusals import (
-    check_batch,
-    check_labels,
-    check_states_of_rows,
-)
-from collective.training.checks.replicas import DesyncAlarm, DesyncCheck
-from collective.training.coupled import look_ups
-from collective.training.custom_step.check import check_step
-from collective.training.custom_step.evaluation import make_evaluation
-from collective.training.custom_step.step import CustomStep
-from collective.training.elastic.membership import Membership
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
+from collective.training.input.data import FitData, fit_data
 from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
-from collective.training.ledger.observer import LedgerObserver
-from collective.training.loop import Loop
-from collective.training.observer import Observer
-from collective.training.position import Position
+from collective.training.loop.callbacks import Callbacks, RankZeroCallbacks
+from collective.training.loop.loop import Loop
+from collective.training.loop.observer import Observer
+from collective.training.loop.position import Position
+from collective.training.loop.progress import Heartbeat, ProgressBar
+from collective.training.loop.result import Result
+from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.observers.desync import DesyncAlarm, DesyncCheck
+from collective.training.observers.elastic.membership import Membership
+from collective.training.observers.ledger.observer import LedgerObserver
+from collective.training.observers.timeline import TimelineObserver
+from collective.training.observers.timing import TimingObserver
 from collective.training.prepared import prepare, runs_eagerly
-from collective.training.reporting.progress import Heartbeat, ProgressBar
-from collective.training.reporting.timeline import TimelineObserver
-from collective.training.reporting.timing import TimingObserver
-from collective.training.result import Result
-from collective.training.step import Step
+from collective.training.refusals import check_batch, check_labels, check_states_of_rows
+from collective.training.step.step import Step
 from collective.training.variables import gradient_sizes
+from collective.training.variants.coupled import look_ups
+from collective.training.variants.custom_step.check import check_step
+from collective.training.variants.custom_step.evaluation import make_evaluation
+from collective.training.variants.custom_step.step import CustomStep
+from collective.training.variants.virtual import checks as virtual_checks
+from collective.training.variants.virtual import settings
+from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import (
     compare_data,
     compare_models,
     verify_step,
 )
-from collective.training.virtual import checks as virtual_checks
-from collective.training.virtual import settings
-from collective.training.virtual.pieces import VirtualReplicas
 
 
 def fit(
@@ -129,29 +125,29 @@ def fit(
         jit_compile: Whether XLA compiles the forward and backward pass. That of
             ``model.compile`` has no effect.
         recompute: Whether activations are computed again instead of kept, to save
-            memory; see ``collective.training.memory.recompute``.
+            memory; see ``collective.training.variants.memory.recompute``.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
-            see ``collective.training.memory.sharded_optimizer``.
+            see ``collective.training.variants.memory.sharded_optimizer``.
         sync_batch_norm: Whether layers of batch normalization have the statistics of
             the whole global batch, so that N replicas train what one does; see
-            ``collective.training.coupled.batch_norm``.
+            ``collective.training.variants.coupled.batch_norm``.
         verify: Whether the step is compared with Keras' own on a few rows before it
             trains; see ``collective.training.verification``.
         embedding_gradients: What the optimizer sees of an embedding's row that a batch
             looks up several times: ``combined``, the gradient of the row, on every
             backend; or ``keras``, that of each look-up, as in ``model.fit``. Adam and
             others train different models with the two; see
-            ``collective.training.coupled.look_ups``.
+            ``collective.training.variants.coupled.look_ups``.
         seed: For the order and for random layers.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
         virtual_replicas: Into how many pieces each global batch is cut, each the batch of
             one replica wherever it runs: the trained bits are the same on any number of
-            ranks up to this one; see ``collective.training.virtual``.
+            ranks up to this one; see ``collective.training.variants.virtual``.
         timeline: File for a Chrome trace of what every rank did when.
         checkpoint: Where the state of the training is kept, and resumed from.
         ledger: A file for the rows that each step has used; see
-            ``collective.training.ledger.verify``.
+            ``collective.training.observers.ledger.verify``.
         data: Of earlier versions: ``(x, y)`` or ``(x, y, sample_weight)``, a
             ``tf.data.Dataset`` of single rows, or a ``Source``.
         global_batch_size: Of earlier versions: ``batch_size``, and with it a tuple in

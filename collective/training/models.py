@@ -14,8 +14,8 @@ import keras
 from keras import layers, ops
 
 from collective.errors import UsageError
-from collective.training.arguments.lookup import call, lookup
-from collective.training.parallel import (
+from collective.training.lookup import call, lookup
+from collective.training.variants.parallel import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,

@@ -21,16 +21,16 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.checks.refusals import check_model
-from collective.training.custom_step import building
-from collective.training.custom_step.building import check_options
 from collective.training.input.pipeline import Batch
-from collective.training.memory import sharded_optimizer
-from collective.training.memory.partitioned import PartitionedVariables
-from collective.training.memory.sharded_optimizer import ShardedOptimizer
-from collective.training.parallel import partition, placement
-from collective.training.parallel.partition import TensorParallelVariables
-from collective.training.parallel.placement import Placement
+from collective.training.refusals import check_model
+from collective.training.variants.custom_step import building
+from collective.training.variants.custom_step.building import check_options
+from collective.training.variants.memory import sharded_optimizer
+from collective.training.variants.memory.partitioned import PartitionedVariables
+from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
+from collective.training.variants.parallel import partition, placement
+from collective.training.variants.parallel.partition import TensorParallelVariables
+from collective.training.variants.parallel.placement import Placement
 
 
 @dataclass(frozen=True)

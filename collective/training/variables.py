@@ -118,7 +118,7 @@ def gradient_sizes(model: keras.Model) -> list[int]:
     """Bytes of each tensor that a step of this model sums, about; none before it is built.
 
     Gradients, and state that changes in training such as BatchNorm's; of models with
-    weighed losses (see ``collective.training.losses``) one set of gradients only.
+    weighed losses (see ``collective.training.step.losses``) one set of gradients only.
     """
     if not model.built:
         return []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from collective.training import Checkpoint, command
-from collective.training.ledger import verify
+from collective.training.observers.ledger import verify
 from tests.faults.fault import BATCH, STEPS
 from tests.faults.inside import ROWS
 from tests.faults.job import Job

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from collective import backends
-from collective.training.ledger.verify import check
+from collective.training.observers.ledger.verify import check
 from tests import launch
 from tests.hosts.lab import NETWORK
 from tests.hosts.ranks_renewed import STEPS, announce

@@ -14,11 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from collective.training.checks.replicas import DesyncAlarm
 from collective.training.input.pipeline import Batch, share
+from collective.training.observers.desync import DesyncAlarm
 from collective.training.prepared import get_prepared, prepare
-from collective.training.reporting.report import Averages
-from collective.training.step import Step
+from collective.training.step.report import Averages
+from collective.training.step.step import Step
 
 STEPS = 30
 FEATURES, CLASSES, WORDS, LENGTH = 8, 3, 11, 5

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 
 from collective.training import Checkpoint, fit
-from collective.training.checkpoint import schedule
-from collective.training.result import Result
+from collective.training.loop.result import Result
+from collective.training.observers.checkpoint import schedule
 from collective.training.variables import replicated_variables
 from tests import launch
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import fit
-from collective.training.reporting.timing import PARTS
+from collective.training.observers.timing import PARTS
 from tests import launch
 from tests.training import cases
 from tests.training.small import (

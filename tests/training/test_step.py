@@ -13,7 +13,7 @@ from collective.environment import Environment
 from collective.errors import CollectiveError
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import get_prepared
-from collective.training.step import Step
+from collective.training.step.step import Step
 from tests.training import cases
 from tests.training.cases import built, own_part, spec_of
 

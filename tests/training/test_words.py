@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import collective
 from collective.errors import UsageError
-from collective.training.arguments.names import in_arguments
+from collective.training.names import in_arguments
 from tests import launch
 from tests.training.small import NAMES, gather, model, rows
 

@@ -15,16 +15,16 @@ from collective.backends.capabilities import Serving
 from collective.backends.devices import tensorflow_has_started
 from collective.errors import UsageError
 from collective.training import keras_compat
-from collective.training.arguments.data import Data, as_data, default_batch_size
-from collective.training.callbacks import Callbacks, Hooks
-from collective.training.custom_step.evaluation import make_evaluation
 from collective.training.exchange import gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
+from collective.training.input.data import Data, as_data, default_batch_size
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
+from collective.training.loop.callbacks import Callbacks, Hooks
+from collective.training.loop.progress import verbosity
 from collective.training.prepared import build_to_evaluate, get_partition, runs_eagerly
-from collective.training.reporting.progress import verbosity
+from collective.training.variants.custom_step.evaluation import make_evaluation
 
 
 def evaluate(

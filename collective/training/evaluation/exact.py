@@ -19,26 +19,26 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
-from collective.training.accumulation import accumulate
-from collective.training.callbacks import BatchHooks, Hooks
-from collective.training.coupled import checks as coupled_checks
-from collective.training.coupled.replica import for_replica
-from collective.training.coupled.whole import MetricState
-from collective.training.forward import Forward, Sums
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
+from collective.training.loop.callbacks import BatchHooks, Hooks
 from collective.training.prepared import PreparedModel
-from collective.training.replica.inputs import (
+from collective.training.step.accumulation import accumulate
+from collective.training.step.forward import Forward, Sums
+from collective.training.step.inputs import (
     ReplicaRows,
     Weights,
     read_weights,
     replica_rows,
     weight_specs,
 )
-from collective.training.replica.plan import StepPlan
-from collective.training.replica.rows import Rows, without_none
-from collective.training.reporting.report import cut
+from collective.training.step.plan import StepPlan
+from collective.training.step.report import cut
+from collective.training.step.rows import Rows, without_none
+from collective.training.variants.coupled import checks as coupled_checks
+from collective.training.variants.coupled.replica import for_replica
+from collective.training.variants.coupled.whole import MetricState
 
 
 class BatchwiseEvaluation(ABC):

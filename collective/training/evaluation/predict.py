@@ -19,8 +19,6 @@ import tensorflow as tf
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training.arguments.data import as_data
-from collective.training.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.evaluation.evaluate import (
     open_backend,
     open_hooks,
@@ -31,12 +29,14 @@ from collective.training.evaluation.evaluate import (
 from collective.training.exchange import broadcast_object, gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
+from collective.training.input.data import as_data
 from collective.training.input.feed import ENDLESS
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
+from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.prepared import get_prepared, runs_eagerly
-from collective.training.replica.rows import without_none
+from collective.training.step.rows import without_none
 
 
 def predict(

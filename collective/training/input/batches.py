@@ -24,7 +24,7 @@ from collective.training.input.feed import ENDLESS, Agreement, Feed
 from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
-from collective.training.virtual.pieces import VirtualReplicas
+from collective.training.variants.virtual.pieces import VirtualReplicas
 
 
 class Batches(Feed):

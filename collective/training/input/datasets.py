@@ -19,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.arguments.lookup import call, lookup
 from collective.training.input.arrays import Arrays
 from collective.training.input.conversion import as_source
 from collective.training.input.images import ImageFolder
@@ -28,6 +27,7 @@ from collective.training.input.permutation import permute
 from collective.training.input.source import Source
 from collective.training.input.synthetic import Synthetic
 from collective.training.input.views import First, MappedX
+from collective.training.lookup import call, lookup
 
 _SYNTHETIC = re.compile(r"synthetic(?::(\d+(?:x\d+)*))?(?::(\d+))?")
 _SYNTHETIC_ROWS = 2048

@@ -9,9 +9,9 @@ from typing import Any
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import StepOutcome
-from collective.training.replica.plan import StepPlan
-from collective.training.replica.rows import Rows, or_none
-from collective.training.step import Step
+from collective.training.step.plan import StepPlan
+from collective.training.step.rows import Rows, or_none
+from collective.training.step.step import Step
 from collective.training.verification.differences import (
     Difference,
     Explanation,

@@ -11,7 +11,7 @@ from collective.training.input.batches import Batches
 from collective.training.input.leaves import present
 from collective.training.input.pipeline import Batch, Input
 from collective.training.input.source import Source
-from collective.training.replica.rows import Rows
+from collective.training.step.rows import Rows
 
 # Of an axis whose length differs from batch to batch.
 _OPEN_AXIS = 5

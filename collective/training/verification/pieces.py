@@ -17,15 +17,15 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from collective.training import layer_state
-from collective.training.accumulation import slice_rows
-from collective.training.forward import Sums, global_loss
 from collective.training.input.pipeline import Batch
 from collective.training.keras_compat import StepOutcome
-from collective.training.replica.inputs import read_weights
-from collective.training.replica.rows import Rows
-from collective.training.reporting.report import Averages
-from collective.training.step import Step
+from collective.training.step import layer_state
+from collective.training.step.accumulation import slice_rows
+from collective.training.step.forward import Sums, global_loss
+from collective.training.step.inputs import read_weights
+from collective.training.step.report import Averages
+from collective.training.step.rows import Rows
+from collective.training.step.step import Step
 
 # Both define some of them.
 _CLASSES = (

@@ -28,13 +28,13 @@ from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
-from collective.training.replica.plan import StepPlan
-from collective.training.replica.rows import Rows
+from collective.training.step.plan import StepPlan
+from collective.training.step.rows import Rows
+from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.descriptions import describe_model
 from collective.training.verification.first_rows import count, first_rows
 from collective.training.verification.pieces import UntracedStep
-from collective.training.virtual.pieces import VirtualReplicas
 
 VARIABLE = "COLLECTIVE_VERIFY"
 _known: dict[str, StepPlan] = {}

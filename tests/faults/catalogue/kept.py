@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from collective.training.checkpoint import storage
+from collective.training.observers.checkpoint import storage
 from tests.faults.fault import JSON, Fault, training
 from tests.faults.job import Job, why_no_mounts
 from tests.faults.undisturbed import as_undisturbed, checkpoints

@@ -17,8 +17,8 @@ import pytest
 
 from collective.errors import UsageError
 from collective.training import Checkpoint, keras_compat
-from collective.training.checkpoint import schedule, storage
-from collective.training.checkpoint.state import values_of
+from collective.training.observers.checkpoint import schedule, storage
+from collective.training.observers.checkpoint.state import values_of
 from collective.training.variables import replicated_variables
 from tests import launch
 from tests.training import small

@@ -14,7 +14,7 @@ import pytest
 
 from collective.errors import UsageError
 from collective.training import Checkpoint
-from collective.training.checkpoint import schedule, storage
+from collective.training.observers.checkpoint import schedule, storage
 from tests import launch
 from tests.training.small import Waiting, names, train
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from collective.errors import CollectiveError
-from collective.training.checks.replicas import DesyncAlarm
+from collective.training.observers.desync import DesyncAlarm
 from collective.training.prepared import get_prepared
-from collective.training.step import Step
+from collective.training.step.step import Step
 from tests.training import cases
 from tests.training.small import NAMES
 

@@ -12,11 +12,11 @@ import numpy as np
 from collective.training.evaluation.exact import Evaluation
 from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
-from collective.training.loop import Loop
-from collective.training.position import Position
+from collective.training.loop.loop import Loop
+from collective.training.loop.position import Position
 from collective.training.prepared import prepare
-from collective.training.replica.plan import StepPlan
-from collective.training.step import Step
+from collective.training.step.plan import StepPlan
+from collective.training.step.step import Step
 from tests import launch
 
 BATCH, EPOCHS = 10, 3

@@ -15,12 +15,12 @@ import tensorflow as tf
 from keras import ops
 
 from collective.errors import UsageError
-from collective.training.coupled.look_ups import travelling_as_rows
 from collective.training.input.pipeline import Input
 from collective.training.prepared import prepare
-from collective.training.replica.plan import StepPlan
-from collective.training.reporting.report import Averages
-from collective.training.step import Step
+from collective.training.step.plan import StepPlan
+from collective.training.step.report import Averages
+from collective.training.step.step import Step
+from collective.training.variants.coupled.look_ups import travelling_as_rows
 from tests import launch
 from tests.training.coupled.compared import NAMES, assert_same, planned, stock
 
@@ -272,8 +272,8 @@ def test_metrics_continue_in_the_middle_of_an_epoch(backend):
 
 def test_integers_travel_exactly(backend):
     """Values that no float32 holds, next to half floats and truth values."""
-    from collective.training.coupled.gather import gather_rows
-    from collective.training.coupled.replica import ReplicaContext
+    from collective.training.variants.coupled.gather import gather_rows
+    from collective.training.variants.coupled.replica import ReplicaContext
 
     rng = np.random.default_rng(1)
     whole = {
@@ -353,7 +353,7 @@ def test_a_large_table_travels_as_rows_where_these_are_fewer_bytes():
 def test_strings_are_refused_by_name(backend):
     if backend.replicas == 1:
         pytest.skip("nothing is gathered")
-    from collective.training.coupled.gather import _carrier
+    from collective.training.variants.coupled.gather import _carrier
 
     with pytest.raises(UsageError, match="string"):
         _carrier(tf.string)

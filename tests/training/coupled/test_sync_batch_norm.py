@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.replica.plan import StepPlan
+from collective.training.step.plan import StepPlan
 from tests import launch
 from tests.training.coupled.compared import NAMES, assert_same, planned, stock
 
@@ -174,8 +174,8 @@ def test_what_does_not_work_together_is_refused(option, backend):
 
 def test_a_gradient_of_a_gradient(backend):
     """As a gradient penalty takes it, against moments of the whole batch."""
-    from collective.training.coupled.batch_norm import moments
-    from collective.training.coupled.replica import ReplicaContext
+    from collective.training.variants.coupled.batch_norm import moments
+    from collective.training.variants.coupled.replica import ReplicaContext
 
     rng = np.random.default_rng(2)
     whole = rng.normal(3, 2, (7, 4))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collective.training.ledger.verify import check
+from collective.training.observers.ledger.verify import check
 from tests import launch
 from tests.training.elastic.ranks_killed import (
     JOINED_AT,

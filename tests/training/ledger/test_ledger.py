@@ -17,9 +17,9 @@ from collective.errors import UsageError
 from collective.training import Checkpoint
 from collective.training.input import pipeline
 from collective.training.input.plan import Plan
-from collective.training.ledger.observer import read_receipts, write_receipt
-from collective.training.ledger.verify import check, main
-from collective.training.ledger.writer import Ledger, mark
+from collective.training.observers.ledger.observer import read_receipts, write_receipt
+from collective.training.observers.ledger.verify import check, main
+from collective.training.observers.ledger.writer import Ledger, mark
 from tests import launch
 from tests.training.small import NAMES, PER_EPOCH, ROWS, gather, rows, train
 
@@ -229,7 +229,7 @@ def test_as_a_program(tmp_path):
     program = [
         sys.executable,
         "-m",
-        "collective.training.ledger.verify",
+        "collective.training.observers.ledger.verify",
         str(tmp_path / "bad"),
     ]
     code, printed = launch.run(program, launch.environment(), 60)

@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 from collective.errors import UsageError
-from collective.training.memory.recompute import cuts
 from collective.training.prepared import get_prepared
-from collective.training.step import Step
+from collective.training.step.step import Step
+from collective.training.variants.memory.recompute import cuts
 from tests import launch
 from tests.training import cases
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train

@@ -10,9 +10,9 @@ import pytest
 
 from collective import backends
 from collective.errors import UsageError
-from collective.training.parallel import placement
 from collective.training.prepared import get_prepared
-from collective.training.step import Step
+from collective.training.step.step import Step
+from collective.training.variants.parallel import placement
 from tests.training import cases, small
 from tests.training.cases import CASES, built, differences, own_part, spec_of, train
 from tests.training.memory.test_recompute import dropped_everywhere

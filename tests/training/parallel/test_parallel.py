@@ -17,12 +17,12 @@ from collective import backends
 from collective.backends.devices import local_devices
 from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
-from collective.training.parallel import (
+from collective.training.prepared import get_partition
+from collective.training.variants.parallel import (
     ColumnParallelDense,
     RowParallelDense,
     ShardedEmbedding,
 )
-from collective.training.prepared import get_partition
 from tests import launch
 from tests.training import cases, small
 from tests.training.cases import differences

@@ -7,7 +7,7 @@ import types
 import pytest
 
 import collective
-from collective.training.reporting import progress
+from collective.training.loop import progress
 from tests.training import small
 
 

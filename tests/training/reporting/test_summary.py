@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from collective.errors import CollectiveError
-from collective.training.reporting.summary import Summary
+from collective.training.loop.summary import Summary
 
 
 def summary(**more):
@@ -51,7 +51,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("collective.training.reporting.summary.os.replace", full)
+    monkeypatch.setattr("collective.training.loop.summary.os.replace", full)
     with pytest.raises(CollectiveError, match="No space left") as caught:
         summary().write_json(str(tmp_path / "run.json"))
     assert caught.value.exit_code == 1 and not list(tmp_path.iterdir())

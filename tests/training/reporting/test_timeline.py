@@ -20,8 +20,8 @@ import pytest
 from collective.backends import Options
 from collective.backends.single import SingleBackend
 from collective.environment import Environment
-from collective.training.reporting import timeline
-from collective.training.reporting.trace_file import END, TraceFile
+from collective.training.observers import timeline
+from collective.training.observers.trace_file import END, TraceFile
 from tests import launch
 from tests.training.small import PER_EPOCH, train
 

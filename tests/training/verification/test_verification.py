@@ -15,7 +15,7 @@ from collective import backends
 from collective.errors import UsageError
 from collective.training.input.pipeline import Input
 from collective.training.prepared import prepare
-from collective.training.replica.plan import StepPlan
+from collective.training.step.plan import StepPlan
 from collective.training.verification import verify, verify_step
 
 pytestmark = pytest.mark.usefixtures("clean_keras")

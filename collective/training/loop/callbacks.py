@@ -1,0 +1,335 @@
+"""Keras callbacks in a job of many ranks: called on rank 0, followed by all.
+
+Files are written once and decisions taken once. What a callback can change
+(``stop_training``, the learning rate, weights, the logs of an epoch) is broadcast after
+each hook that some callback overrides, and so is the exception that a callback raises: the
+caller of ``collective.fit`` gets it on every rank. A collective inside a callback would
+wait for ranks that do not call it; it raises instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from collective import recorder
+from collective.backends.base import Backend
+from collective.errors import CollectiveError, UsageError
+from collective.training import failure, keras_compat
+from collective.training.exchange import broadcast_object
+from collective.training.loop.observer import FinishedStep, Observer
+from collective.training.loop.position import Position
+from collective.training.prepared import get_partition
+from collective.training.variables import (
+    check_frozen_layers,
+    outside_variables,
+    replicated_variables,
+)
+
+_STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
+HOOKS = tuple(
+    f"on_{what}_{when}"
+    for what in (
+        *("train", "epoch", "train_batch", "test", "test_batch"),
+        *("predict", "predict_batch"),
+    )
+    for when in ("begin", "end")
+)
+# Keras' older name for a hook, which the hook calls unless it is overridden itself.
+_ALIASES = {
+    "on_train_batch_begin": "on_batch_begin",
+    "on_train_batch_end": "on_batch_end",
+}
+
+Callbacks = Any
+"""What ``keras.Model.fit`` takes: None, a callback, a list, or a ``CallbackList``."""
+
+
+def flatten(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
+    """The callbacks, each by itself."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return keras.tree.flatten(callbacks) if callbacks else []
+
+
+class Hooks:
+    """Calls hooks on rank 0, and makes every rank follow.
+
+    Args:
+        callbacks: The user's. Rank 0's count; other ranks may have none.
+        model: What they are set to.
+        params: Given to the callbacks, as Keras does.
+
+    Attributes:
+        used: The hooks that a callback of rank 0 overrides; after ``agree``.
+        has_bar: Whether the callbacks are Keras' own list, which has a progress bar.
+    """
+
+    def __init__(
+        self,
+        callbacks: Callbacks,
+        model: keras.Model,
+        backend: Backend,
+        params: Mapping[str, Any],
+    ):
+        self.callbacks = flatten(callbacks)
+        self.has_bar = isinstance(callbacks, keras.callbacks.CallbackList)
+        self.model = model
+        self.backend = backend
+        self.params = dict(params)
+        self.used: set[str] = set()
+        # In the order of now: it depends on which layers are trainable.
+        self._variables = (
+            replicated_variables(model) if _optimizer(model) is not None else []
+        )
+        self._trainable = keras_compat.trainable_flags(model)
+        self._ready = False
+        self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
+
+    def agree(self) -> None:
+        """Gives the callbacks their model, and finds out which hooks matter.
+
+        Rank 0 decides: a script may make callbacks there only. Every rank calls it.
+        """
+        if self.backend.rank == 0 and not self._ready:
+            self._ready = True
+            for callback in self.callbacks:
+                callback.set_params(self.params)
+                callback.set_model(self.model)
+        mine = [any(_overrides(c, hook) for c in self.callbacks) for hook in HOOKS]
+        agreed = self.backend.broadcast_array(np.array(mine, np.float32))
+        self.used = {hook for hook, used in zip(HOOKS, agreed, strict=True) if used}
+        if {"on_train_batch_begin", "on_train_batch_end"} & self.used:
+            self.used.add("on_epoch_end")  # broadcasts what hooks of batches changed
+
+    def call(self, hook: str, place: tuple[int, ...], *args: Any) -> None:
+        """Runs a hook on rank 0; afterwards all ranks have the same model again.
+
+        After hooks of a batch only what ends the training and the learning rate are
+        broadcast; after all others, the end of the epoch among them, every variable of
+        model and optimizer is. No hook is called twice for the same place, though an
+        elastic job repeats what a dead rank has interrupted.
+
+        Args:
+            place: Epoch, batch; what distinguishes two calls.
+            args: What Keras gives to it: epoch or batch number, logs.
+
+        Raises:
+            Exception: What a callback raised, on every rank.
+        """
+        if hook not in self.used:
+            return
+        error: Exception | None = None
+        if self.backend.rank == 0 and self._last.get(hook) != place:
+            self._last[hook] = place
+            error = self._run(hook, args)
+        if self.backend.size == 1:
+            if error is not None:
+                raise error
+            return
+        stops = [float(getattr(self.model, name, False)) for name in _STOPS]
+        trainable = keras_compat.trainable_flags(self.model)
+        changed = trainable != self._trainable
+        flags = np.array([*stops, float(changed), float(error is not None)])
+        *agreed, changed, failed = self.backend.broadcast_array(flags)
+        if failed:
+            raise failure.share(error, f"a callback's {hook}", self.backend)
+        for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
+            if mine != value:
+                setattr(self.model, name, bool(value))
+        if changed:
+            self._trainable = list(self.backend.broadcast_array(np.array(trainable)))
+            keras_compat.set_trainable_flags(self.model, self._trainable)
+        self._follow(hook)
+
+    def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
+        """Calls the hook; returns what a callback raised, for all ranks to raise.
+
+        Raises at once where a callback used a collective, which the others do not.
+        """
+        what = f"a callback's {hook}"
+        parts = None if "batch" in hook else get_partition(self.model)
+        with (
+            self.backend.only_rank_zero(what),
+            recorder.span(recorder.OTHER, what),
+            parts.unchanged(what) if parts else contextlib.nullcontext(),
+        ):
+            try:
+                for callback in self.callbacks:
+                    getattr(callback, hook)(*args)
+            except CollectiveError:
+                raise
+            except Exception as error:
+                return error
+        if "batch" not in hook and _optimizer(self.model) is not None:
+            check_frozen_layers(self.model, hook)
+        return None
+
+    def _follow(self, hook: str) -> None:
+        """Gives every rank what the hook may have changed on rank 0."""
+        if hook.startswith(("on_test_batch", "on_predict")):
+            return
+        self.backend.broadcast(outside_variables(self.model))
+        if "batch" in hook:
+            self.backend.broadcast(_learning_rate(self.model.optimizer))
+            return
+        self.backend.broadcast(self._variables)
+        parts = get_partition(self.model)
+        if parts is not None:
+            parts.broadcast_shards()
+
+    def agreed_logs(self, hook: str, logs: dict[str, Any]) -> dict[str, Any]:
+        """Rank 0's logs, on every rank: a callback may have added to them."""
+        if hook not in self.used or self.backend.size == 1:
+            return logs
+        return broadcast_object(self.backend, logs)
+
+
+class BatchHooks:
+    """The hooks of the batches of one pass: ``train``, ``test`` or ``predict``.
+
+    Keras runs ``steps_per_execution`` batches at a time, and calls hooks before the first
+    and after the last of them.
+    """
+
+    def __init__(self, hooks: Hooks, what: str):
+        self.hooks = hooks
+        self._begin = f"on_{what}_batch_begin"
+        self._end = f"on_{what}_batch_end"
+        self._open: int | None = None  # the first batch of those that run
+        self._ran = False  # whether any of them has run
+
+    def before(self, batch: int, *place: int) -> None:
+        """Before a batch, counted from 0."""
+        if not self._called:
+            return
+        if batch % self._together == 0:
+            self._open, self._ran = batch, False
+            self.hooks.call(self._begin, (*place, batch), batch, {})
+
+    def ends(self, batch: int, last: bool) -> bool:
+        """After a batch: whether hooks follow it."""
+        if not self._called:
+            return False
+        self._ran = True
+        return last or (batch + 1) % self._together == 0
+
+    def after(self, logs: Callable[[], dict[str, Any]], *place: int) -> None:
+        """After the last of the batches that Keras runs at a time; ``logs`` makes the logs."""
+        if self._open is None or not self._ran:
+            return
+        hooks, number, self._open = self.hooks, self._open + self._together - 1, None
+        shown = self._end in hooks.used and hooks.backend.rank == 0
+        sorted_logs = dict(sorted(logs().items())) if shown else {}
+        hooks.call(self._end, (*place, number), number, sorted_logs)
+
+    @property
+    def _called(self) -> bool:
+        return bool({self._begin, self._end} & self.hooks.used)
+
+    @property
+    def _together(self) -> int:
+        return int(getattr(self.hooks.model, "steps_per_execution", 1) or 1)
+
+
+class RankZeroCallbacks(Observer):
+    """Runs hooks on rank 0, and makes every rank follow what they decided.
+
+    Attributes:
+        hooks: Calls them, also those of the validation.
+    """
+
+    def __init__(
+        self, callbacks: Callbacks, position: Position, params: dict[str, Any]
+    ):
+        self.position = position
+        self.model = position.model
+        self.backend = position.backend
+        self.hooks = Hooks(callbacks, self.model, self.backend, params)
+        self._batches = BatchHooks(self.hooks, "train")
+        self._epoch = self._first = self._stop = 0
+        self._logs: dict[str, Any] = {}  # of the last epoch
+        # Which layers the step trains; until the first step.
+        self._trained: list[bool] | None = keras_compat.trainable_flags(self.model)
+        self.model.stop_training = False
+
+    def begin(self) -> None:
+        """Finds out which hooks matter, and calls ``on_train_begin``.
+
+        There a callback may say with which epoch the training begins
+        (``BackupAndRestore``).
+        """
+        self.hooks.agree()
+        self.hooks.call("on_train_begin", (), {})
+        initial = keras_compat.initial_epoch(self.model) or self.position.initial_epoch
+        agreed = self.backend.broadcast_array(np.array([float(initial)]))
+        self.position.initial_epoch = int(agreed[0])
+
+    def reconfigured(self, root: int) -> None:
+        """As ``begin``: another rank may have become rank 0."""
+        self.begin()
+
+    def begin_epoch(self, epoch: int, first: int, last: int) -> None:
+        """Calls ``on_epoch_begin``."""
+        self._epoch, self._first, self._stop = epoch, first, last
+        self.hooks.call("on_epoch_begin", (epoch,), epoch, {})
+
+    def before_input(self, number: int) -> None:
+        """Calls ``on_train_batch_begin``; refuses what changed the trained layers before."""
+        if self._trained is not None:
+            if self._trained != keras_compat.trainable_flags(self.model):
+                raise UsageError(
+                    "a callback's on_train_begin, or another hook before the first step, has "
+                    "changed layer.trainable",
+                    hint="set it before collective.fit, and compile the model",
+                )
+            self._trained = None
+        self._batches.before(number - self._first, self._epoch)
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Calls ``on_train_batch_end``."""
+        last = step.number + 1 == self._stop
+        if self._batches.ends(step.number - self._first, last):
+            self._end_batches()
+
+    def before_validation(self) -> None:
+        """Calls ``on_train_batch_end`` where the epoch ended unexpectedly."""
+        self._end_batches()
+
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """Calls ``on_epoch_end``, and takes over what callbacks add to the logs."""
+        self._end_batches()
+        self.hooks.call("on_epoch_end", (epoch,), epoch, logs)
+        agreed = self.hooks.agreed_logs("on_epoch_end", logs)
+        if agreed is not logs:
+            logs.clear()
+            logs.update(agreed)
+        self._logs = dict(logs)
+
+    def end(self) -> None:
+        """Calls ``on_train_end``."""
+        self.hooks.call("on_train_end", (), dict(self._logs))
+
+    def _end_batches(self) -> None:
+        averages = self.position.averages
+        self._batches.after(averages.logs if averages else dict, self._epoch)
+
+
+def _optimizer(model: keras.Model) -> keras.Optimizer | None:
+    return getattr(model, "optimizer", None)
+
+
+def _learning_rate(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    return [v for v in optimizer.variables if v.name == "learning_rate"]
+
+
+def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
+    for name in {hook, _ALIASES.get(hook, hook)}:
+        base = getattr(keras.callbacks.Callback, name)
+        if getattr(getattr(callback, name), "__func__", None) is not base:
+            return True
+    return False

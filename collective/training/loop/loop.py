@@ -1,0 +1,193 @@
+"""Epochs and steps of a training, and the order of things in each.
+
+Everything else is an observer (``collective.training.loop.observer``): checkpoints, ledger,
+timeline, flight recorder, timing, progress, callbacks. An elastic job runs this loop
+again after each change of its ranks (``collective.training.observers.elastic.membership``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from collective.errors import UsageError
+from collective.training.input.feed import ENDLESS, Feed
+from collective.training.input.pipeline import Batch
+from collective.training.input.source import explain
+from collective.training.loop.observer import METHODS, FinishedStep, Observer, methods
+from collective.training.loop.position import Position
+from collective.training.step.step import Step
+
+
+@dataclass
+class Loop:
+    """Runs the steps of a training.
+
+    Args:
+        epochs: Epochs of the whole training; ``ENDLESS`` where steps decide.
+        last_step: Steps of the whole training, over all epochs; ``ENDLESS`` where the
+            number of epochs decides.
+        observers: Called at fixed points, innermost first.
+        validate: Validation after an epoch, a collective; None for none.
+        validated: Of the number of an epoch, whether ``validate`` follows it.
+    """
+
+    position: Position
+    step: Step
+    feed: Feed
+    epochs: int
+    last_step: int
+    observers: Sequence[Observer] = ()
+    validate: Callable[[], dict[str, float]] | None = None
+    validated: Callable[[int], bool] = lambda epoch: True
+
+    def __post_init__(self) -> None:
+        # A plan decides what reports hold of metrics.
+        self.position.layout = self.step.layout
+        self._methods = {name: methods(self.observers, name) for name in METHODS}
+
+    def run(self) -> None:
+        """Trains from the state to start from to the end. Every rank calls it."""
+        with contextlib.closing(self):
+            self.position.agree()
+            self.begin()
+            self.train()
+
+    def begin(self, root: int | None = None) -> None:
+        """Puts the state to start from in place, and has observers begin.
+
+        Args:
+            root: See ``Observer.reconfigured``; None: observers begin.
+
+        Raises:
+            UsageError: The state is beyond the last step.
+        """
+        position = self.position
+        position.restore()
+        if position.step > self.last_step:
+            raise UsageError(
+                f"the training is at step {position.step} already, and "
+                f"{self.last_step} steps were asked for",
+                hint="more --steps or --epochs, or another --checkpoint-dir",
+            )
+        position.put()  # for observers to see,
+        if root is None:
+            self._call("begin")
+        else:
+            self._call("reconfigured", root)
+        if position.start is None:
+            position.begin(self.feed.bounds(position.initial_epoch, 0)[0])
+        position.put()  # and not to change
+
+    def train(self) -> None:
+        """Trains from the current position to the end.
+
+        A position at the end is valid: what follows the last epoch is then repeated.
+        """
+        position, backend = self.position, self.position.backend
+        try:
+            replicas = backend.local_replicas, backend.replicas
+            self.feed.start(position.step, self.last_step, *replicas)
+            while not self._ended:
+                self._train_epoch()
+            position.final = position.final or position.take()
+            self._call("end_epochs")
+            self.step.finish()
+            self._call("end")
+        except BaseException:
+            self._call("interrupted")
+            raise
+
+    def close(self) -> None:
+        """Closes all observers, outermost first, each one also if another fails."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.feed.close)
+            for observer in self.observers:
+                stack.callback(observer.close)
+
+    @property
+    def _ended(self) -> bool:
+        position = self.position
+        if position.stopped or self.feed.ended:
+            return True
+        if self.epochs == ENDLESS:
+            return position.step >= self.last_step
+        return position.epoch >= self.epochs
+
+    def _train_epoch(self) -> None:
+        position, epoch = self.position, self.position.epoch
+        first, whole = self.feed.bounds(epoch, position.step)
+        last = min(whole, self.last_step)
+        if not first <= position.step <= whole:
+            raise UsageError(
+                f"the checkpoint is at step {position.step}, which is none of epoch "
+                f"{epoch}: steps {first} to {whole}",
+                hint="resume with the steps_per_epoch= and initial_epoch= of before",
+            )
+        self._call("begin_epoch", epoch, first, last)
+        position.begin_epoch()
+        assert position.averages is not None
+        self.step.begin_epoch(position.averages.sums())
+        batches = self.feed.epoch(last - position.step)
+        while position.step < last and not position.stopped:
+            if not self._train_step(batches):
+                break  # the data have ended
+        if position.step == last:
+            next(batches, None)  # the data learn that the epoch has ended
+        if self.feed.ended:
+            position.averages = None  # before the first step of the epoch
+            return
+        if position.step == last < whole and not position.stopped:
+            position.final = position.take()
+        logs = position.averages.logs()
+        if self.validate is not None and self.validated(epoch):
+            logs |= self._validate(self.validate)
+        logs = dict(sorted(logs.items()))  # as Keras has them
+        self._call("end_epoch", epoch, logs)
+        position.end_epoch(logs)
+        if not self._ended:
+            self._call("between_epochs")
+
+    def _train_step(self, batches: Iterator[Batch]) -> bool:
+        """Trains on the next batch; False if there is none."""
+        position = self.position
+        number = position.step
+        self._call("before_input", number)
+        begin = time.perf_counter()
+        batch = _next(batches)
+        if batch is None:
+            return False
+        ready = time.perf_counter()
+        self._call("before_step", number)
+        report = self.step(batch, number)
+        done, ended = time.perf_counter(), time.time()
+        assert position.averages is not None
+        position.averages.add(report)
+        position.step += 1
+        step = FinishedStep(number, begin, ready, done, ended, report)
+        self._call("after_step", step)
+        return True
+
+    def _validate(self, validate: Callable[[], dict[str, float]]) -> dict[str, float]:
+        self._call("before_validation")
+        logs = {f"val_{name}": value for name, value in validate().items()}
+        self._call("after_validation", logs)
+        return logs
+
+    def _call(self, name: str, *args: object) -> None:
+        for method in self._methods[name]:
+            method(*args)
+
+
+def _next(batches: Iterator[Batch]) -> Batch | None:
+    try:
+        return next(batches, None)
+    except tf.errors.OpError as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        raise explained from None

@@ -1,0 +1,131 @@
+"""What happens beside a training: observers, which the loop calls at fixed points.
+
+Checkpoints, the ledger, the timeline, progress, callbacks and elastic membership are one
+observer each. An observer that nobody asked for does not exist, and the loop skips
+methods that an observer does not override.
+
+Observers form layers around a step, the first in the list innermost. The loop calls
+``before_*`` from the outermost to the innermost, ``after_*`` and ``end_epoch`` from the
+innermost to the outermost. ``begin`` runs in the order of the list; ``end`` and ``close``
+in the reverse order, as in a ``contextlib.ExitStack``.
+
+Every method runs on every rank, at the same point of the training; those that may use
+collectives say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from collective.training.step.attachments import Attachment
+
+
+class FinishedStep(NamedTuple):
+    """A step that every rank has finished.
+
+    Attributes:
+        number: Of the step, from 0, over all epochs.
+        begin: When the loop began to wait for its batch; seconds of
+            ``time.perf_counter``, as the next two.
+        ready: When it had the batch.
+        done: When the step had returned.
+        ended: As ``done``, in seconds since the epoch (``time.time``).
+        report: What the step returned, see ``collective.training.step.report``.
+    """
+
+    number: int
+    begin: float
+    ready: float
+    done: float
+    ended: float
+    report: tf.Tensor
+
+
+class Observer:
+    """Base class of all observers; no method does anything.
+
+    Attributes:
+        attachments: What the observer adds to the all-reduce of each step.
+    """
+
+    attachments: Sequence[Attachment] = ()
+
+    def begin(self) -> None:
+        """Before the first step, with the state to start from in place. Collectives.
+
+        What this method changes in the model is undone.
+        """
+
+    def reconfigured(self, root: int) -> None:
+        """As ``begin``, after ranks joined, left or died; only in elastic jobs.
+
+        A rank that joins a running job gets this call instead of ``begin``.
+
+        Args:
+            root: The first rank that has finished the last step; every rank continues
+                from its state.
+        """
+
+    def begin_epoch(self, epoch: int, first: int, last: int) -> None:
+        """Before the steps of an epoch, or the rest of them. Collectives.
+
+        Args:
+            epoch: Its number, from 0.
+            first, last: Its steps, half-open, as step numbers of the whole training.
+        """
+
+    def before_input(self, number: int) -> None:
+        """Before the loop waits for the batch of a step. Collectives."""
+
+    def before_step(self, number: int) -> None:
+        """Between input and step. No collectives."""
+
+    def after_step(self, step: FinishedStep) -> None:
+        """After a step; the position is that of the next one. Collectives."""
+
+    def before_validation(self) -> None:
+        """After the steps of an epoch, if there are validation data. Collectives."""
+
+    def after_validation(self, logs: dict[str, float]) -> None:
+        """After the validation, whose results are named ``val_*``. Collectives."""
+
+    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """After steps and validation, before the epoch counts as finished. Collectives.
+
+        ``logs`` are averages over the epoch, with the results of the validation.
+        """
+
+    def between_epochs(self) -> None:
+        """The epoch counts as finished, and another one follows. Collectives."""
+
+    def end_epochs(self) -> None:
+        """After the last epoch, before Keras finalizes the variables. Collectives."""
+
+    def end(self) -> None:
+        """The model is final. Collectives."""
+
+    def interrupted(self) -> None:
+        """An exception ends the training, or an elastic attempt at it. No collectives."""
+
+    def leaving(self) -> None:
+        """This rank leaves a job that continues without it. No collectives."""
+
+    def close(self) -> None:
+        """Releases files and locks, also after an exception; maybe twice. No collectives."""
+
+
+METHODS = tuple(n for n, v in vars(Observer).items() if callable(v) and n[0] != "_")
+_OUTERMOST_FIRST = (
+    *("begin_epoch", "before_input", "before_step", "before_validation"),
+    *("end_epochs", "end"),
+)
+
+
+def methods(observers: Sequence[Observer], name: str) -> list[Callable[..., Any]]:
+    """The bound methods of this name in their order, without those that do nothing."""
+    ordered = reversed(observers) if name in _OUTERMOST_FIRST else observers
+    nothing = getattr(Observer, name)
+    return [getattr(o, name) for o in ordered if getattr(type(o), name) is not nothing]

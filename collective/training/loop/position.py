@@ -1,0 +1,177 @@
+"""Where a training is: epoch, step, and what it has added up so far.
+
+The loop moves it forward. ``take`` makes a ``State`` of it, which a checkpoint writes and
+an elastic job broadcasts; ``restore`` is the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from collective.backends.base import Backend
+from collective.training.exchange import gather_few
+from collective.training.observers.checkpoint.state import (
+    Gathered,
+    State,
+    newest,
+    random_state,
+    values_of,
+)
+from collective.training.prepared import get_partition
+from collective.training.step.report import Averages, Layout
+from collective.training.variables import broadcast_model, outside_variables
+
+
+class Position:
+    """The position of a training between two steps.
+
+    Args:
+        gathers: Whether a state has the partitioned variables whole, for rank 0 to
+            write; then ``take`` is a collective where the model has such variables.
+
+    Attributes:
+        epoch: The current epoch, from 0.
+        step: The next step; steps count on over epochs.
+        start: The state to start from, until the first epoch after it begins. Rank 0's
+            from a checkpoint, None for a new training.
+        final: The state after the last step of an incomplete last epoch, from which a
+            longer training continues.
+        averages: Of the current epoch; None between epochs.
+        initial_epoch: The epoch with which a new training begins.
+        epochs: The numbers of the finished epochs.
+        history: Logs of each finished epoch, by name.
+        losses: Of every step of the finished epochs.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        backend: Backend,
+        gathers: bool = False,
+        initial_epoch: int = 0,
+    ):
+        self.model = model
+        self.backend = backend
+        self.layout = Layout(model)
+        self.epoch = self.step = 0
+        self.start: State | None = None
+        self.final: State | None = None
+        self.averages: Averages | None = None
+        self.initial_epoch = initial_epoch
+        self.epochs: list[int] = []
+        self.history: dict[str, list[float]] = {}
+        self.losses: list[float] = []
+        self._gathers = gathers
+        self._losses = np.zeros(0)  # ``losses`` at the start of the epoch
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback has ended the training."""
+        return bool(self.model.stop_training)
+
+    def agree(self) -> None:
+        """Gives every rank the newest state to start from, or rank 0's new model."""
+        if self.backend.size == 1:
+            return
+        if not self.agree_on_start():
+            broadcast_model(self.model, self.backend)
+
+    def agree_on_start(self) -> bool:
+        """Gives every rank the newest state to start from; False if no rank has one."""
+        if not gather_few(self.backend, [self.start is not None]).any():
+            return False
+        self.start, _ = newest(self.start or self.fresh(), self.backend)
+        self.backend.broadcast(outside_variables(self.model))
+        return True
+
+    def fresh(self) -> State:
+        """The state before the first step of a new training.
+
+        Without the global random generators: a new training leaves them alone.
+        """
+        return State(0, 0, values_of(self.model))
+
+    def latest(self) -> State:
+        """What this rank would continue from, were it interrupted now."""
+        return self.start or self.final or self.take()
+
+    def take(
+        self,
+        buffers: Sequence[np.ndarray] | None = None,
+        gathered: Gathered | None = None,
+    ) -> State:
+        """The state now.
+
+        Args:
+            buffers: Arrays to copy the variables into; see ``values_of``.
+            gathered: What ``gather`` returned; by default, ``take`` calls it.
+        """
+        losses, sums, averages = self._losses, np.zeros(0), self.averages
+        if averages is not None:
+            sums = averages.sums().copy()
+            losses = np.concatenate([losses, self._epoch_losses(averages)])
+        return State(
+            self.epoch,
+            self.step,
+            values_of(
+                self.model, buffers, self.gather() if gathered is None else gathered
+            ),
+            sums,
+            losses,
+            {name: list(values) for name, values in self.history.items()},
+            random_state(),
+            self.stopped,
+        )
+
+    def gather(self) -> Gathered:
+        """The partitioned variables whole, on rank 0. Every rank calls it."""
+        partition = get_partition(self.model) if self._gathers else None
+        return {} if partition is None else partition.gather()
+
+    def restore(self) -> None:
+        """Moves to ``start``; ``put`` then changes the model."""
+        self.final = self.averages = None
+        if self.start is None:
+            return
+        start = self.start
+        self.epoch, self.step, self._losses = start.epoch, start.step, start.losses
+        # In place: the result of the training has the same objects.
+        self.losses[:] = start.losses.tolist()
+        self.history.clear()
+        self.history |= {name: list(values) for name, values in start.history.items()}
+        self.epochs[:] = range(self.initial_epoch, self.epoch)
+
+    def begin(self, first_step: int) -> None:
+        """A new training begins with ``initial_epoch``, whose first step this is."""
+        self.epoch, self.step = self.initial_epoch, first_step
+
+    def put(self) -> None:
+        """Gives the model the variables of ``start``, if there is one."""
+        if self.start is not None:
+            self.start.put(self.model)
+
+    def begin_epoch(self) -> None:
+        """The steps of an epoch begin, or continue from the middle of one."""
+        sums = None
+        if self.start is not None and self.start.within_epoch:
+            self.put()  # without what hooks at the start of the epoch have changed
+            sums = self.start.sums
+        self.averages = Averages(self.layout, sums)
+        self.start = None
+
+    def end_epoch(self, logs: dict[str, float]) -> None:
+        """The epoch is finished, its validation included."""
+        assert self.averages is not None
+        self.losses += self._epoch_losses(self.averages)
+        self._losses = np.array(self.losses)
+        for name, value in logs.items():
+            self.history.setdefault(name, []).append(value)
+        self.epochs.append(self.epoch)
+        self.averages = None
+        self.epoch += 1
+
+    def _epoch_losses(self, averages: Averages) -> list[float]:
+        return [float(values[self.layout.LOSS]) for values in averages.reports]

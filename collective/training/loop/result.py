@@ -1,0 +1,76 @@
+"""What a training returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import keras
+
+from collective.backends.base import Backend
+from collective.training.exchange import broadcast_object
+from collective.training.loop.position import Position
+from collective.training.observers.timing import Timing
+from collective.training.prepared import get_partition
+from collective.training.variants.virtual.digest import state_sha256
+
+T = TypeVar("T")
+
+
+class Result(keras.callbacks.History):
+    """What ``collective.fit`` returns: Keras' ``History``, and more. Equal on all ranks.
+
+    Attributes:
+        model: The trained model, the same on every rank.
+        history: Logs of each epoch by name.
+        epoch: The numbers of the epochs in ``history``.
+        params: ``verbose``, ``epochs`` and ``steps``, as Keras has them.
+        backend: The backend it ran on.
+        losses: The loss of every step, over its whole global batch; includes the steps
+            before the checkpoint that this training resumed from.
+        timing: Seconds of every step that this process made.
+    """
+
+    def __init__(self, position: Position, params: dict[str, Any]):
+        super().__init__()
+        self.set_model(position.model)
+        self.set_params(params)
+        self.history: dict[str, list[Any]] = position.history
+        self.epoch: list[int] = position.epochs
+        self.backend: Backend = position.backend
+        self.losses: list[float] = position.losses
+        self.timing = Timing()
+        self._of_shards: str | None = None
+        self._repeat: Callable[[Callable[[], Any]], Any] | None = None
+
+    @property
+    def state_sha256(self) -> str | None:
+        """The SHA-256 of the model's weights, layer state and optimizer state now.
+
+        Where ranks have shards of them, that of the end of the training with virtual
+        replicas, and None without.
+        """
+        if get_partition(self.model) is not None:
+            return self._of_shards
+        return state_sha256(self.model)
+
+    def gather_state_sha256(self) -> None:
+        """Gathers what ``state_sha256`` needs of other ranks; every rank calls it."""
+        partition = get_partition(self.model)
+        if partition is not None:
+            whole = partition.gather()
+            found = state_sha256(self.model, whole) if self.backend.rank == 0 else ""
+            self._of_shards = broadcast_object(self.backend, found)
+
+    def afterwards(self, action: Callable[[], T]) -> T:
+        """Runs what all ranks do together after the training, as an evaluation.
+
+        In an elastic job, the remaining ranks repeat it when a rank dies meanwhile
+        (``collective.training.observers.elastic.membership``). Every rank calls it with the same
+        action, which may use collectives.
+        """
+        return action() if self._repeat is None else self._repeat(action)
+
+    def repeat_afterwards(self, repeat: Callable[[Callable[[], Any]], Any]) -> None:
+        """Has ``afterwards`` call this with each action, in an elastic job."""
+        self._repeat = repeat

@@ -1,0 +1,175 @@
+"""The summary of a training: a table for people, a JSON file for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import platform
+import resource
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from collective.errors import CollectiveError, UsageError
+from collective.streams import is_terminal
+from collective.training.loop.result import Result
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The summary of a run; the documentation of ``--json`` describes each field.
+
+    Times are seconds, memory bytes; see ``collective.training.observers.timing``
+    for what they include.
+    """
+
+    schema: int
+    backend: str
+    chosen_because: str
+    predicted_all_reduce: dict[str, float]
+    processes: int
+    replicas: int
+    parameters: int
+    rows: int
+    steps: int
+    samples_per_second: float
+    seconds_per_step: dict[str, float]
+    peak_memory: int
+    step_seconds: list[float]
+    losses: list[float]
+    history: dict[str, list[float]]
+    test: dict[str, float]
+    state_sha256: str | None
+    options: dict[str, Any]
+    versions: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        options: dict[str, Any],
+        result: Result,
+        test: dict[str, float],
+        parameters: int,
+        rows: int,
+    ) -> Summary:
+        """Summarizes a training.
+
+        Args:
+            options: The options of the run.
+            test: Loss and metrics on the test data; may be empty.
+            parameters: Number of the model's parameters.
+            rows: Rows of the training data.
+        """
+        backend = result.backend
+        return cls(
+            schema=SCHEMA,
+            backend=backend.name,
+            chosen_because=backend.chosen_because,
+            predicted_all_reduce=backend.predicted,
+            processes=backend.processes,
+            replicas=getattr(backend, "workers", backend.replicas),
+            parameters=parameters,
+            rows=rows,
+            steps=len(result.losses),
+            samples_per_second=result.timing.samples_per_second,
+            seconds_per_step=result.timing.per_step(),
+            peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            step_seconds=result.timing.seconds().tolist(),
+            losses=result.losses,
+            history=result.history,
+            test=test,
+            state_sha256=result.state_sha256,
+            options=options,
+            versions={
+                "python": platform.python_version(),
+                "tensorflow": tf.__version__,
+                "keras": keras.__version__,
+                "numpy": np.__version__,
+            },
+        )
+
+    def write_json(self, path: str) -> None:
+        """Writes the JSON file; floats are exact, or null if they are not finite.
+
+        Raises:
+            CollectiveError: It cannot be written; no partial file remains.
+        """
+        content = _finite_or_none(dataclasses.asdict(self))
+        text = json.dumps(content, indent=1, allow_nan=False)
+        whole = not os.path.exists(path) or os.path.isfile(path)
+        # A device or a pipe is written directly; a file beside it under a name that
+        # nobody else can have taken.
+        part = f"{path}.{os.urandom(8).hex()}.part" if whole else path
+        try:
+            with open(part, "x" if whole else "w", encoding="utf-8") as file:
+                file.write(text)
+            if whole:
+                os.replace(part, path)
+        except OSError as error:
+            if whole:
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+            raise CollectiveError(
+                f"the summary cannot be written to {path}: {error.strerror}",
+                hint="--json FILE in a writable folder with free space",
+            ) from error
+
+    def print(self, console: Console | None = None) -> None:
+        """Prints the table."""
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(style="bold")
+        table.add_column()
+        table.add_row("backend", f"{self.backend} ({self.chosen_because})")
+        processes = f"{self.processes} process" + "es" * (self.processes > 1)
+        table.add_row("replicas", f"{self.replicas} in {processes}")
+        for name, value in self.test.items():
+            form = ".2%" if "accuracy" in name else ".4f"
+            # A metric may have several values, such as one for each class.
+            text = " ".join(format(v, form) for v in np.ravel(value))
+            table.add_row(f"test {name}", text)
+        table.add_row("samples per second", f"{self.samples_per_second:,.0f}")
+        total = sum(self.seconds_per_step.values())
+        table.add_row("time per step", f"{1e3 * total:.2f} ms")
+        for name, seconds in self.seconds_per_step.items():
+            part = f"{1e3 * seconds:.2f} ms, {seconds / (total or 1.0):.0%}"
+            table.add_row(f"  {name.replace('_', '-')}", part)
+        console = console or Console(
+            highlight=False,
+            markup=False,
+            emoji=False,
+            force_terminal=None if is_terminal() else False,
+        )
+        console.print()
+        console.print(table)
+
+
+def check_writable(option: str, path: str) -> None:
+    """Refuses, before the training, a file that cannot be written."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{option}: {path} cannot be written",
+            hint=f"{option} FILE in a folder that exists and is writable",
+        )
+
+
+def _finite_or_none(value: Any) -> Any:
+    """Converts what JSON lacks: Inf and NaN to None, arrays to lists."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite_or_none(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite_or_none(v) for v in value]
+    return value

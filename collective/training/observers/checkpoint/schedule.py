@@ -1,0 +1,315 @@
+"""Checkpoints of a training: when one is due, written in the background, resumed from.
+
+Rank 0 alone writes and reads, and broadcasts what it has read, so hosts need no common
+disk. When it has died or left, another rank becomes rank 0 and continues in the folder.
+At the end of a step the state is copied into memory kept for it, and a thread writes it
+while the next steps run. The cost of both is measured: a checkpoint is skipped if
+checkpoints would take more than a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from collective import recorder
+from collective.elastic import generations
+from collective.errors import UsageError, printable
+from collective.log import log
+from collective.training.input.plan import Plan
+from collective.training.loop.observer import FinishedStep, Observer
+from collective.training.loop.position import Position
+from collective.training.observers.checkpoint import storage
+from collective.training.observers.checkpoint.state import Gathered, State
+from collective.training.prepared import get_partition
+
+# Checkpoints take at most this fraction of a training's time.
+PART_OF_TIME = 0.05
+LOCK = ".lock"
+# A former training may take so long to release the folder.
+PATIENCE_SECONDS = 5.0
+
+_HINTS = {
+    errno.EACCES: "let this user write to that folder",
+    errno.EROFS: "let this host write to that disk",
+    errno.EIO: "see whether that disk is in order: dmesg | tail",
+    errno.EMFILE: "raise the limit that `ulimit -n` shows",
+}
+
+
+class Checkpoint(Observer):
+    """A folder for a training's state, for ``collective.training.fit(..., checkpoint=...)``.
+
+    Args:
+        folder: Created if missing; one for each training.
+        every: Steps between two checkpoints; None: one at the end of each epoch.
+            If that would take more than 5 % of the time, some are skipped. The one at
+            the end of the training is always written.
+        keep: How many of the last ones are kept.
+        resume: Continues from the newest one that is valid and of this training; from
+            the start if the folder has none at all.
+
+    Attributes:
+        failed: Why the last checkpoint could not be written; None if it was.
+
+    Raises:
+        UsageError: If ``every`` or ``keep`` is below 1.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        keep: int = 3,
+        resume: bool = False,
+    ):
+        if keep < 1 or (every is not None and every < 1):
+            raise UsageError(
+                "checkpoints are written every 1 or more steps, and 1 or more are kept",
+                hint="--checkpoint-every 100; Checkpoint(folder, every=100, keep=3)",
+            )
+        self.folder = Path(folder)
+        self.every = every
+        self.keep = keep
+        self.resume = resume
+        self.failed: str | None = None
+        self._known: list[Path] = []  # the last ones, oldest first
+        self._buffers: list[np.ndarray] | None = None
+        self._not_before = 0.0
+        self._skipped = 0
+        self._thread: threading.Thread | None = None
+        self._lock: int | None = None
+
+    def attach(
+        self,
+        position: Position,
+        plan: Plan,
+        before_write: Callable[[], None] | None = None,
+    ) -> None:
+        """Begins to serve a training.
+
+        ``before_write`` is called before each checkpoint, in the thread that writes it.
+        """
+        self._position = position
+        self._plan = plan
+        self._before_write = before_write
+        self._writes = False  # this process is rank 0 and has the folder
+        self._epoch_end = 0
+
+    def find_start(self) -> None:
+        """Sets the position's ``start``, on rank 0, unless it has one already.
+
+        Called once, before the observers begin. It resumes also if the user did not ask
+        where the launcher has restarted the job.
+
+        Raises:
+            UsageError: The folder cannot be used as was asked.
+        """
+        position, backend = self._position, self._position.backend
+        if not backend.elastic:
+            resume = "again" if self.resume else "with --resume"
+            recorder.advise(
+                f"should the job end, the same command {resume} continues from "
+                f"{self.folder}"
+            )
+        if backend.rank or backend.joins:
+            return
+        self._take_over()
+        if position.start is None:
+            self._known = []
+            resumes = self.resume or generations.number() > 0
+            position.start = self._newest(position.model, self._plan, resumes)
+
+    def reconfigured(self, root: int) -> None:
+        """On a new rank 0, takes over the folder."""
+        if self._position.backend.rank == 0 and not self._writes:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        self._open_folder()
+        self._known = storage.saved_in(self.folder)[: self.keep][::-1]
+        self._writes = True
+
+    def begin_epoch(self, epoch: int, first: int, last: int) -> None:
+        """Learns where the epoch ends."""
+        self._epoch_end = last
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Writes the state if it is due; not at the end of an epoch."""
+        position = self._position
+        within = position.step < self._epoch_end and not position.stopped
+        if self.every is not None and within:
+            self._save_if_due()
+
+    def between_epochs(self) -> None:
+        """Writes the state if it is due."""
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        if self.every is None or self._position.step % self.every == 0:
+            gathered = self._position.gather()  # a collective
+            if self._writes:
+                self._save(gathered)
+
+    def _save(self, gathered: Gathered) -> None:
+        """Writes the state in the background, or skips it if that costs too much."""
+        begin = time.perf_counter()
+        writing = self._thread is not None and self._thread.is_alive()
+        if writing or begin < self._not_before:
+            self._skipped += 1
+            return
+        state = self._position.take(self._buffers, gathered)
+        if self._buffers is None:
+            self._buffers = [np.array(value) for value in state.variables]
+        taken = time.perf_counter() - begin
+
+        def write() -> None:
+            self._write(state)
+            # As if the step waited for the writing: it takes memory bandwidth, too.
+            cost = taken + time.thread_time()
+            self._not_before = begin + cost / PART_OF_TIME
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread.start()
+
+    def end_epochs(self) -> None:
+        """Writes the last state."""
+        assert self._position.final is not None
+        self.save_last(self._position.final)
+
+    def save_last(self, state: State) -> None:
+        """Writes a state on rank 0, and returns when it is on the disk."""
+        if not self._writes:
+            return
+        self.wait()
+        self._write(state)
+        if self._skipped:
+            _warn(
+                f"{self._skipped} checkpoints were skipped: all would have taken more "
+                f"than {PART_OF_TIME:.0%} of the time",
+                hint="a larger --checkpoint-every; or leave it so",
+            )
+
+    def wait(self) -> None:
+        """Returns when no checkpoint is being written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Waits as ``wait``, and unlocks the folder for another process."""
+        self.wait()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _write(self, state: State) -> None:
+        try:
+            if self._before_write is not None:
+                self._before_write()
+            path = storage.write(state, self._position.model, self._plan, self.folder)
+        except Exception as error:
+            self._report_failure(state.step, error)
+            return
+        self.failed = None
+        self._known = [p for p in self._known if p != path] + [path]
+        while len(self._known) > self.keep:
+            shutil.rmtree(self._known.pop(0), ignore_errors=True)
+
+    def _report_failure(self, step: int, error: Exception) -> None:
+        self.failed = str(error).strip().split("\n")[0]
+        self._known = [path for path in self._known if path.exists()]
+        last = f"{self._known[-1].name} is the last" if self._known else "none is"
+        hint = "see what model.save_weights says of this model"
+        if isinstance(error, OSError):
+            hint = _HINTS.get(error.errno or 0, "free some space on that disk")
+            if not self.folder.is_dir():
+                hint = "the folder was removed: make it again"
+        _warn(
+            f"the checkpoint of step {step} could not be written to "
+            f"{self.folder}: {self.failed}; {last} there; the training continues",
+            hint=hint,
+        )
+
+    def _open_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock_folder()
+            storage.remove_parts(self.folder)
+            usable = os.access(self.folder, os.W_OK | os.X_OK)
+        except OSError:
+            usable = False
+        if not usable:
+            raise UsageError(
+                f"checkpoints cannot be written to {self.folder}",
+                hint="--checkpoint-dir DIR that can be made and written to",
+                everywhere=False,
+            )
+
+    def _lock_folder(self) -> None:
+        """Keeps other processes out while this one lives, or until ``close``."""
+        if self._lock is not None:
+            return
+        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    continue
+                os.close(lock)
+                raise UsageError(
+                    f"another training writes its checkpoints to {self.folder}",
+                    hint="one --checkpoint-dir for each training that runs at a time",
+                    everywhere=False,
+                ) from None
+            except OSError:
+                pass  # this file system has no locks
+            self._lock = lock
+            return
+
+    def _newest(self, model: keras.Model, plan: Plan, resumes: bool) -> State | None:
+        found, parts = storage.saved_in(self.folder), get_partition(model)
+        if found and not resumes:
+            raise UsageError(
+                f"{self.folder} has checkpoints already, up to {found[0].name}",
+                hint="--resume continues from there; or another --checkpoint-dir",
+                everywhere=False,
+            )
+        reason = ""
+        for place, path in enumerate(found):
+            try:
+                with parts.whole_shapes() if parts else contextlib.nullcontext():
+                    state = storage.read(path, model, plan)
+            except storage.Unusable as error:
+                reason = reason or f"{path.name}: {error}"
+                _warn(f"{path} is not used: {error}")
+                continue
+            self._known = found[place:][::-1]
+            print(f"resumed from {path}: epoch {state.epoch + 1}, step {state.step}")
+            return state
+        if found:
+            raise UsageError(
+                f"no checkpoint in {self.folder} can be used ({reason})",
+                hint="type the options it was made with, or another --checkpoint-dir",
+                everywhere=False,
+            )
+        if resumes:
+            print(f"no checkpoint in {self.folder} yet: starting at step 0", flush=True)
+        return None
+
+
+def _warn(what: str, hint: str = "") -> None:
+    log.warning(printable(what) + (f"\nHINT: {hint}" if hint else ""))

@@ -1,0 +1,195 @@
+"""One checkpoint on disk: written whole or not at all, and read only if undamaged.
+
+A folder ``step-000000120`` holds
+
+    model.weights.h5   weights, layer state and optimizer, in Keras' own format:
+                       ``model.load_weights`` reads it
+    training.npz       what that format has no place for: running sums of the metrics,
+                       losses, random state
+    checkpoint.json    position, plan of the batches, history; CRC-32 of both files
+                       and of itself
+
+It is written under another name, synced to the disk, and then renamed: at every moment
+the folder has the old one or the new one, never half of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import mmap
+import os
+import re
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from collective.training import keras_compat
+from collective.training.input.plan import Plan
+from collective.training.observers.checkpoint.state import State, flatten, unflatten
+from collective.training.variables import all_variables
+
+FORMAT, VERSION = "collective.checkpoint", 1
+WEIGHTS, ARRAYS, MANIFEST = "model.weights.h5", "training.npz", "checkpoint.json"
+NAME = re.compile(r"step-(\d+)")
+PART = ".part-"
+REPLACED = f"{PART}replaced-"
+
+
+class Unusable(Exception):
+    """Why a checkpoint cannot be used, as the end of a sentence."""
+
+
+def saved_in(folder: Path) -> list[Path]:
+    """The folders named as checkpoints, the newest first."""
+    if not folder.is_dir():
+        return []
+    found = [p for p in folder.iterdir() if NAME.fullmatch(p.name)]
+    return sorted(found, key=lambda p: int(p.name[5:]), reverse=True)
+
+
+def remove_parts(folder: Path) -> None:
+    """Removes what a killed process has left half written or half replaced."""
+    for aside in folder.glob(f"{REPLACED}*"):
+        target = folder / aside.name.removeprefix(REPLACED)
+        if not target.exists():
+            aside.rename(target)  # killed before the new one had its name
+    for part in folder.glob(f"{PART}*"):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
+    """Writes a checkpoint, and returns its folder; the model may train on meanwhile.
+
+    Raises:
+        OSError: If it cannot be written; nothing is left then.
+    """
+    target = folder / f"step-{state.step:09d}"
+    part = folder / f"{PART}{target.name}"
+    arrays, about = flatten(state)
+    variables = all_variables(model)
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        left = keras_compat.save_weights(
+            model, variables, state.variables, part / WEIGHTS
+        )
+        held = set(range(len(variables))) - set(left)
+        rest = io.BytesIO()
+        unheld = {f"array_{i}": a for i, a in enumerate(arrays) if i not in held}
+        np.savez(rest, **unheld)  # type: ignore[arg-type]
+        _put(part / ARRAYS, rest.getvalue())
+        body = {
+            "format": FORMAT,
+            "version": VERSION,
+            "keras": keras.__version__,
+            "plan": dataclasses.asdict(plan),
+            "state": about,
+            "files": {name: _sum(part / name) for name in (WEIGHTS, ARRAYS)},
+        }
+        body["crc32"] = _sum_of(body)
+        _put(part / MANIFEST, json.dumps(body, indent=1).encode())
+        _to_disk(part)
+        if target.exists():  # a torn one that was passed over, or the same again
+            aside = folder / f"{REPLACED}{target.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            target.rename(aside)
+        part.rename(target)
+        _to_disk(folder)
+    finally:
+        remove_parts(folder)
+    return target
+
+
+def read(path: Path, model: keras.Model, plan: Plan) -> State:
+    """Reads a checkpoint; nothing is changed.
+
+    Raises:
+        Unusable: If it is torn, foreign, or of another training.
+    """
+    about = _manifest(path)
+    for name, checksum in about["files"].items():
+        if not (path / name).is_file():
+            raise Unusable(f"{name} is missing")
+        if _sum(path / name) != checksum:
+            raise Unusable(f"{name} is torn: its checksum is another")
+    variables = all_variables(model)
+    specs = about["state"]["arrays"]
+    saved = [s for s in specs if s["name"].startswith("variable ")]
+    if [(tuple(s["shape"]), s["dtype"]) for s in saved] != [
+        (tuple(v.shape), v.dtype) for v in variables
+    ]:
+        raise Unusable("it is of another model, optimizer or precision")
+    here = dataclasses.asdict(plan)
+    for name in here | about["plan"]:
+        mine, theirs = here.get(name), about["plan"].get(name)
+        if theirs != mine:
+            raise Unusable(f"it was made with {name} {theirs}, and here it is {mine}")
+    try:
+        held = keras_compat.load_weights(model, variables, str(path / WEIGHTS))
+        with np.load(path / ARRAYS, allow_pickle=False) as rest:
+            arrays = [
+                rest[name] if (name := f"array_{i}") in rest else np.asarray(held[i])
+                for i in range(len(specs))
+            ]
+    except (OSError, ValueError, KeyError, IndexError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise Unusable(f"Keras cannot read it: {reason}") from None
+    for spec, array in zip(specs, arrays, strict=True):
+        if [*array.shape] != spec["shape"] or array.dtype.name != spec["dtype"]:
+            raise Unusable(f"{spec['name']} is not what it should be")
+    return unflatten(arrays, about["state"])
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise Unusable(f"it is no checkpoint: it has no {MANIFEST}")
+    try:
+        body = json.loads(file.read_text())
+        if body.get("format") != FORMAT:
+            raise Unusable("it is no checkpoint of this program")
+        if body["version"] != VERSION:
+            raise Unusable(f"it is of version {body['version']}, here it is {VERSION}")
+        checksum = body.pop("crc32")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise Unusable(f"{MANIFEST} is torn") from None
+    if _sum_of(body) != checksum:
+        raise Unusable(f"{MANIFEST} is torn: its checksum is another")
+    return body
+
+
+def _sum_of(body: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(body, sort_keys=True).encode()):08x}"
+
+
+def _sum(file: Path) -> str:
+    """CRC-32 of a file, which is mapped: nothing is copied."""
+    if not file.stat().st_size:
+        return f"{0:08x}"
+    with (
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        return f"{zlib.crc32(mapped):08x}"
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Writes a file down to the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _to_disk(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

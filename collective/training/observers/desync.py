@@ -1,0 +1,183 @@
+"""The alarm for replicas that no longer hold the same model.
+
+Every replica applies the same update to the same values, so all hold the same bits. A
+callback that changes one rank's weights, faulty memory or a layer that writes variables
+breaks that, and nothing else would notice. So, every so many steps, the step's
+all-reduce includes a 64-bit checksum of each replica's parameters and optimizer state.
+If they differ, the ranks exchange a checksum of each tensor, and the error names
+replica, tensor and step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective import recorder
+from collective.backends.base import Backend
+from collective.backends.capabilities import Elastic
+from collective.errors import CollectiveError
+from collective.training.loop.observer import Observer
+from collective.training.loop.position import Position
+from collective.training.step.attachments import Attachment, ReplicaStep, Total
+from collective.training.variables import replicated_variables
+
+# Of a checksum. Each byte is sent as a float, exact even in bfloat16.
+BYTES = 8
+
+
+class DesyncAlarm(Attachment):
+    """Compares the replicas' parameters and optimizer state every so many steps.
+
+    The checksum is FarmHash's ``Fingerprint64`` (``tf.fingerprint``), which reads
+    memory about as fast as it can be read.
+    """
+
+    per_rank: ClassVar[bool] = True
+
+    def __init__(self, model: keras.Model, backend: Backend, every: int):
+        self.variables = replicated_variables(model)
+        self.backend = backend
+        self.every = every
+
+    @staticmethod
+    def is_needed(backend: Backend, every: int) -> bool:
+        """Whether there is, or may be, anything to compare with."""
+        return bool(every) and max(backend.most_replicas, backend.size) > 1
+
+    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
+        """Inside ``run``: this replica's checksum, in every ``every``th step.
+
+        Returns:
+            float32 ``[most_replicas, BYTES]``, zero in all rows but this replica's.
+        """
+        mine = tf.cond(
+            step.number % self.every == 0,
+            lambda: self._checksum()[0],
+            lambda: tf.zeros([BYTES], tf.uint8),
+        )
+        return [self._in_own_row(mine)]
+
+    def _checksum(self) -> tf.Tensor:
+        """The checksum of this replica: uint8 ``[1, BYTES]``."""
+        return tf.fingerprint(tf.reshape(self._of_tensors(), [1, -1]))
+
+    def _of_tensors(self) -> tf.Tensor:
+        """Checksums of this replica's tensors: uint8 ``[tensors, BYTES]``."""
+        values = [tf.convert_to_tensor(v) for v in self.variables]
+        return tf.concat([tf.fingerprint(tf.reshape(v, [1, -1])) for v in values], 0)
+
+    def _in_own_row(self, values: tf.Tensor) -> tf.Tensor:
+        """``values`` in this replica's row, behind a first axis of the replicas."""
+        rows = tf.one_hot(self.backend.replica(), self.backend.most_replicas)
+        return tf.tensordot(rows, tf.cast(values, tf.float32), axes=0)
+
+    def receive(self, total: Total, number: int) -> None:
+        """After a step: compares, where the step carried checksums."""
+        if number % self.every == 0:
+            self.compare(total.numpy().reshape(-1, BYTES), number)
+
+    def compare_now(self, number: int) -> None:
+        """Compares what the replicas hold now; every rank calls it."""
+        self.compare(self._of_all(self._checksum), number)
+
+    def _of_all(self, checksums: Callable[[], tf.Tensor]) -> np.ndarray:
+        """The checksums of all: ``[replicas, n * BYTES]``; every rank calls it.
+
+        Args:
+            checksums: Makes those of this replica, ``[n, BYTES]``, inside ``run``.
+        """
+        tensor = self.backend.tensor
+
+        def reduced() -> tf.Tensor:
+            mine = tf.reshape(checksums(), [-1])
+            rows = self.backend.all_reduce([self._in_own_row(mine)])[0]
+            return rows if tensor is None else tensor.by_rank(rows)
+
+        run = tf.function(lambda: self.backend.run(reduced, ()), autograph=False)
+        return run().numpy()
+
+    def compare(self, checksums: np.ndarray, number: int) -> None:
+        """Raises, on every rank, when the replicas differ; every rank calls it.
+
+        Args:
+            checksums: ``[most_replicas, BYTES]``, the sum of all contributions; where
+                several ranks hold a replica, ``[ranks, BYTES]``.
+            number: The step whose all-reduce had them.
+
+        Raises:
+            CollectiveError: Naming replica, tensor and step.
+        """
+        backend = self.backend
+        checksums = checksums[: backend.size if backend.tensor else backend.replicas]
+        if np.all(checksums == checksums[0]):
+            return
+
+        paths = [v.path for v in self.variables]
+        try:
+            of_tensors = self._of_all(self._of_tensors)
+        except tf.errors.OpError as failure:
+            if not (isinstance(backend, Elastic) and backend.lost(failure)):
+                raise
+            of_tensors = np.zeros([len(checksums), len(paths) * BYTES])  # unknown
+        of_tensors = of_tensors.reshape(len(of_tensors), -1, BYTES)
+        error = self._error(checksums, of_tensors, paths, number)
+        recorder.request_dump(error.message)
+        raise error
+
+    def _error(
+        self,
+        checksums: np.ndarray,
+        of_tensors: np.ndarray,
+        paths: Sequence[str],
+        number: int,
+    ) -> CollectiveError:
+        rows = [row.tobytes() for row in checksums]
+        (most, count), *rest = Counter(rows).most_common(2)
+        majority = not rest or rest[0][1] < count
+        right = rows.index(most) if majority else 0
+        odd = [r for r, row in enumerate(rows) if row != rows[right]]
+        differ = np.any(of_tensors[odd] != of_tensors[right], axis=(0, 2))
+        tensors = [path for path, d in zip(paths, differ, strict=True) if d]
+        where = repr(tensors[0]) if tensors else "a tensor that is the same again now"
+        if len(tensors) > 1:
+            where += f" and {len(tensors) - 1} more of {len(paths)} tensors"
+        who, verb = self._named(odd), "has" if len(odd) == 1 else "have"
+        what = f"{who} {verb} other values in {where} than "
+        what += "the others" if majority else f"{self._named([right])}"
+        if not majority:
+            what += "; there is no majority, so either may be wrong"
+        if number >= self.every:
+            what += f". At step {number - self.every} all were the same"
+        return CollectiveError(
+            f"step {number}: {what}.",
+            hint="look for code that changes weights on some ranks only (a callback's "
+            "hook of a batch), for ranks on unlike processors, and for faulty memory; "
+            "--check-every 0 switches the comparison off",
+        )
+
+    def _named(self, replicas: Sequence[int]) -> str:
+        kind = "rank" if self.backend.size > 1 else "replica"
+        if len(replicas) == 1:
+            return f"{kind} {replicas[0]}"
+        *first, last = map(str, replicas)
+        return f"{kind}s {', '.join(first)} and {last}"
+
+
+class DesyncCheck(Observer):
+    """Has the alarm in a training's steps, and compares after the last one, too."""
+
+    def __init__(self, position: Position, every: int):
+        self.position = position
+        self.alarm = DesyncAlarm(position.model, position.backend, every)
+        self.attachments = [self.alarm]
+
+    def end_epochs(self) -> None:
+        """As ``DesyncAlarm.compare_now``, where replicas are at the same step."""
+        if self.position.backend.synchronous:
+            self.alarm.compare_now(self.position.step)

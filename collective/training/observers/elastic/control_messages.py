@@ -1,0 +1,57 @@
+"""What ranks announce to each other between steps, within the step's own all-reduce.
+
+A rank leaves, a process waits to join, or the launcher asks for the job's next
+generation. Each replica adds a number in a place of its own, so every rank knows all of
+them at the end of the same step, and no message is sent for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.elastic.preemption import LEAVES, RESTARTS, WAITING, Preemption
+from collective.training.step.attachments import Attachment, ReplicaStep, Total
+
+
+class ControlMessages(Attachment):
+    """Sends and receives the control messages of this rank.
+
+    Attributes:
+        preemption: Whether this rank was asked to end (SIGTERM).
+        leaving: Ranks that leave at the end of the last step; all ranks know them.
+        waiting: Whether a process waits to join.
+        next_generation: Whether all end for the job's next generation.
+    """
+
+    leaving: Sequence[int] = ()
+    waiting = next_generation = False
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+        self.preemption = Preemption()
+        with tf.device("CPU"):
+            self._mine = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._current = 0
+
+    def prepare(self) -> None:
+        """Before a step: sets what this rank sends in it."""
+        current = self.preemption.flags()
+        if current != self._current:
+            self._current = current
+            self._mine.assign(current)
+
+    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
+        """Inside ``run``: ``most_replicas`` numbers, each exact even in bfloat16."""
+        mine = tf.cast(self._mine.read_value(), tf.float32)
+        return [tf.one_hot(self.backend.replica(), self.backend.most_replicas) * mine]
+
+    def receive(self, total: Total, number: int) -> None:
+        """After a step: takes the sum of all contributions."""
+        flags = np.rint(total.numpy()).astype(np.int64)
+        self.leaving = np.flatnonzero(flags & LEAVES).tolist()
+        self.waiting = bool((flags & WAITING).any())
+        self.next_generation = bool((flags & RESTARTS).any())

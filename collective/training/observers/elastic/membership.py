@@ -1,0 +1,312 @@
+"""Trains while ranks die, leave or join: repeats the loop, from the newest state.
+
+The update comes after the all-reduce, so every rank holds the state after the last step
+that it has finished, and some may have finished one step more than others when a rank
+dies. The newest state wins: no step that any rank has finished is made twice. Ranks that
+leave or wait to join are announced in the step's all-reduce, so every rank knows of them
+at the end of the same step, and the job is reconfigured before the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from collective.backends.base import Backend
+from collective.backends.capabilities import Elastic
+from collective.elastic import generations
+from collective.elastic.preemption import RESTARTS, WAITING
+from collective.errors import (
+    CollectiveError,
+    JoinRejected,
+    LeaveJob,
+    NextGeneration,
+    UsageError,
+)
+from collective.training.exchange import gather_few
+from collective.training.input.pipeline import Input
+from collective.training.loop.loop import Loop
+from collective.training.loop.observer import FinishedStep, Observer, methods
+from collective.training.loop.position import Position
+from collective.training.observers.checkpoint.schedule import Checkpoint
+from collective.training.observers.checkpoint.state import broadcast, newest
+from collective.training.observers.elastic.control_messages import ControlMessages
+from collective.training.observers.elastic.state_handoff import StateHandoff
+from collective.training.verification.ranks import compare_newcomers, describe_training
+
+T = TypeVar("T")
+# A job with too few ranks waits so long for more, where it may grow; as Horovod.
+WAIT_SECONDS = 600.0
+POLL_SECONDS = 0.2
+
+
+class Reconfigure(Exception):
+    """All ranks have agreed to form the job again, without those that leave."""
+
+    def __init__(self, leaving: Sequence[int] = ()):
+        super().__init__("all ranks form the job again")
+        self.leaving = leaving
+
+
+@dataclass(frozen=True)
+class Change:
+    """The job has other ranks than before.
+
+    Attributes:
+        former: The former number of each rank, by its new one; -1 for one that joined.
+        size: The former number of ranks.
+        noticed: When it was noticed, in seconds of ``time.perf_counter``.
+        left: Former ranks that have left by themselves; all others that are gone died.
+    """
+
+    former: Sequence[int]
+    size: int
+    noticed: float
+    left: Sequence[int] = ()
+
+    @property
+    def joined(self) -> int:
+        """How many ranks are new."""
+        return list(self.former).count(-1)
+
+    def print(self, step: int) -> None:
+        """Prints who is gone and who joined, before the next step."""
+        died = set(range(self.size)) - set(self.former) - set(self.left)
+        parts = [
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))} of "
+            f"{self.size} {what}"
+            for ranks, what in ((died, "died"), (self.left, "left"))
+            if ranks
+        ]
+        if self.joined:
+            parts.append(f"{self.joined} joined")
+        ranks = len(self.former)
+        print(
+            f"collective: {', '.join(parts)}; {ranks} "
+            f"rank{'s continue' if ranks > 1 else ' continues'} from step {step} after "
+            f"{time.perf_counter() - self.noticed:.2f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class Membership(Observer):
+    """Reconfigures the job between two steps, and repeats the loop.
+
+    A checkpoint gets a last state when too few ranks are left. ``settings`` are more
+    that ranks which join must have in common, by name.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        inputs: Input,
+        checkpoint: Checkpoint | None,
+        settings: Mapping[str, str],
+    ):
+        self.position = position
+        self.backend: Backend = position.backend
+        self.checkpoint = checkpoint
+        # Before the training changes anything of the model.
+        self.description = describe_training(inputs, position.model) | dict(settings)
+        self.handoff = StateHandoff(position, inputs.plan)
+        self.messages = ControlMessages(self.backend)
+        self.attachments = [self.messages]
+        options = self.backend.options
+        self.least, self.grows = options.min_np or 1, options.max_np is not None
+
+    def run(self, loop: Loop) -> None:
+        """As ``loop.run``, repeated after each change of the ranks.
+
+        Raises:
+            ProcessExit: This rank leaves, or the job's next generation begins.
+            CollectiveError: Fewer than ``min_np`` ranks are left.
+        """
+        self.loop = loop
+        change = join(self.backend) if self.backend.joins else None
+        with self.messages.preemption, contextlib.closing(loop):
+            repeat_on_change(self.backend, self._attempt, change)
+
+    def repeat(self, action: Callable[[], T]) -> T:
+        """Runs an action after the training, again when a rank dies meanwhile.
+
+        The remaining ranks first agree on the end of the training again: the rank that
+        died may have been the only one that had finished the last step.
+        """
+
+        def attempt(change: Change | None) -> T:
+            if change is not None:
+                with contextlib.closing(self.loop):
+                    self._attempt(change)
+            return action()
+
+        return repeat_on_change(self.backend, attempt)
+
+    def _attempt(self, change: Change | None) -> None:
+        """Trains from the state that all ranks agree on, to the end."""
+        if change is None:
+            self._begin()
+        else:
+            self._continue(change)
+        self.loop.train()
+
+    def _begin(self) -> None:
+        position = self.position
+        if self.backend.size > 1 and not position.agree_on_start():
+            # Rank 0's model whole or not at all: if rank 0 dies meanwhile, the model
+            # of another rank must still be its own.
+            broadcast(position.fresh(), self.backend).put(position.model)
+        self.handoff.taken()
+        self.loop.begin()
+
+    def _continue(self, change: Change) -> None:
+        """Continues with the newest state, if enough ranks are left."""
+        backend, position, loop = self.backend, self.position, self.loop
+        joined = change.former[backend.rank] < 0
+        try:
+            if change.joined:
+                compare_newcomers(backend, self.description)
+            position.start, root = newest(position.latest(), backend)
+            loop.begin(root)
+        except UsageError as error:
+            if not joined:
+                raise
+            print(f"rank {backend.rank}: error: {error}", file=sys.stderr)
+            backend.close()
+            raise JoinRejected(error.exit_code) from None
+        finished = position.epoch >= loop.epochs
+        if backend.rank == 0 and (finished or self._enough or self.grows):
+            change.print(position.step)
+        if not (finished or self._enough):
+            if self.grows:
+                self._wait_for_ranks()
+            self._give_up(backend.size, change.size)
+
+    @property
+    def _enough(self) -> bool:
+        return self.backend.size >= self.least
+
+    def _wait_for_ranks(self) -> None:
+        """Returns if no rank joins in time.
+
+        Raises:
+            Reconfigure: Ranks wait to join.
+            NextGeneration: The launcher has found other hosts.
+        """
+        backend, preemption = self.backend, self.messages.preemption
+        if backend.rank == 0:
+            print(
+                f"collective: too few ranks to continue: {backend.size}, and --min-np "
+                f"is {self.least}; waiting {WAIT_SECONDS:.0f} s for others to join",
+                file=sys.stderr,
+                flush=True,
+            )
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            mine = preemption.flags() & (WAITING | RESTARTS)
+            gives_up = preemption.noticed or time.monotonic() > deadline
+            found, gives_up = backend.broadcast_array(np.array([mine, gives_up]))
+            if found & RESTARTS:
+                self._begin_next_generation()
+            if found & WAITING:
+                raise Reconfigure
+            if gives_up:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Acts on what ranks announced in the step.
+
+        Raises:
+            Reconfigure: Ranks leave, or wait to join; raised on all that stay.
+            LeaveJob: This rank leaves.
+            NextGeneration: The launcher asks for the job's next generation.
+        """
+        position, backend = self.position, self.backend
+        if position.step >= self.loop.last_step or position.stopped:
+            return
+        received = self.messages
+        if received.next_generation:
+            self._begin_next_generation()
+        if not (received.leaving or received.waiting):
+            return
+        stay = backend.size - len(received.leaving)
+        if stay < self.least and not (stay and self.grows):
+            self._give_up(stay, backend.size)
+        if backend.rank not in received.leaving:
+            raise Reconfigure(received.leaving)
+        for leaving in methods(self.loop.observers, "leaving"):
+            leaving()
+        self.loop.close()  # before another rank takes the files over
+        assert isinstance(backend, Elastic)
+        backend.leave()
+        raise LeaveJob
+
+    def _begin_next_generation(self) -> None:
+        """Keeps the state and ends every rank; returns if no host can keep it."""
+        if not self.handoff.possible:
+            return
+        if self.checkpoint is not None:
+            self.checkpoint.wait()  # Keras writes one file of a model at a time
+        if not gather_few(self.backend, [self.handoff.keep()]).any():
+            self.handoff.possible = False  # the job continues as it is
+            return
+        raise NextGeneration(generations.EXIT_CODE)
+
+    def _give_up(self, left: int, size: int) -> None:
+        """Ends the job, with a checkpoint if the user asked for checkpoints.
+
+        Raises:
+            CollectiveError: On rank 0; it aborts the job.
+        """
+        if self.backend.rank:
+            self.backend.barrier()  # rank 0 ends the job
+        if self.checkpoint is not None:
+            self.checkpoint.save_last(self.position.start or self.position.take())
+            folder = self.checkpoint.folder
+            hint = f"--resume continues from {folder}, on fewer ranks, too"
+        else:
+            hint = "--checkpoint-dir, to continue from there"
+            hint = f"a smaller --min-np; and {hint}" if left else hint
+        raise CollectiveError(
+            f"step {self.position.step}: of {size} ranks {left} "
+            f"{'is' if left == 1 else 'are'} left, and --min-np is {self.least}",
+            hint=hint,
+            everywhere=False,
+        )
+
+
+def join(backend: Backend) -> Change:
+    """Joins the job that runs, with nothing of its state yet."""
+    assert isinstance(backend, Elastic)
+    former = backend.enter()
+    return Change(former, len(former), time.perf_counter())
+
+
+def repeat_on_change(
+    backend: Backend,
+    attempt: Callable[[Change | None], T],
+    change: Change | None = None,
+) -> T:
+    """Runs what all ranks do together, again after each change of the ranks.
+
+    The attempt gets ``change`` at first, None at the start of a job, then each new one.
+    """
+    while True:
+        left: Sequence[int] = ()
+        try:
+            return attempt(change)
+        except Reconfigure as agreed:
+            left = agreed.leaving
+        except Exception as error:
+            if not (isinstance(backend, Elastic) and backend.lost(error)):
+                raise
+        assert isinstance(backend, Elastic)
+        noticed, size = time.perf_counter(), backend.size
+        change = Change(backend.regroup(), size, noticed, left)

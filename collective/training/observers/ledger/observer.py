@@ -1,0 +1,135 @@
+"""Writes the ledger while the training runs, on rank 0, from receipts of all replicas.
+
+A ledger must say which rows were *read*, and only their reader knows. So each replica
+puts the places of its rows in the global batch and a checksum of their numbers into one
+row of a small matrix, which the all-reduce of the gradients sums with the rest. A step
+that some rank did not finish leaves no receipt, and no message is added.
+
+The sum may be of float32, or sent as bfloat16, so numbers are sent byte by byte:
+integers up to 255 are exact in all of these.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.training.input.plan import Plan
+from collective.training.loop.observer import FinishedStep, Observer
+from collective.training.loop.position import Position
+from collective.training.observers.ledger.writer import PRIME, Ledger
+from collective.training.step.attachments import Attachment, ReplicaStep, Total
+
+BYTES = 4
+SIZE = 3 * BYTES
+
+
+class LedgerObserver(Observer, Attachment):
+    """Appends what each replica has read in each finished step.
+
+    When rank 0 has died or left, another rank becomes rank 0 and continues the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], position: Position, plan: Plan):
+        self._path = path
+        self._position = position
+        self._backend = position.backend
+        self._plan = plan
+        self._ledger: Ledger | None = None  # on rank 0
+        self.attachments = [self]
+        self._total: Total | None = None  # of the step that has just been made
+        # The last finished step: its number, replicas and receipts.
+        self._last: tuple[int, int, Total] | None = None
+        self._written = -1  # the last step that this rank has written
+
+    def contribution(self, step: ReplicaStep) -> list[tf.Tensor]:
+        """Inside ``run``: this replica's receipt."""
+        most = self._backend.most_replicas
+        return [write_receipt(step.rows_read, step.replica, most)]
+
+    def receive(self, total: Total, number: int) -> None:
+        """After a step: keeps its receipts."""
+        self._total = total
+
+    def begin(self) -> None:
+        """Notes the first step and the number of replicas, on rank 0."""
+        if self._backend.rank == 0:
+            self._begin(self._position.step, self._backend.replicas)
+
+    def reconfigured(self, root: int) -> None:
+        """As ``begin``; writes the last step where the former rank 0 died before it."""
+        last = self._last_step_of(root)
+        if self._backend.rank == 0 and last.any() and last[0] != self._written:
+            number, replicas = int(last[0]), int(last[1])
+            ledger = self._begin(number, replicas)
+            ledger.add(number, read_receipts(last[2:])[:replicas])
+        self.begin()
+
+    def _begin(self, step: int, replicas: int) -> Ledger:
+        ledger = self._ledger = self._ledger or Ledger(self._path)
+        ledger.begin(self._plan, step, replicas, self._backend.name)
+        return ledger
+
+    def _last_step_of(self, root: int) -> np.ndarray:
+        """A rank's last step, its number of replicas and receipts; zeros for none."""
+        last = np.zeros(2 + SIZE * self._backend.most_replicas)
+        if self._last is not None:
+            number, replicas, total = self._last
+            last[:2] = number, replicas
+            last[2:] = total.numpy()
+        return self._backend.broadcast_array(last, root)
+
+    def after_step(self, step: FinishedStep) -> None:
+        """Writes the receipts of the step, on rank 0."""
+        assert self._total is not None
+        replicas = self._backend.replicas
+        self._last = step.number, replicas, self._total
+        if self._ledger is not None:
+            read = read_receipts(self._total.numpy())
+            self._ledger.add(step.number, read[:replicas])
+            self._written = step.number
+
+    def sync(self) -> None:
+        """Returns when the disk has all that was written; called from any thread."""
+        if self._ledger is not None:
+            self._ledger.sync()
+
+    def close(self) -> None:
+        """Closes the file; another rank may continue it."""
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+
+
+def write_receipt(read: tf.Tensor, replica: Any, replicas: int) -> tf.Tensor:
+    """This replica's receipt, in its row of the matrix of all; in the graph.
+
+    Args:
+        read: int64 ``[n, 2]``, place and row number of each row it has read.
+        replica, replicas: Its number, and the number of replicas.
+
+    Returns:
+        float32 ``[replicas, SIZE]``, zero in all other rows.
+    """
+    places, numbers = read[:, 0], read[:, 1]
+    some = tf.shape(places)[0] > 0
+    start = tf.cond(some, lambda: places[0], lambda: tf.zeros([], tf.int64))
+    stop = tf.cond(some, lambda: places[-1] + 1, lambda: tf.zeros([], tf.int64))
+    prime = tf.constant(PRIME, tf.int64)
+    # As in ``collective.training.observers.ledger.writer.mark``; no product exceeds 2**62.
+    base = (numbers % prime + 1) % prime
+    mark = tf.reduce_sum(base * base % prime * base % prime) % prime
+    powers = tf.constant([256**i for i in range(BYTES)], tf.int64)
+    digits = tf.stack([start, stop, mark])[:, None] // powers % 256
+    mine = tf.one_hot(tf.cast(replica, tf.int32), replicas)
+    return mine[:, None] * tf.cast(tf.reshape(digits, [1, SIZE]), tf.float32)
+
+
+def read_receipts(summed: np.ndarray) -> list[tuple[int, int, int]]:
+    """Start, stop and mark of each replica, from the summed matrix as a flat vector."""
+    digits = np.rint(summed).astype(np.int64).reshape(-1, 3, BYTES)
+    numbers = digits @ (256 ** np.arange(BYTES, dtype=np.int64))
+    return [(start, stop, mark) for start, stop, mark in numbers.tolist()]

@@ -1,0 +1,133 @@
+"""Loss and gradients that are not finite: found before anything is applied.
+
+Each replica finds its own first variable with a gradient that is not finite. The numbers
+travel in the step's all-reduce, so every rank raises the same error in the same step,
+and no rank has applied the update.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import CollectiveError
+from collective.training.step.forward import Sums
+
+NOT_FINITE = "collective: not finite at step"
+OVERFLOW = "collective: overflow in transport at step"
+
+
+def first(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The place of the first tensor that is not finite, from 1; float32, 0 for none."""
+    sums = [tf.reduce_sum(t) for t in tensors]
+    flags = tf.stack([tf.logical_not(tf.math.is_finite(s)) for s in sums])
+    place = tf.where(tf.reduce_any(flags), tf.argmax(flags) + 1, 0)
+    return tf.cast(place, tf.float32)
+
+
+def first_of(sums: Sums, more: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+    """``first`` of a replica's gradients, by the places of the connected variables.
+
+    One more than there are variables where only a loss is not finite, or one of the
+    ``more`` scalars.
+    """
+    terms = [
+        tf.add_n([tf.reduce_sum(g) for g in of_one])
+        for of_one in zip(*sums.gradients, strict=True)
+    ]
+    return first([*terms, tf.add_n([*sums.losses, *more])])
+
+
+def at_replica(place: tf.Tensor, backend: Backend) -> tf.Tensor:
+    """Inside ``run``, float32 ``[most_replicas]``: zero but in this replica's place."""
+    return tf.one_hot(backend.replica(), backend.most_replicas) * place
+
+
+def check(
+    not_finite: tf.Tensor, number: tf.Tensor, backend: Backend
+) -> list[tf.Operation]:
+    """Fails on every replica when any has located something.
+
+    Args:
+        not_finite: The sum of ``at_replica`` over replicas; or a place for each rank,
+            where several hold a replica together.
+        number: Of the step, for the message.
+
+    Returns:
+        The operations to wait for.
+    """
+    fine = tf.debugging.Assert(
+        tf.reduce_all(not_finite == 0),
+        [NOT_FINITE, number, tf.cast(not_finite, tf.int32)],
+        summarize=max(backend.most_replicas, backend.size),
+    )
+    return [] if fine is None else [fine]
+
+
+def check_transport(
+    gradients: Sequence[Sequence[tf.Tensor]], not_finite: tf.Tensor, number: tf.Tensor
+) -> list[tf.Operation]:
+    """As ``check``, when a sum of gradients is not finite, and no part of it.
+
+    Where gradients travel in float16, a sum of 65,520 or more is infinite.
+    """
+    bad = [
+        tf.logical_not(
+            tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in one])
+        )
+        for one in zip(*gradients, strict=True)
+    ]
+    if not bad:
+        return []
+    flags = tf.stack(bad)
+    found = tf.reduce_any(flags) & tf.reduce_all(not_finite == 0)
+    fine = tf.debugging.Assert(
+        tf.logical_not(found), [OVERFLOW, number, tf.argmax(flags)[None]]
+    )
+    return [] if fine is None else [fine]
+
+
+def explain(error: Exception, backend: Backend, paths: Sequence[str]) -> Exception:
+    """The error to raise for one that a step raised.
+
+    An asynchronous backend raises it in a later step, so the number is in its message.
+
+    Args:
+        paths: Of the connected variables.
+
+    Returns:
+        A ``CollectiveError`` that names step, rank and variable if a check failed; else
+        the error itself.
+    """
+    message = str(error)
+    numbers = r"\]?\s*\[(\d+)\]\s*\[([\d ]+)\]"
+    found = re.search(re.escape(OVERFLOW) + numbers, message)
+    if found:
+        path = paths[int(found.group(2))]
+        return CollectiveError(
+            f"step {found.group(1)}: gradients travel in {backend.rounds_to}, and the sum "
+            f"of those of {path!r} is too large for it, though each rank's own is finite. "
+            "No rank applied the step.",
+            hint="--transport-dtype bfloat16, which reaches as far as float32; or none",
+        )
+    if NOT_FINITE not in message:
+        return error
+    found = re.search(re.escape(NOT_FINITE) + numbers, message)
+    step = found.group(1) if found else "unknown"
+    places = [int(p) for p in found.group(2).split()] if found else [1]
+    replica = next((r for r, place in enumerate(places) if place), 0)
+    where = "rank" if backend.size > 1 else "replica"
+    index = places[replica] - 1
+    if index < len(paths):
+        what = f"the first gradient that is not finite is that of {paths[index]!r}"
+    else:
+        what = "its gradients are finite"
+    return CollectiveError(
+        f"step {step}: the loss or its gradient is not finite on {where} "
+        f"{replica}; {what}. No rank applied the step.",
+        hint="lower --learning-rate, clip with --global-clipnorm 1, or look for "
+        "NaN in that rank's data",
+    )

@@ -1,0 +1,92 @@
+"""What goes into one replica's step, as tensors: values of variables, and rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training.input.leaves import count_rows, first_leaf
+from collective.training.input.pipeline import Batch
+from collective.training.input.plan import share
+from collective.training.prepared import PreparedModel
+from collective.training.step.accumulation import slice_rows
+from collective.training.step.rows import Rows
+
+
+class Weights(NamedTuple):
+    """The values of a model's variables, as ``PreparedModel`` has them."""
+
+    trainable: list[Any]
+    state: list[Any]
+
+
+class StepInputs(NamedTuple):
+    """What the sums of one replica in one step depend on.
+
+    Attributes:
+        weights: Values of the model's variables.
+        rows: The rows of this replica; there may be none.
+        count: int64 scalar, their number.
+        global_rows: int64 scalar, rows of the global batch.
+        loss_scale: float32 scalar, the loss is multiplied by it before differentiation.
+        number: int64 scalar, the step's number.
+        replica: int64 scalar, the replica's number in the job.
+    """
+
+    weights: Weights
+    rows: Rows
+    count: Any
+    global_rows: Any
+    loss_scale: Any
+    number: Any
+    replica: Any
+
+
+class ReplicaRows(NamedTuple):
+    """The rows of one replica.
+
+    Attributes:
+        rows: The rows; there may be none.
+        count: int64 scalar, their number.
+        rows_read: As ``Batch.rows_read``, for these rows; ``()`` where it is absent.
+    """
+
+    rows: Rows
+    count: tf.Tensor
+    rows_read: Any
+
+
+def read_weights(prepared: PreparedModel) -> Weights:
+    """The values now."""
+    return Weights(
+        [tf.convert_to_tensor(v) for v in prepared.trainable],
+        [tf.convert_to_tensor(v) for v in prepared.state],
+    )
+
+
+def weight_specs(prepared: PreparedModel) -> Weights:
+    """Shapes and dtypes of the values, as ``tf.TensorSpec``."""
+    return Weights(
+        [tf.TensorSpec(v.shape, v.dtype) for v in prepared.trainable],
+        [tf.TensorSpec(v.shape, v.dtype) for v in prepared.state],
+    )
+
+
+def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
+    """Cuts the rows of a replica (int64 scalar) out of its process', ``without_none``."""
+    if len(backend.local_replicas) == 1:
+        return process_rows(batch)
+    rows = Rows(batch.x, batch.y, batch.sample_weight)
+    total = backend.replicas
+    first, _ = share(batch.global_rows, backend.local_replicas[0], total)
+    start, stop = share(batch.global_rows, replica, total)
+    rows, rows_read = slice_rows((rows, batch.rows_read), start - first, stop - first)
+    return ReplicaRows(rows, stop - start, rows_read)
+
+
+def process_rows(batch: Batch) -> ReplicaRows:
+    """All rows of a process; the batch is ``without_none``."""
+    rows = Rows(batch.x, batch.y, batch.sample_weight)
+    return ReplicaRows(rows, count_rows(first_leaf(batch.x)), batch.rows_read)

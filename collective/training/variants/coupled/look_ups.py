@@ -1,0 +1,158 @@
+"""The gradient of each look-up in an embedding, from all replicas.
+
+A batch may look up one row of a table several times. Keras gives the optimizer the
+gradient of each look-up by itself (``tf.IndexedSlices`` with repeated indices), and Adam,
+RMSprop and others then add up their *squares*, which no sum over replicas has. So the
+slices of all replicas are gathered here. SGD gives the same either way, unless it clips.
+
+Where only their sum is wanted, the slices are gathered if they have fewer bytes than the
+table, and added up then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.log import log
+from collective.training import keras_compat
+from collective.training.prepared import PreparedModel
+from collective.training.step import look_ups
+from collective.training.step.plan import StepPlan
+from collective.training.variants.coupled import checks
+from collective.training.variants.coupled.gather import gather_rows
+from collective.training.variants.coupled.replica import ReplicaContext
+
+CHOICES = ("combined", "keras")
+_INDEX_BYTES = 8
+# A step with a gather takes a second longer to trace: not for less than this a step.
+_LEAST_SAVED = 1 << 20
+
+
+class LookUps(NamedTuple):
+    """The gradients of one variable's look-ups in the global batch.
+
+    Attributes:
+        total: Number of the loss total that they are of: 0 for the divided part.
+    """
+
+    slices: tf.IndexedSlices
+    total: int
+
+
+def planned(
+    plan: StepPlan,
+    choice: str,
+    prepared: PreparedModel,
+    backend: Backend,
+    global_rows: int | None,
+    **options: Any,
+) -> StepPlan:
+    """The plan, with how the gradients of look-ups travel.
+
+    Args:
+        global_rows: Rows of a batch; None where nobody knows.
+        options: ``accumulate``, ``jit_compile`` and ``recompute`` of the step.
+    """
+    if choice not in CHOICES:
+        raise UsageError(
+            f"embedding_gradients={choice!r} is unknown",
+            hint=f"one of: {', '.join(CHOICES)}",
+        )
+    model = prepared.model
+    has_tables = any(
+        isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers()
+    )
+    singles = keras_compat.single_optimizers(model.optimizer)
+    if choice == "keras" and has_tables and any(map(look_ups.sees_each, singles)):
+        if prepared.partition is not None:
+            raise UsageError(
+                "embedding_gradients='keras' needs optimizer state that is whole on "
+                "every rank",
+                hint="drop shard_optimizer and tensor parallelism, or "
+                "embedding_gradients='combined'",
+            )
+        return dataclasses.replace(plan, gather_look_ups=True)
+    possible = checks.is_possible(prepared, backend, **options)
+    if backend.size == 1 or global_rows is None or not possible:
+        return plan
+    as_rows = travelling_as_rows(prepared, plan, global_rows)
+    if as_rows and backend.rank == 0:
+        paths = ", ".join(repr(prepared.trainable[place].path) for place in as_rows)
+        log.info(
+            f"gradients of {paths} travel as the rows that a batch looks up: fewer bytes"
+        )
+    return dataclasses.replace(plan, as_rows=as_rows)
+
+
+def travelling_as_rows(
+    prepared: PreparedModel, plan: StepPlan, global_rows: int
+) -> tuple[int, ...]:
+    """Which gradients have fewer bytes as look-ups of the global batch than as a table.
+
+    The same on every rank: it follows from the plan alone.
+
+    Returns:
+        Indices of trainable variables.
+    """
+    found = []
+    for place, of_row in plan.look_ups:
+        variable = prepared.trainable[place]
+        rows, width = int(variable.shape[0]), math.prod(variable.shape[1:])
+        size = 8 if variable.dtype == "float64" else 4
+        as_rows = global_rows * of_row * (width * size + _INDEX_BYTES)
+        if rows * width * size - as_rows >= _LEAST_SAVED:
+            found.append(place)
+    return tuple(found)
+
+
+def take(
+    gradients: list[list[Any]],
+    context: ReplicaContext,
+    chosen: Collection[int] | None = None,
+) -> dict[int, LookUps]:
+    """Gathers the gradients of look-ups, and takes them out of the lists.
+
+    A variable that several totals depend on, or whose look-ups do not depend on the rows
+    (positions in a sequence), is left: its look-ups are added up.
+
+    Args:
+        gradients: One list for each total of the loss, with an entry for each variable.
+        chosen: Places of the variables to look at; None for all.
+
+    Returns:
+        By the place of the variable.
+    """
+    found: dict[int, LookUps] = {}
+    for place, of_one in enumerate(zip(*gradients, strict=True)):
+        totals = [n for n, gradient in enumerate(of_one) if gradient is not None]
+        if len(totals) != 1 or (chosen is not None and place not in chosen):
+            continue
+        slices = of_one[totals[0]]
+        if not isinstance(slices, tf.IndexedSlices) or slices.values.shape[0]:
+            continue
+        found[place] = LookUps(_gathered(slices, context), totals[0])
+        gradients[totals[0]][place] = None
+    return found
+
+
+def _gathered(slices: tf.IndexedSlices, context: ReplicaContext) -> tf.IndexedSlices:
+    rows = tf.maximum(context.rows, 1) if context.maybe_empty else context.rows
+    shape = slices.values.shape[1:]
+    by_row = (
+        tf.reshape(slices.values, [rows, -1, *shape]),
+        tf.reshape(slices.indices, [rows, -1]),
+    )
+    values, indices = gather_rows(by_row, context)
+    return tf.IndexedSlices(
+        tf.reshape(values, [-1, *shape]),
+        tf.reshape(indices, [-1]),
+        slices.dense_shape,
+    )

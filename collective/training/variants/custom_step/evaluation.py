@@ -1,0 +1,54 @@
+"""Validation by a model's own ``test_step``, or by Keras' beside its own ``train_step``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from collective.backends.base import Backend
+from collective.training import keras_compat
+from collective.training.evaluation.exact import BatchwiseEvaluation, Evaluation
+from collective.training.input.batches import Batches
+from collective.training.input.pipeline import Batch, Input
+from collective.training.prepared import PreparedModel
+from collective.training.step.plan import StepPlan
+from collective.training.variants.custom_step.step import CustomStep
+
+
+class CustomEvaluation(BatchwiseEvaluation):
+    """Evaluates a model by its ``test_step``; arguments as of ``BatchwiseEvaluation``.
+
+    Keras shows what the last batch returned where that is not the metrics' results.
+    """
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        spec = self.input.spec
+        self.step = CustomStep(self.prepared, self.backend, spec, method="test_step")
+
+    def _begin(self) -> None:
+        self.model.reset_metrics()
+
+    def _vector(self, batch: Batch, number: int, before: Any) -> Any:
+        return self.step(batch, number)
+
+    def _result(self, vectors: list[Any]) -> dict[str, Any]:
+        if not vectors:
+            return {}
+        reports = [vector.numpy() for vector in vectors]
+        return self.step.layout.logs(np.sum(reports, axis=0), reports)
+
+
+def make_evaluation(
+    prepared: PreparedModel,
+    backend: Backend,
+    inputs: Input | Batches,
+    steps: int | None = None,
+    plan: StepPlan | None = None,
+) -> BatchwiseEvaluation:
+    """The evaluation that a model needs; arguments as of ``Evaluation``."""
+    model = prepared.model
+    if any(keras_compat.overrides(model, m) for m in ("train_step", "test_step")):
+        return CustomEvaluation(prepared, backend, inputs, steps)
+    return Evaluation(prepared, backend, inputs, steps, plan)

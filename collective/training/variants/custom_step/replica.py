@@ -1,0 +1,347 @@
+"""One replica inside a user's own step: what is summed over replicas, and where.
+
+Replica r has n_r of the N rows of the global batch; s_r = n_r / N is its share. The
+user's code computes means over its n_r rows. The mean over all N rows is
+
+    sum_r s_r mean_r,
+
+so gradients are multiplied by s_r and summed. This is a weighted mean of the replicas'
+gradients: applied to gradients that are equal on all replicas, it changes nothing. A
+gradient may therefore pass here twice, and never counts twice.
+
+They are summed where ``tape.gradient`` returns them, so that code that clips or logs
+gradients has those of the global batch, as in one process. What reaches an optimizer
+and is not such a sum (made without a tape, or changed since) is summed there.
+
+Losses keep their meaning as means over the replica's rows. Where the denominator is not
+the number of rows, the value is scaled so that the formula above holds:
+
+    masks, weighted means:  total_r / W   * 1 / s_r,   W = sum_r W_r, one all-reduce
+    sums over rows:         total_r       * 1 / s_r
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.keras_compat import Hooks
+from collective.training.step import finite
+from collective.training.step.reduction import sum_tensors
+from collective.training.step.rows import Rows
+from collective.training.variants.custom_step.building import packed
+
+Logs = dict[str, tf.Tensor]
+
+
+class Share(NamedTuple):
+    """A replica's part of a global batch.
+
+    Attributes:
+        rows: int64 scalar, its rows; 0 where the batch has fewer rows than replicas.
+        global_rows: int64 scalar.
+        number: int64 scalar, of the step.
+        replica: int64 scalar.
+    """
+
+    rows: tf.Tensor
+    global_rows: tf.Tensor
+    number: tf.Tensor
+    replica: tf.Tensor
+
+    def of(self, tensor: Any, dtype: tf.DType | None = None) -> tf.Tensor:
+        """The tensor times the share; zero without rows, whatever the tensor is."""
+        dtype = dtype or tensor.dtype
+        share = tf.cast(self.rows, tf.float64) / tf.cast(self.global_rows, tf.float64)
+        return tf.math.multiply_no_nan(tf.cast(tensor, dtype), tf.cast(share, dtype))
+
+    def undone(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor divided by the share; zero without rows."""
+        inverse = tf.math.divide_no_nan(
+            tf.cast(self.global_rows, tf.float64), tf.cast(self.rows, tf.float64)
+        )
+        return tensor * tf.cast(inverse, tensor.dtype)
+
+    def if_any(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor; zero without rows."""
+        return tf.where(self.rows > 0, tensor, tf.zeros_like(tensor))
+
+
+class OrderedSums:
+    """All-reduces that run in the order of the program, on every rank.
+
+    TensorFlow orders operations that use the same variable, also within the branches of
+    a condition; two all-reduces otherwise have no order.
+    """
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+        with tf.device("CPU"):
+            self.order = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._in_graph = tf.function(self._sum_exactly, autograph=False)
+
+    def __call__(
+        self, tensors: Sequence[tf.Tensor], gradients: int = 0
+    ) -> list[tf.Tensor]:
+        """Sums tensors of one dtype; the first ``gradients`` of them are gradients."""
+        if tf.executing_eagerly():  # backends sum within a graph
+            values = [tf.constant(t.numpy()) for t in tensors]  # no tape's
+            traced = self._in_graph.get_concrete_function(values)
+            return list(traced(values))
+        with tf.control_dependencies(list(tensors)):
+            begin = self.order.assign_add(1, read_value=False)
+        with tf.control_dependencies([begin]):
+            tensors = [tf.identity(t) for t in tensors]
+        totals = sum_tensors(self.backend, tensors, list(range(gradients)))
+        with tf.control_dependencies(totals):
+            self.order.assign_add(1, read_value=False)
+        return totals
+
+    def _sum_exactly(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return sum_tensors(self.backend, tensors, [])
+
+
+class ReplicaHooks(Hooks):
+    """What one replica does at the intercepted calls of one step.
+
+    Attributes:
+        updated: ids of the TensorFlow variables that optimizers write: equal on all
+            replicas without another sum.
+        paths: Names of the variables of all gradients, in the order in which
+            ``finite.first_of`` numbers them.
+    """
+
+    def __init__(self, sums: OrderedSums, share: Share, seed: int):
+        self.sums = sums
+        self.backend = sums.backend
+        self.alone = self.backend.most_replicas == 1
+        self.share = share
+        self.seed = seed
+        self.updated: set[int] = set()
+        self.paths: list[str] = []
+        self._global: dict[int, Any] = {}  # tensors that are sums already, by id
+        self._located: list[tf.Tensor] = []
+
+    def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Sums them over the replicas."""
+        dense = [_dense(g, v) for g, v in zip(gradients, variables, strict=True)]
+        if self.alone:
+            self._global |= {id(g): g for g in dense}
+            return dense
+        wide = any(g.dtype == tf.float64 for g in dense)
+        dtype = tf.float64 if wide else tf.float32
+        local = [self.share.of(g, dtype) for g in dense]
+        place = self._locate(local, variables)
+        *totals, located = self.sums([*local, tf.cast(place, dtype)], len(local))
+        self._located.append(located)
+        summed = [tf.cast(t, g.dtype) for t, g in zip(totals, dense, strict=True)]
+        self._global |= {id(total): total for total in summed}
+        return summed
+
+    def _locate(self, local: list[tf.Tensor], variables: list[Any]) -> tf.Tensor:
+        """``finite.at_replica``; variables are counted over all gradients of the step."""
+        first = len(self.paths)
+        self.paths += map(keras_compat.path_of, variables)
+        place = finite.at_replica(finite.first(local), self.backend)
+        return tf.where(place > 0, place + first, place)
+
+    def on_apply(
+        self, optimizer: keras.Optimizer, gradients: list[Any], variables: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Sums what is not a sum yet; looks for what is not finite."""
+        given = [i for i, g in enumerate(gradients) if g is not None]
+        values, targets = [gradients[i] for i in given], [variables[i] for i in given]
+        if not all(id(value) in self._global for value in values):
+            values = self.on_gradients(values, targets)
+            for i, total in zip(given, values, strict=True):
+                gradients[i] = total
+        skips = keras_compat.expects_overflow(optimizer)
+        before = [] if skips else self._check(values, targets)
+        if not optimizer.built:
+            optimizer.build(variables)
+        written = [*variables, *optimizer.variables]
+        self.updated |= {id(keras_compat.tf_variable(v)) for v in written}
+        return gradients, before
+
+    def _check(self, gradients: list[tf.Tensor], variables: list[Any]) -> list[Any]:
+        """Fails on every replica where one has a gradient that is not finite."""
+        if not gradients:
+            return []
+        if self.alone:
+            located = self._locate(gradients, variables)
+            return finite.check(located, self.share.number, self.backend)
+        sums = [tf.cast(tf.reduce_sum(g), tf.float32) for g in gradients]
+        fine = tf.math.is_finite(tf.add_n(sums))
+        located = tf.one_hot(0, self.backend.most_replicas)  # where nobody knows
+        for seen in filter(_in_scope, self._located):
+            found = tf.reduce_any(seen > 0)
+            located = tf.where(found, tf.cast(seen, tf.float32), located)
+        located = tf.where(fine, tf.zeros_like(located), located)
+        return finite.check(located, self.share.number, self.backend)
+
+    def on_scalar(self, weight: Any) -> Any:
+        """Counts the number by the share of the rows that it was computed from."""
+        if self.alone or self._is_own_rows(weight):
+            return weight
+        share = self.share.of(tf.ones([], keras.config.floatx()))
+        return share if weight is None else share * weight
+
+    def _is_own_rows(self, weight: Any) -> bool:
+        """Whether a weight is the number of rows: in a graph that is a tensor."""
+        return (
+            isinstance(weight, int | np.integer)
+            and tf.executing_eagerly()
+            and int(weight) == int(self.share.rows)
+        )
+
+    def on_loss(
+        self, loss: Any, values: Any, weight: Any, mask: Any, reduction: str
+    ) -> Any:
+        """Scales a loss that is no mean over the rows."""
+        if self.alone:
+            return loss
+        if reduction == "sum":
+            return self.share.undone(loss)
+        averages = reduction == "mean_with_sample_weight" and weight is not None
+        means = reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+        if not (averages or (mask is not None and means)):
+            return loss
+        own = _denominator(loss.dtype, values, weight, mask, averages)
+        own = self.share.if_any(own)
+        (total,) = self.sums([tf.stop_gradient(own)])
+        return self.share.undone(loss * tf.math.divide_no_nan(own, total))
+
+    def on_seed(self, seed: Any) -> Any:
+        """Another stream of numbers for each seed, step and replica.
+
+        One replica has the numbers of Keras' own training.
+        """
+        if self.alone:
+            return seed
+        fold = tf.random.experimental.stateless_fold_in
+        key = tf.constant([self.seed % 2**31, 0], tf.int32)
+        numbers = [self.share.number, self.share.replica, *tf.unstack(seed)]
+        for number in numbers:
+            key = fold(key, tf.cast(number, tf.int32))
+        return tf.cast(key, seed.dtype)
+
+
+def _denominator(
+    dtype: tf.DType, values: Any, weight: Any, mask: Any, averages: bool
+) -> tf.Tensor:
+    """By what Keras divides the sum of the values: a scalar of this dtype."""
+    if not averages:
+        return tf.reduce_sum(tf.cast(mask, dtype))
+    weight = tf.cast(weight, dtype)
+    if mask is not None:
+        mask, weight = keras_compat.same_rank(tf.cast(mask, dtype), weight)
+        weight = weight * mask
+    return tf.reduce_sum(keras_compat.same_rank(tf.cast(values, dtype), weight)[1])
+
+
+def _dense(gradient: Any, variable: Any) -> tf.Tensor:
+    """As a tensor: repeated rows of IndexedSlices are summed."""
+    dense = tf.convert_to_tensor(gradient)
+    if not tf.executing_eagerly():
+        dense.set_shape(variable.shape)
+    return dense
+
+
+def _in_scope(tensor: Any) -> bool:
+    """Whether a tensor of an earlier place can be used here: not one of a branch."""
+    if tf.executing_eagerly():
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not tensor.graph:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+@dataclass(eq=False)
+class LocalStep:
+    """Calls ``train_step`` or ``test_step`` of a model on one replica's rows.
+
+    Attributes:
+        sources: For each returned name, the metric whose result it is; None for
+            others. Known after the first call, as the next two.
+        paths: See ``ReplicaHooks.paths``.
+        state: The variables that the method writes, other than those of optimizers and
+            metrics: each replica may have another value afterwards.
+    """
+
+    model: keras.Model
+    method: Callable[[Any], Any]
+    sums: OrderedSums
+    seed: int
+    sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
+    paths: list[str] = field(default_factory=list)
+    state: list[tf.Variable] = field(default_factory=list)
+    _updated: set[int] = field(default_factory=set)
+
+    def trace(self, rows: Rows, share: Share) -> Callable[[Rows, Share], Logs]:
+        """Traces the method inside the current graph; call the result there.
+
+        Where a model that runs eagerly trains, nothing is traced: it has been, once.
+        """
+        if tf.executing_eagerly():
+            return self
+        function = tf.function(self.__call__, autograph=False)
+        traced = function.get_concrete_function(rows, share)
+        self.state = self._state(written_variables(traced.graph))
+        return lambda rows, share: traced(rows, share)
+
+    def __call__(self, rows: Rows, share: Share) -> Logs:
+        """The method on these rows; what it returned, by name."""
+        hooks = ReplicaHooks(self.sums, share, self.seed)
+        with keras_compat.intercept(hooks, self.model.metrics) as results:
+            logs = self.method(packed(rows))
+            if not isinstance(logs, dict):
+                raise UsageError(
+                    f"{self.method.__name__} of model {self.model.name!r} returned "
+                    f"{type(logs).__name__}, not a dict",
+                    hint="return {m.name: m.result() for m in self.metrics}",
+                )
+        sources = {n: results.get(id(value)) for n, value in logs.items()}
+        self.sources = {n: found and found[1] for n, found in sources.items()}
+        self.paths, self._updated = hooks.paths, hooks.updated
+        return {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+
+    def _state(self, written: list[tf.Variable]) -> list[tf.Variable]:
+        metrics = map(keras_compat.tf_variable, self.model.metrics_variables)
+        equal = self._updated | {id(v) for v in [self.sums.order, *metrics]}
+        return [v for v in written if id(v) not in equal and _is_summed(v)]
+
+
+def _is_summed(variable: tf.Variable) -> bool:
+    """Seeds advance alike on every replica; texts and handles have no sum."""
+    is_seed = keras_compat.SEED_STATE in variable.name
+    dtype = variable.dtype
+    return not is_seed and (dtype.is_floating or dtype.is_integer or dtype.is_bool)
+
+
+def written_variables(graph: Any) -> list[tf.Variable]:
+    """The variables of others that a function writes.
+
+    Args:
+        graph: The ``FuncGraph`` of the function. Branches and loops inside are included.
+
+    Returns:
+        In the order in which the function first uses them: the same on every rank,
+        unlike that of ``graph.variables``.
+    """
+    written = set()
+    for operation in graph.get_operations():
+        _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
+        written |= {handle.ref() for handle in writes}
+    variables = {id(v.handle): v for v in graph.variables}
+    handles = [id(outer) for outer, inner in graph.captures if inner.ref() in written]
+    return [variables[handle] for handle in handles if handle in variables]

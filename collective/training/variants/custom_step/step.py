@@ -1,0 +1,246 @@
+"""One step of a model with its own ``train_step``, on any process backend.
+
+user's train_step on this replica's rows      gradients and denominators are summed
+                                              where they are used (``replica.py``)
+-> all-reduce of all else that it has written
+-> the same state, metrics and logs on every replica
+
+As in Keras' ``fit``, an epoch shows the metrics' results where the names that the step
+returns are theirs; else what the last step returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import CollectiveError
+from collective.training import keras_compat
+from collective.training.input.pipeline import Batch
+from collective.training.prepared import PreparedModel
+from collective.training.step import finite, layer_state
+from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
+from collective.training.step.inputs import replica_rows
+from collective.training.step.report import Layout, cut
+from collective.training.step.rows import without_none
+from collective.training.variants.coupled.replica import at_least_one_row
+from collective.training.variants.custom_step.building import check_options
+from collective.training.variants.custom_step.replica import (
+    LocalStep,
+    Logs,
+    OrderedSums,
+    Share,
+)
+
+
+class CustomStep:
+    """The step of a model with its own ``train_step``; the interface of ``Step``.
+
+    Args:
+        spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
+        maybe_empty: Whether a replica may have a batch without rows.
+        method: ``test_step``, to evaluate by it.
+        options: Of ``check_options``: refused, unless off.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        backend: Backend,
+        spec: Batch,
+        *,
+        seed: int = 0,
+        maybe_empty: bool = True,
+        attachments: Sequence[Attachment] = (),
+        method: str = "train_step",
+        **options: Any,
+    ):
+        self.model = prepared.model
+        check_options(self.model, backend, **options)
+        self.backend = backend
+        self.maybe_empty = maybe_empty
+        self.attachments = Attachments(attachments)
+        self.sums = OrderedSums(backend)
+        self.local = LocalStep(self.model, getattr(self.model, method), self.sums, seed)
+        self._metric_variables = list(self.model.metrics_variables)
+        self._metrics = [keras_compat.tf_variable(v) for v in self._metric_variables]
+        self.layout = CustomLayout(self.model, self._metric_variables, {})
+
+        def eager(batch: Batch, number: tf.Tensor) -> Any:
+            return backend.run(self._replica_step, (batch, number))
+
+        traced = tf.function(
+            eager,
+            input_signature=(without_none(spec), tf.TensorSpec([], tf.int64)),
+            autograph=False,
+        )
+        traced.get_concrete_function()
+        self._run = eager if self.model.run_eagerly else traced
+
+    def __call__(self, batch: Batch, number: int) -> Any:
+        """Trains on one global batch; see ``Step.__call__``."""
+        self.attachments.prepare()
+        args = (without_none(batch), tf.constant(number, tf.int64))
+        report = self.backend.call(self._run, args, self._explain)
+        self.attachments.receive(report, self.layout.size, number)
+        return report
+
+    def try_on(self, batch: Batch) -> dict[str, Any]:
+        """Makes a step eagerly, without attachments; for ``check_step``."""
+        attachments, self.attachments = self.attachments, Attachments()
+        try:
+            args = (batch, tf.constant(0, tf.int64))
+            report = self.backend.run(self._replica_step, args)
+        finally:
+            self.attachments = attachments
+        return self.layout.returned(report.numpy())
+
+    def begin_epoch(self, sums: np.ndarray | None = None) -> None:
+        """Metrics begin at zero, as in Keras' ``fit``."""
+        self.model.reset_metrics()
+        if sums is not None and sums[self.layout.ROWS]:
+            values = self.layout.metric_values(sums)
+            for variable, value in zip(self._metric_variables, values, strict=True):
+                variable.assign(value)
+
+    def finish(self) -> None:
+        """What Keras does at the end of ``fit``; every rank calls it."""
+        keras_compat.finish(self.model.optimizer, self.model.trainable_variables)
+
+    def _replica_step(self, batch: Batch, number: tf.Tensor) -> tf.Tensor:
+        """The step of one replica, inside ``Backend.run``; returns the report."""
+        replica = tf.cast(self.backend.replica(), tf.int64)
+        own = replica_rows(self.backend, batch, replica)
+        share = Share(own.count, batch.global_rows, number, replica)
+        rows = at_least_one_row(own.rows, own.count) if self.maybe_empty else own.rows
+        this_step = ReplicaStep(number, replica, own.rows_read)
+        attached = self.attachments.contributions(this_step)
+        call = self.local.trace(rows, share)
+        state = self.local.state
+        before = [tf.identity(v) for v in [*state, *self._metrics]]
+        with tf.control_dependencies(tf.nest.flatten([before, attached])):
+            rows = tf.nest.map_structure(tf.identity, rows)
+        start = tf.timestamp()
+        logs = call(rows, share)
+        after = [tf.identity(v) for v in [*state, *self._metrics]]
+
+        changes = [
+            tf.cast(new, tf.float64) - tf.cast(old, tf.float64)
+            for new, old in zip(after, before, strict=True)
+        ]
+        states, metrics = changes[: len(state)], changes[len(state) :]
+        others = [n for n in logs if self.local.sources[n] is None]
+        local = [
+            [share.of(change) for change in states],
+            [share.if_any(change) for change in metrics],
+            {name: share.of(logs[name], tf.float64) for name in others},
+            [[tf.cast(t, tf.float64) for t in tensors] for tensors in attached],
+        ]
+        flat = tf.nest.flatten(local)
+        if self.backend.most_replicas > 1:
+            flat = self.sums(flat)
+        states, metrics, values, attached = tf.nest.pack_sequence_as(local, flat)
+        with tf.control_dependencies(flat):
+            stop = tf.timestamp()
+        if self.backend.most_replicas > 1:
+            changes = [*states, *metrics]
+            new = [layer_state.updated(*v) for v in zip(before, changes, strict=True)]
+            self.backend.assign([*state, *self._metrics], new)
+        logs = {name: values.get(name, logs[name]) for name in logs}
+        return self._report(batch, logs, metrics, attached, (start, stop))
+
+    def _report(
+        self,
+        batch: Batch,
+        logs: Logs,
+        metrics: list[tf.Tensor],
+        attached: list[list[tf.Tensor]],
+        span: tuple[Any, Any],
+    ) -> tf.Tensor:
+        values = {}
+        for name, value in logs.items():
+            source = self.local.sources[name]
+            if source is not None:  # its variables have the totals now
+                value = source.part(source.metric.result())
+            values[name] = tf.cast(value, tf.float64)
+        shapes = {n: tuple(v.shape) for n, v in values.items()}
+        self.layout = CustomLayout(self.model, self._metric_variables, shapes)
+        fixed = [self._loss(values, metrics), batch.global_rows, *span]
+        rest = [*metrics, *values.values(), *self.attachments.flat(attached)]
+        pieces = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in [*fixed, *rest]]
+        return tf.concat(pieces, axis=0)
+
+    def _loss(self, values: Logs, metrics: list[tf.Tensor]) -> tf.Tensor:
+        """The loss of this step: ``loss``, or the first number that is returned."""
+        scalars = [n for n, v in values.items() if v.shape.rank == 0]
+        if not scalars:
+            return tf.zeros([], tf.float64)
+        name = "loss" if "loss" in scalars else scalars[0]
+        source = self.local.sources[name]
+        if source is None:
+            return values[name]
+        of_step = keras_compat.result_of(source.metric, self._metric_variables, metrics)
+        return tf.cast(source.part(of_step), tf.float64)
+
+    def _explain(self, error: Exception) -> Exception:
+        explained = finite.explain(error, self.backend, self.local.paths)
+        if isinstance(explained, CollectiveError) and explained is not error:
+            explained.message = explained.message.replace(
+                "No rank applied the step.",
+                "No rank applied these gradients; what the train_step applied before "
+                "them stays applied.",
+            )
+        return explained
+
+
+class CustomLayout(Layout):
+    """Layout of a report: loss, rows, times, changes of metrics, logs, attachments.
+
+    Args:
+        returned: The shape of each value that the step returns, by name.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        variables: Sequence[keras.Variable],
+        returned: Mapping[str, tuple[int, ...]],
+    ):
+        self.model = model
+        self.variables = list(variables)
+        self.outputs = []
+        self.gathered_metrics = False
+        self.names = list(returned)
+        self.shapes = list(returned.values())
+        self.metric_shapes = [tuple(v.shape) for v in variables]
+        sizes = [int(np.prod(s)) for s in [*self.metric_shapes, *self.shapes]]
+        self.size = self.FIXED + sum(sizes)
+
+    def metric_values(self, sums: np.ndarray) -> list[np.ndarray]:
+        """The changes of the metrics' variables in a report, or in a sum of reports."""
+        return self._values(sums)[: len(self.metric_shapes)]
+
+    def returned(self, report: np.ndarray) -> dict[str, np.ndarray]:
+        """What the step of a report returned."""
+        values = self._values(report)[len(self.metric_shapes) :]
+        return dict(zip(self.names, values, strict=True))
+
+    def _values(self, report: np.ndarray) -> list[np.ndarray]:
+        return cut(report[self.FIXED :], [*self.metric_shapes, *self.shapes])
+
+    def logs(self, sums: np.ndarray, reports: Sequence[np.ndarray]) -> dict[str, Any]:
+        """What Keras would show after these steps."""
+        results = keras_compat.all_results(
+            self.model, self.variables, self.metric_values(sums)
+        )
+        if set(results) == set(self.names):
+            return results
+        if not reports:  # resumed behind the last step
+            return {}
+        last = self.returned(reports[-1])
+        return {name: float(v) if v.ndim == 0 else v for name, v in last.items()}

@@ -1,0 +1,13 @@
+"""Layers and models that are too large for one device: ``docs/how-to/parallel.md``.
+
+Tensor parallelism splits ``layers`` over ranks, and ``partition`` updates and gathers their
+shards. Model parallelism puts layers on the devices of one process: ``placement``.
+"""
+
+from collective.training.variants.parallel.layers import (
+    ColumnParallelDense,
+    RowParallelDense,
+    ShardedEmbedding,
+)
+
+__all__ = ["ColumnParallelDense", "RowParallelDense", "ShardedEmbedding"]

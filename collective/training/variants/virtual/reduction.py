@@ -1,0 +1,135 @@
+"""A step's sums over all virtual replicas: what ``training.step.reduction`` is to replicas."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.training.exchange import join
+from collective.training.input.plan import share
+from collective.training.step import finite
+from collective.training.step.accumulation import slice_rows
+from collective.training.step.forward import Sums
+from collective.training.step.inputs import StepInputs
+from collective.training.step.reduction import Span, StepSums, sum_tensors
+from collective.training.step.rows import Rows
+from collective.training.variables import SMALL
+from collective.training.variants.virtual.pieces import VirtualReplicas
+from collective.training.variants.virtual.tree import cut, sum_subtrees, total
+
+
+def replica_number(backend: Backend) -> int:
+    """Inside ``Backend.run``: the number of this replica, known when it is traced."""
+    if len(backend.local_replicas) == 1:
+        return backend.local_replicas[0]
+    return int(tf.get_static_value(backend.replica()))
+
+
+def sum_pieces(
+    virtual: VirtualReplicas,
+    backend: Backend,
+    inputs: StepInputs,
+    compute: Callable[[StepInputs], Sums],
+    structure: Sums,
+    dtype: tf.DType,
+    attached: list[list[tf.Tensor]],
+) -> tuple[StepSums, Span]:
+    """The sums over all pieces of a global batch, inside ``Backend.run``.
+
+    Args:
+        inputs: Of this process: ``rows`` are those of all its pieces, ``replica`` is
+            ignored.
+        compute: The sums of one piece, whose number is ``StepInputs.replica``.
+        dtype: All sums travel in it; state that it cannot hold, in float64.
+        attached: The tensors of each attachment, of this replica.
+
+    Returns:
+        As ``reduction.all_reduce``; the same bits for any number of replicas.
+    """
+    replica = replica_number(backend)
+    one_each = virtual.count == backend.replicas
+    layout = _Layout(structure, dtype, apart=one_each)
+    pieces = virtual.pieces(range(replica, replica + 1), backend.replicas)
+    held = virtual.pieces(backend.local_replicas, backend.replicas)
+    first, _ = share(inputs.global_rows, held[0], virtual.count)
+
+    def leaf(piece: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        start, stop = share(inputs.global_rows, piece, virtual.count)
+        rows: Rows = slice_rows(inputs.rows, start - first, stop - first)
+        own = inputs._replace(rows=rows, count=stop - start, replica=piece)
+        sums = compute(own)
+        return layout.pack(sums), finite.first_of(sums)
+
+    subtrees = virtual.subtrees(replica, backend.replicas)
+    sums, mark = sum_subtrees(leaf, pieces, subtrees, layout.specs)
+    located = tf.one_hot(replica, backend.most_replicas) * mark
+    with tf.control_dependencies(tf.nest.flatten(sums)):
+        start = _now()
+        sums = tf.nest.map_structure(tf.identity, sums)
+    others = [tf.cast(t, dtype) for t in [located, *tf.nest.flatten(attached)]]
+    located, *others = sum_tensors(backend, others, [])
+    with tf.control_dependencies([located]):  # one collective after the other
+        sums = tf.nest.map_structure(tf.identity, sums)
+    vectors = total(virtual, backend, replica, sums, always=inputs.number >= 0)
+    with tf.control_dependencies([start, *vectors]):
+        stop = _now()
+    attached = tf.nest.pack_sequence_as(attached, others)
+    return StepSums(layout.unpack(vectors), located, attached), Span(start, stop)
+
+
+def _now() -> tf.Tensor:
+    """Seconds since 1970: ``tf.timestamp``, which op determinism forbids."""
+    now = tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64)
+    return tf.ensure_shape(now, [])
+
+
+class _Layout:
+    """Sums as vectors, and back.
+
+    Args:
+        dtype: Of the vectors, but for state that it cannot hold: float64.
+        apart: Large tensors are vectors of their own, without a copy. To add up pieces
+            in a graph, one vector takes less time to trace.
+    """
+
+    def __init__(self, structure: Sums, dtype: tf.DType, apart: bool):
+        self._structure = structure
+        leaves = tf.nest.flatten(structure)
+        exact = {
+            id(t) for t in tf.nest.flatten(structure.state) if t.dtype.size > dtype.size
+        }
+        self._shapes = [t.shape for t in leaves]
+        self._sizes = [shape.num_elements() for shape in self._shapes]
+        groups: dict[tuple[tf.DType, int], list[int]] = {}
+        for i, (leaf, size) in enumerate(zip(leaves, self._sizes, strict=True)):
+            wide = tf.float64 if id(leaf) in exact else dtype
+            alone = apart and size > SMALL
+            groups.setdefault((wide, i if alone else -1), []).append(i)
+        self._groups = list(groups.values())
+        self.specs = [
+            tf.TensorSpec([sum(self._sizes[i] for i in group)], wide)
+            for (wide, _), group in groups.items()
+        ]
+
+    def pack(self, sums: Sums) -> list[tf.Tensor]:
+        """The vectors."""
+        leaves = tf.nest.flatten(sums)
+        vectors = []
+        for group, spec in zip(self._groups, self.specs, strict=True):
+            parts = [tf.reshape(tf.cast(leaves[i], spec.dtype), [-1]) for i in group]
+            vectors.append(join(parts))
+        return vectors
+
+    def unpack(self, vectors: list[tf.Tensor]) -> Sums:
+        """The sums that ``pack`` made vectors of."""
+        leaves: list[Any] = [None] * len(self._shapes)
+        for group, vector in zip(self._groups, vectors, strict=True):
+            parts = cut(vector, [self._sizes[i] for i in group])
+            for i, part in zip(group, parts, strict=True):
+                leaves[i] = tf.reshape(part, self._shapes[i])
+        return tf.nest.pack_sequence_as(self._structure, leaves)
