@@ -207,7 +207,3 @@ def _wait_for_rank_zero(rank: int) -> None:
     if rank:
         sys.stderr.flush()
         time.sleep(_OWN_ERROR_SECONDS)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
