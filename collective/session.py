@@ -49,7 +49,7 @@ def init(environment: Environment | None = None) -> None:
     if _launch_info is None:
         membership_file.write(membership_file.JOINING)
     if place.size > place.local_size:
-        mpi_library.load()
+        mpi_library.load_between_hosts(place)
     library.check(
         library.load().collective_init(
             place.rank,

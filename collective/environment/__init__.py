@@ -51,6 +51,15 @@ def detect_rank(variables: Mapping[str, str] | None = None) -> Environment:
     return found
 
 
+def addresses(variables: Mapping[str, str] | None = None) -> list[str]:
+    """``host:port`` for a server of each rank, as TF_CONFIG or srun let every rank know.
+
+    Empty where they do not.
+    """
+    found = launcher(variables)
+    return found.addresses() if found else []
+
+
 def cores_per_process(environment: Environment) -> int:
     """This process' share of the host's cores, at least 1.
 

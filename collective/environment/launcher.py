@@ -78,6 +78,10 @@ class Launcher:
             else (-1, -1)
         )
 
+    def addresses(self) -> list[str]:
+        """``host:port`` for a server of each rank, where ranks know it without MPI."""
+        return []
+
     def environment(self) -> Environment:
         """All ranks and sizes.
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
+from collective.environment.launchers import LAUNCHERS
+from collective.environment.slurm import Slurm
 from collective.errors import CollectiveError, UsageError
 from collective.hosts import find_allocation
 
+POD = "JOB_COMPLETION_INDEX"
 ALONE = "export COLLECTIVE_RANK=0 COLLECTIVE_SIZE=1"
 # Numbers of processes, as launchers set them from whose variables no rank can be told.
 _SIZES = {
@@ -20,6 +23,25 @@ _SIZES = {
     "FLUX_JOB_SIZE": "Flux",
     "JSM_NAMESPACE_SIZE": "LSF's jsrun",
 }
+
+
+def check_launcher(variables: Mapping[str, str]) -> None:
+    """Refuses to start a job where a cluster has started the launcher several times.
+
+    Raises:
+        UsageError: Naming what to type.
+    """
+    found = next(
+        (kind(variables) for kind in LAUNCHERS if kind(variables).started_us()), None
+    )
+    if found is None and POD in variables:
+        raise _pod(variables)
+    if isinstance(found, Slurm) and found.size() > 1:
+        raise UsageError(
+            f"srun started {found.size()} launchers, and each would start a job of its own",
+            hint="collectiverun without srun, within the allocation; or one process on each "
+            "node: srun --ntasks-per-node=1 collectiverun --agent python train.py",
+        )
 
 
 def check(variables: Mapping[str, str]) -> None:
@@ -31,14 +53,8 @@ def check(variables: Mapping[str, str]) -> None:
     Raises:
         UsageError: Naming what shows that there are several, and what to type.
     """
-    if "JOB_COMPLETION_INDEX" in variables:
-        index = variables["JOB_COMPLETION_INDEX"]
-        raise _several(
-            f"this is pod {index} of an Indexed Job of Kubernetes, and nothing has told it "
-            "which ranks there are: each pod would train by itself",
-            "collectiverun --agent --nodes N --head JOB-0.SERVICE:7070 python train.py "
-            "in every pod (docs/how-to/kubernetes.md)",
-        )
+    if POD in variables:
+        raise _pod(variables)
     tasks = variables.get("SLURM_NTASKS", "")
     if "SLURM_JOB_ID" in variables and tasks.isdigit() and int(tasks) > 1:
         raise _several(
@@ -85,6 +101,15 @@ def _check_ray() -> None:
             f"Ray Train started {size} workers, and nothing connects them",
             "collective.ray.run(fn, num_workers=N) (docs/how-to/ray.md)",
         )
+
+
+def _pod(variables: Mapping[str, str]) -> UsageError:
+    return _several(
+        f"this is pod {variables[POD]} of an Indexed Job of Kubernetes, and nothing has told "
+        "it which ranks there are: each pod would train by itself",
+        "collectiverun --agent --nodes N --head JOB-0.SERVICE:7070 python train.py "
+        "in every pod (docs/how-to/kubernetes.md)",
+    )
 
 
 def _several(what: str, hint: str) -> UsageError:

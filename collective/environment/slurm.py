@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from collective.environment.launcher import Launcher, cross_of
 from collective.hosts import slurm
+
+# Below the ports that systems give out by themselves: 64 for each job and step.
+_FIRST_PORT, _PORTS, _EACH = 20000, 12000, 64
+
+
+def serves_mpi(variables: Mapping[str, str]) -> bool:
+    """Whether srun gave its tasks what MPI needs to find the others: PMIx or PMI2."""
+    return "PMIX_NAMESPACE" in variables or "PMI_RANK" in variables
 
 
 class Slurm(Launcher):
@@ -28,6 +38,24 @@ class Slurm(Launcher):
         if "SLURM_NODEID" not in self.variables or not counts:
             return -1, -1
         return cross_of(counts, self.number("SLURM_NODEID"), self.local_rank())
+
+    def addresses(self) -> list[str]:
+        """From the nodes of the step, and the number of the job; block or cyclic."""
+        counts, env = self._counts(), self.variables
+        try:
+            parts = slurm.split(env["SLURM_STEP_NODELIST"])
+            nodes = [name for part in parts for name in slurm.expand(part)]
+            first = int(env["SLURM_JOB_ID"]) * _EACH + int(env["SLURM_STEP_ID"])
+        except (KeyError, ValueError):
+            return []
+        order = env.get("SLURM_DISTRIBUTION", "block").partition(":")[0].split(",")[0]
+        if len(nodes) != len(counts) or order not in ("block", "cyclic"):
+            return []
+        tasks = [(node, i) for node, n in enumerate(counts) for i in range(n)]
+        if order == "cyclic":
+            tasks.sort(key=lambda task: task[::-1])
+        first %= _PORTS
+        return [f"{nodes[node]}:{_FIRST_PORT + first + i}" for node, i in tasks]
 
     def _counts(self) -> list[int]:
         try:

@@ -38,7 +38,7 @@ class TFConfig(Launcher):
 
     def size(self) -> int:
         """Chief and workers."""
-        return len(self._hosts())
+        return len(self.addresses())
 
     def local_rank(self) -> int:
         """Among those on the same host."""
@@ -50,14 +50,18 @@ class TFConfig(Launcher):
         hosts = self._hosts()
         return hosts.count(hosts[self.rank()])
 
-    def _hosts(self) -> list[str]:
+    def addresses(self) -> list[str]:
+        """Those of the chief and of the workers."""
         cluster = self._config().get("cluster") or {}
         try:
-            addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
-            return [str.rpartition(address, ":")[0] for address in addresses]
+            found = [*cluster.get("chief", []), *cluster.get("worker", [])]
+            return [str.strip(address) for address in found]
         except (AttributeError, TypeError):
             what = "its cluster is not a table of lists of addresses"
             raise self._error(what) from None
+
+    def _hosts(self) -> list[str]:
+        return [address.rpartition(":")[0] for address in self.addresses()]
 
     def _config(self) -> dict:
         try:

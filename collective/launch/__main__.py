@@ -47,6 +47,7 @@ def _launch(options: LaunchOptions) -> int:
     """Imports late what one host does not need."""
     for name in (generations.JOB_VARIABLE, generations.NUMBER_VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
+    environment.lone.check_launcher(os.environ)
     script = options.host_discovery_script
     if script:
         from collective.launch.restarting import RestartingLauncher
@@ -130,7 +131,7 @@ def _hosts(options: LaunchOptions) -> list[hosts.Host]:
         allocated = hosts.find_allocation(os.environ)
         if allocated:
             listed = hosts.write(allocated.hosts, "list")
-            print_message(f"in an allocation of {allocated.system}: {listed}")
+            print_message(f"in the {allocated.system} allocation: {listed}")
             return list(allocated.hosts)
     if options.num_proc is None:
         raise UsageError(

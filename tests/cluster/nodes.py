@@ -52,7 +52,9 @@ class Nodes:
         words = ["nsenter", f"--net=/run/netns/{_name(number)}", "unshare"]
         words += ["--uts", "--mount"]
         holder = subprocess.Popen(
-            [*words, "bash", "-c", setup], stdout=subprocess.PIPE, start_new_session=True
+            [*words, "bash", "-c", setup],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"ready\n", "no node: see the message above"
@@ -66,7 +68,11 @@ class Nodes:
         return [*enter, "bash", "-c", line]
 
     def run(
-        self, number: int, command: Sequence[str], seconds: float = 120, **variables: str
+        self,
+        number: int,
+        command: Sequence[str],
+        seconds: float = 120,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node to its end."""
         env = {**environment(), **variables}
@@ -129,13 +135,12 @@ def nodes(count: int) -> Iterator[Nodes]:
     Raises:
         subprocess.CalledProcessError: Where namespaces are not permitted.
     """
+    _remove_forgotten()
     switch = _name("switch")
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir="/tmp") as folder:
         made = Nodes(count, Path(folder))
         lines = ["127.0.0.1 localhost"]
-        lines += [
-            f"{NETWORK}.{i} node{i} job-{i - 1}.job" for i in range(1, count + 1)
-        ]
+        lines += [f"{NETWORK}.{i} node{i} job-{i - 1}.job" for i in range(1, count + 1)]
         (made.folder / "hosts").write_text("\n".join(lines) + "\n")
         try:
             _output("ip", "netns", "add", switch)
@@ -166,6 +171,18 @@ def why_not() -> str:
 
 def _name(number: int | str) -> str:
     return f"{PREFIX}{os.getpid()}-{number}"
+
+
+def _remove_forgotten() -> None:
+    """Removes the nodes of a process that was killed before it could."""
+    for line in _output("ip", "netns", "list").splitlines():
+        owner = re.match(rf"{PREFIX}(\d+)-", line)
+        if owner and not Path("/proc", owner[1]).exists():
+            name = line.split()[0]
+            for pid in _output("ip", "netns", "pids", name).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
 
 
 def _add(name: str, switch: str, number: int) -> None:
