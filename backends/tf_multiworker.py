@@ -23,18 +23,19 @@ import numpy as np
 from collective import environment as environments
 from collective.backends import world
 from collective.backends.base import Availability
-from collective.backends.capabilities import ShardCollectives
+from collective.backends.capabilities import Overlap, ShardCollectives
 from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
 from collective.backends.tf_strategy import StrategyBackend
-from collective.buckets import reduce_flat
+from collective.buckets import in_buckets, reduce_flat
 from collective.environment import Environment
 from collective.errors import UsageError
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
+_BYTES_ON_GPUS = 16 << 20  # NCCL's latency is hidden from some megabytes on
 
 
-class MultiWorkerBackend(StrategyBackend, ShardCollectives):
+class MultiWorkerBackend(StrategyBackend, ShardCollectives, Overlap):
     """A replica in each process, summed by TensorFlow's own collectives."""
 
     name = "tf-multiworker"
@@ -66,7 +67,7 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
         os.environ["TF_CONFIG"] = json.dumps(config)
         import tensorflow as tf
 
-        configure(options, environment)
+        configure(options, environment, self.overlaps)
         kind = tf.distribute.experimental.CommunicationImplementation
         try:
             self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -114,8 +115,19 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
         import tensorflow as tf
 
         reduce = super()._all_reduce
-        # tf.identity: all_reduce refuses a tensor that has no device yet.
-        return reduce_flat(tensors, lambda vector: reduce([tf.identity(vector)])[0])
+        totals: list[Any] = [None] * len(tensors)
+        for bucket in in_buckets(tensors, self.bucket_bytes):
+            # tf.identity: all_reduce refuses a tensor that has no device yet.
+            sums = reduce_flat(
+                [tensors[i] for i in bucket], lambda v: reduce([tf.identity(v)])[0]
+            )
+            for i, total in zip(bucket, sums, strict=True):
+                totals[i] = total
+        return totals
+
+    def _default_bucket_bytes(self) -> int | None:
+        """NCCL sums while the rest is computed; the ring over gRPC competes with it."""
+        return _BYTES_ON_GPUS if gpus() else None
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         """Over the connection that exchanged the addresses."""

@@ -39,8 +39,7 @@ def check_launcher(variables: Mapping[str, str]) -> None:
     if isinstance(found, Slurm) and found.size() > 1:
         raise UsageError(
             f"srun started {found.size()} launchers, and each would start a job of its own",
-            hint="collectiverun without srun, within the allocation; or one process on each "
-            "node: srun --ntasks-per-node=1 collectiverun --agent python train.py",
+            hint="collectiverun without srun, within the allocation",
         )
 
 
@@ -99,7 +98,7 @@ def _check_ray() -> None:
     if size and size > 1:
         raise _several(
             f"Ray Train started {size} workers, and nothing connects them",
-            "collective.ray.run(fn, num_workers=N) (docs/how-to/ray.md)",
+            "ray.train.tensorflow.TensorflowTrainer, whose TF_CONFIG tf-multiworker takes",
         )
 
 
@@ -107,8 +106,7 @@ def _pod(variables: Mapping[str, str]) -> UsageError:
     return _several(
         f"this is pod {variables[POD]} of an Indexed Job of Kubernetes, and nothing has told "
         "it which ranks there are: each pod would train by itself",
-        "collectiverun --agent --nodes N --head JOB-0.SERVICE:7070 python train.py "
-        "in every pod (docs/how-to/kubernetes.md)",
+        "deploy/mpijob.yaml, a job of the MPI operator (docs/how-to/launching.md)",
     )
 
 
