@@ -45,6 +45,7 @@ from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import (
     compare_data,
     compare_models,
+    is_wanted,
     verify_step,
 )
 
@@ -293,7 +294,7 @@ def fit(
             for name in ("accumulate", "jit_compile", "recompute"):
                 del options[name]  # refused
             step = CustomStep(prepared, backend, inputs.spec, **options)
-            for line in check_step(step, inputs) if verify else ():
+            for line in check_step(step, inputs, is_wanted(verify)):
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
         else:
