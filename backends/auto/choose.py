@@ -28,6 +28,7 @@ from collective.backends.auto.measurements import Found, Point, fit
 from collective.backends.devices import gpus, tensorflow_has_started
 from collective.backends.horovod import installed
 from collective.backends.horovod.backend import HorovodBackend
+from collective.backends.mpi import MPIBackend
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
 from collective.backends.registry import BACKENDS, options_of, set_options
@@ -102,7 +103,11 @@ def by_rule(environment: Environment, options: Options) -> Choice:
         native = NativeBackend.availability(environment)
         if native.usable:
             return Choice("native", started)
-        return Choice("mpi", f"{started}; native: {native.reason}")
+        because = f"{started}; native: {native.reason}"
+        mpi = MPIBackend.availability(environment)
+        if not mpi.usable and MultiWorkerBackend.availability(environment).usable:
+            return Choice("tf-multiworker", f"{because}; mpi: {mpi.reason}")
+        return Choice("mpi", because)
     devices = options.devices or gpus()
     if devices > 1 and options.model_parallel == 1:
         return Choice("tf-mirrored", f"{devices} devices in one process")
