@@ -20,6 +20,7 @@ import collective
 from collective.errors import UsageError
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
+from collective.training.unedited.keras_distribution.devices import check_current
 
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
@@ -111,6 +112,7 @@ def _together(
             return stock(self, *args, **kwargs)
         signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         _check_keras()
+        check_current(job)
         with job.calling(call):
             return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
 

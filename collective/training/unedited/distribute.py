@@ -21,6 +21,10 @@ from collective.training.unedited import strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
 from collective.training.unedited.files import replace_mkdir, replace_savers
 from collective.training.unedited.job import Job
+from collective.training.unedited.keras_distribution.devices import (
+    replace_keras_distribution,
+)
+from collective.training.unedited.loops.notice import warn_of_updates
 
 OUTPUTS = ("rank0", "all")
 _distribution: Distribution | None = None
@@ -34,7 +38,9 @@ class Distribution:
         seed_all_ranks(job)  # may refuse; nothing is replaced then
         replace_calls(job, options)
         strategies.replace_strategies(job)
+        replace_keras_distribution(job)
         if backend.size > 1:
+            warn_of_updates(job)
             replace_savers(job)
             replace_mkdir(job)
         strategies.use_by_default(getattr(backend, "strategy", None))
