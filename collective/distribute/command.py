@@ -49,6 +49,8 @@ def parser() -> argparse.ArgumentParser:
     add("--threads", type=int, metavar="N", help="threads of each process")
     add("--output", choices=("rank0", "all"), default="rank0",
         help="whose standard output is shown (default: rank0)")  # fmt: skip
+    add("--loops", action="store_true",
+        help="cut the batches of the script's own training loops, too")  # fmt: skip
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="an option of collective.fit: accumulate=4")  # fmt: skip
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
@@ -118,6 +120,7 @@ def _distribute(args: argparse.Namespace) -> Distribution:
         args.backend,
         options=backends.Options(devices=args.devices, threads=args.threads),
         output=args.output,
+        loops=args.loops,
         **_fit_options(args.set),
     )
 

@@ -31,7 +31,9 @@ def current_distribution() -> Any:
 
 def distribution_ignored() -> bool:
     """Whether a script has set a distribution, and Keras alone would look at it."""
-    known = hasattr(of_tensorflow, "num_processes")  # in no Keras; where a job stands in
+    known = hasattr(
+        of_tensorflow, "num_processes"
+    )  # in no Keras; where a job stands in
     return current_distribution() is not None and not known
 
 

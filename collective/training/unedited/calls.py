@@ -128,7 +128,7 @@ def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
             job.warn_once(
                 stock.__name__,
                 "%s is not distributed: each of the %d processes runs it whole "
-                "(fit, evaluate and predict are distributed)",
+                "(fit, evaluate and predict are distributed; with --loops so is this)",
                 job.backend.size,
             )
         return stock(*args, **kwargs)

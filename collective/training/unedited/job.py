@@ -23,8 +23,14 @@ from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
-CALLS = ("Model.fit", "Model.evaluate", "Model.predict", "a save of a model")
-FIT, EVALUATE, PREDICT, SAVE = CALLS
+CALLS = (
+    "Model.fit",
+    "Model.evaluate",
+    "Model.predict",
+    "a save of a model",
+    "a step of a training loop",
+)
+FIT, EVALUATE, PREDICT, SAVE, LOOP = CALLS
 
 
 class Job:

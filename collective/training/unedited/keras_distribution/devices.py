@@ -33,7 +33,11 @@ def replace_keras_distribution(job: Job) -> None:
         _check_process(job, num_processes, process_id)
 
     job.replace(module, "list_devices", list_devices)
-    job.replace(module, "get_device_count", lambda kind=None: len(list_devices(kind)))
+    job.replace(
+        module,
+        "get_device_count",
+        lambda device_type=None: len(list_devices(device_type)),
+    )
     job.replace(module, "initialize", initialize)
     job.replace(module, "num_processes", lambda: backend.size)
     job.replace(module, "process_id", lambda: backend.rank)

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from collective.training import keras_compat
-from collective.training.unedited.job import Job
+from collective.training.unedited.job import LOOP, Job
+from collective.training.unedited.loops.step import is_running
 
 NAME = "a training loop of the script's own"
 _TEXT = """%s is not distributed: each of the %d processes trains on all rows, alone
@@ -29,7 +30,8 @@ def warn_of_updates(job: Job) -> None:
 def _noted(job: Job, stock: Any) -> Any:
     @functools.wraps(stock)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (job.inside or job.warned(NAME) or _sums_itself()):
+        known = job.inside or is_running() or LOOP in job.used or job.warned(NAME)
+        if not (known or _sums_itself()):
             job.warn_once(NAME, _TEXT, job.backend.size)
         return stock(self, *args, **kwargs)
 
