@@ -84,7 +84,8 @@ def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
 
 
 def floor(name: str) -> int:
-    part = SCRIPTS.get(name) or name.split(".")[1]
+    parts = name.split(".")
+    part = SCRIPTS.get(".".join(parts[:2])) or parts[1]
     return FLOORS.index(part) if part in FLOORS else 0
 
 
