@@ -13,7 +13,8 @@ from types import FrameType
 from collective.elastic import generations
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
-from collective.launch import mpi, reachability
+from collective.launch import host_names, mpi, reachability
+from collective.launch import slurm as slurm_job
 from collective.launch.options import START_SECONDS, LaunchOptions
 from collective.launch.output import (
     OutputStyle,
@@ -64,7 +65,8 @@ class MpirunSupervisor(Supervisor):
         )
         self.options, self.hosts = options, hosts
         self.mpi = mpi.find(options.mpirun)
-        self.words = _command(self.mpi, options, hosts, variables or {})
+        given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
+        self.words = _command(self.mpi, options, hosts, given)
         self.relay = Relay(self._on_rank_failure, self._end_hanging, options.verbose)
         self.host_of = [host.name for host in hosts for _ in range(host.slots or 0)]
         # Hosts that cannot open a connection to this one, each with the reason: mpirun
@@ -84,10 +86,14 @@ class MpirunSupervisor(Supervisor):
             As of ``Supervisor``; 124 if not all ranks start in time.
 
         Raises:
-            CollectiveError: If a host does not answer, or has other versions.
+            CollectiveError: If a host does not answer, has other versions, or has the
+                name of another.
         """
+        answers = reachability.check(self.hosts, self.options, self.mpi.program)
+        program = self.words.index(self.mpi.program) + 1
+        self.words[program:program] = host_names.options(self.mpi, answers.names)
         print_message(self.commands())
-        self.cut_off = reachability.check(self.hosts, self.options, self.mpi.program)
+        self.cut_off = answers.cut_off
         if self.cut_off:
             self.start_seconds = min(self.start_seconds, _CALL_BACK_SECONDS)
         words = list(self.words)
@@ -97,7 +103,15 @@ class MpirunSupervisor(Supervisor):
                 file = os.memfd_create("collective hosts", os.MFD_CLOEXEC)
                 os.write(file, word.encode())
                 words[place] = f"/proc/{os.getpid()}/fd/{file}"
-        self.specs = [ProcessSpec(0, words, takes_input=True)]
+        self.specs = [
+            ProcessSpec(
+                0,
+                words,
+                slurm_job.for_mpirun(os.environ),
+                takes_input=True,
+                hidden=slurm_job.hidden(os.environ),
+            )
+        ]
         return super().run(on_started)
 
     def _wait(self) -> None:
