@@ -35,7 +35,7 @@ def replace_calls(job: Job, options: Mapping[str, Any]) -> None:
     model, backend = keras.Model, job.backend
 
     def fit(self: keras.Model, **given: Any) -> Any:
-        ours = {"seed": fit_seed(self), **options}
+        ours = {"sync_batch_norm": "auto", **options}
         if len(backend.local_replicas) == 1 and not ours.keys() & _NO_LOOK_UPS:
             ours.setdefault("embedding_gradients", "keras")
         return collective.fit(self, **given, **ours, backend=backend)
@@ -82,20 +82,6 @@ def _seed() -> int:
             hint=f"{VARIABLE}=0",
         )
     return int(text)
-
-
-def fit_seed(model: keras.Model) -> int:
-    """The seed of a call of ``fit``: of order and random layers.
-
-    It follows from the seed of the script, and from the steps that the model was trained
-    before: epochs that a script runs by a call of ``fit`` each have different orders, as
-    in Keras.
-    """
-    optimizer = getattr(model, "optimizer", None)
-    done = int(np.asarray(getattr(optimizer, "iterations", 0)))
-    seed = entry_points.global_seed() or 0
-    words = np.random.SeedSequence([seed % 2**32, done]).generate_state(1)
-    return int(words[0])
 
 
 def _together(

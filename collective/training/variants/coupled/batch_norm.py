@@ -13,8 +13,51 @@ from typing import Any
 
 import tensorflow as tf
 
+from collective.backends.base import Backend
+from collective.log import log
 from collective.training import keras_compat
+from collective.training.prepared import PreparedModel
+from collective.training.variants.coupled import checks
 from collective.training.variants.coupled.replica import ReplicaContext, current
+
+
+def chosen(
+    wanted: bool | str,
+    prepared: PreparedModel,
+    backend: Backend,
+    cut: bool,
+    **options: Any,
+) -> bool:
+    """Whether to synchronize every layer of a model; rank 0 says what ``auto`` costs.
+
+    Args:
+        wanted: ``sync_batch_norm`` of ``fit``; ``auto`` synchronizes where that is
+            possible.
+        cut: Whether one replica computes its rows in several pieces.
+        options: As for ``checks.is_possible``.
+    """
+    layers = keras_compat.batch_norm_layers(prepared.model)
+    layers = [layer for layer in layers if layer.trainable]
+    if wanted != "auto" or not layers:
+        return wanted is True
+    if backend.replicas == 1 and not backend.elastic and not cut:
+        return False
+    possible = not cut and checks.is_possible(prepared, backend, **options)
+    if backend.rank == 0 and not possible:
+        log.warning(
+            "batch normalization (%r) has the statistics of each replica's rows here, "
+            "and so trains another model than one process",
+            layers[0].name,
+        )
+    elif backend.rank == 0:
+        channels = sum(int(layer.moving_mean.shape[0]) for layer in layers)
+        log.info(
+            "batch normalization has the statistics of the whole batch: %d more sums "
+            "over ranks a step, of %.3g KiB (sync_batch_norm=False: of each rank's rows)",
+            2 * len(layers),
+            channels * (2 * backend.replicas + 2) * 4 / 1024,
+        )
+    return possible
 
 
 def synchronized(every_layer: bool) -> contextlib.AbstractContextManager[None]:

@@ -54,7 +54,6 @@ class CustomStep:
         backend: Backend,
         spec: Batch,
         *,
-        seed: int = 0,
         maybe_empty: bool = True,
         attachments: Sequence[Attachment] = (),
         method: str = "train_step",
@@ -66,7 +65,7 @@ class CustomStep:
         self.maybe_empty = maybe_empty
         self.attachments = Attachments(attachments)
         self.sums = OrderedSums(backend)
-        self.local = LocalStep(self.model, getattr(self.model, method), self.sums, seed)
+        self.local = LocalStep(self.model, getattr(self.model, method), self.sums)
         self._metric_variables = list(self.model.metrics_variables)
         self._metrics = [keras_compat.tf_variable(v) for v in self._metric_variables]
         self.layout = CustomLayout(self.model, self._metric_variables, {})
@@ -116,7 +115,7 @@ class CustomStep:
         """The step of one replica, inside ``Backend.run``; returns the report."""
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
-        share = Share(own.count, batch.global_rows, number, replica)
+        share = Share(own.count, batch.global_rows, number, replica, own.first)
         rows = at_least_one_row(own.rows, own.count) if self.maybe_empty else own.rows
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)
