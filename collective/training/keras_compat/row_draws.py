@@ -17,6 +17,7 @@ Source: J. K. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 201
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -212,13 +213,9 @@ class _Rows:
             return shape[0] // self.rows
 
     def _per_row(self, shape: tf.Tensor) -> tuple[tf.Tensor, int | None]:
-        """Numbers of a row; a divisor of them that is known, if any is."""
-        sizes = _static(shape)[1:]
-        known = None
-        if None not in sizes:
-            known = 1
-            for size in sizes:
-                known *= size
+        """Numbers of a row; and what they are a multiple of, if that is known."""
+        sizes = [size for size in _static(shape)[1:] if size is not None]
+        known = math.prod(sizes) if len(sizes) + 1 == shape.shape[0] else None
         return self._fold(shape) * tf.reduce_prod(shape[1:]), known
 
     def _among_all(self, values: Any, fold: tf.Tensor) -> tf.Tensor:
