@@ -1,7 +1,4 @@
-"""Random numbers of a model: their seeds, and fixed numbers to compare steps by.
-
-Real noise cannot be compared: the same seed gives other numbers for other shapes.
-"""
+"""Random numbers of a model: their seeds, and fixed numbers to compare steps by."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
+from tensorflow.python.ops import gen_random_ops
 
 SEED_STATE = "seed_generator_state"
 # Keras' own name for it; up to Keras 3.12, the last for Python 3.10, not a constant.
@@ -62,7 +60,7 @@ def make_global_seed_state() -> keras.Variable:
 def fixed_randomness() -> Iterator[list[Any]]:
     """Inside, ``keras.random`` gives the same number for every row and draws nothing.
 
-    Dropout keeps all; a layer that adds noise adds a constant.
+    So does ``tf.random``. Dropout keeps all; a layer that adds noise adds a constant.
 
     Yields:
         The seeds that were asked for, a list that grows.
@@ -108,9 +106,21 @@ def fixed_randomness() -> Iterator[list[Any]]:
             * tf.cast(alpha / (alpha + beta), dtype or keras.config.floatx())
         ),
     }
+    # TensorFlow's own, whose arguments are a shape and what a state is made of.
+    normals = lambda shape, dtype, **_: full(shape, 0.5, dtype)  # noqa: E731
+    uniforms = lambda shape, dtype, **_: full(shape, 0.96875, dtype)  # noqa: E731
+    operations = {
+        "random_standard_normal": normals,
+        "truncated_normal": normals,
+        "random_uniform": uniforms,
+        "random_uniform_int": lambda shape, minval, *_, **__: tf.fill(shape, minval),
+        "random_shuffle": lambda value, *_, **__: tf.convert_to_tensor(value),
+    }
     with contextlib.ExitStack() as stack:
         for name, value in values.items():
             stack.enter_context(mock.patch.object(random, name, fixed(value)))
+        for name, value in operations.items():
+            stack.enter_context(mock.patch.object(gen_random_ops, name, value))
         yield seeds
 
 
