@@ -237,12 +237,9 @@ def fit(
             "jit_compile": jit_compile,
             "recompute": recompute,
         }
-        if own_step:
-            synchronizes = False
-        else:
-            synchronizes = batch_norm.chosen(
-                *(sync_batch_norm, prepared, backend, virtual is not None), **options
-            )
+        synchronizes = batch_norm.chosen(
+            *(sync_batch_norm, prepared, backend, virtual is not None), **options
+        )
         plan = verify_step(
             prepared,
             backend,
@@ -290,6 +287,7 @@ def fit(
         options["attachments"] = [a for o in reversed(observers) for a in o.attachments]
         step: Any
         if own_step:
+            options["sync_batch_norm"] = synchronizes
             step = CustomStep(prepared, backend, inputs.spec, **options)
             for line in check_step(step, inputs) if verify else ():
                 if backend.rank == 0 and str(verbose) != "0":

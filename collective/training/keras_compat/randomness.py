@@ -109,7 +109,7 @@ def fixed_randomness() -> Iterator[list[Any]]:
     # TensorFlow's own, whose arguments are a shape and what a state is made of.
     normals = lambda shape, dtype, **_: full(shape, 0.5, dtype)  # noqa: E731
     uniforms = lambda shape, dtype, **_: full(shape, 0.96875, dtype)  # noqa: E731
-    operations = {
+    operations: dict[str, Callable[..., Any]] = {
         "random_standard_normal": normals,
         "truncated_normal": normals,
         "random_uniform": uniforms,
@@ -154,17 +154,16 @@ class FixedNoise:
     every other cut; a draw of another shape gives one constant.
 
     Attributes:
-        used: Whether there was a draw.
+        normalizes: Whether a layer has normalized by its batch.
     """
 
     def __init__(self, start: int, stop: int, total: int):
         self.start, self.stop, self.total = start, stop, total
-        self.used = False
+        self.normalizes = False
         self._draws = 0
 
     def uniform(self, shape: Any) -> np.ndarray:
         """Numbers between 0 and 1."""
-        self.used = True
         self._draws += 1
         sizes = [int(size) for size in np.asarray(shape).reshape(-1)]
         if not sizes or sizes[0] != self.stop - self.start:
@@ -207,11 +206,10 @@ def fixed_noise(noise: FixedNoise) -> Iterator[None]:
         return drawn
 
     def unchanged(values: Any, *args: Any, **kwargs: Any) -> Any:
-        noise.used = True
         return tf.identity(values)
 
     def moments(layer: Any, inputs: Any, mask: Any) -> Any:
-        noise.used = True
+        noise.normalizes = True
         return tuple(
             tf.cast(v, inputs.dtype) for v in (layer.moving_mean, layer.moving_variance)
         )

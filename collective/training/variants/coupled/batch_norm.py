@@ -105,12 +105,12 @@ def moments(
         def gradient(
             _: tf.Tensor, of_mean: tf.Tensor, of_variance: tf.Tensor
         ) -> tf.Tensor:
-            own = context.own(tf.stack([of_mean, of_variance]))
+            own = context.of_whole(context.own(tf.stack([of_mean, of_variance])))
             both = context.all_reduce([own])[0]
             shares = tf.unstack(tf.math.divide_no_nan(both, count), axis=0)
             of_mean, of_variance = (_broadcast(s, inputs, axes) for s in shares)
             distance = inputs - _broadcast(mean, inputs, axes)
-            result = of_mean + 2 * distance * of_variance
+            result = context.of_part(of_mean + 2 * distance * of_variance)
             return context.own(result if weights is None else result * weights)
 
         return (count, mean, variance), gradient

@@ -23,7 +23,7 @@ the number of rows, the value is scaled so that the formula above holds:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,6 +40,8 @@ from collective.training.keras_compat import Hooks
 from collective.training.step import finite
 from collective.training.step.reduction import sum_tensors
 from collective.training.step.rows import Rows
+from collective.training.variants.coupled import batch_norm
+from collective.training.variants.coupled.replica import ReplicaContext, entered
 from collective.training.variants.custom_step.building import packed
 
 Logs = dict[str, tf.Tensor]
@@ -112,6 +114,31 @@ class OrderedSums:
 
     def _sum_exactly(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return sum_tensors(self.backend, tensors, [])
+
+
+@dataclass(eq=False)
+class OrderedReplica(ReplicaContext):
+    """A replica in its pass, whose sums are in order with those of gradients.
+
+    Its loss is a mean over its rows; that of the global batch is a weighted mean of these.
+    """
+
+    sums: OrderedSums | None = None
+    share: Share | None = None
+
+    def of_whole(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Times the share of its rows."""
+        assert self.share is not None
+        return self.share.of(gradient)
+
+    def of_part(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Divided by the share."""
+        assert self.share is not None
+        return self.share.undone(gradient)
+
+    def _in_order(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        assert self.sums is not None
+        return self.sums(tensors)
 
 
 class ReplicaHooks(Hooks):
@@ -266,6 +293,8 @@ class LocalStep:
         state: The variables that the method writes, other than those of optimizers and
             metrics: each replica may have another value afterwards.
         others: What is drawn otherwise than in one process, a few words each.
+        synchronizes: Whether layers of batch normalization have the statistics of the
+            whole global batch.
     """
 
     model: keras.Model
@@ -275,6 +304,7 @@ class LocalStep:
     paths: list[str] = field(default_factory=list)
     state: list[tf.Variable] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    synchronizes: bool = False
     _updated: set[int] = field(default_factory=set)
 
     def trace(self, rows: Rows, share: Share) -> Callable[[Rows, Share], Logs]:
@@ -298,7 +328,7 @@ class LocalStep:
             place = keras_compat.Place(share.first_row, count, share.global_rows)
             drawing = keras_compat.draw_rows(place)
         intercepted = keras_compat.intercept(hooks, self.model.metrics)
-        with drawing as self.others, intercepted as results:
+        with drawing as self.others, self._normalizing(share), intercepted as results:
             logs = self.method(packed(rows))
             if not isinstance(logs, dict):
                 raise UsageError(
@@ -310,6 +340,19 @@ class LocalStep:
         self.sources = {n: found and found[1] for n, found in sources.items()}
         self.paths, self._updated = hooks.paths, hooks.updated
         return {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+
+    @contextlib.contextmanager
+    def _normalizing(self, share: Share) -> Iterator[None]:
+        """Around the method: batch normalization, if over all replicas."""
+        if not self.synchronizes:
+            yield
+            return
+        place = share.replica, share.rows, share.global_rows
+        replica = OrderedReplica(
+            self.sums.backend, *place, maybe_empty=True, sums=self.sums, share=share
+        )
+        with entered(replica), batch_norm.synchronized(True):
+            yield
 
     def _state(self, written: list[tf.Variable]) -> list[tf.Variable]:
         metrics = map(keras_compat.tf_variable, self.model.metrics_variables)
