@@ -17,6 +17,7 @@ from keras.src.trainers.data_adapters import (
 )
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import context
 
 
@@ -118,7 +119,8 @@ class EpochIterator:
         self._keras = TFEpochIterator(
             x=data,
             steps_per_epoch=steps,
-            distribute_strategy=tf.distribute.get_strategy(),
+            # Not the script's or our own: the rows are cut already.
+            distribute_strategy=distribute_lib._get_default_strategy(),
         )
 
     @property

@@ -9,15 +9,15 @@ gradient needs one all-reduce more, of two numbers for each channel.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.log import log
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.prepared import PreparedModel
-from collective.training.variants.coupled import checks
 from collective.training.variants.coupled.replica import ReplicaContext, current
 
 
@@ -25,24 +25,22 @@ def chosen(
     wanted: bool | str,
     prepared: PreparedModel,
     backend: Backend,
-    cut: bool,
-    **options: Any,
+    features: Collection[str],
 ) -> bool:
     """Whether to synchronize every layer of a model; rank 0 says what ``auto`` costs.
 
     Args:
         wanted: ``sync_batch_norm`` of ``fit``; ``auto`` synchronizes where that is
             possible.
-        cut: Whether one replica computes its rows in several pieces.
-        options: As for ``checks.is_possible``.
+        features: Of the training, by their names in the table of compatibility.
     """
     layers = keras_compat.batch_norm_layers(prepared.model)
     layers = [layer for layer in layers if layer.trainable]
     if wanted != "auto" or not layers:
         return wanted is True
-    if backend.replicas == 1 and not backend.elastic and not cut:
+    if backend.replicas == 1 and "virtual_replicas" not in features:
         return False
-    possible = not cut and checks.is_possible(prepared, backend, **options)
+    possible = compatibility.works({"sync_batch_norm", *features}, backend)
     if backend.rank == 0 and not possible:
         log.warning(
             "batch normalization (%r) has the statistics of each replica's rows here, "

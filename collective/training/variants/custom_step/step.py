@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state
@@ -30,7 +30,6 @@ from collective.training.step.inputs import replica_rows
 from collective.training.step.report import Layout, cut
 from collective.training.step.rows import without_none
 from collective.training.variants.coupled.replica import at_least_one_row
-from collective.training.variants.custom_step.building import check_options
 from collective.training.variants.custom_step.replica import (
     LocalStep,
     Logs,
@@ -47,7 +46,6 @@ class CustomStep:
         maybe_empty: Whether a replica may have a batch without rows.
         sync_batch_norm: As for ``Step``.
         method: ``test_step``, to evaluate by it.
-        options: Of ``check_options``: refused, unless off.
     """
 
     def __init__(
@@ -60,10 +58,9 @@ class CustomStep:
         attachments: Sequence[Attachment] = (),
         sync_batch_norm: bool = False,
         method: str = "train_step",
-        **options: Any,
     ):
         self.model = prepared.model
-        check_options(self.model, backend, **options)
+        compatibility.check({"own_step"}, backend)
         self.backend = backend
         self.maybe_empty = maybe_empty
         self.attachments = Attachments(attachments)
