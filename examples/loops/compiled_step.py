@@ -1,4 +1,4 @@
-"""A loop around a tf.function, with a penalty, metrics and test steps."""
+"""A loop around a tf.function, with Dropout, a penalty, metrics and test steps."""
 
 import sys
 
@@ -21,6 +21,7 @@ def main():
             layers.Conv2D(4, 3, activation="relu", kernel_regularizer="l2"),
             layers.BatchNormalization(),
             layers.Flatten(),
+            layers.Dropout(0.3),
             layers.Dense(4),
         ]
     )

@@ -79,9 +79,9 @@ def agree(step: RowStep, inputs: Any) -> Plan:
     used = total - 1 if total % backend.size == 0 and total > backend.size else total
     leaves = rows.put(leaves, indices, [leaves[i][:used] for i in indices])
     inputs = tf.nest.pack_sequence_as(inputs, leaves)
-    problem, whole, noisy = "", None, False
+    problem, whole = "", None
     for sums_over_rows in (False, True):
-        ours, noisy = _on_own_rows(step, inputs, indices, sums_over_rows)
+        ours = _on_own_rows(step, inputs, indices, sums_over_rows)
         verdict: Any = None
         if backend.rank == 0:
             whole = whole or _in_one_piece(step, inputs, indices)
@@ -100,20 +100,19 @@ def agree(step: RowStep, inputs: Any) -> Plan:
     if backend.rank == 0 and step.plan is None:
         seconds = time.perf_counter() - begin
         log.info(
-            "%s: the same on %d rows cut into %d pieces as in one piece (%.1f s)%s",
+            "%s: the same on %d rows cut into %d pieces as in one piece (%.1f s)",
             step.name,
             used,
             backend.size,
             seconds,
-            "; random numbers are each rank's own" if noisy else "",
         )
     return Plan(indices, sums_over_rows, rules, certain)
 
 
 def _on_own_rows(
     step: RowStep, inputs: Any, indices: list[int], sums_over_rows: bool
-) -> tuple[Trial, bool]:
-    """The step on this rank's rows, undone; and whether it drew random numbers."""
+) -> Trial:
+    """The step on this rank's rows, undone."""
     backend, leaves = step.job.backend, tf.nest.flatten(inputs)
     own, piece = rows.cut(leaves, indices, backend, 1)
     stop = piece.start + max(piece.rows, 1)
@@ -126,7 +125,7 @@ def _on_own_rows(
             keras_compat.fixed_noise(noise),
             keras_compat.record_applied(applied),
         ):
-            run = step.local(inputs, indices, own, piece.share, sums_over_rows)
+            run = step.local(inputs, indices, own, piece.share, piece, sums_over_rows)
         trial = Trial(_gradients(applied), outputs=_candidates(step, run, piece))
         step.plan = Plan(indices, sums_over_rows, [], False)
         writes = _written(written, run.updated)
@@ -137,7 +136,7 @@ def _on_own_rows(
         trial.variables = _values(variables)
         for i, source in run.sources.items():
             trial.outputs[i] = {METRIC: _array(source.part(source.metric.result()))}
-        return trial, noise.used
+        return trial
     except CollectiveError:
         raise
     except Exception as error:

@@ -11,14 +11,23 @@ ranks' gradients are added, not averaged.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from collective.training import keras_compat
+from collective.training.unedited.loops.rows import Piece
 from collective.training.unedited.loops.sums import LoopSums
-from collective.training.variants.custom_step.replica import ReplicaHooks, Share
+from collective.training.variants.coupled import batch_norm
+from collective.training.variants.coupled.replica import entered
+from collective.training.variants.custom_step.replica import (
+    OrderedReplica,
+    ReplicaHooks,
+    Share,
+)
 
 
 class LoopHooks(ReplicaHooks):
@@ -29,7 +38,7 @@ class LoopHooks(ReplicaHooks):
     """
 
     def __init__(self, sums: LoopSums, share: Share, sums_over_rows: bool):
-        super().__init__(sums, share, seed=0)  # type: ignore[arg-type]
+        super().__init__(sums, share)  # type: ignore[arg-type]
         self.sums: LoopSums = sums  # type: ignore[assignment]
         self.sums_over_rows = sums_over_rows
         self.summed: dict[int, Any] = {}
@@ -87,47 +96,49 @@ class LoopHooks(ReplicaHooks):
         scaled = super().on_loss(loss, values, weight, mask, reduction)
         return self.share.of(scaled) if self.sums_over_rows else scaled
 
-    def moments(
-        self, inputs: tf.Tensor, axes: list[int], mask: Any
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Mean and variance of each channel over the whole batch. Differentiable."""
-        present = tf.ones(tf.shape(inputs)[:-1], tf.bool) if mask is None else mask
-        present = tf.cast(
-            tf.broadcast_to(present[..., None], tf.shape(inputs)), inputs.dtype
+    @contextlib.contextmanager
+    def on_own_rows(self, piece: Piece) -> Iterator[list[str]]:
+        """Inside, layers normalize over the whole batch, and draw its random numbers.
+
+        Yields:
+            What is drawn otherwise than in one process; it grows.
+        """
+        place = tf.constant(piece.rank, tf.int64), self.share.rows
+        replica = LoopReplica(
+            self.backend,
+            *place,
+            self.share.global_rows,
+            maybe_empty=True,
+            sums=self.sums,  # type: ignore[arg-type]
+            share=self.share,
+            sums_over_rows=self.sums_over_rows,
         )
-        present = present * tf.cast(self.share.rows > 0, inputs.dtype)
-
-        @tf.custom_gradient
-        def combined(inputs: tf.Tensor) -> Any:
-            def total(tensor: tf.Tensor) -> tf.Tensor:
-                return self.sums(
-                    [tf.reduce_sum(tensor * present, axes, keepdims=True)]
-                )[0]
-
-            count = total(tf.ones_like(inputs))
-            mean = total(inputs) / count
-            variance = total(tf.square(inputs - mean)) / count
-
-            def gradient(*upstream: tf.Tensor) -> tf.Tensor:
-                """Of the whole batch's loss; ``on_gradients`` weighs by the share."""
-                both = self.weighed(tf.stack(upstream[1:]))
-                (both,) = self.sums([both])
-                both = both if self.sums_over_rows else self.share.undone(both)
-                of_mean, of_variance = tf.unstack(both / count)
-                return present * (of_mean + 2 * (inputs - mean) * of_variance)
-
-            return (count, mean, variance), gradient
-
-        count, mean, variance = combined(inputs)
-        mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
-        if mask is None:
-            return mean, variance
-        return keras_compat.masked_moments(tf.reduce_max(count), mean, variance)
+        drawn = keras_compat.Place(piece.start, max(piece.rows, 1), piece.total)
+        with (
+            entered(replica),
+            batch_norm.synchronized(True),
+            keras_compat.draw_rows(drawn, by_length=True) as others,
+        ):
+            yield others
 
 
-def moments_of(hooks: LoopHooks) -> contextlib.AbstractContextManager[None]:
-    """Inside, batch normalization has the statistics of the whole batch."""
-    return keras_compat.replace_moments(hooks.moments, every_layer=True)
+@dataclass(eq=False)
+class LoopReplica(OrderedReplica):
+    """One rank in a step, for what layers sum over ranks.
+
+    Attributes:
+        sums_over_rows: Whether its loss is a part of that of the whole batch.
+    """
+
+    sums_over_rows: bool = False
+
+    def of_whole(self, gradient: tf.Tensor) -> tf.Tensor:
+        """What the loss of the whole batch owes to this rank's."""
+        return gradient if self.sums_over_rows else super().of_whole(gradient)
+
+    def of_part(self, gradient: tf.Tensor) -> tf.Tensor:
+        """The reverse of ``of_whole``."""
+        return gradient if self.sums_over_rows else super().of_part(gradient)
 
 
 def gather_rows(sums: LoopSums, tensor: tf.Tensor, start: Any, total: Any) -> tf.Tensor:

@@ -20,12 +20,14 @@ class Piece(NamedTuple):
     """This rank's rows of a batch.
 
     Attributes:
+        rank: Whose they are.
         start: Index of the first one.
         rows: Number of them; 0 where the batch has fewer rows than ranks.
         total: Rows of the batch.
     """
 
     share: Share
+    rank: int
     start: int
     rows: int
     total: int
@@ -83,9 +85,9 @@ def cut(
         own = [at_least_one_row(t, tf.constant(0, tf.int64)) for t in tensors]
         for tensor in own if not tf.executing_eagerly() else ():
             tensor.set_shape([1, *tensor.shape[1:]])
-    numbers = (stop - start, total, number, backend.rank)
+    numbers = (stop - start, total, number, backend.rank, start)
     share_of = Share(*(tf.cast(n, tf.int64) for n in numbers))
-    return own, Piece(share_of, start, stop - start, total)
+    return own, Piece(share_of, backend.rank, start, stop - start, total)
 
 
 def fingerprint(leaves: Sequence[Any], indices: Sequence[int]) -> tf.Tensor:

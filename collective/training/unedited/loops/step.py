@@ -23,7 +23,6 @@ from collective.training.unedited.loops import rows
 from collective.training.unedited.loops.hooks import (
     LoopHooks,
     gather_rows,
-    moments_of,
 )
 from collective.training.unedited.loops.rows import Piece
 from collective.training.unedited.loops.sums import LoopSums
@@ -34,6 +33,7 @@ from collective.training.variants.custom_step.replica import (
 )
 
 # What becomes of a value that leaves a step: by which it is that of the whole batch.
+_OTHER_DRAWS = "%s has %s: its numbers are not those of one process"
 GLOBAL, METRIC, ROWS, MEAN, SUM = "global", "metric", "rows", "mean", "sum"
 
 
@@ -113,6 +113,8 @@ class RowStep:
             run = self._traced if self.in_graph else self._eagerly
             leaves, total, own = run(inputs, number)
             self._check_same_rows(float(total), float(own))
+            for other in self._others:
+                self.job.warn_once(self.name, _OTHER_DRAWS, other)
             return tf.nest.pack_sequence_as(self._run.outputs, self._restored(leaves))
 
     def _check_same_rows(self, total: float, own: float) -> None:
@@ -138,7 +140,12 @@ class RowStep:
         own, piece = rows.cut(leaves, self.plan.rows, self.job.backend, number)
         with recorded_writes() as written:
             self._run = run = self.local(
-                inputs, self.plan.rows, own, piece.share, self.plan.sums_over_rows
+                inputs,
+                self.plan.rows,
+                own,
+                piece.share,
+                piece,
+                self.plan.sums_over_rows,
             )
         writes = [w for w in written.values() if _is_summed(w.variable, run.updated)]
         variables = [w.variable for w in writes]
@@ -156,7 +163,9 @@ class RowStep:
         own = [tf.convert_to_tensor(t) for t in own]
 
         def local(own: list[tf.Tensor], share: Share) -> list[Any]:
-            self._run = self.local(inputs, plan.rows, own, share, plan.sums_over_rows)
+            self._run = self.local(
+                inputs, plan.rows, own, share, piece, plan.sums_over_rows
+            )
             return [leaf if _is_tensor(leaf) else () for leaf in self._run.leaves]
 
         traced = tf.function(local, autograph=False).get_concrete_function(
@@ -179,14 +188,23 @@ class RowStep:
         indices: Sequence[int],
         own: Sequence[Any],
         share: Share,
+        piece: Piece,
         sums_over_rows: bool,
     ) -> LocalRun:
-        """The script's code on some rows; its gradients are summed."""
+        """The script's code on some rows; its gradients are summed.
+
+        Args:
+            share: That of the piece, in the graph that is traced.
+        """
         hooks = LoopHooks(self.sums, share, sums_over_rows)
         given = rows.put(tf.nest.flatten(inputs), indices, own)
         metrics = live_metrics()
-        with keras_compat.intercept(hooks, metrics) as results, moments_of(hooks):
+        with (
+            keras_compat.intercept(hooks, metrics) as results,
+            hooks.on_own_rows(piece) as others,
+        ):
             outputs = self.function(tf.nest.pack_sequence_as(inputs, given))
+        self._others = others
         return local_run(outputs, results, hooks.summed, hooks.updated)
 
     def reduce(
