@@ -18,7 +18,7 @@ def main():
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
-            layers.Conv2D(4, 3, activation="relu", kernel_regularizer="l2"),
+            layers.Conv2D(4, 3, activation="tanh", kernel_regularizer="l2"),
             layers.BatchNormalization(),
             layers.Flatten(),
             layers.Dropout(0.3),
@@ -26,7 +26,7 @@ def main():
         ]
     )
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=1.0)
+    optimizer = keras.optimizers.SGD(0.02, momentum=0.9, clipnorm=1.0)
     mean = keras.metrics.Mean()
     accuracy = keras.metrics.SparseCategoricalAccuracy()
 
