@@ -20,7 +20,7 @@ VARIABLE = "COLLECTIVE_BOARD"
 # Written by a rank: it waits for the other ranks to join; it is in the job; it has left
 # the job, which continues; its work has ended, so that no other rank redoes what fails now.
 JOINING, JOINED, LEFT, DONE = b"w", b"j", b"l", b"d"
-# Written by the launcher for other ranks (``native/membership/launcher_files.cc``): the
+# Written by the launcher for other ranks (``native/rendezvous/launcher_files.cc``): the
 # rank has exited.
 EXITED = b"e"
 # Written by the launcher for the rank: all ranks are to end, and the job restarts on other
