@@ -6,6 +6,7 @@ through ``/proc``: it has no name of its own, and ends with the launcher.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -14,6 +15,9 @@ VARIABLE = "COLLECTIVE_BOARD"
 # Written by a rank: it waits for the other ranks to join; it is in the job; it has left
 # the job, which continues; its work has ended, so that no other rank redoes what fails now.
 JOINING, JOINED, LEFT, DONE = b"w", b"j", b"l", b"d"
+# Written by a rank that was in the job: its interpreter ends.
+EXITING = b"x"
+OVER = (LEFT, DONE, EXITING)
 # Written by the launcher for other ranks (``native/membership/launcher_files.cc``): the
 # rank has exited.
 EXITED = b"e"
@@ -64,6 +68,8 @@ def write(state: bytes) -> None:
     """Writes the state of this rank; does nothing without our launcher."""
     with contextlib.suppress(OSError):
         os.pwrite(_open(os.environ.get(VARIABLE, "")), state, _number())
+        if state == JOINED:
+            _note_end(os.getpid())
 
 
 def read() -> bytes:
@@ -72,6 +78,15 @@ def read() -> bytes:
         file = _open(os.environ.get(VARIABLE, ""))
         return os.pread(file, 1, _number()).strip(b"\0")
     return b""
+
+
+@functools.cache  # once
+def _note_end(process: int) -> None:
+    def note() -> None:
+        if os.getpid() == process and read() == JOINED:  # not in a fork
+            write(EXITING)
+
+    atexit.register(note)
 
 
 @functools.cache  # a training reads it before each step

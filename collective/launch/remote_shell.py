@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from dataclasses import dataclass
 
-from collective import hosts
+from collective import hosts, python_command
 from collective.hosts import Host
 
 CONNECT_SECONDS = 8
@@ -35,7 +34,7 @@ class RemoteShell:
         With the same Python, in the same folder; without a shell where the host is this
         one.
         """
-        command = [sys.executable, "-m", module, *words]
+        command = python_command.command(module, *words)
         if hosts.is_local(host):
             return command
         limits = []
