@@ -16,6 +16,7 @@ from collective.elastic.running_time import Lasting, Stops
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
 from collective.launch import mpi, reachability
+from collective.launch import slurm as slurm_job
 from collective.launch.options import START_SECONDS, LaunchOptions
 from collective.launch.output import (
     OutputStyle,
@@ -66,7 +67,8 @@ class MpirunSupervisor(Supervisor):
         )
         self.options, self.hosts = options, hosts
         self.mpi = mpi.find(options.mpirun)
-        self.words = _command(self.mpi, options, hosts, variables or {})
+        given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
+        self.words = _command(self.mpi, options, hosts, given)
         # Since when ranks have not answered, while this process ran (Stops).
         self.asked: dict[int, float] = {}
         self.stops = Stops()
@@ -111,7 +113,15 @@ class MpirunSupervisor(Supervisor):
                 file = os.memfd_create("collective hosts", os.MFD_CLOEXEC)
                 os.write(file, word.encode())
                 words[place] = f"/proc/{os.getpid()}/fd/{file}"
-        self.specs = [ProcessSpec(0, words, takes_input=True)]
+        self.specs = [
+            ProcessSpec(
+                0,
+                words,
+                slurm_job.for_mpirun(os.environ),
+                takes_input=True,
+                hidden=slurm_job.hidden(os.environ),
+            )
+        ]
         return super().run(on_started)
 
     def _look_after(self) -> None:
@@ -121,13 +131,18 @@ class MpirunSupervisor(Supervisor):
             self.exit_code = NOT_STARTED
             self._end(signal.SIGTERM)
         now = self.stops.look()
+        if self.asked and not self.ending:
+            self._give_up_still_hosts(now)
+
+    def _give_up_still_hosts(self, now: float) -> None:
+        """Mpirun itself gives up only a host whose kernel does not answer any more."""
         waited = {r: now - at - self.stops.since(at) for r, at in [*self.asked.items()]}
-        running = self.relay.unfinished
         self.silent = [
-            rank for rank in running if waited.get(rank, 0) > self.options.heartbeat
+            rank
+            for rank in self.relay.unfinished
+            if waited.get(rank, 0) > self.options.heartbeat
         ]
-        if self.silent and not self.ending:
-            # mpirun counts a host as lost when its kernel does not answer any more.
+        if self.silent:
             self.lost_host = True
             self._end(signal.SIGTERM)
 

@@ -10,9 +10,8 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
-from collective.errors import UsageError
 from collective.log import log
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
@@ -46,6 +45,7 @@ from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import (
     compare_data,
     compare_models,
+    is_wanted,
     verify_step,
 )
 
@@ -170,6 +170,17 @@ def fit(
     )
     with guarded(backend), contextlib.ExitStack() as contexts:
         virtual = virtual_checks.check_count(virtual_replicas, backend)
+        features = {
+            "accumulate": accumulate > 1,
+            "jit_compile": jit_compile,
+            "recompute": recompute,
+            "shard_optimizer": shard_optimizer,
+            "virtual_replicas": virtual is not None,
+            "checkpoint": checkpoint is not None,
+            "ledger": ledger is not None,
+        }
+        asked = {name for name, on in features.items() if on}
+        compatibility.check(asked, backend)
         if virtual is not None:
             settings.agree(virtual, backend)
             contexts.enter_context(settings.deterministic())
@@ -193,6 +204,9 @@ def fit(
         inputs = _inputs(
             given, backend, virtual, steps_per_epoch, seed, shuffle, ledger
         )
+        if isinstance(inputs, Batches):
+            asked.add("batches")
+        compatibility.check(asked, backend)
         validation = None
         if given.validation is not None:
             rows_at_a_time = given.validation_batch_size
@@ -216,16 +230,13 @@ def fit(
             backend,
             inputs.spec,
             micro_batch_rows=-(-rows // (pieces * accumulate)),
-            recompute=recompute,
             shard_optimizer=shard_optimizer,
-            jit_compile=jit_compile,
+            features=asked,
         )
         model = prepared.model
         compare_models(backend, model)
         check_states_of_rows(model)
         own_step = keras_compat.overrides(model, "train_step")
-        if virtual is not None:
-            virtual_checks.check_options(own_step=own_step, ledger=ledger)
 
         # How the step computes what is no sum over rows.
         options: dict[str, Any] = {
@@ -249,7 +260,7 @@ def fit(
         if virtual is not None:
             known = None  # tables travel whole
         plan = look_ups.planned(
-            plan, embedding_gradients, prepared, backend, known, **options
+            plan, embedding_gradients, prepared, backend, known, asked
         )
 
         # The step, and what happens beside it.
@@ -259,7 +270,6 @@ def fit(
                 inputs, backend, steps_per_epoch, initial_epoch, virtual
             )
         else:
-            _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
             feed = inputs
         if steps is not None:
             epochs = feed.epochs(steps)
@@ -281,8 +291,10 @@ def fit(
         options["attachments"] = [a for o in reversed(observers) for a in o.attachments]
         step: Any
         if own_step:
+            for name in ("accumulate", "jit_compile", "recompute"):
+                del options[name]  # refused
             step = CustomStep(prepared, backend, inputs.spec, **options)
-            for line in check_step(step, inputs) if verify else ():
+            for line in check_step(step, inputs, is_wanted(verify)):
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
         else:
@@ -355,21 +367,6 @@ def _maybe_empty(
     size = inputs.global_batch_size
     pieces = virtual.count if virtual else backend.most_replicas
     return (inputs.rows % size or size) < pieces
-
-
-def _check_counted(backend: Backend, **wanted: Any) -> None:
-    """Refuses, for batches, what needs to know the rows of each step beforehand."""
-    names = [f"{name}=" for name, value in wanted.items() if value is not None]
-    if backend.elastic:
-        names.append("an elastic job (--min-np)")
-    if names:
-        raise UsageError(
-            f"{names[0]} needs rows that can be counted, and the data are batches of "
-            "which nobody knows the rows beforehand",
-            hint="pass arrays; or dataset.unbatch() of known length, with "
-            "global_batch_size=. To continue after an end, "
-            "keras.callbacks.BackupAndRestore works with any data",
-        )
 
 
 def _observers(

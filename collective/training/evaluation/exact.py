@@ -18,7 +18,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
@@ -36,7 +36,6 @@ from collective.training.step.inputs import (
 from collective.training.step.plan import StepPlan
 from collective.training.step.report import cut
 from collective.training.step.rows import Rows, without_none
-from collective.training.variants.coupled import checks as coupled_checks
 from collective.training.variants.coupled.replica import for_replica
 from collective.training.variants.coupled.whole import MetricState
 
@@ -152,8 +151,7 @@ class Evaluation(BatchwiseEvaluation):
         plan = plan or StepPlan()
         coupled = plan.gather_loss or plan.gather_metrics
         if coupled:
-            coupling = coupled_checks.reasons(prepared.model, backend, plan, False)
-            coupled_checks.check(prepared, backend, coupling)
+            compatibility.check({"coupled"}, backend)
         super().__init__(prepared, backend, inputs, steps)
         self.forward = Forward(prepared, seed=0, plan=plan)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state, look_ups
@@ -42,7 +42,6 @@ from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled import checks as coupled_checks
 from collective.training.variants.coupled.replica import for_replica
 from collective.training.variants.coupled.whole import MetricState
-from collective.training.variants.virtual.checks import check_coupling
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.variants.virtual.reduction import sum_pieces
 
@@ -91,19 +90,16 @@ class Step:
         virtual: VirtualReplicas | None = None,
     ):
         plan = plan or StepPlan()
-        coupling = coupled_checks.reasons(
+        coupling = coupled_checks.features(
             prepared.model, backend, plan, sync_batch_norm, virtual is not None
         )
-        if virtual is not None:
-            check_coupling(coupling)
-        coupled_checks.check(
-            prepared,
-            backend,
-            coupling,
-            accumulate=accumulate,
-            jit_compile=jit_compile,
-            recompute=recompute,
-        )
+        options = {
+            "accumulate": accumulate > 1,
+            "jit_compile": jit_compile,
+            "recompute": recompute,
+            "virtual_replicas": virtual is not None,
+        }
+        compatibility.check(coupling | {k for k, on in options.items() if on}, backend)
         self.coupled = bool(coupling)
         self.sync_batch_norm = sync_batch_norm
         self.prepared = prepared

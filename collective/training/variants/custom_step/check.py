@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
@@ -30,7 +30,8 @@ from collective.training.input.plan import share
 from collective.training.keras_compat import path_of, record_applied, tf_variable
 from collective.training.step.rows import Rows
 from collective.training.variables import all_variables, broadcast_model
-from collective.training.variants.custom_step.building import DROP_IN, packed
+from collective.training.variants.custom_step.building import packed
+from collective.training.variants.custom_step.replica import flat_logs
 from collective.training.variants.custom_step.step import CustomStep
 from collective.training.verification.first_rows import first_rows
 
@@ -39,8 +40,13 @@ PIECES = (11, 7, 13, 5)
 Values = dict[str, np.ndarray]
 
 
-def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
+def check_step(
+    step: CustomStep, inputs: Input | Batches, wanted: bool = True
+) -> list[str]:
     """Compares the step with Keras' own; every rank calls it.
+
+    Args:
+        wanted: Whether to; that of rank 0 counts.
 
     Returns:
         Lines for the user; none with one replica, whose step is Keras' own.
@@ -49,7 +55,7 @@ def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
         UsageError: On every rank, naming what differs.
     """
     backend, model = step.backend, step.model
-    if backend.most_replicas == 1:
+    if backend.most_replicas == 1 or not broadcast_object(backend, wanted):
         return []
     begin = time.perf_counter()
     broadcast_model(model, backend)
@@ -81,8 +87,9 @@ def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
         raise UsageError(
             f"model {model.name!r}: its train_step on {cut[-1]} rows cut into "
             f"{backend.replicas} pieces is not that on the rows in one piece: {problem}",
-            hint=f"take means over rows, and couple no rows of a batch; or {DROP_IN}; "
-            "or verify=False, where that is what you mean",
+            hint="take means over rows, and couple no rows of a batch; or "
+            f"{compatibility.FEATURES['own_step'].without}; or verify=False, where that "
+            "is what you mean",
         )
     seconds = time.perf_counter() - begin
     sizes = [b - a for a, b in itertools.pairwise(cut)]
@@ -141,7 +148,7 @@ def _compare_with_keras(
 
     def step() -> dict[str, Any]:
         with keras_compat.intercept(keras_compat.Hooks()):
-            return dict(model.train_step(packed(rows)))
+            return flat_logs(model.train_step(packed(rows)))
 
     noise = keras_compat.FixedNoise(0, total, total)
     with undone(model, state), keras_compat.fixed_noise(noise), _explained(model):

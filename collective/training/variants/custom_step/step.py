@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state
@@ -29,7 +29,6 @@ from collective.training.step.inputs import replica_rows
 from collective.training.step.report import Layout, cut
 from collective.training.step.rows import without_none
 from collective.training.variants.coupled.replica import at_least_one_row
-from collective.training.variants.custom_step.building import check_options
 from collective.training.variants.custom_step.replica import (
     LocalStep,
     Logs,
@@ -45,7 +44,6 @@ class CustomStep:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         maybe_empty: Whether a replica may have a batch without rows.
         method: ``test_step``, to evaluate by it.
-        options: Of ``check_options``: refused, unless off.
     """
 
     def __init__(
@@ -58,10 +56,9 @@ class CustomStep:
         maybe_empty: bool = True,
         attachments: Sequence[Attachment] = (),
         method: str = "train_step",
-        **options: Any,
     ):
         self.model = prepared.model
-        check_options(self.model, backend, **options)
+        compatibility.check({"own_step"}, backend)
         self.backend = backend
         self.maybe_empty = maybe_empty
         self.attachments = Attachments(attachments)
