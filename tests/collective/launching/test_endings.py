@@ -54,7 +54,9 @@ def test_a_suspended_process_does_not_count_the_time(clock):
 
 def test_a_rank_that_has_finished_and_does_not_end_is_named(clock, capsys):
     membership = membership_file.MembershipFile(2)
-    os.pwrite(membership._file, membership_file.EXITING, 1)
+    os.pwrite(
+        membership._file, membership_file.EXITING, len(membership_file.HEADER) + 1
+    )
     lingering = Lingering(membership, 1.5)
     ranks = [(0, os.getpid()), (1, 1)]
     for over in ([], [], [1]):
