@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check_build:
             print(versions.check_build())
             return 0
+        for warning in environment.unknown.warnings(os.environ):
+            print_message(f"warning: {warning}")
         return settled(_launch(options))
     except CollectiveError as error:
         print_message(str(error))

@@ -125,11 +125,7 @@ class Checkpoint(Observer):
         """
         position, backend = self._position, self._position.backend
         if not backend.elastic:
-            resume = "again" if self.resume else "with --resume"
-            recorder.advise(
-                f"should the job end, the same command {resume} continues from "
-                f"{self.folder}"
-            )
+            recorder.advise(self._advice)
         if backend.rank or backend.joins:
             return
         self._take_over()
@@ -137,6 +133,13 @@ class Checkpoint(Observer):
             self._known = []
             resumes = bool(self.resume) or generations.number() > 0
             position.start = self._newest(position.model, self._plan, resumes)
+
+    def _advice(self) -> str:
+        """What a dump says: nothing where there is no checkpoint yet."""
+        if not storage.saved_in(self.folder):
+            return ""
+        resume = "again" if self.resume else "with --resume"
+        return f"the same command {resume} continues from {self.folder}"
 
     def reconfigured(self, root: int) -> None:
         """On a new rank 0, takes over the folder."""
