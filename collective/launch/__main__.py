@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         for warning in environment.unknown.warnings(os.environ):
             print_message(f"warning: {warning}")
-        return settled(_launch(options))
+        typed = sys.argv[1:] if arguments is None else arguments
+        return settled(_launch(options, typed))
     except CollectiveError as error:
         print_message(str(error))
         return error.exit_code
@@ -45,11 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _launch(options: LaunchOptions) -> int:
+def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     """Imports late what one host does not need."""
     for name in (generations.JOB_VARIABLE, generations.NUMBER_VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
-    environment.lone.check_launcher(os.environ)
+    if options.agent:
+        from collective.launch.agents import command
+
+        if not command.is_running():
+            return command.run(options, arguments)
+        options = command.with_agents(options)
+    else:
+        environment.lone.check_launcher(os.environ)
     script = options.host_discovery_script
     if script:
         from collective.launch.restarting import RestartingLauncher
