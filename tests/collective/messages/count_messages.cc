@@ -150,6 +150,29 @@ struct Outcome {
   bool right;
 };
 
+// Sums other values on each rank, in so many tensors. Whether the sums are right.
+bool Reduce(Communicator& ranks, Request* request, std::vector<float>* data,
+            int tensors) {
+  const auto n = static_cast<size_t>(ranks.size());
+  for (size_t i = 0; i < data->size(); ++i) {
+    (*data)[i] = static_cast<float>(ranks.me() + i % 7);
+  }
+  request->tensors.resize(tensors);
+  size_t begin = 0;
+  for (int i = 0; i < tensors; ++i) {
+    const size_t end = i + 1 < tensors ? data->size() * (i + 1) / 5 : data->size();
+    Tensor& tensor = request->tensors[i];
+    tensor.input = tensor.output = data->data() + begin;
+    tensor.count = static_cast<int64_t>(end - begin);
+    begin = end;
+  }
+  Execute(ranks, *request);
+  for (size_t i = 0; i < data->size(); ++i) {
+    if ((*data)[i] != static_cast<float>(n * (n - 1) / 2 + n * (i % 7))) return false;
+  }
+  return true;
+}
+
 Outcome RunRank(World* world, int rank, size_t bytes, Algorithm algorithm) {
   RankInfo info;
   info.rank = rank;
@@ -172,25 +195,17 @@ Outcome RunRank(World* world, int rank, size_t bytes, Algorithm algorithm) {
   Execute(ranks, barrier);
   const long verified = network->all.messages;
 
+  // One tensor, which is summed in place; then several, which go through slots.
   std::vector<float> data(bytes / sizeof(float));
-  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(rank + i % 7);
   Request request;
   request.kind = Kind::kAllReduce;
   request.algorithm = algorithm;
-  request.tensors.resize(1);
-  Tensor& tensor = request.tensors[0];
-  tensor.input = tensor.output = data.data();
-  tensor.count = static_cast<int64_t>(data.size());
   const Count before = network->away;
-  Execute(ranks, request);
+  const bool right = Reduce(ranks, &request, &data, 1);
   Outcome outcome = {network->away, verified, 0, true};
   outcome.reduced.messages -= before.messages;
   outcome.reduced.bytes -= before.bytes;
-  const auto n = static_cast<size_t>(world->size());
-  for (size_t i = 0; i < data.size(); ++i) {
-    outcome.right =
-        outcome.right && data[i] == static_cast<float>(n * (n - 1) / 2 + n * (i % 7));
-  }
+  outcome.right = Reduce(ranks, &request, &data, 3) && right;
 
   const long until = network->all.messages;
   Announcement next = {};
