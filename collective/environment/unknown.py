@@ -8,13 +8,47 @@ from collections.abc import Mapping
 PREFIX = "COLLECTIVE_"
 # Those of docs/reference/environment.md, without the prefix.
 KNOWN = frozenset(
-    (
-        "AGENT_PYTHON AGENT_SOCKET BOARD BUILD_CORE GENERATION HOROVODRUN INTERFACES JOB "
-        "JOINS LIBMPI LIBRARY LOCAL_RANK LOCAL_SIZE MAX_NP MIN_NP OUTPUT PORTABLE PROBE "
-        "QUIET RANK RANKS_PER_HOST RANK_TIMEOUT RECORDER REMOTE_SHELL RESTARTABLE_JOB "
-        "SANITIZE SECRET SECRET_FILE SEED SETS_HOROVOD_RANK SIMD SIZE SLURM_JOB "
-        "STALL_SECONDS START_TIMEOUT STORES TIMEOUT VERIFY WAITS "
-    ).split()
+    [
+        "AGENT_PYTHON",
+        "AGENT_SOCKET",
+        "BOARD",
+        "BUILD_CORE",
+        "GENERATION",
+        "HOROVODRUN",
+        "INTERFACES",
+        "JOB",
+        "JOINS",
+        "LIBMPI",
+        "LIBRARY",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "MAX_NP",
+        "MIN_NP",
+        "OUTPUT",
+        "PORTABLE",
+        "PROBE",
+        "QUIET",
+        "RANK",
+        "RANKS_PER_HOST",
+        "RANK_TIMEOUT",
+        "RECORDER",
+        "REMOTE_SHELL",
+        "RESTARTABLE_JOB",
+        "SANITIZE",
+        "SECRET",
+        "SECRET_FILE",
+        "SEED",
+        "SETS_HOROVOD_RANK",
+        "SIMD",
+        "SIZE",
+        "SLURM_JOB",
+        "STALL_SECONDS",
+        "START_TIMEOUT",
+        "STORES",
+        "TIMEOUT",
+        "VERIFY",
+        "WAITS",
+    ]
 )
 
 
