@@ -291,7 +291,7 @@ def fit(
         options["attachments"] = [a for o in reversed(observers) for a in o.attachments]
         step: Any
         if own_step:
-            for name in ("accumulate", "jit_compile", "recompute"):
+            for name in ("accumulate", "recompute"):
                 del options[name]  # refused
             step = CustomStep(prepared, backend, inputs.spec, **options)
             for line in check_step(step, inputs, is_wanted(verify)):

@@ -11,6 +11,8 @@ returns are theirs; else what the last step returned.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +30,10 @@ from collective.training.step.attachments import Attachment, Attachments, Replic
 from collective.training.step.inputs import replica_rows
 from collective.training.step.report import Layout, cut
 from collective.training.step.rows import without_none
+from collective.training.step.xla import compiled_around_collectives
+from collective.training.variables import all_variables
 from collective.training.variants.coupled.replica import at_least_one_row
+from collective.training.variants.custom_step import undo
 from collective.training.variants.custom_step.replica import (
     LocalStep,
     Logs,
@@ -44,6 +49,7 @@ class CustomStep:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         maybe_empty: Whether a replica may have a batch without rows.
         method: ``test_step``, to evaluate by it.
+        jit_compile: Whether XLA compiles it, between its sums over replicas.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class CustomStep:
         maybe_empty: bool = True,
         attachments: Sequence[Attachment] = (),
         method: str = "train_step",
+        jit_compile: bool = False,
     ):
         self.model = prepared.model
         compatibility.check({"own_step"}, backend)
@@ -63,7 +70,10 @@ class CustomStep:
         self.maybe_empty = maybe_empty
         self.attachments = Attachments(attachments)
         self.sums = OrderedSums(backend)
-        self.local = LocalStep(self.model, getattr(self.model, method), self.sums, seed)
+        step = getattr(self.model, method)
+        if jit_compile:
+            step = functools.wraps(step)(compiled_around_collectives(step))
+        self.local = LocalStep(self.model, step, self.sums, seed)
         self._metric_variables = list(self.model.metrics_variables)
         self._metrics = [keras_compat.tf_variable(v) for v in self._metric_variables]
         self.layout = CustomLayout(self.model, self._metric_variables, {})
@@ -77,13 +87,20 @@ class CustomStep:
             autograph=False,
         )
         traced.get_concrete_function()
+        state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
+        undo.check_known(self.local.state, state, backend)
+        self._state = [*state, *self._metrics]
         self._run = eager if self.model.run_eagerly else traced
 
     def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch; see ``Step.__call__``."""
         self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64))
-        report = self.backend.call(self._run, args, self._explain)
+        undone: Any = contextlib.nullcontext()
+        if self.backend.elastic:
+            undone = undo.whole_or_absent(self._state)
+        with undone:
+            report = self.backend.call(self._run, args, self._explain)
         self.attachments.receive(report, self.layout.size, number)
         return report
 
@@ -186,7 +203,8 @@ class CustomStep:
 
     def _explain(self, error: Exception) -> Exception:
         explained = finite.explain(error, self.backend, self.local.paths)
-        if isinstance(explained, CollectiveError) and explained is not error:
+        stays = not self.backend.elastic  # else it is put back
+        if stays and isinstance(explained, CollectiveError) and explained is not error:
             explained.message = explained.message.replace(
                 "No rank applied the step.",
                 "No rank applied these gradients; what the train_step applied before "
