@@ -39,16 +39,16 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def _option(group: str, help: str, default: Any, **parsing: Any) -> Any:
+def _option(group: str, help: str, start: Any, **parsing: Any) -> Any:
     """A field, with how ``train.py`` reads it."""
-    if default is False:
+    if start is False:
         parsing["action"] = "store_true"
-    elif default is True:
+    elif start is True:
         parsing["action"] = "store_false"
     else:
-        parsing["default"] = default
+        parsing = {"default": start} | parsing
     about = {"group": group, "help": help, "parsing": parsing}
-    return dataclasses.field(default=default, metadata=about)
+    return dataclasses.field(default=start, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class FitOptions:
         "training", "each rank keeps a part of the optimizer's state only", False
     )
     jit_compile: bool = _option("training", "compile the gradients with XLA", False)
-    sync_batch_norm: bool = _option(
+    sync_batch_norm: bool | str = _option(
         "training",
         "batch normalization has the statistics of all replicas' rows",
         False,
@@ -98,7 +98,13 @@ class FitOptions:
     verify: bool = _option(
         "training", "train without comparing the step with Keras' own first", True
     )
-    seed: int = _option("numbers", "of weights, order and random layers", 0, type=seed)
+    seed: int | None = _option(
+        "numbers",
+        "of weights, order and random layers (default: 0)",
+        None,
+        type=seed,
+        default=0,
+    )
     check_every: int = _option(
         "numbers",
         "compare all replicas' weights by checksum every K steps\n"

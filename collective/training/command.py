@@ -51,6 +51,7 @@ class Job(FitOptions):
     clipnorm: float | None = None
     clipvalue: float | None = None
     precision: str = "float32"
+    seed: int = 0  # a script without seeds is not repeatable, and a command is one
     test: bool = True
     verbose: str | int = "auto"
 

@@ -142,6 +142,10 @@ _ONE_AT_A_TIME = (
 NOT_BUILT = _pairs(
     {
         "own_step with accumulate": "a train_step takes its batch in one piece",
+        "own_step with coupled": (
+            "a train_step sees the rows of its rank; it is refused by the check before "
+            "the first step"
+        ),
         "own_step with look_ups": (
             "look-ups of a train_step would have to be gathered, however many a rank has"
         ),
