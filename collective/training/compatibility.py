@@ -181,6 +181,10 @@ NOT_BUILT = _pairs(
         "model_parallel with recompute, shard_optimizer, jit_compile, tensor_parallel": (
             "these work on a model that is on one device"
         ),
+        "jit_compile with tensor_parallel": (
+            "XLA compiles no collective, and clusters between those of layers would "
+            "have to be shown to compile"
+        ),
         "shard_optimizer with tensor_parallel": (
             "variables that are cut already would be cut again"
         ),

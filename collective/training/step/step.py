@@ -152,13 +152,10 @@ class Step:
                 *(self.prepared, self._seed), replicas=self.forward.pieces[0]
             )
         train = forward.train
-        communicates = self.coupled or self.backend.tensor is not None
-        if jit_compile and communicates:
-            train = compiled_around_collectives(train)
         self._micro_batch = tf.function(
             colocated(train),
             input_signature=(weights, rows, scalar, scale, position),
-            jit_compile=jit_compile and not communicates,
+            jit_compile=jit_compile and not self.coupled,
             autograph=False,
         )
         traced = self._micro_batch.get_concrete_function()
