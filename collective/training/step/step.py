@@ -151,9 +151,8 @@ class Step:
             forward = Forward(
                 *(self.prepared, self._seed), replicas=self.forward.pieces[0]
             )
-        train = forward.train
         self._micro_batch = tf.function(
-            colocated(train),
+            colocated(forward.train),
             input_signature=(weights, rows, scalar, scale, position),
             jit_compile=jit_compile and not self.coupled,
             autograph=False,
