@@ -22,10 +22,10 @@
 #include "failure.h"
 #include "kernels/types.h"
 #include "membership/futex_word.h"
-#include "membership/launcher_files.h"
-#include "membership/rank_info.h"
-#include "membership/rendezvous.h"
-#include "transport/network.h"
+#include "network/network.h"
+#include "rendezvous/launcher_files.h"
+#include "rendezvous/rank_info.h"
+#include "rendezvous/rendezvous.h"
 
 namespace collective {
 
@@ -45,7 +45,9 @@ class Job {
  public:
   // The first rendezvous. `generation` counts the jobs of this process. If the
   // launcher reports exited ranks, the job forms without them, renumbered.
-  Job(const RankInfo& info, const Settings& settings, int generation);
+  // `start`: connects the hosts, if there are several.
+  Job(const RankInfo& info, const Settings& settings, int generation,
+      const StartNetwork& start = Network::Start);
   // Reconfigures: forms a job of the survivors of a broken one, renumbered in
   // their old order, and of the processes that wait to join, which come last.
   // Every survivor must call this; one that dies meanwhile is left out. Either
@@ -125,6 +127,7 @@ class Job {
     const ReportedWait reported_wait_;
     const int64_t start_;
     int64_t polled_;
+    int64_t stopped_ = 0;  // in all, of this wait: in which this process did not run
     int64_t quiet_since_;
     uint32_t submitted_;
     bool left_ = false;  // at the last poll, the awaited rank had left
@@ -219,12 +222,15 @@ class Job {
   bool RendezvousOfThisHost(const Job& former, std::string* error);
 
   // Kills a rank of this host if it has not been in a wait for the rank
-  // time-out: others wait for it, and it waits for nobody. True if it did.
-  bool EndIfStuck(int local_rank, double waited) const;
+  // time-out: others wait for it, and it waits for nobody. `stopped`: for how
+  // many nanoseconds of this wait this process did not run. True if it did.
+  bool EndIfStuck(int local_rank, double waited, int64_t stopped) const;
   // Says of a rank whether it has died or left; one for which this rank has
   // waited too long, from now on, is killed first.
   GoneFunction GoneOrStuck() const;
   bool HasLeft(int local_rank) const;
+  // Whether a rank of this host is dead, or was killed by one of its peers.
+  bool IsDead(int local_rank) const;
   void CheckOtherHosts();
   [[noreturn]] void BreakForDead(const std::string& who);
   // `who`: a line for each wait.
