@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from collective.training import keras_compat
 from collective.training.unedited.job import Job
+from collective.training.unedited.loops.check import agree
 from collective.training.unedited.loops.step import RowStep, is_running, running
 
 Found = RowStep | None
@@ -50,4 +51,4 @@ def _found(job: Job, function: Any, args: Any, kwargs: Any) -> Found:
         return alive(*inputs[0], **inputs[1])  # inlined: see keras_compat.intercept
 
     name = f"{getattr(function, '__name__', 'a tf.function')}()"
-    return RowStep(job, call, name, in_graph=True)
+    return RowStep(job, call, name, in_graph=True, agree=agree)

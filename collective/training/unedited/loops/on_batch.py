@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from collective.training import keras_compat
 from collective.training.unedited.job import Job
+from collective.training.unedited.loops.check import agree
 from collective.training.unedited.loops.step import RowStep, is_running
 
 
@@ -34,7 +35,7 @@ def replace_on_batch(job: Job) -> None:
         mine = steps.setdefault(model, {})
         if method not in mine or not _same(mine[method].settings, settings):
             step = RowStep(
-                job, _calling(model, method), f"{method} of {model.name!r}", True
+                job, _calling(model, method), f"{method} of {model.name!r}", True, agree
             )
             mine[method] = _Compiled(settings, step)
         return mine[method].step

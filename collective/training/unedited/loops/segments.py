@@ -21,6 +21,7 @@ import tensorflow as tf
 import collective
 from collective.training.unedited.job import Job
 from collective.training.unedited.loops import rows
+from collective.training.unedited.loops.check import agree
 from collective.training.unedited.loops.step import RowStep, is_running
 
 RUN = "__collective_step__"  # the name that rewritten code calls
@@ -106,7 +107,9 @@ class Steps:
         found = self._found.get(key := (number, tuple(arrays)))
         if found is None:
             name = f"the training step at {step.place}"
-            found = self._found[key] = RowStep(self.job, call, name, in_graph=False)
+            found = self._found[key] = RowStep(
+                self.job, call, name, in_graph=False, agree=agree
+            )
         found.function = call
         return found(arrays)
 

@@ -84,6 +84,7 @@ class RowStep:
         function: Takes the inputs, a tree, as one argument.
         name: For messages.
         in_graph: Whether it is traced, as a ``tf.function`` is.
+        agree: ``check.agree``.
         may_be_rows: Of the flat inputs, which may be rows; None: all.
     """
 
@@ -91,6 +92,7 @@ class RowStep:
     function: Callable[[Any], Any]
     name: str
     in_graph: bool
+    agree: Callable[[RowStep, Any], Plan]
     may_be_rows: Callable[[Any], list[int]] | None = None
     plan: Plan | None = None
     sums: LoopSums = field(init=False)
@@ -102,12 +104,10 @@ class RowStep:
 
     def __call__(self, inputs: Any) -> Any:
         """Runs it on this rank's rows; the outputs are those of the whole batch."""
-        from collective.training.unedited.loops.check import agree
-
         with running(), guarded(self.job.backend):
             if self.plan is None or not self.plan.certain:
                 with self.job.calling(LOOP):
-                    self.plan = agree(self, inputs)
+                    self.plan = self.agree(self, inputs)
             self.calls += 1
             number = tf.constant(self.calls, tf.int64)
             run = self._traced if self.in_graph else self._eagerly
