@@ -38,7 +38,6 @@ def main():
         y,
         batch_size=32,
         epochs=3,
-        shuffle=False,
         validation_data=make_data(89, seed=1),
         verbose=2,
     )

@@ -42,7 +42,6 @@ def main():
         y[:350],
         batch_size=32,
         epochs=4,
-        shuffle=False,
         validation_data=(x[350:], y[350:]),
         verbose=2,
     )
