@@ -40,6 +40,7 @@ def main():
         y,
         batch_size=32,
         epochs=4,
+        shuffle=False,
         validation_data=make_data(103, seed=1),
         verbose=2,
     )

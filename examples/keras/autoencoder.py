@@ -52,6 +52,7 @@ def main():
         images,
         batch_size=36,
         epochs=4,
+        shuffle=False,
         validation_split=0.15,
         verbose=2,
     )

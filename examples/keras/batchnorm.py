@@ -38,6 +38,7 @@ def main():
         y,
         batch_size=32,
         epochs=3,
+        shuffle=False,
         validation_data=make_data(89, seed=1),
         verbose=2,
     )

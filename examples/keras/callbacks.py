@@ -45,6 +45,7 @@ def main():
         y,
         batch_size=16,
         epochs=14,
+        shuffle=False,
         validation_split=0.3,
         callbacks=[
             keras.callbacks.ReduceLROnPlateau(factor=0.3, patience=1, min_delta=0.01),

@@ -55,7 +55,9 @@ def main():
     model.compile(
         keras.optimizers.RMSprop(1e-3), contrastive_loss(), metrics=[same_kind]
     )
-    history = model.fit((left, right), same, batch_size=25, epochs=3, verbose=2)
+    history = model.fit(
+        (left, right), same, batch_size=25, epochs=3, shuffle=False, verbose=2
+    )
     for name, values in history.history.items():
         print(f"{name}: {values[-1]:.9g}")
     if len(sys.argv) > 1:

@@ -65,12 +65,12 @@ def main():
 
     teacher = classifier(64)
     teacher.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
-    taught = teacher.fit(x, y, batch_size=32, epochs=4, verbose=0)
+    taught = teacher.fit(x, y, batch_size=32, epochs=4, shuffle=False, verbose=0)
     print(f"teacher_accuracy: {taught.history['accuracy'][-1]:.9g}")
 
     distiller = Distiller(classifier(12), teacher)
     distiller.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    history = distiller.fit(x, y, batch_size=32, epochs=3, verbose=2)
+    history = distiller.fit(x, y, batch_size=32, epochs=3, shuffle=False, verbose=2)
     for name, values in history.history.items():
         print(f"{name}: {values[-1]:.9g}")
     test = distiller.evaluate(x[:101], y[:101], verbose=0, return_dict=True)

@@ -79,7 +79,7 @@ def main():
         d_optimizer=keras.optimizers.SGD(0.02),
         loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
     )
-    history = gan.fit((real, noise), batch_size=32, epochs=4, verbose=2)
+    history = gan.fit((real, noise), batch_size=32, epochs=4, shuffle=False, verbose=2)
     for name, values in history.history.items():
         print(f"{name}: {' '.join(f'{value:.9g}' for value in values)}")
     if len(sys.argv) > 1:

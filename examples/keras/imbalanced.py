@@ -50,6 +50,7 @@ def main():
         y,
         batch_size=64,
         epochs=4,
+        shuffle=False,
         class_weight=weights,
         validation_data=make_data(203, seed=1),
         verbose=2,

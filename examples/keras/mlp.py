@@ -38,6 +38,7 @@ def main():
         y_train,
         batch_size=32,
         epochs=4,
+        shuffle=False,
         validation_data=(x_test, y_test),
         verbose=2,
     )

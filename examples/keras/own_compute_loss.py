@@ -42,6 +42,7 @@ def main():
         y[:350],
         batch_size=32,
         epochs=4,
+        shuffle=False,
         validation_data=(x[350:], y[350:]),
         verbose=2,
     )

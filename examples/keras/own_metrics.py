@@ -87,6 +87,7 @@ def main():
         y[:310],
         batch_size=28,
         epochs=4,
+        shuffle=False,
         verbose=2,
     )
     for name, values in history.history.items():

@@ -48,6 +48,7 @@ def main():
     history = model.fit(
         Spirals(455, batch_size=36, seed=0, workers=2),
         epochs=4,
+        shuffle=False,
         validation_data=Spirals(118, batch_size=50, seed=1),
         verbose=2,
     )

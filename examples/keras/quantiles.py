@@ -50,6 +50,7 @@ def main():
         dict.fromkeys(names, y),
         batch_size=55,
         epochs=5,
+        shuffle=False,
         verbose=0,
     )
     for name, values in history.history.items():

@@ -45,6 +45,7 @@ def main():
         np.zeros(ROWS),
         batch_size=60,
         epochs=4,
+        shuffle=False,
         verbose=2,
     )
     for name, values in history.history.items():

@@ -59,6 +59,7 @@ def main():
         y,
         batch_size=18,
         epochs=3,
+        shuffle=False,
         validation_data=make_data(41, seed=1),
         verbose=2,
     )

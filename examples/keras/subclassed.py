@@ -52,7 +52,7 @@ def main():
     model.compile(
         keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True), "mse", metrics=["mae"]
     )
-    history = model.fit(x, y, batch_size=40, epochs=4, verbose=0)
+    history = model.fit(x, y, batch_size=40, epochs=4, shuffle=False, verbose=0)
     for name, values in history.history.items():
         print(f"{name}: {' '.join(f'{value:.9g}' for value in values)}")
     if len(sys.argv) > 1:

@@ -28,6 +28,7 @@ def windows(series, start, end):
         start_index=start,
         end_index=end,
         batch_size=48,
+        shuffle=False,
     )
 
 

@@ -54,6 +54,7 @@ def main():
         waves,
         batch_size=50,
         epochs=5,
+        shuffle=False,
         validation_split=0.2,
         verbose=0,
     )

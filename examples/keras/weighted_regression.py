@@ -36,6 +36,7 @@ def main():
         sample_weight=weight,
         batch_size=17,
         epochs=4,
+        shuffle=False,
         validation_split=0.2,
         verbose=2,
     )
