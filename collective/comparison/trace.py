@@ -88,8 +88,6 @@ def _by_replicas(model: keras.Model) -> str:
     layers = list(model._flatten_layers())
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
         return "BatchNorm uses the statistics of its replica"
-    if any("seed_generator" in v.path for v in model.non_trainable_variables):
-        return "Dropout draws one mask for each replica"
     return ""
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from collective.elastic.generations import REQUEUE
 from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
 from collective.errors import UsageError
 from collective.launch.output import OutputStyle
@@ -42,8 +43,14 @@ class LaunchOptions:
     hostfile: str = ""
     # A shell command that prints the hosts there are now.
     host_discovery_script: str = ""
-    # Of a host that the script names without slots.
+    # Of a host that the script names without slots; of an agent.
     slots_per_host: int | None = None
+
+    # One process on each node runs the launcher, as an agent (collective.launch.agents).
+    agent: bool = False
+    head: str = ""  # HOST:PORT of node 0
+    nodes: int | None = None  # how many; None: as srun or TF_CONFIG say
+    node: int | None = None  # the number of this one; None: as those or Kubernetes say
 
     # How many ranks the job may lose and gain. It continues while min_np are left; None:
     # it ends with the first one that fails.
@@ -54,6 +61,8 @@ class LaunchOptions:
     elastic_timeout: int = 600
     # The job ends when its ranks have changed more often; None: never.
     reset_limit: int | None = None
+    # Signal at which ranks save a checkpoint, and Slurm starts the job again.
+    requeue_on: str = ""
     # Seconds after which a rank for which others wait, and that waits for none, counts
     # as dead; None: half of COLLECTIVE_TIMEOUT.
     rank_timeout: float | None = None
@@ -107,12 +116,19 @@ class LaunchOptions:
         return seconds
 
     @property
+    def end_seconds(self) -> float:
+        """How long a rank whose work is over may take to end."""
+        return self.seconds("COLLECTIVE_TIMEOUT", TIMEOUT_SECONDS)
+
+    @property
     def rank_variables(self) -> dict[str, str]:
         """All variables that the ranks get for the options."""
         found = {**self.variables, "PYTHONUNBUFFERED": "1"}
         if self.min_np is not None:
             found[MIN_NP] = str(self.min_np)
             found[RANK_TIMEOUT] = f"{self.rank_timeout_seconds:g}"
+        if self.requeue_on:
+            found[REQUEUE] = "1"
         if self.max_np is not None:
             found[MAX_NP] = str(self.max_np)
         return found

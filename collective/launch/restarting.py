@@ -27,6 +27,7 @@ from collective.launch.elastic import ElasticSupervisor
 from collective.launch.mpirun import MpirunSupervisor
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
+from collective.launch.requeue import Requeue, signal_of
 from collective.launch.supervisor import SIGNALS, Supervisor
 
 POLL_SECONDS = 1.0
@@ -48,6 +49,9 @@ class RestartingLauncher:
         self.present = present
         self.options = options
         self.min_np = options.min_np
+        self.requeue: Requeue | None = None
+        if options.requeue_on:
+            self.requeue = Requeue(signal_of(options.requeue_on))
         self.grows = options.max_np is not None
         self.max_np = options.max_np or options.num_proc or 0
         self.name = os.urandom(16).hex()
@@ -94,8 +98,9 @@ class RestartingLauncher:
                     "restarting the job on the remaining hosts, from its last checkpoint"
                 )
                 self.placed = ()  # every host is asked again
+                self._leave_out(self.job)
             elif not self.grows or code != generations.EXIT_CODE:
-                return code
+                return self.requeue.finish(code) if self.requeue else code
             limit = self.options.reset_limit
             if limit is not None and number >= limit:
                 print_message(
@@ -107,6 +112,13 @@ class RestartingLauncher:
                 signal.signal(each, _exit)  # until the next generation takes them over
             placed = self._wait_for_hosts(self.min_np)
         raise AssertionError("itertools.count() does not end")
+
+    def _leave_out(self, job: ElasticSupervisor | MpirunSupervisor | None) -> None:
+        """Hosts that stand still may answer, but run nothing to its end."""
+        if isinstance(job, MpirunSupervisor):
+            for host in self.logins.values():
+                if host.name in job.still_hosts:
+                    self.retry_at[host.login] = time.monotonic() + RETRY_SECONDS
 
     def _wait_for_hosts(self, least: int) -> list[Host]:
         """The hosts of the next generation, as soon as they have so many slots."""
@@ -152,10 +164,13 @@ class RestartingLauncher:
             print(job.commands())
             return 0
         self.job = job
+        if self.requeue:
+            self.requeue.listen()
+        watches = self.grows or self.requeue
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(ended,), daemon=True)
         try:
-            return job.run(on_started=watch.start if self.grows else None)
+            return job.run(on_started=watch.start if watches else None)
         finally:
             ended.set()
 
@@ -169,6 +184,8 @@ class RestartingLauncher:
     def _restart_is_due(self) -> bool:
         """Whether the ranks should be on other hosts than they are."""
         assert self.job is not None
+        if self.requeue:
+            return self.requeue.requested
         wanted = self._wanted()
         if slots_of(wanted) < self.min_np:
             return False
@@ -216,8 +233,8 @@ class RestartingLauncher:
     def _why_unreachable(self, host: Host) -> str:
         try:
             mpirun = mpi.find(self.options.mpirun).program
-            cut_off = reachability.check([host], self.options, mpirun)
-            return "".join(cut_off.values())
+            answers = reachability.check([host], self.options, mpirun)
+            return "".join(answers.cut_off.values())
         except CollectiveError as error:
             return str(error)
 

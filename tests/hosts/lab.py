@@ -95,6 +95,18 @@ class Lab:
         agent.chmod(0o755)
         return agent
 
+    @contextlib.contextmanager
+    def names(self, pattern: str) -> Iterator[None]:
+        """Gives the hosts other names for a while; ``$host`` stands for the number."""
+        before = self.agent.read_text()
+        self.agent.write_text(
+            before.replace("hostname lab$host", f"hostname {pattern}")
+        )
+        try:
+            yield
+        finally:
+            self.agent.write_text(before)
+
     def mpirun(self, slots: list[int], command: list[str], *more: str) -> list[str]:
         """The command that starts ranks, ``slots[i]`` of them on host i + 1.
 
@@ -162,11 +174,12 @@ class Lab:
 
     def processes(self) -> list[int]:
         """What runs on the hosts."""
-        return [
-            process
-            for number in range(1, self.count + 1)
-            for process in _processes(_host(number))
-        ]
+        numbers = range(1, self.count + 1)
+        return [p for number in numbers for p in self.processes_of(number)]
+
+    def processes_of(self, host: int) -> list[int]:
+        """What runs on one host, numbered from 1."""
+        return _processes(_host(host))
 
     def end_all(self) -> None:
         """Kills what runs on the hosts."""

@@ -153,7 +153,12 @@ class Evaluation(BatchwiseEvaluation):
         if coupled:
             compatibility.check({"coupled"}, backend)
         super().__init__(prepared, backend, inputs, steps)
-        self.forward = Forward(prepared, seed=0, plan=plan)
+        alone = not backend.synchronous  # workers do not share a batch
+        self.forward = Forward(
+            *(prepared, None),
+            replicas=1 if alone else backend.most_replicas,
+            plan=plan,
+        )
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         spec = without_none(self.input.spec)
         self._shapes: Sums
@@ -165,16 +170,27 @@ class Evaluation(BatchwiseEvaluation):
                     weight_specs(prepared),
                     Rows(spec.x, spec.y, spec.sample_weight),
                     spec.global_rows,
+                    spec.global_rows,
                 ),
                 autograph=False,
             )
             self._shapes = self._local.get_concrete_function().structured_outputs
             self._warn_of_dropped()
-        self._run = tf.function(
-            lambda batch, metrics: backend.run(self._replica, (batch, metrics)),
-            input_signature=(spec, tf.TensorSpec([None], tf.float64)),
-            autograph=False,
-        )
+        self._signature = spec, tf.TensorSpec([None], tf.float64)
+        self._runs: dict[int, Any] = {}  # with collectives, by the number of replicas
+
+    @property
+    def _run(self) -> Any:
+        replicas = self.backend.replicas if self._sums == self._coupled_sums else 0
+        if replicas not in self._runs:
+            self._runs[replicas] = tf.function(
+                lambda batch, metrics: self.backend.run(
+                    self._replica, (batch, metrics)
+                ),
+                input_signature=self._signature,
+                autograph=False,
+            )
+        return self._runs[replicas]
 
     def _vector(self, batch: Batch, number: int, before: Any) -> Any:
         """Sums over one global batch."""
@@ -209,6 +225,7 @@ class Evaluation(BatchwiseEvaluation):
         own = replica_rows(self.backend, batch, replica)
         weights = read_weights(self.prepared)
         sums = self._sums(weights, own, batch.global_rows, metrics)
+        self.forward.draws.advances.advance(self.backend.assign)
         count = tf.cast(batch.global_rows, tf.float64)
         values = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
         others = [
@@ -223,7 +240,7 @@ class Evaluation(BatchwiseEvaluation):
     ) -> Sums:
         """Sums over a replica's rows; all zero where it has none."""
         return accumulate(
-            lambda _, rows: self._local(weights, rows, global_rows),
+            lambda _, __, rows: self._local(weights, rows, global_rows, own.first),
             self._shapes,
             own.count,
             own.rows,
@@ -249,7 +266,9 @@ class Evaluation(BatchwiseEvaluation):
         state = self._metric_state
         values = None if state is None else state.unpack(metrics)
         sums = for_replica(
-            lambda rows: self.forward.test(weights, rows, global_rows, values),
+            lambda rows: self.forward.test(
+                weights, rows, global_rows, own.first, values
+            ),
             *(self.backend, own.rows, own.count, global_rows),
             maybe_empty=True,
         )

@@ -12,12 +12,16 @@ The functions of these files are used under this package's name.
 
 # ruff: noqa: F403
 from collective.training.keras_compat.data import *
+from collective.training.keras_compat.distribution import *
+from collective.training.keras_compat.entry_points import *
 from collective.training.keras_compat.interception import *
 from collective.training.keras_compat.layers import *
 from collective.training.keras_compat.losses import *
 from collective.training.keras_compat.model import *
 from collective.training.keras_compat.optimizers import *
 from collective.training.keras_compat.randomness import *
+from collective.training.keras_compat.row_draws import *
+from collective.training.keras_compat.seeds import *
 from collective.training.keras_compat.stateless_metrics import *
 from collective.training.keras_compat.stock_step import *
 from collective.training.keras_compat.variable_scope import *

@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 from keras.src.metrics import reduction_metrics
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.autograph.core import converter
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import record
@@ -53,10 +52,6 @@ class Hooks:
     ) -> Any:
         """The reduced value of a Keras loss, and what it was made of."""
         return loss
-
-    def on_seed(self, seed: Any) -> Any:
-        """A seed that a ``SeedGenerator`` gives; int, shape ``[2]``."""
-        return seed
 
 
 class Source(NamedTuple):
@@ -103,11 +98,6 @@ def intercept(
         for kind in {type(metric) for metric in metrics}:
             replace(kind, "result", lambda f: _result(f, results))
         replace(keras_loss, "reduce_weighted_values", lambda f: _reduce(f, hooks))
-        replace(
-            SeedGenerator,
-            "next",
-            lambda f: lambda self, ordered=True: hooks.on_seed(f(self, ordered)),
-        )
         replace(polymorphic_function.Function, "__call__", _inlined)
         yield results
 
@@ -129,6 +119,17 @@ def record_applied(
 
     with mock.patch.object(BaseOptimizer, "apply", apply):
         yield
+
+
+def function_class() -> type[Any]:
+    """The class of what ``tf.function`` returns."""
+    return polymorphic_function.Function
+
+
+def is_users(function: Any) -> bool:
+    """Whether a ``tf.function`` is of a user's own code."""
+    body = function.python_function
+    return (getattr(body, "__module__", None) or "").split(".")[0] not in _LIBRARIES
 
 
 class _Nested:
@@ -234,7 +235,7 @@ def _reduce(original: Any, hooks: Hooks) -> Any:
 def _inlined(original: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         body = self.python_function
-        if (getattr(body, "__module__", None) or "").split(".")[0] in _LIBRARIES:
+        if not is_users(self):
             return original(self, *args, **kwargs)
         if not self._autograph:
             return body(*args, **kwargs)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 from collective.training.keras_compat.randomness import is_seed_state
 
@@ -17,12 +19,12 @@ class ForwardScope(keras.StatelessScope):
     own training step, the gradient is then that of the value assigned, and does not
     flow back through the assignment.
 
-    A seed generator that no layer tracks has the same state in every step. Here it
-    draws a new seed each time.
+    A seed generator that no layer tracks has its own state, or draws a new seed.
 
     Args:
         trainable: The trainable variables and their values, which the tape watches.
-        draw: Returns the seed (int32, shape [2]) of the n-th untracked generator.
+        draw: Returns the seed (int32, shape [2]) of the n-th untracked generator; None:
+            each is what it is.
 
     Attributes:
         assigned: For each trainable variable by index, the values assigned to it.
@@ -33,7 +35,7 @@ class ForwardScope(keras.StatelessScope):
         self,
         trainable: Sequence[tuple[keras.Variable, tf.Tensor]],
         others: Iterable[tuple[keras.Variable, tf.Tensor]],
-        draw: Callable[[int], tf.Tensor],
+        draw: Callable[[int], tf.Tensor] | None,
         tape: tf.GradientTape | None = None,
     ):
         super().__init__([*trainable, *others], collect_losses=True)
@@ -61,7 +63,7 @@ class ForwardScope(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """What reading a variable calls; None: its own value."""
         value = super().get_current_value(variable)
-        if value is None and is_seed_state(variable):
+        if value is None and self._draw is not None and is_seed_state(variable):
             value = tf.cast(self._draw(self._seeds), variable.dtype)
             self._seeds += 1
             self.state_mapping[id(variable)] = value
@@ -92,3 +94,14 @@ class ForwardScope(keras.StatelessScope):
     def values(self, variables: Iterable[keras.Variable]) -> list[tf.Tensor]:
         """The values of variables of either list now."""
         return [self.state_mapping[id(v)] for v in variables]
+
+
+def variable_writers() -> list[tuple[type[Any], str]]:
+    """The methods that write a TensorFlow variable."""
+    # A variable that a tf.function has made is a BaseResourceVariable only.
+    one = resource_variable_ops.BaseResourceVariable
+    owners = (one, resource_variable_ops.ResourceVariable)
+    scatters = ("add", "div", "max", "min", "mul", "sub", "update", "nd_add", "nd_sub")
+    names = ["assign", "assign_add", "assign_sub"]
+    names += [f"scatter_{name}" for name in (*scatters, "nd_update")]
+    return [(owner, name) for owner in owners for name in names if name in vars(owner)]

@@ -18,14 +18,17 @@ import numpy as np
 
 import collective
 from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.compatibility import works
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
+from collective.training.unedited.keras_distribution.devices import check_current
 
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
 _FROM_KERAS_FIT = "_use_cached_eval_dataset"
-# With these, embeddings cannot be trained by the gradient of each look-up.
-_NO_LOOK_UPS = {"accumulate", "jit_compile", "recompute", "shard_optimizer"}
+# Options by which embeddings may not be trained by the gradient of each look-up.
+_NO_LOOK_UPS = {"accumulate", "shard_optimizer", "virtual_replicas"}
 _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
@@ -35,8 +38,11 @@ def replace_calls(job: Job, options: Mapping[str, Any]) -> None:
     model, backend = keras.Model, job.backend
 
     def fit(self: keras.Model, **given: Any) -> Any:
-        ours = {"seed": fit_seed(self), **options}
-        if len(backend.local_replicas) == 1 and not ours.keys() & _NO_LOOK_UPS:
+        seed = fit_seed(self) if _is_unseeded(job) else None
+        ours = {"seed": seed, "sync_batch_norm": "auto", **options}
+        own = {"own_step"} if keras_compat.overrides(self, "train_step") else set()
+        features = own | {name for name in _NO_LOOK_UPS if ours.get(name)}
+        if works({"look_ups", *features}, backend):
             ours.setdefault("embedding_gradients", "keras")
         return collective.fit(self, **given, **ours, backend=backend)
 
@@ -63,6 +69,7 @@ def seed_all_ranks(job: Job) -> None:
     shared = int(job.backend.broadcast_array(np.array([_seed()]))[0])
     if entry_points.global_seed() is None:
         keras.utils.set_random_seed(shared)
+        job.seed = shared
     stock, calls = np.random.default_rng, itertools.count()
 
     @functools.wraps(stock)
@@ -70,6 +77,16 @@ def seed_all_ranks(job: Job) -> None:
         return stock((shared, next(calls)) if seed is None else seed)
 
     job.replace(np.random, "default_rng", default_rng)
+
+
+def _is_unseeded(job: Job) -> bool:
+    """Whether the seeds are those of ``seed_all_ranks`` still.
+
+    With a seed of TensorFlow's, each epoch of Keras has the same order: none that a
+    script without one expects.
+    """
+    seeds = {entry_points.global_seed(), keras_compat.global_seed()}
+    return seeds == {job.seed}
 
 
 def _seed() -> int:
@@ -85,7 +102,7 @@ def _seed() -> int:
 
 
 def fit_seed(model: keras.Model) -> int:
-    """The seed of a call of ``fit``: of order and random layers.
+    """The seed of a call of ``fit`` in a script that sets none.
 
     It follows from the seed of the script, and from the steps that the model was trained
     before: epochs that a script runs by a call of ``fit`` each have different orders, as
@@ -111,6 +128,7 @@ def _together(
             return stock(self, *args, **kwargs)
         signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         _check_keras()
+        check_current(job)
         with job.calling(call):
             return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
 
@@ -126,7 +144,7 @@ def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
             job.warn_once(
                 stock.__name__,
                 "%s is not distributed: each of the %d processes runs it whole "
-                "(fit, evaluate and predict are distributed)",
+                "(fit, evaluate and predict are distributed; with --loops so is this)",
                 job.backend.size,
             )
         return stock(*args, **kwargs)

@@ -12,7 +12,7 @@ import sys
 import keras
 import pytest
 
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
 from collective.training.observers.checkpoint import schedule, storage
 from tests import launch
@@ -47,6 +47,16 @@ def test_a_folder_is_one_trainings_at_a_time(tmp_path, alone, monkeypatch):
             train(alone, steps=1, checkpoint=Checkpoint(tmp_path))
         other.kill()
     train(alone, steps=1, checkpoint=Checkpoint(tmp_path))
+
+
+def test_a_dead_process_that_cannot_end_holds_no_folder(tmp_path, alone, monkeypatch):
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / schedule.LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        dead = lambda pid: pid == other.pid  # noqa: E731
+        monkeypatch.setattr(schedule.processes, "kill_is_pending", dead)
+        train(alone, steps=1, checkpoint=Checkpoint(tmp_path))
+        other.kill()
 
 
 class Frees(keras.callbacks.Callback):
@@ -122,7 +132,8 @@ def test_a_folder_that_was_removed_is_told(alone, tmp_path, capsys):
     folder = tmp_path / "c"
     removed = Frees(3, lambda: shutil.rmtree(folder))
     checkpoint = Waiting(folder, every=1, keep=2)
-    train(alone, [removed], steps=3, checkpoint=checkpoint)
+    with pytest.raises(CollectiveError, match="the last checkpoint was not written"):
+        train(alone, [removed], steps=3, checkpoint=checkpoint)
     printed = capsys.readouterr().err
     assert "none is there" in printed
     assert "HINT: the folder was removed: make it again" in printed
