@@ -24,8 +24,11 @@ from collective.training.input.source import Source
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
 from collective.training.prepared import build_to_evaluate, get_partition, runs_eagerly
-from collective.training.variants.custom_step.evaluation import make_evaluation
-from collective.training.verification import compare_settings
+from collective.training.variants.custom_step.evaluation import (
+    has_own_step,
+    make_evaluation,
+)
+from collective.training.verification import compare_settings, verify_test
 
 
 def evaluate(
@@ -76,7 +79,10 @@ def evaluate(
             )
         prepared = build_to_evaluate(model, backend, inputs.spec)
         use_weights_of_rank_zero(model, backend)
-        evaluation = make_evaluation(prepared, backend, inputs, steps)
+        plan = None
+        if not has_own_step(model):
+            plan = verify_test(prepared, backend, inputs)
+        evaluation = make_evaluation(prepared, backend, inputs, steps, plan)
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
         with runs_eagerly(model):
             logs = dict(sorted(evaluation(hooks).items()))

@@ -93,6 +93,11 @@ def compiled_arguments(model: keras.Model) -> dict[str, Any]:
     }
 
 
+def compiled_parts(model: keras.Model) -> tuple[Any, ...]:
+    """What ``compile`` has made: other objects after it was called again."""
+    return model.optimizer, model._compile_loss, model._compile_metrics
+
+
 def other_optimizers(model: keras.Model) -> list[keras.Optimizer]:
     """Optimizers that are attributes of the model or its layers, but the compiled one."""
     found: dict[int, keras.Optimizer] = {}

@@ -277,3 +277,16 @@ def finish(optimizer: keras.Optimizer, variables: Iterable[keras.Variable]) -> N
     """What Keras does at the end of ``fit``: averages of the weights replace them."""
     core = core_optimizer(optimizer)
     core.finalize_variable_values(flatten_partitioned(variables))
+
+
+@contextlib.contextmanager
+def dense_gradients(optimizer: keras.Optimizer) -> Iterator[None]:
+    """Inside, the optimizer sees the sum of the look-ups of each row of a table."""
+    original = optimizer.apply
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in grads]
+        return original(dense, trainable_variables)
+
+    with mock.patch.object(optimizer, "apply", apply):
+        yield

@@ -35,7 +35,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Hooks
-from collective.training.step import finite
+from collective.training.step import finite, look_ups
 from collective.training.step.reduction import sum_tensors
 from collective.training.step.rows import Rows
 from collective.training.variants.custom_step.building import packed
@@ -128,12 +128,18 @@ class ReplicaHooks(Hooks):
         self.seed = seed
         self.updated: set[int] = set()
         self.paths: list[str] = []
+        self._tables: set[int] = set()  # variables whose gradient was of look-ups
         self._global: dict[int, Any] = {}  # tensors that are sums already, by id
         self._located: list[tf.Tensor] = []
 
     def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Sums them over the replicas."""
         dense = [_dense(g, v) for g, v in zip(gradients, variables, strict=True)]
+        self._tables |= {
+            id(variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if isinstance(gradient, tf.IndexedSlices)
+        }
         if self.alone:
             self._global |= {id(g): g for g in dense}
             return dense
@@ -164,6 +170,8 @@ class ReplicaHooks(Hooks):
             values = self.on_gradients(values, targets)
             for i, total in zip(given, values, strict=True):
                 gradients[i] = total
+        if self.backend.rank == 0:
+            look_ups.note([v for v in targets if id(v) in self._tables], optimizer)
         skips = keras_compat.expects_overflow(optimizer)
         before = [] if skips else self._check(values, targets)
         if not optimizer.built:
