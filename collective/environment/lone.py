@@ -39,7 +39,8 @@ def check_launcher(variables: Mapping[str, str]) -> None:
     if isinstance(found, Slurm) and found.size() > 1:
         raise UsageError(
             f"srun started {found.size()} launchers, and each would start a job of its own",
-            hint="collectiverun without srun, within the allocation",
+            hint="collectiverun without srun, within the allocation; or one agent on each "
+            "node: srun --ntasks-per-node=1 collectiverun --agent python train.py",
         )
 
 
@@ -106,7 +107,8 @@ def _pod(variables: Mapping[str, str]) -> UsageError:
     return _several(
         f"this is pod {variables[POD]} of an Indexed Job of Kubernetes, and nothing has told "
         "it which ranks there are: each pod would train by itself",
-        "deploy/mpijob.yaml, a job of the MPI operator (docs/how-to/launching.md)",
+        "collectiverun --agent --nodes N --head JOB-0.SERVICE:7070 python train.py "
+        "in every pod (docs/how-to/kubernetes.md)",
     )
 
 

@@ -76,6 +76,7 @@ def _check(parsed: argparse.Namespace) -> None:
         ("--heartbeat", parsed.heartbeat, 2, " seconds", "--heartbeat 10"),
         ("--min-np", parsed.min_np, 1, "", "--min-np 1"),
         ("--max-np", parsed.max_np, 1, "", "--max-np 1"),
+        ("--nodes", parsed.nodes, 1, "", "--nodes 2"),
         ("--slots-per-host", parsed.slots_per_host, 1, "", "--slots-per-host 1"),
         ("--elastic-timeout", parsed.elastic_timeout, 1, "", "--elastic-timeout 1"),
         ("--reset-limit", parsed.reset_limit, 1, "", "--reset-limit 1"),
@@ -88,6 +89,16 @@ def _check(parsed: argparse.Namespace) -> None:
         raise UsageError(
             "--host-discovery-script needs --max-np, and replaces -H and --hostfile",
             hint="--min-np 2 --max-np 4 --host-discovery-script ./discover.sh",
+        )
+    if parsed.agent and (parsed.hosts or parsed.hostfile or script):
+        raise UsageError(
+            "--agent replaces -H, --hostfile and --host-discovery-script",
+            hint="--agent --nodes 2 --head node0:7070",
+        )
+    if not parsed.agent and (parsed.head or parsed.nodes or parsed.node is not None):
+        raise UsageError(
+            "--head, --nodes and --node are for --agent",
+            hint="collectiverun --agent --nodes 2 --head node0:7070 python train.py",
         )
     first, last = parsed.cooldown
     if not 0 < first <= last:
@@ -192,7 +203,6 @@ def parser() -> argparse.ArgumentParser:
     add("--dry-run", action="store_true", help="only print what would be started")
     add("--config-file", metavar="FILE", help="YAML with horovodrun's settings")
     add("--disable-cache", action="store_true", help=argparse.SUPPRESS)
-    add("--slots-per-host", "--slots", type=int, metavar="N", help=argparse.SUPPRESS)
     add("--elastic-timeout", type=int, metavar="SECONDS",
         default=LaunchOptions.elastic_timeout,
         help="for --min-np slots to be there (%(default)s)")  # fmt: skip
@@ -224,6 +234,23 @@ def parser() -> argparse.ArgumentParser:
     add("-hostfile", "--hostfile", default="", metavar="FILE", help="in any dialect")
     add("--host-discovery-script", default="", metavar="COMMAND",
         help="prints host:slots lines; run each second, and ranks follow the slots")  # fmt: skip
+
+    add = p.add_argument_group(
+        "agents: one process on each node, no ssh").add_argument  # fmt: skip
+    add("--agent", action="store_true",
+        help="this command runs on every node; node 0 starts the job")  # fmt: skip
+    add(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="number of nodes (srun and TF_CONFIG say)",
+    )
+    add("--node", type=int, metavar="I",
+        help="number of this node (they, or JOB_COMPLETION_INDEX)")  # fmt: skip
+    add("--head", default="", metavar="HOST:PORT", help="where node 0 listens")
+    add(
+        "--slots-per-host", "--slots", type=int, metavar="N", help="ranks on a node (1)"
+    )
 
     group = p.add_argument_group("several hosts")
     remote_shell.add_options(group)

@@ -13,7 +13,7 @@ from types import FrameType
 from collective.elastic import generations
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
-from collective.launch import mpi, reachability
+from collective.launch import host_names, mpi, reachability
 from collective.launch import slurm as slurm_job
 from collective.launch.options import START_SECONDS, LaunchOptions
 from collective.launch.output import (
@@ -86,10 +86,14 @@ class MpirunSupervisor(Supervisor):
             As of ``Supervisor``; 124 if not all ranks start in time.
 
         Raises:
-            CollectiveError: If a host does not answer, or has other versions.
+            CollectiveError: If a host does not answer, has other versions, or has the
+                name of another.
         """
+        answers = reachability.check(self.hosts, self.options, self.mpi.program)
+        program = self.words.index(self.mpi.program) + 1
+        self.words[program:program] = host_names.options(self.mpi, answers.names)
         print_message(self.commands())
-        self.cut_off = reachability.check(self.hosts, self.options, self.mpi.program)
+        self.cut_off = answers.cut_off
         if self.cut_off:
             self.start_seconds = min(self.start_seconds, _CALL_BACK_SECONDS)
         words = list(self.words)

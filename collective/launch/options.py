@@ -42,8 +42,14 @@ class LaunchOptions:
     hostfile: str = ""
     # A shell command that prints the hosts there are now.
     host_discovery_script: str = ""
-    # Of a host that the script names without slots.
+    # Of a host that the script names without slots; of an agent.
     slots_per_host: int | None = None
+
+    # One process on each node runs the launcher, as an agent (collective.launch.agents).
+    agent: bool = False
+    head: str = ""  # HOST:PORT of node 0
+    nodes: int | None = None  # how many; None: as srun or TF_CONFIG say
+    node: int | None = None  # the number of this one; None: as those or Kubernetes say
 
     # How many ranks the job may lose and gain. It continues while min_np are left; None:
     # it ends with the first one that fails.

@@ -216,8 +216,8 @@ class RestartingLauncher:
     def _why_unreachable(self, host: Host) -> str:
         try:
             mpirun = mpi.find(self.options.mpirun).program
-            cut_off = reachability.check([host], self.options, mpirun)
-            return "".join(cut_off.values())
+            answers = reachability.check([host], self.options, mpirun)
+            return "".join(answers.cut_off.values())
         except CollectiveError as error:
             return str(error)
 

@@ -15,7 +15,7 @@ from collective.training import compatibility, keras_compat
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
-from collective.training.input.data import FitData, fit_data
+from collective.training.input.data import FitData, fit_data, plan_shuffle
 from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
@@ -35,7 +35,7 @@ from collective.training.prepared import prepare, runs_eagerly
 from collective.training.refusals import check_batch, check_labels, check_states_of_rows
 from collective.training.step.step import Step
 from collective.training.variables import gradient_sizes
-from collective.training.variants.coupled import look_ups
+from collective.training.variants.coupled import batch_norm, look_ups
 from collective.training.variants.custom_step.check import check_step
 from collective.training.variants.custom_step.evaluation import make_evaluation
 from collective.training.variants.custom_step.step import CustomStep
@@ -75,10 +75,10 @@ def fit(
     jit_compile: bool = False,
     recompute: bool = False,
     shard_optimizer: bool = False,
-    sync_batch_norm: bool = False,
+    sync_batch_norm: bool | str = False,
     embedding_gradients: str = "combined",
     verify: bool = True,
-    seed: int = 0,
+    seed: int | None = None,
     check_every: int = 100,
     virtual_replicas: int | None = None,
     timeline: str | None = None,
@@ -109,8 +109,10 @@ def fit(
         validation_split: The share of the rows, the last ones, to validate with.
         validation_data: ``(x, y)`` or ``(x, y, sample_weight)``, or a data set;
             evaluated after each epoch, exactly.
-        shuffle: Whether each epoch has a new order, which depends on the seed alone.
-            Of arrays and the items of a ``PyDataset``.
+        shuffle: Whether epochs mix the rows of arrays and the items of a ``PyDataset``:
+            in Keras' own order where the script has set a seed, as by
+            ``keras.utils.set_random_seed``; else in one that depends on ``seed`` alone.
+            ``batch`` mixes rows within batches.
         class_weight: The weight of the rows of each class of y.
         sample_weight: The weight of each row.
         initial_epoch: The epoch to begin with.
@@ -129,7 +131,8 @@ def fit(
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.variants.memory.sharded_optimizer``.
         sync_batch_norm: Whether layers of batch normalization have the statistics of
-            the whole global batch, so that N replicas train what one does; see
+            the whole global batch, so that N replicas train what one does; ``auto``:
+            where that is possible, else a warning. See
             ``collective.training.variants.coupled.batch_norm``.
         verify: Whether the step is compared with Keras' own on a few rows before it
             trains; see ``collective.training.verification``.
@@ -138,7 +141,8 @@ def fit(
             backend; or ``keras``, that of each look-up, as in ``model.fit``. Adam and
             others train different models with the two; see
             ``collective.training.variants.coupled.look_ups``.
-        seed: For the order and for random layers.
+        seed: None: order and random layers follow from the seeds of the script and of
+            the layers, as in Keras. A number: they follow from it, and from the step.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
         virtual_replicas: Into how many pieces each global batch is cut, each the batch of
@@ -244,6 +248,7 @@ def fit(
             "jit_compile": jit_compile,
             "recompute": recompute,
         }
+        synchronizes = batch_norm.chosen(sync_batch_norm, prepared, backend, asked)
         plan = verify_step(
             prepared,
             backend,
@@ -251,7 +256,7 @@ def fit(
             validation,
             accumulate=accumulate,
             seed=seed,
-            sync_batch_norm=sync_batch_norm,
+            sync_batch_norm=synchronizes,
             enabled=verify and not own_step,  # that one has a check of its own
             verbose=verbose,
             virtual=virtual,
@@ -286,13 +291,13 @@ def fit(
         )
         if DesyncAlarm.is_needed(backend, check_every):
             observers.append(DesyncCheck(position, check_every))
-        options["seed"] = seed
         options["maybe_empty"] = _maybe_empty(inputs, virtual, backend)
         options["attachments"] = [a for o in reversed(observers) for a in o.attachments]
         step: Any
         if own_step:
             for name in ("accumulate", "jit_compile", "recompute"):
                 del options[name]  # refused
+            options["sync_batch_norm"] = synchronizes
             step = CustomStep(prepared, backend, inputs.spec, **options)
             for line in check_step(step, inputs, is_wanted(verify)):
                 if backend.rank == 0 and str(verbose) != "0":
@@ -304,7 +309,8 @@ def fit(
                 inputs.spec,
                 **options,
                 plan=plan,
-                sync_batch_norm=sync_batch_norm,
+                seed=seed,
+                sync_batch_norm=synchronizes,
                 virtual=virtual,
             )
         validate = None
@@ -341,18 +347,19 @@ def _inputs(
     backend: Backend,
     virtual: VirtualReplicas | None,
     steps_per_epoch: int | None,
-    seed: int,
+    seed: int | None,
     shuffle: bool | str,
     ledger: Any,
 ) -> Input | Batches:
     """Which rows make a global batch."""
     if not isinstance(given.train, Source):
         return Batches(given.train, backend, steps_per_epoch, virtual)
+    shuffle, seed = plan_shuffle(given.train, shuffle, seed, backend)
     return Input(
         given.train,
         given.batch_size,
         seed=seed,
-        shuffle=bool(shuffle),
+        shuffle=shuffle,
         with_rows_read=ledger is not None,
         with_checksums=backend.size > 1 and not backend.elastic,
     )

@@ -348,27 +348,27 @@ void Job::Break(Code code, const std::string& what, const std::string& hint) {
   ThrowBroken();
 }
 
-void Job::Check(int waited_for) {
+bool Job::Check(int waited_for) {
   if (broken()) ThrowBroken();
   if (leaving_) {
     throw Failure(Code::kUnavailable, "shut down while a collective ran",
                   "wait for every handle before shutdown()");
   }
+  bool left = false;
   for (int i = 0; i < info_.local_size; ++i) {
     // A rank that has left may exit. Only a rank that waits for it fails.
-    const int rank = local_.processes[i].rank;
-    const bool left = HasLeft(i);
-    if (left && rank == waited_for) BreakForLeft(rank);
-    if (!left && local_.Dead(i) && !HasLeft(i)) {
+    if (HasLeft(i)) {
+      left = left || local_.processes[i].rank == waited_for;
+    } else if (local_.Dead(i) && !HasLeft(i)) {
       BreakForDead(local_.NameOf(i));
     }
   }
-  if (network_) CheckOtherHosts(waited_for);
+  if (!network_) return left;
+  CheckOtherHosts();
+  return left || left_[waited_for];
 }
 
-void Job::CheckOtherHosts(int waited_for) {
-  // Before messages are received: what a rank sent before it left comes first.
-  if (left_[waited_for]) BreakForLeft(waited_for);
+void Job::CheckOtherHosts() {
   ControlMessage control = {};
   while (network_->ReceiveControl(&control)) HandleControlMessage(control);
   if (!network_->fault_tolerant()) return;
@@ -436,7 +436,9 @@ void Job::PingPong(double* nanoseconds) {
       for (int i = 0; !theirs.Reached(count); ++i) {
         if (i > kProbeSpins) {
           sched_yield();
-          if (i % 1000 == 0) Check(1 - rank());
+          if (i % 1000 == 0 && Check(1 - rank()) && !theirs.Reached(count)) {
+            BreakForLeft(1 - rank());
+          }
         }
       }
       if (rank() == 1) mine.value.store(count, std::memory_order_release);

@@ -82,7 +82,7 @@ class Job {
   static constexpr size_t kRecorderAt = kAreaStride / 2;
   // The shared memory of one communicator on this host, zeroed when any rank
   // first maps it. Mapped until the job ends. `index` < kMaxAreas; `bytes`: at
-  // most kAreaStride, of which 128 ranks need a tenth.
+  // most kAreaStride, of which kMaxRanks need a quarter.
   char* MapArea(int index, size_t bytes);
 
   // ---- waits ---------------------------------------------------------------
@@ -127,6 +127,7 @@ class Job {
     int64_t polled_;
     int64_t quiet_since_;
     uint32_t submitted_;
+    bool left_ = false;  // at the last poll, the awaited rank had left
     WaitRecord* record_;
     bool reported_ = false, reported_to_hosts_ = false;
     std::set<std::pair<int, int64_t>> forwarded_;  // of Job::remote_waits_
@@ -160,9 +161,10 @@ class Job {
 
   // ---- the end of a job ----------------------------------------------------
 
-  // Throws if a rank died, if another rank has broken the job, or if
-  // `waited_for` has left.
-  void Check(int waited_for);
+  // Throws if a rank died or another rank has broken the job. Whether
+  // `waited_for` has left: it may have done before what it is awaited for, so a
+  // caller looks once more before it calls BreakForLeft.
+  bool Check(int waited_for);
   bool broken() const;
   // Whether it is broken because ranks died or left, so that the survivors can
   // reconfigure.
@@ -170,6 +172,8 @@ class Job {
   // Breaks the job on every rank: their waits throw this failure. The first
   // rank that calls it decides the message.
   [[noreturn]] void Break(Code code, const std::string& what, const std::string& hint);
+  // The same for a rank that has left while this one waits for it.
+  [[noreturn]] void BreakForLeft(int rank);
   // This rank makes no more calls; its own waits end, and other ranks that wait
   // for it fail.
   void Leave();
@@ -221,9 +225,8 @@ class Job {
   // waited too long, from now on, is killed first.
   GoneFunction GoneOrStuck() const;
   bool HasLeft(int local_rank) const;
-  void CheckOtherHosts(int waited_for);
+  void CheckOtherHosts();
   [[noreturn]] void BreakForDead(const std::string& who);
-  [[noreturn]] void BreakForLeft(int rank);
   // `who`: a line for each wait.
   [[noreturn]] void BreakForDeadlock(const std::string& who);
   // False if another rank was first.

@@ -117,7 +117,10 @@ void Job::LongWait::Poll() {
   polled_ = now;
   job_->my_state().last_waited = now;
   if (job_->blocked_) job_->SetWaitingSince(true);
-  job_->Check(rank_);
+  const bool left = job_->Check(rank_);
+  // The caller has looked again since the last poll.
+  if (left && left_) job_->BreakForLeft(rank_);
+  left_ = left;
   // A rank that has joined waits in one order while other ranks call in the
   // other: what it serves there counts as progress.
   const int64_t since = std::max(start_, job_->served_at_.load());

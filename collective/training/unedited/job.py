@@ -32,11 +32,13 @@ class Job:
 
     Attributes:
         used: The calls that the script has made so far.
+        seed: What random generators were seeded with where the script had set no seed.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
         self.used: set[str] = set()
+        self.seed: int | None = None
         self._noted: set[str] = set()
         self._depth = 0
         self._replaced = contextlib.ExitStack()

@@ -124,7 +124,7 @@ class Check:
             NotComparable: Keras' own step fails, or is random.
         """
         with (
-            keras_compat.fixed_randomness() as seeds,
+            keras_compat.fixed_randomness(),
             keras_compat.moving_statistics(self.pieces > 1) as normalizing,
         ):
             for rows in self.batches:
@@ -139,7 +139,7 @@ class Check:
                 self._compare_updates()
         if self.pieces > 1:
             normalizing = [] if self.sync_batch_norm else normalizing
-            self.notes += by_nature(bool(seeds), normalizing)
+            self.notes += by_nature(normalizing)
         notes = tuple(dict.fromkeys(self.notes))
         look_ups = tuple(sorted(self.step.forward.counted.items()))
         return StepPlan("loss" in self.gather, "metric" in self.gather, notes, look_ups)

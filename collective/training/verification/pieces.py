@@ -56,7 +56,7 @@ class UntracedTest:
     def __init__(self, prepared: PreparedModel):
         self.prepared = prepared
         self.model = prepared.model
-        self.forward = Forward(prepared, seed=0)
+        self.forward = Forward(prepared, None)
         self.layout = Layout(prepared.model)
 
 
@@ -99,11 +99,11 @@ def _sums_of_pieces(
     step: Step, rows: Rows, sizes: Sequence[int], count: tf.Tensor, scale: tf.Tensor
 ) -> list[Sums]:
     weights = read_weights(step.prepared)
-    zero = tf.constant(0, tf.int64)
     step.forward.pieces = len(sizes), 1
     parts = []
+    starts = np.cumsum([0, *sizes])
     for replica, piece in enumerate(cut(rows, sizes)):
-        position = tf.stack([zero, tf.constant(replica, tf.int64), zero])
+        position = tf.constant([0, replica, 0, starts[replica]], tf.int64)
         parts.append(step.forward.train(weights, piece, count, scale, position))
     return parts
 
@@ -114,7 +114,12 @@ def test_in_pieces(
     """A test step: the logs only; otherwise as ``train_in_pieces``."""
     count = tf.constant(sum(sizes), tf.int64)
     weights = read_weights(step.prepared)
-    parts = [step.forward.test(weights, piece, count) for piece in cut(rows, sizes)]
+    starts = tf.constant(np.cumsum([0, *sizes]), tf.int64)
+    step.forward.pieces = len(sizes), 1
+    parts = [
+        step.forward.test(weights, piece, count, start)
+        for piece, start in zip(cut(rows, sizes), starts, strict=False)
+    ]
     return StepOutcome(logs=_logs(step, _added(parts), count))
 
 

@@ -67,7 +67,7 @@ def verify_step(
     validation: Input | Batches | None = None,
     *,
     accumulate: int = 1,
-    seed: int = 0,
+    seed: int | None = None,
     sync_batch_norm: bool = False,
     enabled: bool = True,
     verbose: str | int = "auto",

@@ -117,10 +117,10 @@ def check_step(
         f"{name} of {model.name!r}: the same on {cut[-1]} rows in pieces of "
         f"{', '.join(map(str, sizes))} as in one piece ({seconds:.1f} s)"
     ]
-    if noise.used:
+    if noise.normalizes and not step.local.synchronizes:
         lines.append(
-            "random numbers and batch statistics are each replica's own: they depend "
-            "on the number of replicas"
+            "batch statistics are each replica's own: they depend on the number of "
+            "replicas"
         )
     return lines
 
