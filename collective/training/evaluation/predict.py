@@ -170,9 +170,9 @@ class _Prediction:
     def _is_coupled(self) -> bool:
         """Whether what the model predicts for a row depends on the rows beside it."""
         backend, name = self.backend, self.model.name
-        if backend.replicas == 1 or not is_wanted():
-            return False
-        if not couples_rows(self.model, backend, self.inputs):
+        if backend.replicas == 1 or not couples_rows(
+            self.model, backend, self.inputs, is_wanted()
+        ):
             return False
         words = (
             f"model {name!r} couples the rows of a batch: what it predicts for a row "

@@ -31,17 +31,23 @@ _PIECES = 3
 _found: WeakKeyDictionary[keras.Model, dict[str, bool]] = WeakKeyDictionary()
 
 
-def couples_rows(model: keras.Model, backend: Backend, inputs: Input | Batches) -> bool:
+def couples_rows(
+    model: keras.Model, backend: Backend, inputs: Input | Batches, wanted: bool = True
+) -> bool:
     """Whether predictions depend on the rows beside them; every rank calls it.
 
     Rank 0 predicts a few rows at once and in pieces. Once for each model and kind of
     data; what fails here fails in the prediction, which says why.
+
+    Args:
+        wanted: Whether to look; that of rank 0 counts.
     """
     of_model = _found.setdefault(model, {})
     key = repr(inputs.spec)
     if key not in of_model:
         batches = first_batches(inputs)
-        mine = bool(backend.rank == 0 and batches and _differs(model, batches[0]))
+        mine = wanted and backend.rank == 0 and bool(batches)
+        mine = mine and _differs(model, batches[0])
         of_model[key] = bool(broadcast_object(backend, mine))
     return of_model[key]
 
