@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from collective import python_command
 from collective.backends import launching
 from collective.backends.auto import choose
 from collective.backends.launching import CompletedRun, run
@@ -156,7 +156,7 @@ class Comparison:
         def trace(name: str, backend: str, processes: int) -> str:
             self.results.equal[precision] = proof
             path = self.folder / f"{name}.npz"
-            program = ["-m", "collective.comparison.trace", str(path)]
+            program = python_command.arguments("collective.comparison.trace", str(path))
             if plan.perturb and plan.perturb[0] == name:
                 program += ["--perturb", plan.perturb[1]]
             if name == REFERENCE and parts:
@@ -308,7 +308,8 @@ class Comparison:
     def _time_allreduce(self, backend: str) -> str:
         path = self.folder / "allreduce.json"
         sizes = ["--sizes", ",".join(map(str, MESSAGE_SIZES))]
-        program = ["-m", "collective.backends.auto.probe", str(path), *sizes]
+        probe = "collective.backends.auto.probe"
+        program = python_command.arguments(probe, str(path), *sizes)
         if self._start(backend, self.plan.most, program, path).code == 0:
             self.results.allreduce[backend] = {
                 str(point["size"]): point["seconds"]
@@ -319,8 +320,9 @@ class Comparison:
     def _measure_floor(self) -> str:
         """Records the limits of this host, measured by ``collective.bench``."""
         path = self.folder / "limits.json"
-        bench = [sys.executable, "-m", "collective.bench", "--sizes", "4"]
-        start = [sys.executable, "-m", "collective.launch", "-np", str(self.plan.most)]
+        bench = python_command.command("collective.bench", "--sizes", "4")
+        most = str(self.plan.most)
+        start = python_command.command("collective.launch", "-np", most)
         if run([*start, *bench, "--json", str(path)], self.plan.seconds).code == 0:
             limits = Limits(**json.loads(path.read_text())["limits"])
             for size in MESSAGE_SIZES:
@@ -339,7 +341,7 @@ class Comparison:
         path = self.folder / "summary.json"
         options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
         options += ["--verbose", "0", *more, "--json", str(path)]
-        program = ["-m", "collective.train", *options]
+        program = python_command.arguments("collective.train", *options)
         ended = self._start(backend, processes, program, path, launcher, variables)
         succeeded = ended.code == 0 and not ended.failure
         return ended, json.loads(path.read_text()) if succeeded else None

@@ -11,6 +11,7 @@ compared before anything is written.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -20,6 +21,9 @@ VARIABLE = "COLLECTIVE_BOARD"
 # Written by a rank: it waits for the other ranks to join; it is in the job; it has left
 # the job, which continues; its work has ended, so that no other rank redoes what fails now.
 JOINING, JOINED, LEFT, DONE = b"w", b"j", b"l", b"d"
+# Written by a rank that was in the job: its interpreter ends.
+EXITING = b"x"
+OVER = (LEFT, DONE, EXITING)
 # Written by the launcher for other ranks (``native/membership/launcher_files.cc``): the
 # rank has exited.
 EXITED = b"e"
@@ -102,6 +106,8 @@ def write(state: bytes) -> None:
     """Writes the state of this rank; does nothing without our launcher."""
     with contextlib.suppress(OSError):
         os.pwrite(_open(os.environ.get(VARIABLE, "")), state, _position())
+        if state == JOINED:
+            _note_end(os.getpid())
 
 
 def read() -> bytes:
@@ -110,6 +116,15 @@ def read() -> bytes:
         file = _open(os.environ.get(VARIABLE, ""))
         return os.pread(file, 1, _position()).strip(b"\0")
     return b""
+
+
+@functools.cache  # once
+def _note_end(process: int) -> None:
+    def note() -> None:
+        if os.getpid() == process and read() == JOINED:  # not in a fork
+            write(EXITING)
+
+    atexit.register(note)
 
 
 def _position() -> int:

@@ -6,6 +6,8 @@ train by itself, on all of the data, and nobody would notice.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Mapping
 
@@ -42,6 +44,26 @@ def check_launcher(variables: Mapping[str, str]) -> None:
             hint="collectiverun without srun, within the allocation; or one agent on each "
             "node: srun --ntasks-per-node=1 collectiverun --agent python train.py",
         )
+
+
+def check_spawned() -> None:
+    """Ends a process of ``multiprocessing`` that imports the script anew, and its parent.
+
+    The parent would start it again and again, for ever.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    mine = processes.current_process() if processes is not None else None
+    # Python's own mark of such a process, for its error about the same mistake.
+    if getattr(mine, "_inheriting", False):
+        print(
+            f"error: {mine.name if mine else ''} was started by multiprocessing, imports "
+            "the script again, and would train, too\n"
+            "HINT: put what the script does under if __name__ == '__main__':",
+            file=sys.stderr,
+            flush=True,
+        )
+        os.kill(os.getppid(), signal.SIGTERM)
+        os._exit(2)
 
 
 def check(variables: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ from collective.launch import horovod_settings, remote_shell
 from collective.launch.options import LaunchOptions
 from collective.launch.output import OutputStyle
 from collective.launch.versions import installed
+from collective.python_command import command
 
 EXAMPLE = "python -m collective.launch -np 2 python train.py"
 _KERAS_EXAMPLE = "collectiverun -np 4 --keras script.py"
@@ -152,7 +153,7 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
     output = "all" if parsed.output_filename else parsed.output
     if output:
         options += ["--output", output]
-    return [python, "-m", "collective.distribute", *options, *words]
+    return command("collective.distribute", *options, *words, python=python)
 
 
 def _is_python(word: str) -> bool:

@@ -113,6 +113,11 @@ class LaunchOptions:
         return seconds
 
     @property
+    def end_seconds(self) -> float:
+        """How long a rank whose work is over may take to end."""
+        return self.seconds("COLLECTIVE_TIMEOUT", TIMEOUT_SECONDS)
+
+    @property
     def rank_variables(self) -> dict[str, str]:
         """All variables that the ranks get for the options."""
         found = {**self.variables, "PYTHONUNBUFFERED": "1"}

@@ -25,6 +25,9 @@ from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
 from collective.training.loop.progress import Heartbeat, ProgressBar
 from collective.training.loop.result import Result
+from collective.training.observers.checkpoint.identity import (
+    describe as describe_identity,
+)
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.desync import DesyncAlarm, DesyncCheck
 from collective.training.observers.elastic.membership import Membership
@@ -339,6 +342,8 @@ def fit(
         if virtual is not None:
             result.gather_state_sha256()
         model.history = result
+        if checkpoint is not None and checkpoint.raises:
+            checkpoint.raise_if_failed()
         return result
 
 
@@ -408,7 +413,8 @@ def _observers(
     membership = None
     if checkpoint is not None and isinstance(inputs, Input):
         plan = virtual.planned(inputs.plan) if virtual else inputs.plan
-        checkpoint.attach(position, plan, before_write)
+        training = describe_identity(inputs, position.model)
+        checkpoint.attach(position, plan, before_write, training)
         observers.append(checkpoint)
     if backend.elastic and isinstance(inputs, Input):
         common = settings.describe(virtual) if virtual else {}

@@ -144,10 +144,10 @@ bool Job::OpenReconfigured() {
   try {
     Open(reconfigurations_ ? "regroup" : "init");
   } catch (const Failure&) {
+    bool died = false;
+    for (int i = 0; i < info_.size; ++i) died = died || IsDead(i);
     Close();
-    for (int i = 0; i < info_.size; ++i) {
-      if (local_.Dead(i)) return false;
-    }
+    if (died) return false;
     throw;
   }
   hosts_.assign(info_.size, 0);
@@ -260,16 +260,21 @@ bool Job::HasLeft(int local_rank) const {
   return header_->ranks[local_rank].state.Reached(RankState::kLeft);
 }
 
-bool Job::EndIfStuck(int local_rank, double waited) const {
+bool Job::IsDead(int local_rank) const {
+  return local_.Dead(local_rank) || header_->ranks[local_rank].killed;
+}
+
+bool Job::EndIfStuck(int local_rank, double waited, int64_t stopped) const {
   const double most = settings_.rank_timeout_seconds;
-  if (waited <= most || local_rank == info_.local_rank || local_.Dead(local_rank)) {
+  if (waited <= most || local_rank == info_.local_rank || IsDead(local_rank)) {
     return false;
   }
   const int64_t last = header_->ranks[local_rank].last_waited;
-  if (SecondsSince(last) <= most) return false;
+  if (SecondsSince(last + stopped) <= most) return false;
   const std::string who = local_.NameOf(local_rank);
   RequestDump(who + " makes no progress");
   if (!local_.Kill(local_rank)) return false;
+  header_->ranks[local_rank].killed = true;
   std::fprintf(stderr,
                "collective: rank %d has waited %.0f s for %s, which waits for "
                "nobody: killed it\nHINT: --rank-timeout SECONDS gives a rank "
@@ -284,9 +289,13 @@ std::string Job::NextMeeting(int local_rank) const {
 }
 
 GoneFunction Job::GoneOrStuck() const {
-  return [this, since = Now()](int local_rank) {
-    if (HasLeft(local_rank) || local_.Dead(local_rank)) return true;
-    EndIfStuck(local_rank, SecondsSince(since));
+  return [this, since = Now(), looked = Now(),
+          stopped = int64_t{0}](int local_rank) mutable {
+    const int64_t now = Now();
+    if (now - looked > kStopped) stopped += now - looked;
+    looked = now;
+    if (HasLeft(local_rank) || IsDead(local_rank)) return true;
+    EndIfStuck(local_rank, SecondsSince(since + stopped), stopped);
     return false;
   };
 }
@@ -359,7 +368,7 @@ bool Job::Check(int waited_for) {
     // A rank that has left may exit. Only a rank that waits for it fails.
     if (HasLeft(i)) {
       left = left || local_.processes[i].rank == waited_for;
-    } else if (local_.Dead(i) && !HasLeft(i)) {
+    } else if (IsDead(i) && !HasLeft(i)) {
       BreakForDead(local_.NameOf(i));
     }
   }

@@ -125,6 +125,7 @@ class Job {
     const ReportedWait reported_wait_;
     const int64_t start_;
     int64_t polled_;
+    int64_t stopped_ = 0;  // in all, of this wait: in which this process did not run
     int64_t quiet_since_;
     uint32_t submitted_;
     bool left_ = false;  // at the last poll, the awaited rank had left
@@ -219,12 +220,15 @@ class Job {
   bool RendezvousOfThisHost(const Job& former, std::string* error);
 
   // Kills a rank of this host if it has not been in a wait for the rank
-  // time-out: others wait for it, and it waits for nobody. True if it did.
-  bool EndIfStuck(int local_rank, double waited) const;
+  // time-out: others wait for it, and it waits for nobody. `stopped`: for how
+  // many nanoseconds of this wait this process did not run. True if it did.
+  bool EndIfStuck(int local_rank, double waited, int64_t stopped) const;
   // Says of a rank whether it has died or left; one for which this rank has
   // waited too long, from now on, is killed first.
   GoneFunction GoneOrStuck() const;
   bool HasLeft(int local_rank) const;
+  // Whether a rank of this host is dead, or was killed by one of its peers.
+  bool IsDead(int local_rank) const;
   void CheckOtherHosts();
   [[noreturn]] void BreakForDead(const std::string& who);
   // `who`: a line for each wait.
