@@ -154,12 +154,12 @@ def plan_shuffle(
 
     Keras' own order follows from the seed of the script, where it has set one: rank 0's.
     """
+    of_script = keras_compat.global_seed()
+    if backend.size > 1 and not backend.elastic:  # whatever the arguments of this rank
+        of_script = broadcast_object(backend, of_script)
     of_arrays = isinstance(data, Arrays | CastFloats)
     if not shuffle or seed is not None or not of_arrays:
         return bool(shuffle), seed or 0
-    of_script = keras_compat.global_seed()
-    if backend.size > 1 and not backend.elastic:
-        of_script = broadcast_object(backend, of_script)
     if of_script is None:
         return True, 0
     return (WITHIN_BATCHES if shuffle == "batch" else ROWS), of_script
