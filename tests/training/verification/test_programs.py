@@ -165,6 +165,27 @@ def with_annealed():
     return model
 
 
+def with_step_of_its_own():
+    """Not of a class: the model's attribute, of twice the loss."""
+    model = network(kind=keras.Model)
+
+    def train_step(data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = 2 * ops.mean((y - model(x, training=True)) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return {"twice": loss}
+
+    model.train_step = train_step
+    return model
+
+
+class OwnFunction(keras.Model):
+    def make_train_function(self, force=False):
+        super().make_train_function(force)
+
+
 @dataclass(frozen=True)
 class Program:
     """A program: its model, its data, and the call that is compared.
@@ -200,6 +221,12 @@ PROGRAMS = {
     "a table of its own": Program(
         of_table,
         words={"embedding_gradients": "keras"},
+    ),
+    "a train_step of the model itself": Program(
+        with_step_of_its_own, lambda: [part[:32] for part in numbers()]
+    ),
+    "a make_train_function": Program(
+        lambda: network(kind=OwnFunction), refused="make_train_function of its own"
     ),
     "Dice": Program(lambda: network(loss=keras.losses.Dice()), call="evaluate"),
     "correlation": Program(lambda: network(metrics=[Correlation()]), call="evaluate"),
