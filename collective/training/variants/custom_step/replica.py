@@ -158,18 +158,15 @@ class ReplicaHooks(Hooks):
         self.share = share
         self.updated: set[int] = set()
         self.paths: list[str] = []
-        self._tables: set[int] = set()  # variables whose gradient was of look-ups
         self._global: dict[int, Any] = {}  # tensors that are sums already, by id
         self._located: list[tf.Tensor] = []
+        self._combined: list[Any] = []  # variables whose look-ups were added up
 
     def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Sums them over the replicas."""
         dense = [_dense(g, v) for g, v in zip(gradients, variables, strict=True)]
-        self._tables |= {
-            id(variable)
-            for gradient, variable in zip(gradients, variables, strict=True)
-            if isinstance(gradient, tf.IndexedSlices)
-        }
+        pairs = zip(gradients, variables, strict=True)
+        self._combined += [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
         if self.alone:
             self._global |= {id(g): g for g in dense}
             return dense
@@ -201,7 +198,7 @@ class ReplicaHooks(Hooks):
             for i, total in zip(given, values, strict=True):
                 gradients[i] = total
         if self.backend.rank == 0:
-            look_ups.note([v for v in targets if id(v) in self._tables], optimizer)
+            look_ups.note(self._combined, optimizer)
         skips = keras_compat.expects_overflow(optimizer)
         before = [] if skips else self._check(values, targets)
         if not optimizer.built:
