@@ -48,6 +48,12 @@ def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
         single._all_reduce_sum_gradients = lambda pairs: list(pairs)
 
 
+def switch_on_gradient_sum(optimizer: keras.Optimizer) -> None:
+    """Undoes ``switch_off_gradient_sum``: a plain ``model.fit`` sums gradients again."""
+    for single in single_optimizers(optimizer):
+        vars(single).pop("_all_reduce_sum_gradients", None)
+
+
 def learning_rates(optimizer: keras.Optimizer) -> list[tf.Tensor]:
     """The rates now: of schedules and of a user's functions, too."""
     return [
