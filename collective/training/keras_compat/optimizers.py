@@ -13,11 +13,17 @@ from unittest import mock
 
 import keras
 import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
     """The optimizer that updates variables, inside a LossScaleOptimizer or not."""
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def optimizers_with_apply() -> tuple[type[keras.Optimizer], ...]:
+    """The classes whose ``apply`` every update of Keras' optimizers goes through."""
+    return BaseOptimizer, keras.optimizers.LossScaleOptimizer
 
 
 def single_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
