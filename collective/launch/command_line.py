@@ -113,6 +113,11 @@ def _check(parsed: argparse.Namespace) -> None:
             "--rank-timeout: without --min-np every rank waits for every other",
             hint="--min-np N; or COLLECTIVE_TIMEOUT=seconds, which ends the job",
         )
+    if parsed.requeue_on and parsed.max_np is not None:
+        raise UsageError(
+            "--requeue-on with --max-np: the whole job starts again, with its hosts",
+            hint="leave --max-np out",
+        )
     if not parsed.command:
         raise UsageError("no command to start", hint=EXAMPLE)
     if parsed.use_gloo and parsed.use_mpi:
@@ -121,7 +126,7 @@ def _check(parsed: argparse.Namespace) -> None:
 
 def _check_keras(parsed: argparse.Namespace) -> None:
     if not parsed.keras:
-        for option in ("backend", "output"):
+        for option in ("backend", "output", "loops"):
             if getattr(parsed, option):
                 raise UsageError(
                     f"--{option} goes with --keras; the command takes options of its "
@@ -149,6 +154,7 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
     words = list(parsed.command)
     python = words.pop(0) if _is_python(words[0]) else sys.executable
     options = ["--backend", parsed.backend] if parsed.backend else []
+    options += ["--loops"] if parsed.loops else []
     # Each rank has files of its own then.
     output = "all" if parsed.output_filename else parsed.output
     if output:
@@ -212,6 +218,8 @@ def parser() -> argparse.ArgumentParser:
     add("--rank-timeout", type=float, metavar="SECONDS",
         help="with --min-np, a rank for which others wait so long counts as dead "
         "(half of COLLECTIVE_TIMEOUT: 300)")  # fmt: skip
+    add("--requeue-on", default="", metavar="SIGNAL",
+        help="in a Slurm job: save a checkpoint, requeue the job (docs/how-to/slurm.md)")  # fmt: skip
     add("--blacklist-cooldown-range", dest="cooldown", type=int, nargs=2,
         metavar=("MIN", "MAX"),
         help="seconds before a lost rank is replaced: at first, and at most (1 64)")  # fmt: skip
@@ -221,6 +229,8 @@ def parser() -> argparse.ArgumentParser:
     add("--keras", action="store_true",
         help="the command is script.py: its fit, evaluate and predict run on all ranks")  # fmt: skip
     add("--backend", metavar="NAME", help="who sums the gradients (default: auto)")
+    add("--loops", action="store_true",
+        help="cut the batches of its own training loops, too")  # fmt: skip
     add("--output", choices=("rank0", "all"),
         help="whose standard output is shown (default: rank0)")  # fmt: skip
 

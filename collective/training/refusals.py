@@ -6,6 +6,7 @@ import keras
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.log import log
 from collective.training import keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
@@ -49,6 +50,12 @@ def check_model(model: keras.Model, backend: Backend) -> None:
             f"model {model.name!r} has a make_train_function of its own, which would be "
             "left out",
             hint="override train_step, or train it by python itself",
+        )
+    if keras_compat.distribution_ignored():
+        log.warning(
+            "Keras ignores the script's %s on TensorFlow. HINT: collectiverun -np N "
+            "--keras script.py trains as it says",
+            type(keras_compat.current_distribution()).__name__,
         )
     if keras_compat.core_optimizer(model.optimizer).gradient_accumulation_steps:
         raise UsageError(

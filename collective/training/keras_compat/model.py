@@ -94,9 +94,10 @@ def compiled_arguments(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def compiled_parts(model: keras.Model) -> tuple[Any, ...]:
-    """What ``compile`` has made: other objects after it was called again."""
-    return model.optimizer, model._compile_loss, model._compile_metrics
+def compiled_settings(model: keras.Model) -> tuple[Any, ...]:
+    """What ``compile`` has set: other objects after another call of it."""
+    names = ("optimizer", "_compile_loss", "_compile_metrics")
+    return tuple(getattr(model, name, None) for name in names)
 
 
 def other_optimizers(model: keras.Model) -> list[keras.Optimizer]:

@@ -140,7 +140,7 @@ def verify_test(
     Once for a model as it is compiled, and a kind of data.
     """
     of_model = _tested.setdefault(prepared.model, {})
-    key = repr(inputs.spec), *keras_compat.compiled_parts(prepared.model)
+    key = repr(inputs.spec), *keras_compat.compiled_settings(prepared.model)
     if key in of_model:
         return of_model[key]
 
