@@ -23,6 +23,6 @@ WORKDIR /collective
 COPY train.py ./
 RUN --mount=type=bind,target=/source \
     pip install --no-cache-dir --constraint /source/constraints/python3.11.txt \
-      "$(echo /source/dist/collective-*.whl)[$FLAVOUR,mpi,data]"
+      "$(echo /source/dist/keras_collective-*.whl)[$FLAVOUR,mpi,data]"
 ENV OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 CMD ["python", "-m", "collective.doctor"]

@@ -19,7 +19,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-mpis test-faults chaos soak \
+.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-mpis test-faults test-gpu chaos soak \
 	test-equivalence test-horovod test-compare docs test-versions wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
@@ -88,6 +88,7 @@ test: core
 test-all: check test-wheel test-equivalence test-compare test-horovod test-mpis test-versions mutations soak
 	$(PYTEST) $(PARALLEL)
 	$(PYTEST) $(PARALLEL) tests/hosts -m "not installs"
+	$(PYTEST) tests/cluster
 	$(PYTEST) --numprocesses 2 tests/faults -m "not soak"
 
 # Every fault of docs/reference/reliability.md; TABLE=docs/reference/reliability.md writes what was measured
@@ -116,6 +117,11 @@ test-compare: core
 test-hosts: core
 	$(PYTEST) $(PARALLEL) tests/hosts
 
+# On nodes without ssh: Slurm, agents. Slurm's tests need apt-get install slurmctld slurmd
+# slurm-client (libpmix-dev for srun --mpi=pmix), and are skipped without.
+test-cluster: core
+	$(PYTEST) tests/cluster
+
 # The launcher's command line for mpirun, run by Open MPI 4 and 5 and MPICH from PyPI.
 test-mpis: core
 	$(PYTEST) tests/hosts -m installs
@@ -123,6 +129,10 @@ test-mpis: core
 # The oldest and the newest TensorFlow and Python that can be had here.
 test-versions: core
 	$(BIN)/python -m tests.versions
+
+# On a machine with GPUs: placement, every backend equal, a table of speeds.
+test-gpu: core
+	$(PYTEST) tests/gpu -rs --capture no
 
 # In dist/: what PyPI gets. The wheel is built from the source distribution, and
 # auditwheel finds the oldest Linux that can run it. Nothing of .venv is needed.

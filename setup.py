@@ -37,7 +37,7 @@ class BuildWithCMake(build_ext):
         except (OSError, subprocess.CalledProcessError):
             sys.exit(
                 "collective: the C++ core was not built. HINT: install the wheel, which "
-                "needs no compiler (collective-VERSION-cp310-abi3-manylinux*.whl); to "
+                "needs no compiler (keras_collective-VERSION-cp310-abi3-manylinux*.whl); to "
                 "build here: apt-get install g++; without it: COLLECTIVE_BUILD_CORE=0"
             )
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from collective import recorder
 from collective.backends.options import Options
-from collective.environment import Environment, detect
+from collective.environment import Environment, detect_rank
 from collective.errors import CollectiveError, UsageError
 
 
@@ -117,7 +117,7 @@ class Backend(ABC):
 
     def __init__(self, options: Options, environment: Environment | None = None):
         self.options = options
-        self.environment = environment = environment or detect()
+        self.environment = environment = environment or detect_rank()
         self.called = environment.rank
         self._take_place(environment.current)
         self.processes = self.size

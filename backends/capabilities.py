@@ -5,7 +5,7 @@ Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
 
     class                   options                 backends
     Elastic                 min_np, max_np          native, mpi
-    Overlap                 bucket_bytes            native, horovod
+    Overlap                 bucket_bytes            native, horovod, tf-multiworker
     TensorParallel          tensor_parallel         native
     ModelParallel           model_parallel          single, native, mpi
     ShardCollectives        none                    single, native, mpi, horovod, tf-multiworker
@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from collective.backends.base import Backend
-from collective.backends.devices import configure, local_devices
+from collective.backends.devices import configure, gpus, local_devices
 from collective.backends.options import Options
 from collective.buckets import BYTES_BETWEEN_HOSTS
 from collective.environment import Environment, detect
 from collective.errors import UsageError
+from collective.log import log
 
 if TYPE_CHECKING:
     from collective.backends.tensor_group import TensorGroup
@@ -127,9 +128,12 @@ class Overlap(Backend):
     def __init__(self, options: Options, environment: Environment | None = None):
         super().__init__(options, environment)
         self.bucket_bytes = options.bucket_bytes
-        if self.bucket_bytes is None and self.size != self.local_size:
-            self.bucket_bytes = BYTES_BETWEEN_HOSTS
+        if self.bucket_bytes is None:
+            self.bucket_bytes = self._default_bucket_bytes()
         self.overlaps = self.bucket_bytes is not None
+
+    def _default_bucket_bytes(self) -> int | None:
+        return BYTES_BETWEEN_HOSTS if self.size != self.local_size else None
 
 
 class TensorParallel(Backend):
@@ -168,6 +172,12 @@ class ModelParallel(Backend):
         count = self.options.model_parallel
         configure(self.options, environment, self.overlaps, count)
         self.stages = local_devices(count) if count > 1 else []
+        if self.size > 1 and self.rank == 0 and gpus():
+            log.warning(
+                f"backend {self.name!r} sums in host memory: each step copies the "
+                "gradients from the GPUs and back\nHINT: --backend tf-multiworker sums "
+                "them on the GPUs (NCCL)"
+            )
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """With stages, variables are made in host memory; their layers are placed later."""

@@ -6,19 +6,26 @@ import ctypes
 import functools
 import os
 import sys
+from typing import Any
 
 from collective.backends.options import Options
 from collective.environment import Environment, cores_per_process
+from collective.environment.gpus import granted
 from collective.errors import UsageError
+from collective.log import log
 
 
 @functools.cache
 def gpus() -> int:
-    """How many GPUs this machine has, from the driver's files, without TensorFlow."""
-    try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
-    except OSError:
+    """How many GPUs TensorFlow can use here: its build, the driver and the job decide.
+
+    Does not start TensorFlow, and does not import it where the job has no GPU.
+    """
+    if not granted():
         return 0
+    import tensorflow as tf
+
+    return len(tf.config.list_physical_devices("GPU"))
 
 
 def tensorflow_has_started() -> bool:
@@ -60,16 +67,37 @@ def configure(
         tf.config.threading.set_inter_op_parallelism_threads(
             max(threads, 2) if overlaps else threads
         )
-        physical = tf.config.list_physical_devices("GPU")
-        if physical and environment.size > 1:
-            first = environment.local_rank * devices_each % len(physical)
-            physical = physical[first : first + devices_each]
+        physical = tf.config.get_visible_devices("GPU")
+        if physical and environment.local_size > 1:
+            physical = _own(physical, environment, devices_each)
             tf.config.set_visible_devices(physical, "GPU")
         for gpu in physical:
             tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
         # TensorFlow has started, so the user's own script has already decided.
-        return
+        visible = len(tf.config.list_logical_devices("GPU"))
+        if environment.local_size > 1 and visible > devices_each:
+            log.warning(
+                f"rank {environment.rank} holds all {visible} GPUs that TensorFlow sees, "
+                f"as do the other {environment.local_size - 1} ranks of this host: "
+                "TensorFlow started before the backend was made\n"
+                "HINT: make the backend (collective.backends.get) or call "
+                "tf.config.set_visible_devices before any TensorFlow operation"
+            )
+
+
+def _own(physical: list[Any], environment: Environment, each: int) -> list[Any]:
+    """This rank's GPUs among those that it sees; a scheduler may show it only its own."""
+    if len(physical) <= each:
+        return physical
+    first = environment.local_rank * each
+    if each > 1 and first + each > len(physical):
+        raise UsageError(
+            f"{environment.local_size} ranks with {each} GPUs each need more than the "
+            f"{len(physical)} GPUs of this host",
+            hint="fewer ranks or devices, or CUDA_VISIBLE_DEVICES= to train on CPUs",
+        )
+    return [*physical, *physical][first % len(physical) :][:each]
 
 
 def _keep_freed_memory() -> None:
@@ -93,15 +121,20 @@ def _keep_freed_memory() -> None:
 def local_devices(count: int | None) -> list[str]:
     """Names of so many devices; None: all GPUs or, without one, two logical CPUs.
 
-    Logical CPU devices are made where there are too few GPUs.
-
     Raises:
-        UsageError: When TensorFlow has started already with fewer logical devices.
+        UsageError: When there are GPUs, but fewer, or when TensorFlow has started
+            already with fewer logical devices.
     """
     import tensorflow as tf
 
     physical = tf.config.get_visible_devices("GPU")
-    if physical and (count is None or count <= len(physical)):
+    if physical and count is not None and count > len(physical):
+        raise UsageError(
+            f"{count} devices were asked for, and this process sees {len(physical)} "
+            f"GPU{'s' * (len(physical) > 1)}",
+            hint=f"{len(physical)} devices, or CUDA_VISIBLE_DEVICES= for logical CPUs",
+        )
+    if physical:
         return [f"/gpu:{i}" for i in range(count or len(physical))]
     count = count or 2
     cpu = tf.config.list_physical_devices("CPU")[0]

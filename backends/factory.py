@@ -13,7 +13,7 @@ from collective.backends.auto.choose import Choice, choose
 from collective.backends.base import Backend
 from collective.backends.options import Options
 from collective.backends.registry import BACKENDS, refuse_foreign_options
-from collective.environment import detect
+from collective.environment import detect_rank
 from collective.environment.base import MAX_NP, MIN_NP
 from collective.errors import CollectiveError, UsageError
 
@@ -36,7 +36,7 @@ def get(
             says why and what to type.
     """
     options = with_launcher_options(options or Options())
-    environment = detect()
+    environment = detect_rank()
     if options.min_np is not None and session.is_initialized():
         # Ranks may have left or joined since the start.
         environment = session.launch_info()

@@ -21,7 +21,7 @@ import numpy as np
 import collective
 from collective import library, mpi_library, session, timeline
 from collective.backends import world
-from collective.backends.base import Availability, python
+from collective.backends.base import Availability
 from collective.backends.capabilities import (
     Collective,
     Elastic,
@@ -32,7 +32,7 @@ from collective.backends.capabilities import (
     TensorParallel,
 )
 from collective.backends.options import Options
-from collective.environment import Environment, HorovodGloo
+from collective.environment import Environment, HorovodGloo, slurm
 from collective.errors import CollectiveError, UsageError
 from collective.operations.kinds import Sum, algorithm_number, transport_number
 
@@ -224,7 +224,7 @@ def _between_hosts(environment: Environment) -> Availability:
     spread = f"{environment.size} processes, {environment.local_size} on this host"
     by_mpi = environment.launcher in ("mpirun", "horovodrun")
     by_mpi &= not HorovodGloo(os.environ).started_us()
-    by_mpi |= "PMIX_NAMESPACE" in os.environ  # srun --mpi=pmix
+    by_mpi |= environment.launcher in ("srun", "PMIx") and slurm.serves_mpi(os.environ)
     if by_mpi:
         try:
             mpi_library.load()
@@ -233,11 +233,7 @@ def _between_hosts(environment: Environment) -> Availability:
         return Availability(True, f"{spread}, joined by MPI")
     hint = "start it by mpirun, or put all processes on one host"
     if environment.launcher == "srun":
-        hint = (
-            f"within the allocation: python -m collective.launch {python()}, which "
-            "has mpirun start them (deploy/slurm.sbatch); or srun --mpi=pmix (srun "
-            "--mpi=list shows what there is); or one node: srun -N 1"
-        )
+        hint = f"srun --mpi=pmix ... {mpi_library.SRUN_HINT}; or one node: srun -N 1"
     return Availability(
         False, f"{spread}, and {environment.launcher} starts no MPI", hint
     )

@@ -16,19 +16,19 @@ class Options:
             the cores. Every backend takes it.
         parameter_servers: Ranks that hold variables (tf-parameter-server). None: one.
         communication: ``auto``, ``ring`` or ``nccl`` (tf-multiworker).
-        devices: Number of local devices (in-process backends only); where there
-            are fewer GPUs than this, logical CPU devices. None: the GPUs, or 2.
+        devices: Number of local devices (in-process backends only): GPUs or, where
+            there is none, logical CPU devices. None: the GPUs, or 2.
         cross_device_ops: ``auto``, ``nccl``, ``hierarchical-copy`` or
             ``reduction-to-one-device`` (tf-mirrored). ``auto`` is NCCL for GPUs and,
             for CPU devices, reduction to one device: TensorFlow's default there takes
             three to five times as long.
         model_parallel: Devices of each process over which a model's layers are placed
-            (single, native, mpi); where there are fewer GPUs, logical CPU devices.
+            (single, native, mpi): GPUs or, where there is none, logical CPU devices.
         tensor_parallel: Ranks that hold one replica together (native); see
             ``collective.backends.tensor_group``.
         bucket_bytes: Sums the gradients in buckets of about so many bytes, the first
-            while the rest is computed (native, horovod). By default buckets of 4 MiB
-            between hosts, and one for all on one host.
+            while the rest is computed (native, horovod, tf-multiworker). By default
+            buckets of 4 MiB between hosts (tf-multiworker: 16 MiB on GPUs), else one.
         min_np: The job continues while so many ranks live (native, mpi). None: the
             launcher's ``--min-np``; without it, a rank that dies ends the job.
         max_np: How many ranks there may ever be (native, mpi). None: the launcher's

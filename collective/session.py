@@ -16,7 +16,7 @@ import psutil
 
 from collective import library, mpi_library, recorder
 from collective.elastic import membership_file
-from collective.environment import Environment, detect
+from collective.environment import Environment, detect_rank
 from collective.environment.base import MAX_NP, place_on
 from collective.errors import CollectiveError
 
@@ -44,12 +44,12 @@ def init(environment: Environment | None = None) -> None:
     if _place is not None:
         return
     library.extension()  # if it was not built, say so before others meet this rank
-    launched = environment or detect()
+    launched = environment or detect_rank()
     place, _launch_info = launched.current, launched if launched.joining else None
     if _launch_info is None:
         membership_file.write(membership_file.JOINING)
     if place.size > place.local_size:
-        mpi_library.load()
+        mpi_library.load_between_hosts(place)
     library.check(
         library.load().collective_init(
             place.rank,

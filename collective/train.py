@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from collective.backends.quiet import quiet
 from collective.elastic import membership_file
-from collective.environment import detect
+from collective.environment import detect_rank
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.operations.kinds import ALGORITHMS, TRANSPORTS
 from collective.streams import open_streams, outlive_readers
@@ -168,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     open_streams()
     outlive_readers()
     try:
-        place = detect()
+        place = detect_rank()
         rank = 0 if place.joining else place.rank  # one that joins is alone at first
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import setuptools
 
+from collective import namesake
 from tests import checkout, launch
 
 # A user's folders and files that have names of this checkout.
@@ -75,7 +76,7 @@ def build_wheel(folder: Path, core: bool) -> Path:
         command.append("--no-build-isolation")
     env = os.environ | {"COLLECTIVE_BUILD_CORE": str(int(core))}
     subprocess.run(command, env=env, check=True, timeout=600)
-    (wheel,) = folder.glob("collective-*.whl")
+    (wheel,) = folder.glob("keras_collective-*.whl")
     return wheel
 
 
@@ -108,7 +109,7 @@ def test_a_wheel_holds_one_package(tmp_path, core):
     tops = {name.split("/")[0] for name in names}
     assert len(tops) == 2 and "collective" in tops, tops
     (info,) = tops - {"collective"}
-    assert info.startswith("collective-") and info.endswith(".dist-info")
+    assert info.startswith("keras_collective-") and info.endswith(".dist-info")
     for folder in ("training", "backends", "comparison"):
         assert f"collective/{folder}/__init__.py" in names
     assert "collective/comparison/report.html.jinja" in names
@@ -128,3 +129,13 @@ def test_import_brings_no_tensorflow():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=launch.environment(), capture_output=True)
     assert done.stdout.decode() == "[]\n", done.stderr.decode()
+
+
+def test_a_package_of_the_same_name_is_named(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(namesake.log, "propagate", True)
+    tmp_path.joinpath("keras_collective-0.2.0.dist-info").mkdir()
+    namesake.warn_of_namesake(tmp_path)
+    assert not caplog.messages
+    tmp_path.joinpath("collective-1.4.dist-info").mkdir()
+    namesake.warn_of_namesake(tmp_path)
+    assert "named collective (1.4)" in caplog.text and "HINT: pip" in caplog.text

@@ -26,13 +26,16 @@ from collective.backends.auto import measurements
 from collective.backends.auto.forked import in_a_fork
 from collective.backends.auto.measurements import Found, Point, fit
 from collective.backends.devices import gpus, tensorflow_has_started
+from collective.backends.horovod import installed
 from collective.backends.horovod.backend import HorovodBackend
+from collective.backends.mpi import MPIBackend
 from collective.backends.native import NativeBackend
 from collective.backends.options import Options
 from collective.backends.registry import BACKENDS, options_of, set_options
 from collective.backends.tf_multiworker import MultiWorkerBackend
 from collective.backends.world import CoreWorld, can_serve
 from collective.environment import Environment
+from collective.environment.gpus import granted
 
 # Sizes in bytes of the tensors that a step sums, or a function that returns them.
 Gradients = Sequence[int] | Callable[[], Sequence[int]] | None
@@ -95,14 +98,38 @@ def by_rule(environment: Environment, options: Options) -> Choice:
             if horovod.usable:
                 return Choice("horovod", started)
             started += f"; horovod: {horovod.reason}"
+        if on_gpus := _on_gpus(environment, options):
+            return Choice(on_gpus, f"{started}, each with a GPU: NCCL sums on them")
         native = NativeBackend.availability(environment)
         if native.usable:
             return Choice("native", started)
-        return Choice("mpi", f"{started}; native: {native.reason}")
+        because = f"{started}; native: {native.reason}"
+        mpi = MPIBackend.availability(environment)
+        if not mpi.usable and MultiWorkerBackend.availability(environment).usable:
+            return Choice("tf-multiworker", f"{because}; mpi: {mpi.reason}")
+        return Choice("mpi", because)
     devices = options.devices or gpus()
     if devices > 1 and options.model_parallel == 1:
         return Choice("tf-mirrored", f"{devices} devices in one process")
     return Choice("single", "one process with one device")
+
+
+def _on_gpus(environment: Environment, options: Options) -> str | None:
+    """The backend that sums on GPUs, where each rank has one; None: none can.
+
+    Every other process backend copies gradients to the host and back.
+    """
+    if not gpus() or len(granted()) < environment.local_size:
+        return None  # NCCL refuses two ranks on one GPU
+    for name in (MultiWorkerBackend.name, HorovodBackend.name):
+        usable = BACKENDS[name].availability(environment).usable
+        if name == MultiWorkerBackend.name:  # it must be made before TensorFlow starts
+            usable = usable and not tensorflow_has_started()
+        else:
+            usable = usable and installed.has_nccl()
+        if usable and set_options(options) <= options_of(name):
+            return name
+    return None
 
 
 def candidates(environment: Environment, options: Options) -> list[str]:

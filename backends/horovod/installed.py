@@ -50,3 +50,13 @@ def misfit() -> str | None:
     if str(wanted).replace("-", "") != here[1]:
         return f"Horovod was built for TensorFlow {wanted}, and {here[1]} is installed"
     return None
+
+
+def has_nccl() -> bool:
+    """Whether the installed Horovod was built with NCCL, by the names its library uses."""
+    spec = importlib.util.find_spec("horovod")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    libraries = [
+        f for path in folders for f in Path(path).glob("tensorflow/mpi_lib*.so")
+    ]
+    return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from collective import recorder
 from collective.backends.quiet import quiet
-from collective.environment import Environment, detect
+from collective.environment import Environment, detect, detect_rank, gpus
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.launch.output import print_message
 from collective.streams import open_streams
@@ -70,8 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     open_streams()
     try:
-        place = detect()
+        place = detect_rank()
         _same_hashes(place)
+        os.environ.update(gpus.share(place))  # the script may take "the first GPU"
         args = parser().parse_args(argv)
         with quiet():
             from collective.training.unedited.script import Script

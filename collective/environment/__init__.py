@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from collective.environment import lone
 from collective.environment.base import Environment as Environment
-from collective.environment.launchers import LAUNCHERS, Launcher
-from collective.environment.launchers import HorovodGloo as HorovodGloo
+from collective.environment.horovodrun import HorovodGloo as HorovodGloo
+from collective.environment.launcher import Launcher as Launcher
+from collective.environment.launchers import LAUNCHERS
 
 
 def launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
@@ -34,6 +36,28 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
     """
     found = launcher(variables)
     return found.environment() if found else Environment()
+
+
+def detect_rank(variables: Mapping[str, str] | None = None) -> Environment:
+    """As ``detect``, for a process that begins to train.
+
+    Raises:
+        UsageError: Also if it has no rank, and is one of several processes.
+    """
+    env = os.environ if variables is None else variables
+    found = detect(env)
+    if not found.launched:
+        lone.check(env)
+    return found
+
+
+def addresses(variables: Mapping[str, str] | None = None) -> list[str]:
+    """``host:port`` for a server of each rank, as TF_CONFIG or srun let every rank know.
+
+    Empty where they do not.
+    """
+    found = launcher(variables)
+    return found.addresses() if found else []
 
 
 def cores_per_process(environment: Environment) -> int:

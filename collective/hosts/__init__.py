@@ -1,9 +1,11 @@
 """The hosts of a job: reads every dialect of hostfile, writes any, places the ranks.
 
-``reading`` turns a hostfile or ``-H`` into ``Host`` objects, ``slurm`` does so for Slurm's
-variables, ``placement`` says how many ranks run where, and ``writing`` is the way back.
+``reading`` turns a hostfile or ``-H`` into ``Host`` objects, ``allocation`` finds those that a batch
+system has allocated, ``placement`` says how many ranks run where, and ``writing`` is the way back.
 """
 
+from collective.hosts.allocation import Allocation as Allocation
+from collective.hosts.allocation import find_allocation as find_allocation
 from collective.hosts.host import Host as Host
 from collective.hosts.host import HostError as HostError
 from collective.hosts.host import is_local as is_local
@@ -12,6 +14,5 @@ from collective.hosts.placement import slots_of as slots_of
 from collective.hosts.reading import parse as parse
 from collective.hosts.reading import parse_list as parse_list
 from collective.hosts.reading import read as read
-from collective.hosts.slurm import allocation as allocation
 from collective.hosts.writing import DIALECTS as DIALECTS
 from collective.hosts.writing import write as write

@@ -47,6 +47,7 @@ def _launch(options: LaunchOptions) -> int:
     """Imports late what one host does not need."""
     for name in (generations.JOB_VARIABLE, generations.NUMBER_VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
+    environment.lone.check_launcher(os.environ)
     script = options.host_discovery_script
     if script:
         from collective.launch.restarting import RestartingLauncher
@@ -121,17 +122,17 @@ def _check_elastic(options: LaunchOptions, size: int) -> None:
 
 
 def _hosts(options: LaunchOptions) -> list[hosts.Host]:
-    """Of the command line, else of the Slurm allocation around us, else this host."""
+    """Hosts from the command line, else from the batch system, else localhost."""
     if options.hosts:
         return hosts.parse_list(options.hosts)
     if options.hostfile:
         return hosts.read(options.hostfile)
-    if environment.launcher() is None:
-        allocated = hosts.allocation(os.environ)
+    if environment.detect().size == 1:
+        allocated = hosts.find_allocation(os.environ)
         if allocated:
-            listed = hosts.write(allocated, "list")
-            print_message(f"in a Slurm allocation: {listed}")
-            return allocated
+            listed = hosts.write(allocated.hosts, "list")
+            print_message(f"in the {allocated.system} allocation: {listed}")
+            return list(allocated.hosts)
     if options.num_proc is None:
         raise UsageError(
             "how many ranks? Neither -np nor a list of hosts is given",

@@ -175,6 +175,9 @@ def _open_mpi(mpi: MPI, options: LaunchOptions, hosts: Sequence[Host]) -> list[s
     if options.nics or options.tcp:
         # UCX and libfabric choose interfaces of their own.
         words += ["--mca", "pml", "ob1"]
+    if len(hosts) > 1:
+        # Else daemons start daemons on large jobs, where only this host may reach them.
+        words += [runtime, f"{agent}_no_tree_spawn", "1"]
     if options.tcp:
         words += ["--mca", "btl", f"tcp,self,{'sm' if modern else 'vader'}"]
     if len(hosts) > 1 and "oob_tcp_keepalive_time" not in options.mpi_args:

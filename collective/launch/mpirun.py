@@ -14,6 +14,7 @@ from collective.elastic import generations
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
 from collective.launch import mpi, reachability
+from collective.launch import slurm as slurm_job
 from collective.launch.options import START_SECONDS, LaunchOptions
 from collective.launch.output import (
     OutputStyle,
@@ -64,7 +65,8 @@ class MpirunSupervisor(Supervisor):
         )
         self.options, self.hosts = options, hosts
         self.mpi = mpi.find(options.mpirun)
-        self.words = _command(self.mpi, options, hosts, variables or {})
+        given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
+        self.words = _command(self.mpi, options, hosts, given)
         self.relay = Relay(self._on_rank_failure, self._end_hanging, options.verbose)
         self.host_of = [host.name for host in hosts for _ in range(host.slots or 0)]
         # Hosts that cannot open a connection to this one, each with the reason: mpirun
@@ -97,7 +99,15 @@ class MpirunSupervisor(Supervisor):
                 file = os.memfd_create("collective hosts", os.MFD_CLOEXEC)
                 os.write(file, word.encode())
                 words[place] = f"/proc/{os.getpid()}/fd/{file}"
-        self.specs = [ProcessSpec(0, words, takes_input=True)]
+        self.specs = [
+            ProcessSpec(
+                0,
+                words,
+                slurm_job.for_mpirun(os.environ),
+                takes_input=True,
+                hidden=slurm_job.hidden(os.environ),
+            )
+        ]
         return super().run(on_started)
 
     def _wait(self) -> None:

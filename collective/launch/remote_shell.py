@@ -1,4 +1,7 @@
-"""The program that starts a command on another host: ssh, or one that takes its place."""
+"""The program that starts a command on another host: ssh, or one that takes its place.
+
+In a Slurm job that is srun (``srun-shell``).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 
 from collective import hosts
 from collective.hosts import Host
+from collective.launch import slurm
 
 CONNECT_SECONDS = 8
 
@@ -54,14 +58,14 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
     add("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh")
     add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
-    add("--remote-shell", default=os.environ.get("COLLECTIVE_REMOTE_SHELL", "ssh"),
-        metavar="PROGRAM", help="starts a command on a host, in place of ssh")  # fmt: skip
+    add("--remote-shell", default=os.environ.get("COLLECTIVE_REMOTE_SHELL"),
+        metavar="PROGRAM", help="starts a command on a host (srun in a Slurm job, else ssh)")  # fmt: skip
 
 
 def from_options(parsed: argparse.Namespace) -> RemoteShell:
     """The shell that the options describe; ``--start-timeout`` is one of them."""
     return RemoteShell(
-        parsed.remote_shell,
+        parsed.remote_shell or slurm.shell(os.environ) or "ssh",
         parsed.ssh_port,
         parsed.ssh_identity_file or "",
         parsed.start_timeout or CONNECT_SECONDS,
@@ -70,4 +74,9 @@ def from_options(parsed: argparse.Namespace) -> RemoteShell:
 
 def hint(command: list[str]) -> str:
     """The HINT for a host on which a command could not be started."""
+    if command[0] == str(slurm.SHELL):
+        return (
+            "srun reaches the nodes of this Slurm job (squeue --me); for other hosts: "
+            "--remote-shell ssh"
+        )
     return f"this must work without a password: {shlex.join(command)}"

@@ -46,6 +46,7 @@ class ProcessSpec:
     variables: Mapping[str, str] = field(default_factory=dict)  # added to ours
     cores: Sequence[int] = ()  # logical cores that it runs on; empty for all
     takes_input: bool = False  # gets the standard input of this process
+    hidden: Sequence[str] = ()  # variables of ours that it does not get
 
 
 class Supervisor:
@@ -130,7 +131,8 @@ class Supervisor:
         output = self._output(spec.rank)
         pipe = subprocess.PIPE if self.style.captures else None
         wants_input = spec.takes_input and not sys.stdin.isatty()
-        variables = {**os.environ, **spec.variables}
+        ours = {k: v for k, v in os.environ.items() if k not in spec.hidden}
+        variables = {**ours, **spec.variables}
         if self.membership is not None:
             variables[membership_file.VARIABLE] = self.membership.path
         process = processes.start(

@@ -14,7 +14,7 @@ _PACKAGES = {
     "numpy": ("numpy",),
     "mpi4py": ("mpi4py",),
     "horovod": ("horovod",),
-    "collective": ("collective",),
+    "collective": ("keras-collective",),
 }
 
 

@@ -46,6 +46,7 @@ from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import (
     compare_data,
     compare_models,
+    is_wanted,
     verify_step,
 )
 
@@ -282,7 +283,7 @@ def fit(
         step: Any
         if own_step:
             step = CustomStep(prepared, backend, inputs.spec, **options)
-            for line in check_step(step, inputs) if verify else ():
+            for line in check_step(step, inputs, is_wanted(verify)):
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
         else:

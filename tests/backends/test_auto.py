@@ -252,3 +252,39 @@ def test_a_training_on_what_auto_has_measured(tmp_path):
     assert "auto: timing native on 2 ranks" in printed
     assert "tensors:" in printed and printed.count("<- chosen") == 1
     assert len(list(tmp_path.glob("collective/probes/*.json"))) == 1
+
+
+@pytest.fixture
+def on_gpus(monkeypatch):
+    """As if each of four ranks had a GPU that TensorFlow can use."""
+    monkeypatch.setattr(choose, "gpus", lambda: 4)
+    monkeypatch.setattr(choose, "granted", lambda: list("0123"))
+    monkeypatch.setattr(choose, "tensorflow_has_started", lambda: False)
+
+
+def test_ranks_with_gpus_sum_on_them(on_gpus, monkeypatch):
+    assert choose.by_rule(FOUR, Options()).name == "tf-multiworker"
+    assert choose.by_rule(FOUR, Options(min_np=2)).name == "native"
+    eight = Environment("mpirun", 0, 8, 0, 8)  # NCCL takes one rank a GPU
+    assert choose.by_rule(eight, Options()).name == "native"
+    monkeypatch.setattr(choose, "tensorflow_has_started", lambda: True)
+    assert choose.by_rule(FOUR, Options()).name == "native"
+    monkeypatch.setattr(choose, "gpus", lambda: 0)  # TensorFlow without CUDA
+    assert choose.by_rule(FOUR, Options()).name == "native"
+
+
+def test_more_devices_than_gpus_is_refused(monkeypatch):
+    import tensorflow as tf
+
+    from collective.backends import devices
+    from collective.errors import UsageError
+
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["GPU:0"])
+    assert devices.local_devices(1) == ["/gpu:0"]
+    with pytest.raises(UsageError, match=r"3 devices .* sees 1 GPU"):
+        devices.local_devices(3)
+    two = Environment("mpirun", 1, 2, 1, 2)
+    with pytest.raises(UsageError, match="2 ranks with 3 GPUs each"):
+        devices._own(list(range(4)), two, 3)
+    assert devices._own(list(range(4)), two, 2) == [2, 3]
+    assert devices._own([0], two, 1) == [0]

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import types
 
 import pytest
 
 from collective import environment
-from collective.environment import Environment, cores_per_process, detect
+from collective.environment import (
+    Environment,
+    addresses,
+    cores_per_process,
+    detect,
+    detect_rank,
+    lone,
+)
 from collective.environment.base import RANKS_PER_HOST, place_on
 from collective.errors import UsageError
 
@@ -212,3 +221,90 @@ def test_a_place_among_hosts_with_ranks_in_any_order():
     assert [(p.cross_rank, p.cross_size) for p in places] == [
         *((0, 3), (1, 3), (0, 2), (2, 3), (1, 2), (0, 1))
     ]
+
+
+CYCLIC = {"SLURM_DISTRIBUTION": "cyclic"}
+STEP = SLURM | {
+    "SLURM_JOB_ID": "70",
+    "SLURM_STEP_NODELIST": "n[1-4]",
+}
+
+
+def test_a_launcher_may_know_the_addresses_of_all_ranks():
+    hosts = [a.partition(":")[0] for a in addresses(STEP)]
+    assert hosts == ["n1", "n1", "n2", "n2", "n3", "n3", "n4"]
+    hosts = [a.partition(":")[0] for a in addresses(STEP | CYCLIC)]
+    assert hosts == ["n1", "n2", "n3", "n4", "n1", "n2", "n3"]
+    ports = [a.partition(":")[2] for a in addresses(STEP)]
+    assert len(set(addresses(STEP))) == 7
+    assert all(20000 <= int(p) < 32768 for p in ports)
+    assert ports != [
+        a.partition(":")[2] for a in addresses(STEP | {"SLURM_JOB_ID": "71"})
+    ]
+    assert addresses(STEP | {"SLURM_DISTRIBUTION": "plane=2"}) == []
+    assert addresses(tf_config("worker", 1)) == ["a:1", "a:2", "[::1]:3", "a:3"]
+    assert addresses(SLURM) == addresses(OPEN_MPI) == addresses({}) == []
+
+
+BATCH = {"SLURM_JOB_ID": "70", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        ({"JOB_COMPLETION_INDEX": "0"}, "pod 0 of an Indexed Job"),
+        ({"JOB_COMPLETION_INDEX": "3"} | tf_config("worker", 0, {}), "pod 3"),
+        (BATCH, "the Slurm job has 4 tasks"),
+        ({"PMI_SIZE": "3"}, "a PMI launcher started 3"),
+        ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"}, "Flux started 2"),
+    ],
+)
+def test_one_of_several_does_not_train_alone(variables, message):
+    assert detect(variables) == Environment()  # tools go on
+    with pytest.raises(UsageError, match=message) as caught:
+        detect_rank(variables)
+    assert "export COLLECTIVE_RANK=0 COLLECTIVE_SIZE=1" in caught.value.hint
+    alone = {"COLLECTIVE_RANK": "0", "COLLECTIVE_SIZE": "1"}
+    assert detect_rank(variables | alone).size == 1
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        BATCH | {"SLURM_NTASKS": "1"},
+        BATCH | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # srun -n1
+        {"PMI_SIZE": "1"},
+        {"LSB_DJOB_HOSTFILE": "/no/such/file"},
+    ],
+)
+def test_one_process_may_train_alone(variables):
+    assert detect_rank(variables).size == 1
+
+
+def test_one_process_on_several_allocated_hosts_does_not_train(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("n1\nn1\n")  # as for a program with two threads
+    assert detect_rank({"PBS_NODEFILE": str(file)}).size == 1
+    file.write_text("n1\nn2\n")
+    with pytest.raises(UsageError, match="PBS has allocated 2 hosts"):
+        detect_rank({"PBS_NODEFILE": str(file)})
+
+
+def test_ray_train_does_not_train_in_each_worker(monkeypatch):
+    context = types.SimpleNamespace(get_world_size=lambda: 3)
+    train = types.SimpleNamespace(get_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray.train", train)
+    with pytest.raises(UsageError, match="Ray Train started 3 workers"):
+        detect_rank({})
+    monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace())
+    assert detect_rank({}) == Environment()
+
+
+def test_one_of_several_launchers_starts_no_job():
+    with pytest.raises(UsageError, match="srun started 7 launchers"):
+        lone.check_launcher(SLURM)
+    with pytest.raises(UsageError, match="pod 1 of an Indexed Job"):
+        lone.check_launcher({"JOB_COMPLETION_INDEX": "1"})
+    for fine in ({}, BATCH, SLURM | OPEN_MPI, SLURM | {"SLURM_STEP_NUM_TASKS": "1"}):
+        lone.check_launcher(fine)

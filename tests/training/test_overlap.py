@@ -14,6 +14,7 @@ SCRIPT = launch.ROOT / "tests/training/ranks_overlapping.py"
     "backend",
     [
         pytest.param("native", marks=launch.NEEDS_CORE),
+        pytest.param("tf-multiworker", marks=launch.NEEDS_CORE),
         pytest.param("horovod", marks=pytest.mark.horovod),
     ],
 )  # fmt: skip

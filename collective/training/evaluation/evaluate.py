@@ -25,6 +25,7 @@ from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
 from collective.training.prepared import build_to_evaluate, get_partition, runs_eagerly
 from collective.training.variants.custom_step.evaluation import make_evaluation
+from collective.training.verification import compare_settings
 
 
 def evaluate(
@@ -65,6 +66,7 @@ def evaluate(
     """
     backend = open_backend(backend)
     with guarded(backend):
+        compare_settings(backend)
         data = as_data(x, y, sample_weight)
         inputs = open_inputs(data, backend, batch_size, steps)
         if not isinstance(model, keras.Model) or not model.compiled:

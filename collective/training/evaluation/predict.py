@@ -37,6 +37,7 @@ from collective.training.input.plan import share
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.prepared import get_prepared, runs_eagerly
 from collective.training.step.rows import without_none
+from collective.training.verification import compare_settings
 
 
 def predict(
@@ -76,6 +77,7 @@ def predict(
     """
     backend = open_backend(backend)
     with guarded(backend):
+        compare_settings(backend)
         inputs = open_inputs(as_data(x), backend, batch_size, steps)
         steps = min(steps or ENDLESS, inputs.steps_per_epoch or ENDLESS)
         prediction = _Prediction(model, backend, inputs, steps)
@@ -141,7 +143,7 @@ class _Prediction:
                 "there are no rows to predict", hint="pass data with at least one row"
             )
         hooks.call("on_predict_end", (), {})
-        return _concatenate(outputs)
+        return keras.tree.map_structure(_writable, _concatenate(outputs))
 
     def _batches(self) -> Iterator[Batch]:
         if isinstance(self.inputs, Batches):
@@ -270,6 +272,13 @@ def _one_row(spec: Any) -> Any:
 def _array(output: Any) -> Any:
     """An output in memory: ragged as it is, else NumPy."""
     return output if isinstance(output, tf.RaggedTensor) else np.asarray(output)
+
+
+def _writable(output: Any) -> Any:
+    """The output as an array that the caller may write into, as Keras' own is."""
+    if isinstance(output, tf.RaggedTensor):
+        return output
+    return output if output.flags.writeable else output.copy()
 
 
 def _concatenate(trees: list[Any]) -> Any:

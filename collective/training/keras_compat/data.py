@@ -15,6 +15,7 @@ from keras.src.trainers.data_adapters import (
     get_data_adapter,
 )
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from tensorflow.python.distribute import distribute_lib
 
 
 def is_array(value: Any) -> bool:
@@ -88,7 +89,8 @@ class EpochIterator:
         self._keras = TFEpochIterator(
             x=data,
             steps_per_epoch=steps,
-            distribute_strategy=tf.distribute.get_strategy(),
+            # Not the script's or our own: the rows are cut already.
+            distribute_strategy=distribute_lib._get_default_strategy(),
         )
 
     @property

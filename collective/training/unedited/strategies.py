@@ -12,9 +12,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from collective.errors import UsageError
+from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import Job
 
 
@@ -30,6 +32,8 @@ def _kinds() -> list[type[Any]]:
 
 def replace_strategies(job: Job) -> None:
     """Takes the effect from strategies that are not the backend's own."""
+    if hasattr(job.backend, "strategy"):
+        _keep_when_cleared(job)
     if job.backend.size > 1 and hasattr(job.backend, "strategy"):
         _refuse(job)
         return
@@ -61,6 +65,19 @@ def use_by_default(strategy: Any) -> None:
     """Has the script make its variables in our strategy, without a scope."""
     if strategy is not None or tf.distribute.has_strategy():
         tf.distribute.experimental_set_strategy(strategy)
+
+
+def _keep_when_cleared(job: Job) -> None:
+    """Has ``clear_session`` keep our strategy: it makes a new default graph without one."""
+    stock = keras.utils.clear_session
+
+    @functools.wraps(stock)
+    def clear_session(*args: Any, **kwargs: Any) -> None:
+        stock(*args, **kwargs)
+        use_by_default(job.backend.strategy)  # type: ignore[attr-defined]
+
+    for place in entry_points.places_of(stock):
+        job.replace(*place, clear_session)
 
 
 def _unless_own(

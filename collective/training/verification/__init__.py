@@ -4,7 +4,17 @@
 and ``compare_models`` compare what the ranks are about to do. All run before the first update.
 """
 
-from collective.training.verification.ranks import compare_data, compare_models
-from collective.training.verification.verify import verify_step
+from collective.training.verification.ranks import (
+    compare_data,
+    compare_models,
+    compare_settings,
+)
+from collective.training.verification.verify import is_wanted, verify_step
 
-__all__ = ["compare_data", "compare_models", "verify_step"]
+__all__ = [
+    "compare_data",
+    "compare_models",
+    "compare_settings",
+    "is_wanted",
+    "verify_step",
+]

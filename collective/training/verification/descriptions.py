@@ -11,6 +11,7 @@ else a process has made.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import hashlib
 import inspect
@@ -36,6 +37,8 @@ _LARGE = 1 << 20
 _KNOWN = ("keras", "tensorflow", "numpy", "collective", "tf_keras")
 # What does not change the model: seeds decide first values only, which are rank 0's.
 _IGNORED = ("seed", "build_config", "compile_config", "module", "registered_name")
+# Of these, only what is read of them matters: other options may differ by rank.
+_HOLDERS = (argparse.Namespace, types.SimpleNamespace)
 _PLAIN = (bool, int, float, str, bytes, type(None))
 # What fit, evaluate and predict set on a model, with callbacks on rank 0 only.
 _SET_BY_KERAS = (
@@ -72,6 +75,8 @@ class _Describer:
             return _array(value)
         if isinstance(value, types.CodeType):
             return self._code(value, depth)
+        if isinstance(value, types.ModuleType):
+            return f"module {value.__name__}"
         if id(value) in self._seen or not depth:
             return f"<{type(value).__name__}>"
         if isinstance(value, Mapping):
@@ -114,19 +119,30 @@ class _Describer:
         wrapped = inspect.unwrap(function)
         parts = [self._code(function.__code__, depth)]
         parts.append(self.of([function.__defaults__, function.__kwdefaults__], depth))
+        names = _names(function.__code__)
         for cell in function.__closure__ or ():
             try:
-                parts.append(self.of(cell.cell_contents, depth - 1))
+                parts.append(self._used(cell.cell_contents, names, depth - 1))
             except ValueError:  # empty: a name that is bound later
                 parts.append("?")
-        for used in sorted(_names(function.__code__)):
+        for used in sorted(names):
             if used in function.__globals__:
                 value = function.__globals__[used]
-                if not isinstance(value, types.ModuleType):
-                    parts.append(f"{used}={self.of(value, depth - 1)}")
+                parts.append(f"{used}={self._used(value, names, depth - 1)}")
         if wrapped is not function:
             parts.append(self.of(wrapped, depth - 1))
         return f"def({';'.join(parts)})"
+
+    def _used(self, value: Any, names: set[str], depth: int) -> str:
+        """A value that a function refers to.
+
+        Of a module, or of what holds settings, it is what the function reads of it.
+        """
+        holds = isinstance(value, types.ModuleType) and _is_users_module(value.__name__)
+        if not holds and not isinstance(value, _HOLDERS):
+            return self.of(value, depth)
+        read = sorted((k, v) for k, v in vars(value).items() if k in names)
+        return type(value).__name__ + self._items(read, depth) if depth else "?"
 
     def _code(self, code: types.CodeType, depth: int) -> str:
         content = hashlib.sha256(code.co_code).hexdigest()[:16]

@@ -26,6 +26,7 @@ from collective.training.verification.descriptions import (
     short,
 )
 from collective.training.verification.first_rows import read_rows
+from collective.training.verification.settings import describe_settings
 
 # Data are compared whole up to so many bytes, by rows spread over the whole beyond.
 _WHOLE_BYTES, _SAMPLED_ROWS = 16 << 20, 64
@@ -37,7 +38,7 @@ def compare_data(
     validation: Input | Batches | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Refuses ranks with other data or another plan; every rank calls it.
+    """Refuses ranks with other settings, data or plan; every rank calls it.
 
     Args:
         inputs: The training data, and how they are cut into batches.
@@ -48,11 +49,18 @@ def compare_data(
     """
     if backend.size == 1:
         return
-    parts = {f"{k}=": short(describe(v)) for k, v in settings.items()}
+    parts = describe_settings()
+    parts |= {f"{k}=": short(describe(v)) for k, v in settings.items()}
     parts |= describe_data("training", inputs)
     if validation is not None:
         parts |= describe_data("validation", validation)
     compare(backend, parts)
+
+
+def compare_settings(backend: Backend) -> None:
+    """Refuses ranks with other settings of Keras or TensorFlow; every rank calls it."""
+    if backend.size > 1:
+        compare(backend, describe_settings())
 
 
 def compare_models(backend: Backend, model: keras.Model) -> None:
@@ -62,8 +70,9 @@ def compare_models(backend: Backend, model: keras.Model) -> None:
 
 
 def describe_training(inputs: Input, model: keras.Model) -> dict[str, str]:
-    """Data and model, for ``compare_newcomers``."""
-    return describe_data("training", inputs) | describe_model(model)
+    """Settings, data and model, for ``compare_newcomers``."""
+    parts = describe_settings() | describe_data("training", inputs)
+    return parts | describe_model(model)
 
 
 def compare_newcomers(backend: Backend, mine: Mapping[str, str]) -> None:

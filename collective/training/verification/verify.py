@@ -45,6 +45,11 @@ _ROWS, _PIECES = 7, (4, 2, 1)
 _MOST_BYTES = 2 << 30
 
 
+def is_wanted(enabled: bool = True) -> bool:
+    """Whether steps are compared; that of rank 0 counts."""
+    return enabled and os.environ.get(VARIABLE) != "0"
+
+
 def verify_step(
     prepared: PreparedModel,
     backend: Backend,
@@ -82,7 +87,7 @@ def verify_step(
     """
     # Rank 0 decides, so that no rank waits where a variable is not set on all hosts.
     plan, line, refusal = StepPlan(), None, None
-    if backend.rank == 0 and enabled and os.environ.get(VARIABLE) != "0":
+    if backend.rank == 0 and is_wanted(enabled):
         replicas = virtual.count if virtual else backend.most_replicas
         cut = accumulate > 1 or replicas > 1
         sizes = pieces or (_PIECES if cut else (_ROWS,))

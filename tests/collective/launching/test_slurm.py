@@ -185,7 +185,7 @@ def test_the_launcher_reads_the_allocation(slurm):
     code = "from collective.launch.__main__ import main; main(['--gloo', 'true'])"
     command = ["salloc", "-N2", "-n3", sys.executable, "-c", code]
     done = run(command, slurm)
-    assert "in a Slurm allocation: n1:2,n2:1" in done.stderr
+    assert "in the Slurm allocation: n1:2,n2:1" in done.stderr
 
 
 def test_the_batch_file(slurm, tmp_path):

@@ -55,6 +55,38 @@ def clips_itself() -> Program:
 
 
 @program
+def of_keras_guide() -> Program:
+    """As Keras' guide writes it: the result of all compiled metrics is a dict."""
+
+    class Guide(Plain):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=y_pred)
+            grads = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(grads, self.trainable_variables)
+            for metric in self.metrics:
+                if metric.name == "loss":
+                    metric.update_state(loss)
+                else:
+                    metric.update_state(y, y_pred)
+            return {m.name: m.result() for m in self.metrics}
+
+        def test_step(self, data):
+            x, y = data
+            for metric in self.metrics:
+                if metric.name != "loss":
+                    metric.update_state(y, self(x, training=False))
+            return {m.name: m.result() for m in self.metrics}
+
+    model = Guide()
+    model.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+    x, _, y = rows()
+    return model, (x, y)
+
+
+@program
 def extends_keras() -> Program:
     """``super().train_step``, and an average of the weights."""
 

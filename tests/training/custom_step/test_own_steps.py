@@ -98,7 +98,13 @@ def assert_as_keras(result, wanted, history, rtol=1e-10):
 
 
 # In one process, the step is Keras' own: a few show it.
-FEW = {"gan", "own_metrics", "accumulates_itself", "masks_and_weights"}
+FEW = {
+    "of_keras_guide",
+    "gan",
+    "own_metrics",
+    "accumulates_itself",
+    "masks_and_weights",
+}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +185,15 @@ def test_the_check_can_be_left_out(backend):
     make, _ = REFUSED["contrastive"]
     result = train(backend, make, verify=False, epochs=1)
     assert_ranks_agree(backend, result)
+
+
+@RANKS
+def test_the_check_is_switched_off_by_rank_zero(backend, monkeypatch):
+    """Other ranks follow, whatever their own variable says."""
+    if backend.rank == 0:
+        monkeypatch.setenv("COLLECTIVE_VERIFY", "0")
+    make, _ = REFUSED["contrastive"]
+    assert_ranks_agree(backend, train(backend, make, epochs=1))
 
 
 def test_the_check_leaves_nothing_behind(backend):
@@ -299,12 +314,14 @@ def test_writes_are_found_in_branches():
 
 @pytest.mark.launches
 def test_some_on_ranks(tmp_path):
-    chosen = (
-        "[gan] or [two_frequencies] or [masks_and_weights] or resumed or not_finite"
-    )
-    tests = [HERE, "-k", f"{chosen} or counts_rows or leaves_nothing or eagerly"]
+    chosen = "[of_keras_guide] or [gan] or [two_frequencies] or [masks_and_weights] or resumed or not_finite"
+    tests = [
+        HERE,
+        "-k",
+        f"{chosen} or counts_rows or leaves_nothing or eagerly or switched",
+    ]
     ended = launch.launch("native", 2, tests, tmp_path, seconds=420)
-    assert ended.passed() == 8
+    assert ended.passed() == 10
 
 
 @pytest.mark.launches
@@ -314,7 +331,7 @@ def test_on_ranks(ranks, tmp_path):
     ended = launch.launch("native", ranks, [HERE], tmp_path, seconds=420)
     assert ended.code == 0, ended.output
     passed = [[*o.values()].count("passed") for o in ended.outcomes]
-    assert passed == [len(PROGRAMS) - len(RANDOM) + len(REFUSED) + 8] * ranks
+    assert passed == [len(PROGRAMS) - len(RANDOM) + len(REFUSED) + 9] * ranks
     assert all("failed" not in o.values() for o in ended.outcomes)
 
 

@@ -38,6 +38,7 @@ def equal(backend, got, wanted):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
         assert np.asarray(mine).dtype == np.asarray(theirs).dtype
     if isinstance(got, np.ndarray):
+        assert got.flags.writeable
         results = gather(backend, got)
         assert all((other == results[0]).all() for other in results)
 

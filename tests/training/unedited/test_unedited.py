@@ -18,6 +18,7 @@ from collective.training.unedited.calls import fit_seed
 from collective.training.unedited.distribute import distribute_keras
 from collective.training.unedited.job import FIT, SAVE, Job
 from collective.training.unedited.script import Script, print_failure
+from tests import launch
 
 STOCK = {
     name: inspect.getattr_static(keras.Model, name)
@@ -99,6 +100,45 @@ def test_fit_evaluate_and_predict_are_those_of_keras(distributed, tmp_path):
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
     np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
+
+
+MIRRORED = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.clear_session()
+def made():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+x = np.arange(96, dtype="float32").reshape(24, 4) / 100
+y = x[:, :1]
+class Items(keras.utils.PyDataset):
+    def __len__(self): return 3
+    def __getitem__(self, k): return x[8 * k : 8 * k + 8], y[8 * k : 8 * k + 8]
+losses = [
+    made().fit(data, epochs=2, verbose=0, shuffle=False).history["loss"]
+    for data in (tf.data.Dataset.from_tensor_slices((x, y)).batch(8), Items(workers=1))
+]
+wanted = made().fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+np.testing.assert_allclose(losses, [wanted.history["loss"]] * 2, rtol=1e-6)
+"""
+
+
+@pytest.mark.trains
+def test_batches_and_a_cleared_session_on_several_devices(tmp_path):
+    """Our strategy is the default one: neither Keras' reader nor its reset may see it."""
+    script = tmp_path / "script.py"
+    script.write_text(MIRRORED)
+    command = [
+        sys.executable,
+        "-m",
+        "collective.distribute",
+        "--backend",
+        "tf-mirrored",
+    ]
+    env = launch.environment(XDG_CACHE_HOME=str(tmp_path))
+    code, output = launch.run([*command, "--devices", "2", str(script)], env, 200)
+    assert code == 0, output
 
 
 def test_wrong_arguments_are_the_errors_of_keras(distributed):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 from collective.errors import CollectiveError, UsageError
-from collective.training import fit
+from collective.training import evaluate, fit
 from collective.training.input.pipeline import Input
 from collective.training.verification.ranks import compare_newcomers, describe_training
 from tests import launch
@@ -204,6 +204,36 @@ def test_a_difference_is_refused_on_every_rank(case, backend):
     assert gather(backend, text) == [text] * backend.size
 
 
+SETTINGS = {
+    "epsilon": (keras.config.set_epsilon, 1e-7, 0.2),
+    "image_data_format": (
+        keras.config.set_image_data_format,
+        "channels_last",
+        "channels_first",
+    ),
+    "TensorFloat-32": (
+        tf.config.experimental.enable_tensor_float_32_execution,
+        True,
+        False,
+    ),
+}
+
+
+@on_ranks
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_one_rank_is_refused_by_name(name, backend):
+    """As by the ``keras.json`` of one host."""
+    setter, usual, other = SETTINGS[name]
+    setter(other if backend.rank else usual)
+    try:
+        with pytest.raises(UsageError, match=f"{name}.* differs: .* on rank 1"):
+            train(backend)
+        with pytest.raises(UsageError, match=f"{name}.* differs: .* on rank 1"):
+            evaluate(model()(), *data(), backend=backend, verbose=0)
+    finally:
+        setter(usual)
+
+
 @on_ranks
 def test_a_stream_that_differs_after_its_first_rows(backend):
     """The first 8 rows are alike, and every batch is compared before its step."""
@@ -300,4 +330,4 @@ def test_replicas_are_compared_after_the_last_step(backend):
 def test_on_two_ranks(tmp_path):
     tests = ["tests/training/verification/test_ranks_differ.py"]
     ended = launch.launch("native", 2, tests, tmp_path, seconds=300)
-    assert ended.passed() >= len(CASES) + 2
+    assert ended.passed() >= len(CASES) + len(SETTINGS) + 2

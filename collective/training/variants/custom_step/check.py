@@ -31,6 +31,7 @@ from collective.training.keras_compat import path_of, record_applied, tf_variabl
 from collective.training.step.rows import Rows
 from collective.training.variables import all_variables, broadcast_model
 from collective.training.variants.custom_step.building import DROP_IN, packed
+from collective.training.variants.custom_step.replica import flat_logs
 from collective.training.variants.custom_step.step import CustomStep
 from collective.training.verification.first_rows import first_rows
 
@@ -39,8 +40,13 @@ PIECES = (11, 7, 13, 5)
 Values = dict[str, np.ndarray]
 
 
-def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
+def check_step(
+    step: CustomStep, inputs: Input | Batches, wanted: bool = True
+) -> list[str]:
     """Compares the step with Keras' own; every rank calls it.
+
+    Args:
+        wanted: Whether to; that of rank 0 counts.
 
     Returns:
         Lines for the user; none with one replica, whose step is Keras' own.
@@ -49,7 +55,7 @@ def check_step(step: CustomStep, inputs: Input | Batches) -> list[str]:
         UsageError: On every rank, naming what differs.
     """
     backend, model = step.backend, step.model
-    if backend.most_replicas == 1:
+    if backend.most_replicas == 1 or not broadcast_object(backend, wanted):
         return []
     begin = time.perf_counter()
     broadcast_model(model, backend)
@@ -141,7 +147,7 @@ def _compare_with_keras(
 
     def step() -> dict[str, Any]:
         with keras_compat.intercept(keras_compat.Hooks()):
-            return dict(model.train_step(packed(rows)))
+            return flat_logs(model.train_step(packed(rows)))
 
     noise = keras_compat.FixedNoise(0, total, total)
     with undone(model, state), keras_compat.fixed_noise(noise), _explained(model):

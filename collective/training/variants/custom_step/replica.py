@@ -22,7 +22,7 @@ the number of rows, the value is scaled so that the formula above holds:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -310,6 +310,7 @@ class LocalStep:
                     f"{type(logs).__name__}, not a dict",
                     hint="return {m.name: m.result() for m in self.metrics}",
                 )
+        logs = flat_logs(logs)
         sources = {n: results.get(id(value)) for n, value in logs.items()}
         self.sources = {n: found and found[1] for n, found in sources.items()}
         self.paths, self._updated = hooks.paths, hooks.updated
@@ -319,6 +320,17 @@ class LocalStep:
         metrics = map(keras_compat.tf_variable, self.model.metrics_variables)
         equal = self._updated | {id(v) for v in [self.sums.order, *metrics]}
         return [v for v in written if id(v) not in equal and _is_summed(v)]
+
+
+def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returned values by name, as Keras shows them: a metric's result may be a dict.
+
+    As that of all compiled metrics is, in ``{m.name: m.result() for m in self.metrics}``.
+    """
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= flat_logs(value) if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def _is_summed(variable: tf.Variable) -> bool:

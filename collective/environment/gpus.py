@@ -1,0 +1,83 @@
+"""GPUs of this host: which were granted to the job, and which of them are a rank's own.
+
+No TensorFlow and no driver call: files of the kernel drivers say how many there are, and
+the variables that schedulers set say which may be used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from collective.environment.base import Environment
+
+_NVIDIA = Path("/proc/driver/nvidia/gpus")
+_AMD = Path("/sys/class/kfd/kfd/topology/nodes")
+# TensorFlow for AMD reads the second; a scheduler may set either.
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def granted(variables: Mapping[str, str] | None = None) -> list[str]:
+    """The devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them.
+
+    Args:
+        variables: The environment to read; ``os.environ`` by default.
+
+    Returns:
+        Numbers or UUIDs; empty without a GPU, or where the variable hides all of them.
+    """
+    variables = os.environ if variables is None else variables
+    present = [str(number) for number in range(_count())]
+    for name in VARIABLES:
+        if present and (listed := variables.get(name)) is not None:
+            names = [device.strip() for device in listed.split(",")]
+            # As CUDA does: an empty or negative entry hides itself and all after it.
+            hidden = (i for i, d in enumerate(names) if not d or d.startswith("-"))
+            return names[: next(hidden, len(names))]
+    return present
+
+
+def share(
+    environment: Environment, variables: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Variables that show one rank its own GPUs and no other rank's.
+
+    The ranks of a host divide its GPUs evenly; more ranks than GPUs share them in
+    order. A host on which the job has one rank keeps what it has.
+
+    Args:
+        environment: This process' place.
+        variables: The environment to read; ``os.environ`` by default.
+
+    Returns:
+        To be added to the rank's environment before TensorFlow starts; may be empty.
+    """
+    devices, ranks = granted(variables), environment.local_size
+    if not devices or ranks == 1:
+        return {}
+    if len(devices) < ranks:
+        own = [devices[environment.local_rank * len(devices) // ranks]]
+    else:
+        each = len(devices) // ranks
+        own = devices[environment.local_rank * each :][:each]
+    return dict.fromkeys(VARIABLES if _is_amd() else VARIABLES[:1], ",".join(own))
+
+
+def _count() -> int:
+    if _NVIDIA.is_dir():
+        return len(os.listdir(_NVIDIA))
+    if _is_amd():
+        return sum("simd_count 0\n" not in _properties(node) for node in _AMD.iterdir())
+    return 0
+
+
+def _is_amd() -> bool:
+    return not _NVIDIA.is_dir() and _AMD.is_dir()
+
+
+def _properties(node: Path) -> str:
+    try:
+        return node.joinpath("properties").read_text()
+    except OSError:  # of a GPU that a container may not see
+        return "simd_count 0\n"

@@ -1,0 +1,120 @@
+"""One kind of launcher: which variables it sets, and how they are read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import ClassVar
+
+from collective.environment.base import RANKS_PER_HOST, Environment
+from collective.errors import UsageError
+from collective.hosts import slurm
+
+
+class Launcher:
+    """A kind of launcher.
+
+    Args:
+        variables: The environment.
+
+    Attributes:
+        name: As of ``Environment.launcher``.
+        needs: Variables that it always sets, those of rank and size first.
+        local: Variables of local rank and size.
+        across: Variables of cross rank and size; empty where it has none.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
+    local: ClassVar[tuple[str, str]]
+    across: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, variables: Mapping[str, str]):
+        self.variables = variables
+
+    def started_us(self) -> bool:
+        """Whether it started this process."""
+        return all(name in self.variables for name in self.needs)
+
+    def rank(self) -> int:
+        """Number of this process in the job."""
+        return self.number(self.needs[0])
+
+    def size(self) -> int:
+        """Number of processes in the job."""
+        return self.number(self.needs[1])
+
+    def local_size(self) -> int:
+        """Processes on this host; all of them if the launcher sets no number."""
+        return self.number(self.local[1], self.size())
+
+    def local_rank(self) -> int:
+        """Number of this process on its host."""
+        return self.number(self.local[0], self.rank() % max(1, self.local_size()))
+
+    def cross(self) -> tuple[int, int]:
+        """Number of this host and of the hosts; -1 if unknown.
+
+        MPI's launchers do not set it. Ours, when it starts one of them, sets how many
+        ranks each host has; ranks fill one host after the other. The numbers may not
+        fit, as in a job that a rank of another job starts.
+        """
+        if self.across:
+            known = all(name in self.variables for name in self.across)
+            rank, size = map(self.number, self.across) if known else (-1, -1)
+            return rank, size
+        try:
+            counts = slurm.counts(self.variables.get(RANKS_PER_HOST, ""))
+        except ValueError:
+            return -1, -1
+        starts = list(itertools.accumulate(counts, initial=0))
+        local, first = self.local_rank(), self.rank() - self.local_rank()
+        if starts[-1] != self.size() or first not in starts:
+            return -1, -1
+        host = starts.index(first)
+        return (
+            cross_of(counts, host, local)
+            if counts[host] == self.local_size()
+            else (-1, -1)
+        )
+
+    def addresses(self) -> list[str]:
+        """``host:port`` for a server of each rank, where ranks know it without MPI."""
+        return []
+
+    def environment(self) -> Environment:
+        """All ranks and sizes.
+
+        Raises:
+            UsageError: If a variable is not a number, or out of range.
+        """
+        rank, size = self.rank(), self.size()
+        local_rank, local_size = self.local_rank(), self.local_size()
+        if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+            raise UsageError(
+                f"the environment ({self.needs[0]}, ...) has rank {rank} of {size}, and "
+                f"{local_rank} of {local_size} on this host, which is impossible",
+                hint=f"unset {' '.join(self.needs)}, or start the job by {self.name}",
+            )
+        return Environment(self.name, rank, size, local_rank, local_size, *self.cross())
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A variable's number.
+
+        Raises:
+            UsageError: If it is not a number.
+        """
+        text = self.variables.get(name)
+        if not text and default is not None:
+            return default
+        if not (text and text.isascii() and text.isdigit() and len(text) < 10):
+            raise UsageError(
+                f"{name}={text and text[:40]!r} in the environment is not a number",
+                hint=f"unset {' '.join(self.needs)}, or start the job by {self.name}",
+            )
+        return int(text)
+
+
+def cross_of(counts: list[int], host: int, local: int) -> tuple[int, int]:
+    """Of the hosts that have so many ranks each: those with a rank of this local rank."""
+    return sum(n > local for n in counts[:host]), sum(n > local for n in counts)

@@ -1,0 +1,114 @@
+"""A process that thinks it is alone, and is one of several.
+
+A cluster may start a program several times without a word about ranks. Each process would
+train by itself, on all of the data, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from collective.environment.launchers import LAUNCHERS
+from collective.environment.slurm import Slurm
+from collective.errors import CollectiveError, UsageError
+from collective.hosts import find_allocation
+
+POD = "JOB_COMPLETION_INDEX"
+ALONE = "export COLLECTIVE_RANK=0 COLLECTIVE_SIZE=1"
+# Numbers of processes, as launchers set them from whose variables no rank can be told.
+_SIZES = {
+    "PMI_SIZE": "a PMI launcher",
+    "MV2_COMM_WORLD_SIZE": "MVAPICH's mpirun",
+    "FLUX_JOB_SIZE": "Flux",
+    "JSM_NAMESPACE_SIZE": "LSF's jsrun",
+}
+
+
+def check_launcher(variables: Mapping[str, str]) -> None:
+    """Refuses to start a job where a cluster has started the launcher several times.
+
+    Raises:
+        UsageError: Naming what to type.
+    """
+    found = next(
+        (kind(variables) for kind in LAUNCHERS if kind(variables).started_us()), None
+    )
+    if found is None and POD in variables:
+        raise _pod(variables)
+    if isinstance(found, Slurm) and found.size() > 1:
+        raise UsageError(
+            f"srun started {found.size()} launchers, and each would start a job of its own",
+            hint="collectiverun without srun, within the allocation",
+        )
+
+
+def check(variables: Mapping[str, str]) -> None:
+    """Refuses to go on alone where a cluster has started, or was asked for, several.
+
+    Args:
+        variables: The environment, in which no launcher was found.
+
+    Raises:
+        UsageError: Naming what shows that there are several, and what to type.
+    """
+    if POD in variables:
+        raise _pod(variables)
+    tasks = variables.get("SLURM_NTASKS", "")
+    if "SLURM_JOB_ID" in variables and tasks.isdigit() and int(tasks) > 1:
+        raise _several(
+            f"the Slurm job has {tasks} tasks, and only this process was started",
+            "collectiverun python train.py, or srun python train.py on one node "
+            "(docs/how-to/slurm.md)",
+        )
+    for name, launcher in _SIZES.items():
+        if variables.get(name, "").isdigit() and int(variables[name]) > 1:
+            raise _several(
+                f"{launcher} started {variables[name]} processes ({name}), and no variable "
+                "says which one this is",
+                "start the job by mpirun or collectiverun",
+            )
+    _check_hosts(variables)
+    _check_ray()
+
+
+def _check_hosts(variables: Mapping[str, str]) -> None:
+    """LSF, PBS, Grid Engine: several slots of one host may be its cores; hosts may not."""
+    try:
+        found = find_allocation(variables)
+    except CollectiveError:
+        return  # such as a file that only the first host has
+    if found and len(found.hosts) > 1 and found.system != "Slurm":
+        raise _several(
+            f"{found.system} has allocated {len(found.hosts)} hosts, and only this process "
+            "was started",
+            "collectiverun python train.py",
+        )
+
+
+def _check_ray() -> None:
+    """Ray Train knows the number of its workers; it tells it by no variable."""
+    train = sys.modules.get("ray.train")
+    if train is None:
+        return
+    try:
+        size = train.get_context().get_world_size()
+    except Exception:  # not in one of its workers
+        return
+    if size and size > 1:
+        raise _several(
+            f"Ray Train started {size} workers, and nothing connects them",
+            "ray.train.tensorflow.TensorflowTrainer, whose TF_CONFIG tf-multiworker takes",
+        )
+
+
+def _pod(variables: Mapping[str, str]) -> UsageError:
+    return _several(
+        f"this is pod {variables[POD]} of an Indexed Job of Kubernetes, and nothing has told "
+        "it which ranks there are: each pod would train by itself",
+        "deploy/mpijob.yaml, a job of the MPI operator (docs/how-to/launching.md)",
+    )
+
+
+def _several(what: str, hint: str) -> UsageError:
+    return UsageError(what, hint=f"{hint}; or, to train alone in each process: {ALONE}")

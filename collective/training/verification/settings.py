@@ -1,0 +1,38 @@
+"""Settings of Keras and TensorFlow that enter a number: part of what the ranks compare.
+
+A ``keras.json`` of one host, an environment variable of one container or a call in one
+branch of a script changes them, and nothing else would show it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import keras
+import tensorflow as tf
+from tensorflow.python.util import _pywrap_determinism
+
+# Environment variables that choose kernels; read when TensorFlow or a library starts.
+_CHOOSING = ("TF_ENABLE_ONEDNN", "ONEDNN_", "DNNL_", "XLA_FLAGS", "TF_XLA_FLAGS")
+
+
+def describe_settings() -> dict[str, str]:
+    """What this process computes with, by the name that sets it."""
+    libraries = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_CHOOSING)
+    }
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    return {
+        "keras.config.epsilon()": repr(keras.config.epsilon()),
+        "keras.config.floatx()": keras.config.floatx(),
+        "keras.config.image_data_format()": keras.config.image_data_format(),
+        "keras.config.dtype_policy()": keras.config.dtype_policy().name,
+        "TensorFloat-32": str(tf32),
+        "op determinism": str(_pywrap_determinism.is_enabled()),
+        "jit of all functions": str(tf.config.optimizer.get_jit() or "off"),
+        "settings of oneDNN and XLA": str(libraries or "default"),
+        "version of Keras": keras.__version__,
+        "version of TensorFlow": tf.__version__,
+    }

@@ -1,0 +1,64 @@
+"""What ranks of these tests run: ``python -m tests.cluster.programs NAME``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+
+def sums() -> None:
+    """Prints the sum over ranks, each of which has another power of ten."""
+    import numpy as np
+
+    import collective
+
+    collective.init()
+    total = collective.allreduce(
+        np.array([10.0 ** collective.rank()]), op=collective.Sum
+    )
+    place = f"{collective.rank()} of {collective.size()} on {socket.gethostname()}"
+    print(
+        f"rank {place}: {total[0]:g}, job {os.environ.get('SLURM_JOB_ID')}", flush=True
+    )
+
+
+def waits() -> None:
+    """Trains for ever."""
+    import numpy as np
+
+    import collective
+
+    collective.init()
+    while True:
+        collective.allreduce(np.zeros(1), op=collective.Sum)
+        if collective.rank() == 0:
+            print("at work", flush=True)
+        time.sleep(0.2)
+
+
+def trains() -> None:
+    """Prints the losses of a small training, by the backend that is named."""
+    import keras
+    import numpy as np
+
+    import collective
+
+    def make_model() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(4, "softmax")])
+        model.compile(keras.optimizers.Adam(0.02), "sparse_categorical_crossentropy")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(256, 16)).astype("float32")
+    result = collective.fit(
+        make_model, x, x[:, :4].argmax(axis=1), batch_size=32, epochs=2, verbose=0,
+        backend=sys.argv[2],
+    )  # fmt: skip
+    losses = " ".join(f"{loss:.5f}" for loss in result.history["loss"])
+    print(f"losses {losses}", flush=True)
+
+
+if __name__ == "__main__":
+    {"sums": sums, "waits": waits, "trains": trains}[sys.argv[1]]()

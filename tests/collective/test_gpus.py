@@ -1,0 +1,68 @@
+"""Which GPUs a rank is shown, on hosts made of files: none is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from collective.environment import Environment, gpus
+
+
+def place(rank: int, ranks: int) -> Environment:
+    return Environment("mpirun", rank, ranks, rank, ranks)
+
+
+@pytest.fixture
+def four(tmp_path, monkeypatch):
+    """A host with four NVIDIA GPUs."""
+    for number in range(4):
+        (tmp_path / f"0000:0{number}:00.0").mkdir()
+    monkeypatch.setattr(gpus, "_NVIDIA", tmp_path)
+
+
+@pytest.fixture
+def two_of_amd(tmp_path, monkeypatch):
+    """A host with two GPUs of AMD; a processor is a node, too."""
+    for number, units in enumerate((0, 440, 440)):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(f"simd_count {units}\n")
+    (tmp_path / "3").mkdir()  # one that may not be read
+    monkeypatch.setattr(gpus, "_NVIDIA", tmp_path / "none")
+    monkeypatch.setattr(gpus, "_AMD", tmp_path)
+
+
+def test_no_gpu_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "_NVIDIA", tmp_path / "none")
+    monkeypatch.setattr(gpus, "_AMD", tmp_path / "none")
+    assert gpus.granted({"CUDA_VISIBLE_DEVICES": "0,1"}) == []
+    assert gpus.share(place(1, 2), {}) == {}
+
+
+def test_what_the_job_was_granted(four):
+    assert gpus.granted({}) == ["0", "1", "2", "3"]
+    assert gpus.granted({"CUDA_VISIBLE_DEVICES": " 2, GPU-1f"}) == ["2", "GPU-1f"]
+    assert gpus.granted({"CUDA_VISIBLE_DEVICES": "2,-1,3"}) == ["2"]
+    assert gpus.granted({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+@pytest.mark.parametrize("ranks, shares", [
+    (1, [{}]),
+    (2, ["0,1", "2,3"]),
+    (3, ["0", "1", "2"]),
+    (4, ["0", "1", "2", "3"]),
+    (8, ["0", "0", "1", "1", "2", "2", "3", "3"]),
+])  # fmt: skip
+def test_ranks_of_a_host_divide_its_gpus(four, ranks, shares):
+    wanted = [{"CUDA_VISIBLE_DEVICES": s} if s else s for s in shares]
+    assert [gpus.share(place(rank, ranks), {}) for rank in range(ranks)] == wanted
+
+
+def test_a_share_is_of_what_was_granted(four):
+    given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert gpus.share(place(1, 2), given) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+
+
+def test_amd(two_of_amd):
+    assert gpus.granted({}) == ["0", "1"]
+    assert gpus.granted({"HIP_VISIBLE_DEVICES": "1"}) == ["1"]
+    found = gpus.share(place(1, 2), {})
+    assert found == {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}
