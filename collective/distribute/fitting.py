@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-import keras
 import tensorflow as tf
 
 from collective.backends.base import Backend
@@ -78,40 +77,3 @@ def backend_of(strategy: Any) -> Backend:
         )
         found.overlaps = False
     return found
-
-
-def for_model(model: Any, backend: str | Backend) -> str | Backend:
-    """The backend that trains a model: that of the strategy in whose scope it was made."""
-    if isinstance(model, keras.Model):
-        strategy = getattr(model, "distribute_strategy", None)
-        return getattr(strategy, "fit_backend", None) or backend
-    return backend
-
-
-def route(strategy: Any) -> None:
-    """Has Keras' ``fit``, ``evaluate`` and ``predict`` of such models be ours."""
-    _route_calls(strategy.extended.backend)
-
-
-_routed: list[Any] = []
-
-
-def _route_calls(backend: Backend) -> None:
-    # The calls are on the highest floor of this package's room.
-    from collective.training.unedited.calls import replace_calls
-    from collective.training.unedited.distribute import is_distributed
-    from collective.training.unedited.job import Job
-
-    if _routed or is_distributed():
-        return
-    job = Job(backend)
-    replace_calls(job, {}, own_model)
-    _routed.append(job)
-
-
-def own_model(model: keras.Model) -> bool:
-    """Whether a model was made in the scope of one of our strategies."""
-    return for_model(model, "") != ""
-
-
-Routed = Callable[[keras.Model], bool]

@@ -19,6 +19,8 @@ from collective.backends.capabilities import Serving
 from collective.backends.devices import configure, local_devices
 from collective.distribute import tf_internal
 from collective.distribute.extended import Extended
+from collective.distribute.fitting import backend_of
+from collective.distribute.routing import route
 from collective.errors import UsageError
 
 
@@ -44,6 +46,8 @@ class Strategy(tf.distribute.MirroredStrategy):
         UsageError: The backend cannot run such a program.
     """
 
+    _fit_backend: Backend | None = None
+
     def __new__(
         cls,
         backend: str | Backend = "auto",
@@ -61,24 +65,33 @@ class Strategy(tf.distribute.MirroredStrategy):
         if found is not None:
             return found
         self = super().__new__(cls)
-        self._open(backend, devices, one_host)
+        self.open(backend, devices, one_host)
         return self
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Nothing: ``__new__`` has made it."""
 
-    def _open(
+    def open(
         self, backend: Backend, devices: int | Sequence[str] | None, one_host: bool
     ) -> None:
+        """Makes it, of the arguments of the class; called once."""
         _check(backend)
         names = _names(backend, devices)
         _share_seed(backend)
         tf.distribute.Strategy.__init__(self, Extended(self, backend, names, one_host))
+        route(backend)
 
     @property
     def backend(self) -> Backend:
         """What crosses processes."""
         return self.extended.backend
+
+    @property
+    def fit_backend(self) -> Backend:
+        """The backend by which ``collective.fit`` trains models of this scope."""
+        if self._fit_backend is None:
+            self._fit_backend = backend_of(self)
+        return self._fit_backend
 
 
 def _check(backend: Backend) -> None:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.distribute.scope import backend_for
 from collective.errors import UsageError
 from collective.training.evaluation.evaluate import (
     open_backend,
@@ -75,7 +76,7 @@ def predict(
         UsageError: These are no data, or there are no rows; or an output of the model
             has not one entry for each row.
     """
-    backend = open_backend(backend)
+    backend = open_backend(backend_for(model, backend))
     with guarded(backend):
         compare_settings(backend)
         inputs = open_inputs(as_data(x), backend, batch_size, steps)

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.distribute.datasets import original
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.arrays import Arrays
@@ -108,6 +109,7 @@ def as_data(
     """
     if x is None:
         raise UsageError("no data are given: x is None", hint="fit(model, x, y)")
+    x = original(x)
     if isinstance(x, keras_compat.DataAdapter):
         return x
     rows = isinstance(x, tf.data.Dataset) and of_rows
