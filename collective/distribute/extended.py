@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.distribute import datasets, tf_internal, variables
-from collective.distribute.counters import is_own_successor
 from collective.distribute.exchange import MEAN, Exchange
 from collective.distribute.one_replica import OneReplica
 from collective.distribute.resolver import Resolver
@@ -101,14 +100,14 @@ class Extended(tf_internal.MirroredExtended):
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """ONLY_FIRST_REPLICA: the first replica of the job, not that of each process.
 
-        Except for what is computed from the variable alone, as a count of steps: it is
-        the same everywhere, and needs no collective at each step.
+        Except for the count of an optimizer's steps: it goes up by one everywhere, and
+        a collective for it at each step would be in vain.
         """
-        if isinstance(tensor, float | int):
-            return tensor
-        tensor = tf.convert_to_tensor(tensor)
-        if self.backend.size > 1 and not is_own_successor(tensor, destinations):
-            tensor = self.exchange.from_rank_zero(tensor)
+        if self.backend.size > 1 and not _counts_steps(destinations):
+            # The dtype of a number is that of the variable.
+            dtype = getattr(destinations, "dtype", None)
+            value = tf.convert_to_tensor(tensor, dtype)
+            tensor = self.exchange.from_rank_zero(value)
         return super()._broadcast_to(tensor, destinations)
 
     def read_var(self, replica_local_var: Any) -> Any:
@@ -212,3 +211,11 @@ class Extended(tf_internal.MirroredExtended):
         total = self._num_replicas_in_sync
         values = [value_fn(context(number, total)) for number in numbers]
         return tf_internal.regroup(values, always_wrap=True)
+
+
+def _counts_steps(variable: Any) -> bool:
+    """Whether a variable is ``iterations`` of a Keras optimizer."""
+    shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
+    if shape is None or shape.rank != 0 or dtype is None or not dtype.is_integer:
+        return False
+    return "iteration" in getattr(variable, "name", "").split("/")[-1]
