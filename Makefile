@@ -47,8 +47,14 @@ else
 	@env -u MAKEFLAGS cmake --build build/native # ninja has no part in make's jobs
 endif
 
+# The example on two processes, beside one: equal? how fast?
 train: core
-	$(BIN)/python train.py
+	$(BIN)/python compare.py -np 2 --backends native --output build/train
+	@echo
+	@echo "Next: . $(VENV)/bin/activate"
+	@echo "      collectiverun -np 2 --keras examples/keras/mlp.py    # or your own Keras script"
+	@echo "      horovodrun -np 4 python train.py                     # after make horovod"
+	@echo "      python compare.py -np 2                              # every backend"
 
 # Before each commit, and in CI first: format, lint, types, and the unit tests, which
 # start no ranks and train nothing for long.

@@ -172,6 +172,10 @@ class Backend(ABC):
         """Inside ``run``: the number of this replica in the job, an int or tensor."""
         return self.local_replicas[0]
 
+    def replica_count(self) -> Any:
+        """Inside ``run``: how many replicas there are, an int or tensor."""
+        return self.replicas
+
     @property
     def most_replicas(self) -> int:
         """How many replicas there may be: the length of vectors with a place for each."""

@@ -59,7 +59,7 @@ class Elastic(Backend):
         self.joins = environment.joining
         self.elastic = options.min_np is not None
         self._max_replicas = options.max_np
-        self._rank_variable: Any = None
+        self._place_variable: Any = None
 
     @property
     def most_replicas(self) -> int:
@@ -68,16 +68,21 @@ class Elastic(Backend):
 
     def replica(self) -> Any:
         """This replica's number; in an elastic job a variable, read in each step."""
-        if not self.elastic:
-            return super().replica()
+        return self._place()[0] if self.elastic else super().replica()
+
+    def replica_count(self) -> Any:
+        """How many replicas there are; likewise."""
+        return self._place()[1] if self.elastic else super().replica_count()
+
+    def _place(self) -> Any:
         import tensorflow as tf
 
-        if self._rank_variable is None:  # a traced function must see it change
+        if self._place_variable is None:  # a traced function must see it change
             with tf.init_scope(), tf.device("CPU"):
-                self._rank_variable = tf.Variable(
-                    self.rank, trainable=False, dtype=tf.int64
+                self._place_variable = tf.Variable(
+                    [self.rank, self.size], trainable=False, dtype=tf.int64
                 )
-        return self._rank_variable.read_value()
+        return self._place_variable.read_value()
 
     @abstractmethod
     def lost(self, error: BaseException) -> bool:
@@ -112,8 +117,8 @@ class Elastic(Backend):
         """Takes a new place in the job."""
         self._max_replicas = self.most_replicas
         self._take_place(place)
-        if self._rank_variable is not None:
-            self._rank_variable.assign(place.rank)
+        if self._place_variable is not None:
+            self._place_variable.assign([place.rank, place.size])
 
 
 class Overlap(Backend):

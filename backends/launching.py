@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import collective
+from collective import python_command
 from collective.backends.registry import BACKENDS, ranks
 from collective.launch import processes
 
@@ -48,7 +49,7 @@ def line(
     if not launcher:
         return python
     if launcher == "collectiverun":
-        start = [sys.executable, "-m", "collective.launch"]
+        start = python_command.command("collective.launch")
     else:
         start = [processes.find_program(launcher) or launcher]
     return [*start, "-np", str(ranks(backend, replicas)), *python]

@@ -30,7 +30,9 @@ def parser() -> argparse.ArgumentParser:
     add("-np", type=_counts, default=(2,), metavar="N[,N...]",
         help="replicas: equality is tested at the largest, speed at each (default: 2)")  # fmt: skip
     add("--backends", default="", metavar="A,B", help="(default: all usable here)")
-    add("--rounds", type=count, default=3, help="rounds of timed runs (default: 3)")
+    add("--full", action="store_true", help="every run apart, in rounds: minutes; "
+        "as do --rounds, --only, --perturb, --against, --steps and several -np")  # fmt: skip
+    add("--rounds", type=count, help="rounds of timed runs (default: 3)")
     add("--only", choices=("equal", "fast"), help="one half of the comparison")
     add("--perturb", metavar="BACKEND:WHAT",
         help=f"{' | '.join(PERTURBATIONS)}:\nmake one backend wrong on purpose, to see it found")  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Any
 
 import cloudpickle
 
+from collective import python_command
 from collective.environment import detect
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.net import private_files
@@ -112,9 +113,10 @@ def run(
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         if start_timeout is not None:
             environment["COLLECTIVE_START_TIMEOUT"] = str(start_timeout)
-        command = [sys.executable, "-m", "collective.launch", "-np", str(ranks)]
+        command = python_command.command("collective.launch", "-np", str(ranks))
         command += _words(options)
-        command += [executable or sys.executable, "-m", "collective.run_function", name]
+        worker = "collective.run_function"
+        command += python_command.command(worker, name, python=executable or "")
         code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL)
         elastic = least is not None or most is not None
         return _results(folder, None if elastic else ranks, code.returncode)

@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -211,16 +212,29 @@ def cross_size() -> int:
 
 
 def job_name(place: Environment, variables: Mapping[str, str] | None = None) -> str:
-    """A name that the ranks of a job share and no other job of the user has.
+    """A name that the job's ranks on this host share, and no other ranks of the user.
 
     Raises:
         CollectiveError: If the launcher left nothing that identifies the job.
     """
     env = os.environ if variables is None else variables
-    if env.get("COLLECTIVE_JOB"):
-        return env["COLLECTIVE_JOB"]
     if place.size == 1:
-        return f"alone {os.getpid()}"
+        return env.get("COLLECTIVE_JOB") or f"alone {os.getpid()}"
+    name = env.get("COLLECTIVE_JOB") or _name_by_launcher(place, env)
+    if place.size == place.local_size:
+        return name
+    # The ranks of one host meet by this name. Containers may share a network, and with
+    # it the names by which processes meet, and even the host name: a daemon of mpirun's
+    # starts the ranks of one host and no others.
+    daemon = next((env[key] for key in _DAEMONS if key in env), socket.gethostname())
+    return f"{name} on {daemon}"
+
+
+# Where PMIx, of Open MPI or Slurm, says how a rank reaches the daemon that started it.
+_DAEMONS = [f"PMIX_SERVER_URI{version}" for version in (41, 4, 3, 21, 2)]
+
+
+def _name_by_launcher(place: Environment, env: Mapping[str, str]) -> str:
     names = {
         "horovodrun": ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
         "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from collective.backends.quiet import quiet
-from collective.elastic import membership_file
 from collective.environment import detect_rank
 from collective.errors import CollectiveError, ProcessExit, UsageError
 from collective.operations.kinds import ALGORITHMS, TRANSPORTS
@@ -111,6 +110,8 @@ def parser() -> argparse.ArgumentParser:
     add("--checkpoint-keep", type=count, metavar="K",
         help="keep the last K checkpoints (default: 3)")  # fmt: skip
     add("--resume", action="store_true", help="continue from the last good checkpoint")
+    add("--resume-anyway", dest="resume", action="store_const", const="anyway",
+        help="also where the model, the optimizer or the data are others")  # fmt: skip
     add("--ledger", metavar="FILE", help="write down which rows each step has used")
 
     add = group("many", "python train.py --sweep sweep.yaml")
@@ -235,6 +236,8 @@ def _run(args: argparse.Namespace, rank: int) -> int:
             hint="another name for one of them",
         )
     checkpoint = _checkpoint(args)
+    if checkpoint is not None:
+        checkpoint.raises = False  # the results come first
 
     def report(summary: Summary) -> None:
         summary.print()
@@ -243,13 +246,8 @@ def _run(args: argparse.Namespace, rank: int) -> int:
 
     job = command.Job.of(vars(args))
     command.run(job, checkpoint=checkpoint, ledger=args.ledger, report=report)
-    if checkpoint is not None and checkpoint.failed:
-        membership_file.write(membership_file.DONE)
-        raise CollectiveError(
-            f"the last checkpoint was not written: {checkpoint.failed}",
-            hint="see the warning above; then --resume",
-            everywhere=False,
-        )
+    if checkpoint is not None:
+        checkpoint.raise_if_failed()
     return 0
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from collective import python_command
 from collective.backends import launching
 from collective.backends.auto import measurements
 from collective.backends.auto.forked import in_a_fork
@@ -219,7 +220,8 @@ def time(name: str, environment: Environment, cores: Sequence[int]) -> Found:
     with tempfile.TemporaryDirectory(prefix="collective-probe-") as folder:
         path = Path(folder, "points.json")
         deadline = ["--deadline", str(PROBE_SECONDS)]
-        program = ["-m", "collective.backends.auto.probe", str(path), *deadline]
+        probe = "collective.backends.auto.probe"
+        program = python_command.arguments(probe, str(path), *deadline)
         launcher = environment.launcher
         if launcher not in ("mpirun", "horovodrun", "collectiverun"):
             launcher = BACKENDS[name].launcher

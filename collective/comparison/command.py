@@ -58,24 +58,35 @@ def compare(args: argparse.Namespace, rest: list[str], command: str) -> int:
     train = cli.parser().parse_args(rest)  # fails on a wrong option before any run
     old = baseline.read(args.against) if args.against else None
     results = Results({**_plain(args), "train": rest, "command": command})
-    steps = [] if {"--steps", "--epochs"} & set(rest) else ["--steps", "60"]
+    length = {"--steps", "--epochs"} & set(rest)
+    steps = [] if length else ["--steps", "60"]
+    virtual = train.virtual_replicas is not None
+    apart = args.full or args.rounds or args.only or args.perturb or args.against
+    quick = not (apart or length or virtual or len(args.np) > 1)
     plan = Plan(
         args.np,
         tuple(filter(None, args.backends.split(","))),
-        args.rounds,
+        args.rounds or 3,
         args.global_batch_size,
         (*rest, *steps),
-        precisions=() if args.only == "fast" else _precisions(args.precision),
+        precisions=() if args.only == "fast" else _precisions(args.precision, quick),
         time=args.only != "equal" and not args.perturb,
         perturb=_perturbation(args.perturb),
         seconds=args.deadline,
-        virtual=train.virtual_replicas is not None,
+        virtual=virtual,
+        quick=quick,
     )
     console = Console(highlight=False, markup=False, emoji=False)
     comparison = Comparison(plan, results)
     _make_folder(args.output)  # a wrong path fails before the runs
     signalled = _run(comparison, console)
     _show(results, console)
+    if quick:
+        console.print(
+            "\nEach backend was started once. --full repeats the timed runs in turns, and "
+            "adds float32,\nasynchronous backends, the choice of auto and the all-reduce "
+            "alone."
+        )
     _write(results, args.output, console)
     if signalled:
         return 128 + signalled
@@ -89,9 +100,11 @@ def _plain(args: argparse.Namespace) -> dict:
     return {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
 
 
-def _precisions(asked: str | None) -> tuple[str, ...]:
+def _precisions(asked: str | None, quick: bool) -> tuple[str, ...]:
     """Precisions of the equality test: the requested one if it has a tolerance, or all."""
-    return (asked,) if asked in TOLERANCE else tuple(TOLERANCE)
+    return (
+        (asked,) if asked in TOLERANCE else ("float64",) if quick else tuple(TOLERANCE)
+    )
 
 
 def _perturbation(text: str | None) -> tuple[str, str] | None:
@@ -117,12 +130,21 @@ def _run(comparison: Comparison, console: Console) -> int:
         *columns, bars.TimeRemainingColumn(), console=console
     ) as progress:
         task = progress.add_task("", total=comparison.runs)
-        count = iter(range(comparison.runs + 1))
+        done = 0
 
-        def report(what: str) -> None:
-            progress.update(task, completed=next(count), description=what)
+        def report(what: str, figures: str | None) -> None:
+            nonlocal done
+            if figures is not None:
+                done += 1
+                progress.update(task, completed=done)
+                if figures:
+                    console.print(f"  {printable(figures)}")
+                return
+            progress.update(task, description=what)
             if not console.is_terminal:
-                console.print(what)
+                seconds = progress.tasks[0].time_remaining
+                left = f", about {seconds:.0f} s left" if seconds else ""
+                console.print(f"{done + 1} of {comparison.runs}{left}: {what}")
 
         def terminate(number: int, _: object) -> NoReturn:
             raise KeyboardInterrupt(number)
@@ -135,7 +157,7 @@ def _run(comparison: Comparison, console: Console) -> int:
             return interrupt.args[0] if interrupt.args else signal.SIGINT
         finally:
             signal.signal(signal.SIGTERM, earlier)
-        progress.update(task, completed=comparison.runs, description="done")
+        progress.update(task, description="done")
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from collective import python_command
 from collective.backends import launching
 from collective.backends.auto import choose
 from collective.backends.launching import CompletedRun, run
@@ -47,6 +47,8 @@ class Plan:
     # Whether trainings have virtual replicas, and so the same bits on each number of
     # replicas.
     virtual: bool = False
+    # Whether each backend is started once, for equality and speed.
+    quick: bool = False
 
     @property
     def most(self) -> int:
@@ -54,10 +56,10 @@ class Plan:
         return self.processes[-1]
 
 
-# Called before each run with its description.
-Report = Callable[[str], None]
-# Its description, and what makes and records it; without one, nothing is started.
-Run = tuple[str, Callable[[], None]]
+# Called before each run with its description and None; after it with its figures or "".
+Report = Callable[[str, str | None], None]
+# Its description, and what makes and records it and returns its figures.
+Run = tuple[str, Callable[[], str]]
 
 
 class Comparison:
@@ -87,13 +89,15 @@ class Comparison:
                 hint="--perturb and --backends with one of "
                 f"{', '.join(self.synchronous)}",
             )
-        if not plan.precisions or plan.perturb or plan.virtual:
+        if not plan.precisions or plan.perturb or plan.virtual or plan.quick:
             asynchronous = []
+        if plan.quick:
+            self.backends = list(self.synchronous)
         if plan.virtual:
             self.backends = list(self.synchronous)
         self.learners = [REFERENCE, *asynchronous] if asynchronous else []
         self._planned = list(self._plan_runs())
-        self.runs = sum(bool(what) for what, _ in self._planned)
+        self.runs = len(self._planned)
 
     def _usable(self, name: str) -> bool:
         if name not in BACKENDS:
@@ -115,7 +119,9 @@ class Comparison:
             yield from self._test_equality(precision)
         for name in self.learners:
             yield f"learning curve: {name}", partial(self._learn, name)
-        if not self.plan.time:
+        if self.plan.quick:
+            yield f"speed: {SHARE}", self._time_share
+        if not self.plan.time or self.plan.quick:
             return
         for processes in self.plan.processes:
             yield from self._time(processes)
@@ -132,9 +138,8 @@ class Comparison:
         with tempfile.TemporaryDirectory() as folder:
             self.folder = Path(folder)
             for what, make in self._planned:
-                if what:
-                    report(what)
-                make()
+                report(what, None)
+                report(what, make())
         self.results.finished = True
 
     def _test_equality(self, precision: str) -> Iterator[Run]:
@@ -145,22 +150,32 @@ class Comparison:
         batch = undividable(plan.batch, plan.most)
         options = [*plan.train, "--precision", precision, "--verbose", "0"]
         options += ["--steps", str(PROOF_STEPS), "--global-batch-size", str(batch)]
+        reordered = precision == "float32" and not plan.virtual
+        parts = [str(plan.most), str(plan.most + 1)] if reordered else []
 
-        def trace(name: str, backend: str, processes: int, *more: str) -> None:
+        def trace(name: str, backend: str, processes: int) -> str:
             self.results.equal[precision] = proof
             path = self.folder / f"{name}.npz"
-            program = ["-m", "collective.comparison.trace", str(path)]
+            program = python_command.arguments("collective.comparison.trace", str(path))
             if plan.perturb and plan.perturb[0] == name:
                 program += ["--perturb", plan.perturb[1]]
-            ended = self._start(backend, processes, [*program, *options, *more], path)
+            if name == REFERENCE and parts:
+                program += ["--orders", ",".join(parts)]
+            if plan.quick:
+                summary = self.folder / "summary.json"
+                summary.unlink(missing_ok=True)
+                program += ["--summary", str(summary)]
+            ended = self._start(backend, processes, [*program, *options], path)
             if ended.code == 0 and path.exists():
-                recorded = Recorded.read(path)
-                if more:
-                    other_orders.append(recorded)
-                else:
-                    traces[name] = recorded
-                    proof.losses[name] = recorded.losses.tolist()
-                return
+                traces[name] = Recorded.read(path)
+                proof.losses[name] = traces[name].losses.tolist()
+                if name == REFERENCE:
+                    files = [path.with_name(f"{name}-{part}.npz") for part in parts]
+                    other_orders.extend(map(Recorded.read, files))
+                self._judge(TOLERANCE[precision], proof, traces, other_orders)
+                if plan.quick:
+                    self._add_speed(name, processes, json.loads(summary.read_text()))
+                return self._figures(name, processes, proof)
             proof.failures[name] = [ended.failure or "wrote nothing", ended.tail]
             if ended.code == 2 and name == REFERENCE:
                 message = ended.tail.rpartition("error: ")[2]
@@ -169,6 +184,7 @@ class Comparison:
                     f"the training itself is not possible: {reason}",
                     hint=hint.strip() or "python train.py with the same options",
                 )
+            return f"{name}: {proof.failures[name][0]}"
 
         def planned(name: str, *arguments: Any) -> Run:
             return f"{precision}: {name}", partial(trace, name, *arguments)
@@ -178,14 +194,21 @@ class Comparison:
             if plan.virtual and backend not in ALONE:
                 for processes in plan.processes[:-1]:
                     yield planned(f"{backend} on {processes}", backend, processes)
-        if precision == "float32" and not plan.virtual:
-            for parts in (str(plan.most), str(plan.most + 1)):
-                arguments = REFERENCE, plan.most, "--accumulate", parts
-                yield planned(f"{REFERENCE} in {parts} parts", *arguments)
-        yield (
-            "",
-            partial(self._judge, TOLERANCE[precision], proof, traces, other_orders),
-        )
+
+    def _add_speed(self, name: str, processes: int, summary: dict[str, Any]) -> None:
+        timed = self.results.fast.setdefault(str(processes), {})
+        timed[name] = Timed.of([summary])
+
+    def _figures(self, name: str, processes: int, proof: Proof) -> str:
+        """What is known of a backend so far, in one line; empty where it is little."""
+        found = []
+        if verdict := proof.verdicts.get(name):
+            how = "equal" if verdict.equal else "NOT EQUAL"
+            found.append(f"{how} (weights {verdict.parameter:.1e})")
+        timed = self.results.fast.get(str(processes), {}).get(name)
+        if timed is not None and timed.rate:
+            found.append(f"{timed.rate:,.0f} samples/s")
+        return f"{name}: {', '.join(found)}" if found else ""
 
     def _judge(
         self,
@@ -219,12 +242,22 @@ class Comparison:
                     reference, recorded, tolerance, other_orders
                 )
 
-    def _learn(self, name: str) -> None:
+    def _time_share(self) -> str:
+        """Times one process on the cores of one of the replicas."""
+        share = max(1, len(os.sched_getaffinity(0)) // self.plan.most)
+        ended, summary = self._train(REFERENCE, 1, "--threads", str(share))
+        if summary is None:
+            return f"{SHARE}: {ended.failure}"
+        self._add_speed(SHARE, self.plan.most, summary)
+        return self._figures(SHARE, self.plan.most, Proof(REFERENCE))
+
+    def _learn(self, name: str) -> str:
         """Records the learning curve of a backend that cannot be compared for equality."""
         ended, summary = self._train(name, self.plan.most)
         self.results.learned[name] = (
             Learned.of(summary) if summary else Learned(failure=ended.failure)
         )
+        return ""
 
     def _time(self, processes: int) -> Iterator[Run]:
         share = max(1, len(os.sched_getaffinity(0)) // processes)
@@ -235,10 +268,10 @@ class Comparison:
         summaries: dict[str, list[dict]] = {name: [] for name in contestants}
         timed = {name: Timed() for name in contestants}
 
-        def train(name: str, backend: str, more: Sequence[str]) -> None:
+        def train(name: str, backend: str, more: Sequence[str]) -> str:
             self.results.fast[str(processes)] = timed
             if timed[name].failure:
-                return
+                return ""
             ended, summary = self._train(backend, processes, *more)
             if summary:
                 summaries[name].append(summary)
@@ -247,13 +280,14 @@ class Comparison:
                 timed[name] = dataclasses.replace(
                     timed[name], failure=ended.failure, tail=ended.tail
                 )
+            return self._figures(name, processes, Proof(REFERENCE))
 
         for number in range(self.plan.rounds):
             for name, (backend, more) in contestants.items():
                 what = f"{processes} replicas, round {number + 1}: {name}"
                 yield what, partial(train, name, backend, more)
 
-    def _ask_auto(self, processes: int) -> None:
+    def _ask_auto(self, processes: int) -> str:
         """Records what ``--backend auto`` chooses, by a training of two steps."""
         with_mpi = can_start("mpi", processes).usable
         measure = {choose.SWITCH: os.environ.get(choose.SWITCH) or choose.MEASURE}
@@ -269,27 +303,31 @@ class Comparison:
             if summary
             else Auto(failure=ended.failure)
         )
+        return ""
 
-    def _time_allreduce(self, backend: str) -> None:
+    def _time_allreduce(self, backend: str) -> str:
         path = self.folder / "allreduce.json"
         sizes = ["--sizes", ",".join(map(str, MESSAGE_SIZES))]
-        program = ["-m", "collective.backends.auto.probe", str(path), *sizes]
+        probe = "collective.backends.auto.probe"
+        program = python_command.arguments(probe, str(path), *sizes)
         if self._start(backend, self.plan.most, program, path).code == 0:
             self.results.allreduce[backend] = {
                 str(point["size"]): point["seconds"]
                 for point in json.loads(path.read_text())
             }
+        return ""
 
-    def _measure_floor(self) -> None:
+    def _measure_floor(self) -> str:
         """Records the limits of this host, measured by ``collective.bench``."""
         path = self.folder / "limits.json"
-        bench = [sys.executable, "-m", "collective.bench", "--sizes", "4"]
-        start = [sys.executable, "-m", "collective.launch", "-np", str(self.plan.most)]
-        if run([*start, *bench, "--json", str(path)], self.plan.seconds).code != 0:
-            return
-        limits = Limits(**json.loads(path.read_text())["limits"])
-        for size in MESSAGE_SIZES:
-            self.results.floor[str(size)] = limits.private(size)
+        bench = python_command.command("collective.bench", "--sizes", "4")
+        most = str(self.plan.most)
+        start = python_command.command("collective.launch", "-np", most)
+        if run([*start, *bench, "--json", str(path)], self.plan.seconds).code == 0:
+            limits = Limits(**json.loads(path.read_text())["limits"])
+            for size in MESSAGE_SIZES:
+                self.results.floor[str(size)] = limits.private(size)
+        return ""
 
     def _train(
         self,
@@ -303,7 +341,7 @@ class Comparison:
         path = self.folder / "summary.json"
         options = [*self.plan.train, "--global-batch-size", str(self.plan.batch)]
         options += ["--verbose", "0", *more, "--json", str(path)]
-        program = ["-m", "collective.train", *options]
+        program = python_command.arguments("collective.train", *options)
         ended = self._start(backend, processes, program, path, launcher, variables)
         succeeded = ended.code == 0 and not ended.failure
         return ended, json.loads(path.read_text()) if succeeded else None

@@ -71,10 +71,13 @@ class Auto:
             return f"auto chooses {self.backend}, without measuring."
         shown = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in self.predicted.items())
         best, behind = self.behind(timed)
-        how = "the fastest of these"
+        how = "the fastest"
         if best != self.backend:
-            how = f"{behind:.1%} behind {best}, the fastest of these"
-        return f"auto chooses {self.backend}, {how} (predicted all-reduce: {shown})."
+            how = f"{behind:.1%} behind {best}, the fastest"
+        return (
+            f"auto chooses {self.backend}, {how} for launched processes (predicted "
+            f"all-reduce: {shown})."
+        )
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,15 @@ class Fastest:
     second: str = ""  # the next fastest; empty if there is none
     ahead: float = 0.0  # its lead as a share of the second's rate
     clear: bool = False  # whether it led in each of at least three rounds
+    rounds: int = 3
 
     def sentence(self) -> str:
         """Returns this as a sentence."""
         if not self.second:
             return f"{self.backend} is the only backend that was timed."
         by = f"{self.backend} is fastest, {self.ahead:.1%} ahead of {self.second}"
+        if self.rounds == 1:
+            return f"{by}, in one round: repeat it before you rely on it."
         if self.clear:
             return f"{by}, in every round: more than the noise."
         return f"{by}; that is within the noise of these rounds."
@@ -110,7 +116,7 @@ def fastest(timed: Mapping[str, Timed]) -> Fastest | None:
     # Compare rounds in pairs: a slow moment of the machine slows both.
     pairs = list(zip(first.rates, second.rates, strict=False))
     clear = len(pairs) >= 3 and all(a > b for a, b in pairs)
-    return Fastest(order[0], order[1], first.rate / second.rate - 1, clear)
+    return Fastest(order[0], order[1], first.rate / second.rate - 1, clear, len(pairs))
 
 
 def bottleneck(name: str, timed: Timed) -> str:

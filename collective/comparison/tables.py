@@ -114,7 +114,7 @@ def _fast(results: Results, replicas: int) -> Table:
             "",
             name,
             f"{one.rate:,.0f}",
-            f"{min(one.rates):,.0f}–{max(one.rates):,.0f}",
+            f"{min(one.rates):,.0f}–{max(one.rates):,.0f}" if one.rates[1:] else "1",
             f"{one.rate / alone.rate:.2f}" if alone.rate else "",
             f"{one.rate / ideal:.0%}" if ideal and several else "",
             f"{one.memory / 2**20:,.0f} MiB",

@@ -1,8 +1,11 @@
-"""Records a training for the equality test.
+"""Records a training for the equality test; trains once more to be timed.
 
-``python -m collective.comparison.trace FILE [--perturb NAME] OPTIONS``
+``python -m collective.comparison.trace FILE [--summary FILE] [--orders N,N]
+[--perturb NAME] OPTIONS``
 
-OPTIONS are those of ``train.py``. Rank 0 writes, as ``.npz``:
+OPTIONS are those of ``train.py``. ``--orders`` trains again, in as many micro-batches, and
+writes ``FILE-N.npz``. ``--summary`` trains again with nothing recorded, in float32, for
+``TIMED_STEPS``, and writes what ``train.py --json`` does. Rank 0 writes, as ``.npz``:
 
     losses       [steps]           of the global batches
     names        [tensors]         paths of all weights
@@ -19,24 +22,28 @@ in which tensor two trainings first differ, without keeping every weight of ever
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
 
 from collective import train as cli
+from collective.backends.base import Backend
 from collective.comparison import perturbation
 from collective.errors import exit_code
 from collective.training import command
+
+TIMED_STEPS = 60
 
 
 class Trace(keras.callbacks.Callback):
     """Records a training for an ``.npz`` file."""
 
-    def __init__(self, path: str):
+    def __init__(self):
         super().__init__()
-        self.path = path
-        self.losses: list[float] = []
         self.sketches: list[list[float]] = []
         self.sizes: list[list[float]] = []
 
@@ -57,13 +64,15 @@ class Trace(keras.callbacks.Callback):
         self.sketches.append([float(np.sum(v * s)) for v, s in signed])
         self.sizes.append([float(np.linalg.norm(v)) for v in values])
 
-    def write(self, losses: list[float], sha256: str, by_replicas: bool) -> None:
+    def write(
+        self, path: Path, losses: list[float], sha256: str, by_replicas: bool
+    ) -> None:
         """Writes the file; ``by_replicas``: a layer may depend on their number."""
         final = {
             f"final {i}": np.asarray(v, np.float64) for i, v in enumerate(self.tensors)
         }
         np.savez(
-            self.path,
+            path,
             losses=np.array(losses),
             names=np.array([v.path for v in self.tensors]),
             sketches=np.array(self.sketches),
@@ -79,27 +88,42 @@ def _by_replicas(model: keras.Model) -> str:
     layers = list(model._flatten_layers())
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
         return "BatchNorm uses the statistics of its replica"
-    if any("seed_generator" in v.path for v in model.non_trainable_variables):
-        return "Dropout draws one mask for each replica"
     return ""
 
 
 def main(arguments: list[str]) -> int:
-    """Trains, and writes the trace on rank 0."""
-    path, *rest = arguments
-    if rest[:1] == ["--perturb"]:
-        perturbation.apply(rest[1])
-        rest = rest[2:]
-    trace = Trace(path)
+    """Trains, and writes what was recorded on rank 0."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--summary")
+    parser.add_argument("--orders", default="")
+    parser.add_argument("--perturb")
+    own, rest = parser.parse_known_args(arguments)
+    if own.perturb:
+        perturbation.apply(own.perturb)
     work = command.Job.of(vars(cli.parser().parse_args(rest)), test=False)
-    summary = command.run(work, callbacks=[trace])
-    if trace.sketches:
-        trace.write(
-            summary.losses,
-            summary.state_sha256 or "",
-            by_replicas=work.virtual_replicas is None,
-        )
+    backend = command.make_backend(work)
+    _train(work, own.path, backend)
+    for parts in filter(None, own.orders.split(",")):
+        path = own.path.with_name(f"{own.path.stem}-{parts}.npz")
+        _train(dataclasses.replace(work, accumulate=int(parts)), path, backend)
+    if own.summary:
+        precision = "float32" if work.precision == "float64" else work.precision
+        timed = dataclasses.replace(work, precision=precision, steps=TIMED_STEPS)
+        keras.utils.clear_session()
+        summary = command.run(timed, backend=backend)
+        if backend.rank == 0:
+            summary.write_json(own.summary)
     return 0
+
+
+def _train(work: command.Job, path: Path, backend: Backend) -> None:
+    keras.utils.clear_session()  # as the names of weights are compared
+    trace = Trace()
+    summary = command.run(work, callbacks=[trace], backend=backend)
+    if trace.sketches:
+        by_replicas = work.virtual_replicas is None
+        trace.write(path, summary.losses, summary.state_sha256 or "", by_replicas)
 
 
 if __name__ == "__main__":

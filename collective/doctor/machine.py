@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from collective import library
+from collective import library, python_command
 from collective.errors import CollectiveError
 from collective.launch import mpi, versions
 from collective.launch.processes import run
@@ -92,7 +92,7 @@ def _horovod() -> dict[str, Any]:
 def _native() -> dict[str, Any]:
     path = library.path()
     found: dict[str, Any] = {"built": path.exists(), "loads": False, "error": ""}
-    code, output = _ask(sys.executable, "-m", "collective.mpi_library")
+    code, output = _ask(*python_command.command("collective.mpi_library"))
     found["mpi"] = "" if code else output.strip()
     if found["built"]:
         try:
@@ -105,7 +105,7 @@ def _native() -> dict[str, Any]:
 
 def _backends() -> dict[str, Any] | None:
     """A program of its own: this package must not import a backend. None without it."""
-    code, output = _ask(sys.executable, "-m", "collective.backends", "--json")
+    code, output = _ask(*python_command.command("collective.backends", "--json"))
     try:
         return json.loads(output) if code == 0 else None
     except ValueError:

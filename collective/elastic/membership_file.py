@@ -2,24 +2,35 @@
 
 A byte for each rank that was ever started, in memory of the launcher that ranks open
 through ``/proc``: it has no name of its own, and ends with the launcher.
+
+The variable that names it may outlive the job, as in a daemon that a rank has started;
+its path leads to a file of another program then. So the value has the file's inode,
+which is compared before the file is opened, and the file begins with a header, which is
+compared before anything is written.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
+import stat
 
 VARIABLE = "COLLECTIVE_BOARD"
 # Written by a rank: it waits for the other ranks to join; it is in the job; it has left
 # the job, which continues; its work has ended, so that no other rank redoes what fails now.
 JOINING, JOINED, LEFT, DONE = b"w", b"j", b"l", b"d"
+# Written by a rank that was in the job: its interpreter ends.
+EXITING = b"x"
+OVER = (LEFT, DONE, EXITING)
 # Written by the launcher for other ranks (``native/membership/launcher_files.cc``): the
 # rank has exited.
 EXITED = b"e"
 # Written by the launcher for the rank: all ranks are to end, and the job restarts on other
 # hosts (``collective.elastic.generations``).
 RESTART = b"r"
+HEADER = b"collective file\n"  # as in launcher_files.cc
 
 
 class MembershipFile:
@@ -37,7 +48,7 @@ class MembershipFile:
 
     def read(self, rank: int) -> bytes:
         """The state of a rank, by its number at the start; ``b""`` before all others."""
-        return os.pread(self._file, 1, rank).strip(b"\0")
+        return os.pread(self._file, 1, len(HEADER) + rank).strip(b"\0")
 
     def has_joined(self, rank: int) -> bool:
         """Whether a rank has ever been in the job."""
@@ -46,38 +57,75 @@ class MembershipFile:
     def ask_to_restart(self, rank: int) -> None:
         """Asks a rank to end for the next generation, if it is in the job now."""
         if self.read(rank) == JOINED:
-            os.pwrite(self._file, RESTART, rank)
+            os.pwrite(self._file, RESTART, len(HEADER) + rank)
 
     def note_exit(self, rank: int) -> None:
         """Reports to the other ranks that one has exited."""
-        os.pwrite(self._file, EXITED, rank)
+        os.pwrite(self._file, EXITED, len(HEADER) + rank)
 
 
 def memory(name: str, size: int) -> tuple[int, str]:
-    """A descriptor of new memory, and the path by which ranks open it."""
+    """A descriptor of new memory, and the value of a variable by which ranks open it.
+
+    ``size`` bytes follow the header.
+    """
     file = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.ftruncate(file, size)
-    return file, f"/proc/{os.getpid()}/fd/{file}"
+    os.ftruncate(file, len(HEADER) + size)
+    os.pwrite(file, HEADER, 0)
+    return file, f"/proc/{os.getpid()}/fd/{file}:{os.fstat(file).st_ino}"
+
+
+def open_memory(value: str) -> int:
+    """A descriptor of memory that a launcher made.
+
+    Raises:
+        OSError: If it is gone.
+    """
+    path, _, inode = value.rpartition(":")
+    _check_inode(os.stat(path), inode)
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        _check_inode(os.fstat(file), inode)
+        if os.pread(file, len(HEADER), 0) != HEADER:
+            raise FileNotFoundError(f"{path} is not a file of a launcher")
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+_open = functools.cache(open_memory)  # a training reads it before each step
+
+
+def _check_inode(found: os.stat_result, inode: str) -> None:
+    if not stat.S_ISREG(found.st_mode) or str(found.st_ino) != inode:
+        raise FileNotFoundError("the launcher has ended, and another file has its path")
 
 
 def write(state: bytes) -> None:
     """Writes the state of this rank; does nothing without our launcher."""
     with contextlib.suppress(OSError):
-        os.pwrite(_open(os.environ.get(VARIABLE, "")), state, _number())
+        os.pwrite(_open(os.environ.get(VARIABLE, "")), state, _position())
+        if state == JOINED:
+            _note_end(os.getpid())
 
 
 def read() -> bytes:
     """The state of this rank, as it or the launcher wrote it; or ``b""``."""
     with contextlib.suppress(OSError):
         file = _open(os.environ.get(VARIABLE, ""))
-        return os.pread(file, 1, _number()).strip(b"\0")
+        return os.pread(file, 1, _position()).strip(b"\0")
     return b""
 
 
-@functools.cache  # a training reads it before each step
-def _open(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+@functools.cache  # once
+def _note_end(process: int) -> None:
+    def note() -> None:
+        if os.getpid() == process and read() == JOINED:  # not in a fork
+            write(EXITING)
+
+    atexit.register(note)
 
 
-def _number() -> int:
-    return int(os.environ.get("COLLECTIVE_RANK", "0"))
+def _position() -> int:
+    return len(HEADER) + int(os.environ.get("COLLECTIVE_RANK", "0"))

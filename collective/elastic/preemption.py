@@ -6,6 +6,7 @@ such events is a small number, which travels in a sum that they compute anyway.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -22,7 +23,8 @@ class Preemption:
     """Notices SIGTERM, while this context is entered.
 
     The first SIGTERM is noted; a second one ends the process at once. Outside the main
-    thread no signal is received.
+    thread no signal is received. A process that this one forks is no rank, and gets the
+    handler from before: Python joins its daemon processes after a single SIGTERM.
 
     Attributes:
         noticed: Whether this process got SIGTERM.
@@ -40,16 +42,40 @@ class Preemption:
         )
 
     def __enter__(self) -> Preemption:
+        global _entered
         self._handles = threading.current_thread() is threading.main_thread()
         if self._handles:
+            self._process = os.getpid()
             self._before = signal.signal(signal.SIGTERM, self._notice)
+            _entered = self
         return self
 
     def __exit__(self, *_: object) -> None:
+        global _entered
         if self._handles and not self.noticed:
-            # None: the handler was not Python's, as the flight recorder's.
-            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+            self.restore()
+        _entered = None
+
+    def restore(self) -> None:
+        """Puts the handler from before in place again."""
+        # None: the handler was not Python's, as the flight recorder's.
+        signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def _notice(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # forked, and signalled before _in_child
+            self.restore()
+            os.kill(os.getpid(), number)
+            return
         self.noticed = True
         signal.signal(number, signal.SIG_DFL)
+
+
+_entered: Preemption | None = None
+
+
+def _in_child() -> None:
+    if _entered is not None and threading.current_thread() is threading.main_thread():
+        _entered.restore()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -20,6 +20,7 @@ from collective.elastic import membership_file
 VARIABLE = "COLLECTIVE_WAITS"
 # Nanoseconds of the monotonic clock: since when it waits, or 0; when it last ceased to.
 _LAYOUT = struct.Struct("qq")
+_AT = len(membership_file.HEADER)
 
 
 class WaitReport:
@@ -31,17 +32,17 @@ class WaitReport:
 
     def __init__(self) -> None:
         file, self.path = membership_file.memory("collective waits", _LAYOUT.size)
-        self._memory = mmap.mmap(file, _LAYOUT.size)
-        _LAYOUT.pack_into(self._memory, 0, 0, time.monotonic_ns())
+        self._memory = mmap.mmap(file, _AT + _LAYOUT.size)
+        _LAYOUT.pack_into(self._memory, _AT, 0, time.monotonic_ns())
 
     def waits(self) -> float:
         """For how many seconds the rank has waited; 0: it does not."""
-        since, _ = _LAYOUT.unpack_from(self._memory)
+        since, _ = _LAYOUT.unpack_from(self._memory, _AT)
         return (time.monotonic_ns() - since) / 1e9 if since else 0.0
 
     def works(self) -> float:
         """For how many seconds it has not waited; 0: it waits."""
-        since, last = _LAYOUT.unpack_from(self._memory)
+        since, last = _LAYOUT.unpack_from(self._memory, _AT)
         return 0.0 if since else (time.monotonic_ns() - last) / 1e9
 
 
@@ -50,20 +51,20 @@ def waiting() -> Iterator[None]:
     """While this context is entered, this rank waits for others."""
     memory = _memory(os.environ.get(VARIABLE, ""))
     if memory is not None:
-        _LAYOUT.pack_into(memory, 0, time.monotonic_ns(), 0)
+        _LAYOUT.pack_into(memory, _AT, time.monotonic_ns(), 0)
     try:
         yield
     finally:
         if memory is not None:
-            _LAYOUT.pack_into(memory, 0, 0, time.monotonic_ns())
+            _LAYOUT.pack_into(memory, _AT, 0, time.monotonic_ns())
 
 
 @functools.cache
-def _memory(path: str) -> mmap.mmap | None:
+def _memory(value: str) -> mmap.mmap | None:
     with contextlib.suppress(OSError):
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        file = membership_file.open_memory(value)
         try:
-            return mmap.mmap(file, _LAYOUT.size)
+            return mmap.mmap(file, _AT + _LAYOUT.size)
         finally:
             os.close(file)
     return None

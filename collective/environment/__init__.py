@@ -6,14 +6,16 @@ mpirun, srun, horovodrun, torchrun and our own launcher.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 
-from collective.environment import lone
+from collective.environment import lone, unknown
 from collective.environment.base import Environment as Environment
 from collective.environment.horovodrun import HorovodGloo as HorovodGloo
 from collective.environment.launcher import Launcher as Launcher
 from collective.environment.launchers import LAUNCHERS
+from collective.log import log
 
 
 def launcher(variables: Mapping[str, str] | None = None) -> Launcher | None:
@@ -48,7 +50,17 @@ def detect_rank(variables: Mapping[str, str] | None = None) -> Environment:
     found = detect(env)
     if not found.launched:
         lone.check(env)
+    if variables is None:
+        lone.check_spawned()
+        _warn(found.rank)
     return found
+
+
+@functools.cache  # once
+def _warn(rank: int) -> None:
+    if rank == 0 and "COLLECTIVE_BOARD" not in os.environ:  # else our launcher did
+        for warning in unknown.warnings(os.environ):
+            log.warning(warning)
 
 
 def addresses(variables: Mapping[str, str] | None = None) -> list[str]:

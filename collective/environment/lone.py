@@ -6,6 +6,8 @@ train by itself, on all of the data, and nobody would notice.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Mapping
 
@@ -39,8 +41,29 @@ def check_launcher(variables: Mapping[str, str]) -> None:
     if isinstance(found, Slurm) and found.size() > 1:
         raise UsageError(
             f"srun started {found.size()} launchers, and each would start a job of its own",
-            hint="collectiverun without srun, within the allocation",
+            hint="collectiverun without srun, within the allocation; or one agent on each "
+            "node: srun --ntasks-per-node=1 collectiverun --agent python train.py",
         )
+
+
+def check_spawned() -> None:
+    """Ends a process of ``multiprocessing`` that imports the script anew, and its parent.
+
+    The parent would start it again and again, for ever.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    mine = processes.current_process() if processes is not None else None
+    # Python's own mark of such a process, for its error about the same mistake.
+    if getattr(mine, "_inheriting", False):
+        print(
+            f"error: {mine.name if mine else ''} was started by multiprocessing, imports "
+            "the script again, and would train, too\n"
+            "HINT: put what the script does under if __name__ == '__main__':",
+            file=sys.stderr,
+            flush=True,
+        )
+        os.kill(os.getppid(), signal.SIGTERM)
+        os._exit(2)
 
 
 def check(variables: Mapping[str, str]) -> None:
@@ -106,7 +129,8 @@ def _pod(variables: Mapping[str, str]) -> UsageError:
     return _several(
         f"this is pod {variables[POD]} of an Indexed Job of Kubernetes, and nothing has told "
         "it which ranks there are: each pod would train by itself",
-        "deploy/mpijob.yaml, a job of the MPI operator (docs/how-to/launching.md)",
+        "collectiverun --agent --nodes N --head JOB-0.SERVICE:7070 python train.py "
+        "in every pod (docs/how-to/kubernetes.md)",
     )
 
 

@@ -13,7 +13,7 @@ try:
     from collective.launch import command_line, single_host, versions
     from collective.launch.discovery import Discovery
     from collective.launch.options import LaunchOptions
-    from collective.launch.output import print_message
+    from collective.launch.output import print_message, settled
     from collective.launch.supervisor import Supervisor
     from collective.streams import open_streams
 except KeyboardInterrupt:  # Ctrl-C in the first tenths of a second: no traceback
@@ -34,7 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check_build:
             print(versions.check_build())
             return 0
-        return _launch(options)
+        for warning in environment.unknown.warnings(os.environ):
+            print_message(f"warning: {warning}")
+        typed = sys.argv[1:] if arguments is None else arguments
+        return settled(_launch(options, typed))
     except CollectiveError as error:
         print_message(str(error))
         return error.exit_code
@@ -43,11 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _launch(options: LaunchOptions) -> int:
+def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     """Imports late what one host does not need."""
     for name in (generations.JOB_VARIABLE, generations.NUMBER_VARIABLE):
         os.environ.pop(name, None)  # of a job within which this one is started
-    environment.lone.check_launcher(os.environ)
+    if options.agent:
+        from collective.launch.agents import command
+
+        if not command.is_running():
+            return command.run(options, arguments)
+        options = command.with_agents(options)
+    else:
+        environment.lone.check_launcher(os.environ)
     script = options.host_discovery_script
     if script:
         from collective.launch.restarting import RestartingLauncher

@@ -21,6 +21,7 @@ from collective.launch import horovod_settings, remote_shell
 from collective.launch.options import LaunchOptions
 from collective.launch.output import OutputStyle
 from collective.launch.versions import installed
+from collective.python_command import command
 
 EXAMPLE = "python -m collective.launch -np 2 python train.py"
 _KERAS_EXAMPLE = "collectiverun -np 4 --keras script.py"
@@ -76,6 +77,7 @@ def _check(parsed: argparse.Namespace) -> None:
         ("--heartbeat", parsed.heartbeat, 2, " seconds", "--heartbeat 10"),
         ("--min-np", parsed.min_np, 1, "", "--min-np 1"),
         ("--max-np", parsed.max_np, 1, "", "--max-np 1"),
+        ("--nodes", parsed.nodes, 1, "", "--nodes 2"),
         ("--slots-per-host", parsed.slots_per_host, 1, "", "--slots-per-host 1"),
         ("--elastic-timeout", parsed.elastic_timeout, 1, "", "--elastic-timeout 1"),
         ("--reset-limit", parsed.reset_limit, 1, "", "--reset-limit 1"),
@@ -88,6 +90,16 @@ def _check(parsed: argparse.Namespace) -> None:
         raise UsageError(
             "--host-discovery-script needs --max-np, and replaces -H and --hostfile",
             hint="--min-np 2 --max-np 4 --host-discovery-script ./discover.sh",
+        )
+    if parsed.agent and (parsed.hosts or parsed.hostfile or script):
+        raise UsageError(
+            "--agent replaces -H, --hostfile and --host-discovery-script",
+            hint="--agent --nodes 2 --head node0:7070",
+        )
+    if not parsed.agent and (parsed.head or parsed.nodes or parsed.node is not None):
+        raise UsageError(
+            "--head, --nodes and --node are for --agent",
+            hint="collectiverun --agent --nodes 2 --head node0:7070 python train.py",
         )
     first, last = parsed.cooldown
     if not 0 < first <= last:
@@ -141,7 +153,7 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
     output = "all" if parsed.output_filename else parsed.output
     if output:
         options += ["--output", output]
-    return [python, "-m", "collective.distribute", *options, *words]
+    return command("collective.distribute", *options, *words, python=python)
 
 
 def _is_python(word: str) -> bool:
@@ -192,7 +204,6 @@ def parser() -> argparse.ArgumentParser:
     add("--dry-run", action="store_true", help="only print what would be started")
     add("--config-file", metavar="FILE", help="YAML with horovodrun's settings")
     add("--disable-cache", action="store_true", help=argparse.SUPPRESS)
-    add("--slots-per-host", "--slots", type=int, metavar="N", help=argparse.SUPPRESS)
     add("--elastic-timeout", type=int, metavar="SECONDS",
         default=LaunchOptions.elastic_timeout,
         help="for --min-np slots to be there (%(default)s)")  # fmt: skip
@@ -224,6 +235,23 @@ def parser() -> argparse.ArgumentParser:
     add("-hostfile", "--hostfile", default="", metavar="FILE", help="in any dialect")
     add("--host-discovery-script", default="", metavar="COMMAND",
         help="prints host:slots lines; run each second, and ranks follow the slots")  # fmt: skip
+
+    add = p.add_argument_group(
+        "agents: one process on each node, no ssh").add_argument  # fmt: skip
+    add("--agent", action="store_true",
+        help="this command runs on every node; node 0 starts the job")  # fmt: skip
+    add(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="number of nodes (srun and TF_CONFIG say)",
+    )
+    add("--node", type=int, metavar="I",
+        help="number of this node (they, or JOB_COMPLETION_INDEX)")  # fmt: skip
+    add("--head", default="", metavar="HOST:PORT", help="where node 0 listens")
+    add(
+        "--slots-per-host", "--slots", type=int, metavar="N", help="ranks on a node (1)"
+    )
 
     group = p.add_argument_group("several hosts")
     remote_shell.add_options(group)

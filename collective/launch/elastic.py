@@ -6,20 +6,17 @@ to the number of slots; each joins by itself when it is ready (``collective.sess
 
 from __future__ import annotations
 
-import math
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 
 from collective.elastic import generations, membership_file
 from collective.elastic.membership_file import MembershipFile
+from collective.elastic.running_time import Lasting
 from collective.launch import processes
 from collective.launch.options import INIT_SECONDS, LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
-
-POLL_SECONDS = 0.1
 
 
 class ElasticSupervisor(Supervisor):
@@ -50,13 +47,17 @@ class ElasticSupervisor(Supervisor):
         spec_of: Callable[[int, int, bool], ProcessSpec],
         wanted: Callable[[], int] | None,
     ):
-        verbose = options.verbose
         super().__init__(
-            specs, len(specs), options.style, verbose=verbose, elastic=True
+            specs,
+            len(specs),
+            options.style,
+            verbose=options.verbose,
+            elastic=True,
+            membership=membership,
+            end_seconds=options.end_seconds,
         )
         self.min_np = options.min_np or 1
         self.max_np = options.max_np or 0
-        self.membership = membership
         self.spec_of, self.wanted = spec_of, wanted
         self.succeeded = 0
         self.incomplete = False  # something failed when the work was done
@@ -79,16 +80,7 @@ class ElasticSupervisor(Supervisor):
         self.restart_requested = True
 
     def _wait(self) -> None:
-        while self.processes:
-            self._note_joined()
-            # Not waitpid(-1): host discovery has children of its own.
-            for pid in list(self.processes):
-                found, status = os.waitpid(pid, os.WNOHANG)
-                if found:
-                    self._reap(pid, status)
-            self._adjust()
-            self._end_hanging()
-            time.sleep(POLL_SECONDS)
+        super()._wait()
         if self.over_limit:
             self.exit_code = 1
         elif self.ending:
@@ -99,9 +91,15 @@ class ElasticSupervisor(Supervisor):
             # It continued without the failed rank.
             self.failed, self.exit_code = None, 0
 
+    def _look_after(self) -> None:
+        super()._look_after()
+        self._note_joined()
+        self._adjust()
+        self._end_hanging()
+
     def _note_joined(self) -> None:
         for rank in list(self.joining):
-            if self.membership.read(rank) == membership_file.JOINED:
+            if self.membership.has_joined(rank):
                 self.joining.remove(rank)
                 self.pause = self.cooldown[0]
                 self._count_reset()
@@ -217,20 +215,6 @@ class ElasticSupervisor(Supervisor):
         self.dismissed.add(rank)
         number = signal.SIGKILL if rank in self.joining else signal.SIGTERM
         self._signal_all(number, rank)
-
-
-class Lasting:
-    """Whether something has been so for some seconds, as far as it is looked at."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._began = math.inf
-
-    def since(self, is_so: bool) -> bool:
-        """Takes note of whether it is so now."""
-        now = time.monotonic()
-        self._began = min(self._began, now) if is_so else math.inf
-        return now - self._began > self.seconds
 
 
 def _ranks(count: int) -> str:

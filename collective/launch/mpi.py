@@ -168,6 +168,9 @@ def _open_mpi(mpi: MPI, options: LaunchOptions, hosts: Sequence[Host]) -> list[s
         words += [runtime, f"{agent}_agent", shell.program]
     if shell.options:
         words += [runtime, f"{agent}_args", shlex.join(shell.options)]
+    if len(hosts) > 1:
+        # Else daemons start daemons on large jobs, where only this host may reach them.
+        words += [runtime, f"{agent}_no_tree_spawn", "1"]
     if options.nics:
         nics = ",".join(options.nics)
         words += [runtime, "oob_tcp_if_include", nics]
@@ -175,9 +178,6 @@ def _open_mpi(mpi: MPI, options: LaunchOptions, hosts: Sequence[Host]) -> list[s
     if options.nics or options.tcp:
         # UCX and libfabric choose interfaces of their own.
         words += ["--mca", "pml", "ob1"]
-    if len(hosts) > 1:
-        # Else daemons start daemons on large jobs, where only this host may reach them.
-        words += [runtime, f"{agent}_no_tree_spawn", "1"]
     if options.tcp:
         words += ["--mca", "btl", f"tcp,self,{'sm' if modern else 'vader'}"]
     if len(hosts) > 1 and "oob_tcp_keepalive_time" not in options.mpi_args:
@@ -221,6 +221,7 @@ _PREFIXES = (
     *("XLA_", "NCCL_", "OMP_NUM_", "CUDA_"),
 )
 _NOT_EXPORTED = (
+    *("COLLECTIVE_AGENT_SOCKET", "COLLECTIVE_AGENT_PYTHON"),  # of this host
     *("TF_CONFIG", "COLLECTIVE_RANK", "COLLECTIVE_LOCAL_RANK"),
     *HorovodGloo.needs,
     *HorovodGloo.local,

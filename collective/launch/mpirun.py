@@ -6,14 +6,16 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
+from collective import python_command
 from collective.elastic import generations
+from collective.elastic.running_time import Lasting, Stops
 from collective.environment.base import RANKS_PER_HOST
 from collective.hosts import Host, slots_of, slurm
-from collective.launch import mpi, reachability
+from collective.launch import host_names, mpi, reachability
 from collective.launch import slurm as slurm_job
 from collective.launch.options import START_SECONDS, LaunchOptions
 from collective.launch.output import (
@@ -67,13 +69,24 @@ class MpirunSupervisor(Supervisor):
         self.mpi = mpi.find(options.mpirun)
         given = {**slurm_job.for_ranks(os.environ), **(variables or {})}
         self.words = _command(self.mpi, options, hosts, given)
-        self.relay = Relay(self._on_rank_failure, self._end_hanging, options.verbose)
+        # Since when ranks have not answered, while this process ran (Stops).
+        self.asked: dict[int, float] = {}
+        self.stops = Stops()
+        self.relay = Relay(
+            self._on_rank_failure,
+            self._end_hanging,
+            self._on_answer,
+            options.verbose,
+        )
         self.host_of = [host.name for host in hosts for _ in range(host.slots or 0)]
         # Hosts that cannot open a connection to this one, each with the reason: mpirun
         # would wait for them for ever.
         self.cut_off: Mapping[str, str] = {}
         self.start_seconds: float = options.start_timeout or START_SECONDS
+        self.late_start = Lasting(self.start_seconds)
         self.interrupted = self.lost_host = False
+        self.silent: list[int] = []  # ranks whose hosts stand still
+        self.still_hosts: set[str] = set()  # names of those that were given up
 
     def commands(self) -> str:
         """The command of mpirun."""
@@ -86,12 +99,17 @@ class MpirunSupervisor(Supervisor):
             As of ``Supervisor``; 124 if not all ranks start in time.
 
         Raises:
-            CollectiveError: If a host does not answer, or has other versions.
+            CollectiveError: If a host does not answer, has other versions, or has the
+                name of another.
         """
+        answers = reachability.check(self.hosts, self.options, self.mpi.program)
+        program = self.words.index(self.mpi.program) + 1
+        self.words[program:program] = host_names.options(self.mpi, answers.names)
         print_message(self.commands())
-        self.cut_off = reachability.check(self.hosts, self.options, self.mpi.program)
+        self.cut_off = answers.cut_off
         if self.cut_off:
             self.start_seconds = min(self.start_seconds, _CALL_BACK_SECONDS)
+            self.late_start.seconds = self.start_seconds
         words = list(self.words)
         for place, word in enumerate(words):
             if isinstance(word, mpi.HostfileText):
@@ -110,10 +128,27 @@ class MpirunSupervisor(Supervisor):
         ]
         return super().run(on_started)
 
-    def _wait(self) -> None:
-        timer = start_timer(self.start_seconds, self._end_if_not_all_started)
-        super()._wait()
-        timer.cancel()
+    def _look_after(self) -> None:
+        super()._look_after()
+        if self.late_start.since(bool(self.not_started)) and not self.ending:
+            # mpirun alone waits for ever for a host that it cannot reach.
+            self.exit_code = NOT_STARTED
+            self._end(signal.SIGTERM)
+        now = self.stops.look()
+        if self.asked and not self.ending:
+            self._give_up_still_hosts(now)
+
+    def _give_up_still_hosts(self, now: float) -> None:
+        """Mpirun itself gives up only a host whose kernel does not answer any more."""
+        waited = {r: now - at - self.stops.since(at) for r, at in [*self.asked.items()]}
+        self.silent = [
+            rank
+            for rank in self.relay.unfinished
+            if waited.get(rank, 0) > self.options.heartbeat
+        ]
+        if self.silent:
+            self.lost_host = True
+            self._end(signal.SIGTERM)
 
     def request_restart(self) -> None:
         """Asks the ranks to end for the next generation; from any thread.
@@ -125,9 +160,17 @@ class MpirunSupervisor(Supervisor):
             self._to_ranks(signal.SIGUSR1)
 
     def _end_hanging(self) -> None:
-        """A rank waits too long: ends those for which it may wait (``rank.py``)."""
+        """A rank waits too long: ends those for which it may wait (``rank.py``).
+
+        On a host that stands still as a whole no supervisor answers; it is given up.
+        """
         if not self.ending:
+            for rank in self.relay.unfinished:
+                self.asked.setdefault(rank, time.monotonic())
             self._to_ranks(signal.SIGUSR2)
+
+    def _on_answer(self, rank: int) -> None:
+        self.asked.pop(rank, None)
 
     def _to_ranks(self, number: signal.Signals) -> None:
         """A signal that mpirun passes on to the supervisor of each rank."""
@@ -151,12 +194,6 @@ class MpirunSupervisor(Supervisor):
         """Ranks that have not started yet."""
         return [rank for rank in range(self.size) if rank not in self.relay.started]
 
-    def _end_if_not_all_started(self) -> None:
-        """Mpirun alone waits for ever for a host that it cannot reach."""
-        if self.not_started and not self.ending:
-            self.exit_code = NOT_STARTED
-            self._end(signal.SIGTERM)
-
     def _output(self, rank: int) -> RankOutput:
         return self.relay
 
@@ -176,6 +213,8 @@ class MpirunSupervisor(Supervisor):
         codes = self.relay.codes
         if self.interrupted:
             return super()._report()
+        if self.lost_host:
+            return self._report_still_host()
         if self.not_started and (self.cut_off or self.exit_code == NOT_STARTED):
             return self._report_not_started()
         if generations.EXIT_CODE in codes:
@@ -208,6 +247,20 @@ class MpirunSupervisor(Supervisor):
             f"{hint}"
         )
 
+    def _report_still_host(self) -> None:
+        self.exit_code = 1
+        ranks = self.silent
+        hosts = dict.fromkeys(self.relay.started[rank] for rank in ranks)
+        self.still_hosts = {self.host_of[rank] for rank in ranks}
+        print_message(
+            f"{', '.join(hosts)} stands still: nothing of rank "
+            f"{', '.join(map(str, ranks))} of {self.size} has run for "
+            f"{self.options.heartbeat} s, while other ranks wait; it is given up, and "
+            "what is left there ends when it runs again\n"
+            "HINT: see whether the host is suspended, frozen or out of memory; "
+            "--heartbeat SECONDS gives it more time"
+        )
+
     def _report_lost_host(self, unfinished: Sequence[int]) -> None:
         """Open MPI 5 exits with 0 when it has lost a host."""
         self.exit_code, self.lost_host = 1, True
@@ -231,7 +284,7 @@ def _command(
 ) -> list[str]:
     """Has mpirun start each rank beneath ``collective.launch.rank``, on its host."""
     style, (program, *rest) = options.style, options.command
-    words = [sys.executable, "-m", "collective.launch.rank"]
+    words = python_command.command("collective.launch.rank")
     flags = {
         "--no-prefix": not style.prefix,
         "--plain-stdout": style.plain_stdout,

@@ -42,8 +42,14 @@ class LaunchOptions:
     hostfile: str = ""
     # A shell command that prints the hosts there are now.
     host_discovery_script: str = ""
-    # Of a host that the script names without slots.
+    # Of a host that the script names without slots; of an agent.
     slots_per_host: int | None = None
+
+    # One process on each node runs the launcher, as an agent (collective.launch.agents).
+    agent: bool = False
+    head: str = ""  # HOST:PORT of node 0
+    nodes: int | None = None  # how many; None: as srun or TF_CONFIG say
+    node: int | None = None  # the number of this one; None: as those or Kubernetes say
 
     # How many ranks the job may lose and gain. It continues while min_np are left; None:
     # it ends with the first one that fails.
@@ -105,6 +111,11 @@ class LaunchOptions:
                 hint=f"COLLECTIVE_TIMEOUT={2 * seconds:g}, or a shorter --rank-timeout",
             )
         return seconds
+
+    @property
+    def end_seconds(self) -> float:
+        """How long a rank whose work is over may take to end."""
+        return self.seconds("COLLECTIVE_TIMEOUT", TIMEOUT_SECONDS)
 
     @property
     def rank_variables(self) -> dict[str, str]:

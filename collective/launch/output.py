@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import errno
 import os
+import queue
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ KEPT_LINES = 200
 KEPT_CHARACTERS = 4096  # of each kept line
 _SHOWN_LINES = 60
 _SHOWN_WITHOUT_TRACEBACK = 12
+_BLOCK_SECONDS = 1.0  # that a message may wait for the reader of our standard error
+_KEPT_MESSAGES = 1000
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -171,8 +174,72 @@ def last_error_lines(errors: Iterable[str]) -> list[str]:
 
 def print_message(text: str) -> None:
     """Prints a message of the launcher's own to stderr."""
-    with contextlib.suppress(OSError):
-        print(f"collective.launch: {printable(text)}", file=sys.stderr, flush=True)
+    line = f"collective.launch: {printable(text)}"
+    if _messages is None:
+        _print(line)
+    else:
+        _messages.put(line)
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
+
+
+class _Messages:
+    """Messages printed by a thread, so that a reader who stands still blocks only that.
+
+    Each is waited for, until one has taken too long.
+    """
+
+    def __init__(self) -> None:
+        self._blocked = False
+        self._queue: queue.Queue[tuple[str, threading.Event]] = queue.Queue(
+            _KEPT_MESSAGES
+        )
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def put(self, line: str) -> None:
+        printed = threading.Event()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait((line, printed))
+            if not self._blocked:
+                self._blocked = not printed.wait(_BLOCK_SECONDS)
+
+    def _work(self) -> None:
+        while True:
+            line, printed = self._queue.get()
+            _print(line)
+            printed.set()
+            self._blocked = False
+
+
+_messages: _Messages | None = None
+
+
+def never_block() -> None:
+    """From now on, no message waits long for the reader of our standard error.
+
+    Starts a thread.
+    """
+    global _messages
+    _messages = _messages or _Messages()
+
+
+def settled(code: int) -> int:
+    """Returns an exit code; if nobody reads our output, ends the process with it."""
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+
+    thread = threading.Thread(target=flush, daemon=True)
+    thread.start()
+    thread.join(_BLOCK_SECONDS)
+    if thread.is_alive():  # Python would wait for it
+        os._exit(code)
+    return code
 
 
 def report_failure(rank: str, how: str, errors: Iterable[str]) -> None:

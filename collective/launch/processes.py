@@ -24,6 +24,13 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.02
 _CLOSE = "close\n"  # to the watchdog
+_SHOWN_CHILDREN = 3
+_STATES = {
+    "D": "uninterruptible or frozen",
+    "t": "traced",
+    "T": "stopped",
+    "Z": "a zombie",
+}
 # What in_child does, without Python code in a fork of a process that has threads.
 _BY_EXEC = f"""
 import ctypes, os, sys
@@ -103,11 +110,61 @@ def signal_group(leader: int, number: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, as by SIGSTOP."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-    except OSError:
-        return False
-    return fields.split()[0] in "Tt"
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int) -> str:
+    """The letter that ps shows; empty for a process that is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def describe_state(pid: int) -> str:
+    """What a process is doing, in ps' words."""
+    state = _state(pid)
+    meaning = f", {_STATES[state]}" if state in _STATES else ""
+    return f"state {state or 'unknown'}{meaning}"
+
+
+def kill_is_pending(pid: int) -> bool:
+    """Whether SIGKILL waits for a process that cannot take it.
+
+    It may be frozen, traced, or in an uninterruptible sleep; it will run no more code of
+    its program.
+    """
+    found = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in ("SigPnd", "ShdPnd"):
+                found |= int(value, 16)
+    return bool(found >> (signal.SIGKILL - 1) & 1)
+
+
+def activity(pid: int) -> int:
+    """A number that changes while any thread of a process runs; 0 if it is gone."""
+    found = 0
+    with contextlib.suppress(OSError, ValueError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            fields = (thread / "stat").read_text().rpartition(")")[2].split()
+            found += int(fields[11]) + int(fields[12])  # utime, stime
+            for line in (thread / "status").read_text().splitlines():
+                if "ctxt_switches" in line:
+                    found += int(line.split()[1])
+    return found
+
+
+def describe_children(pid: int) -> str:
+    """What a process has started and what is still there; empty if there is nothing."""
+    import psutil  # as in kill_tree
+
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(pid).children()
+        shown = [f"{each.name()} (process {each.pid})" for each in children]
+        more = ", ..." * (len(shown) > _SHOWN_CHILDREN)
+        return ", ".join(shown[:_SHOWN_CHILDREN]) + more
+    return ""
 
 
 def end_group(process: subprocess.Popen[Any], grace_seconds: float) -> None:

@@ -20,12 +20,19 @@ from pathlib import Path
 
 from collective.elastic import generations, membership_file, wait_report
 from collective.elastic.membership_file import MembershipFile
+from collective.elastic.running_time import Lasting, Stops
 from collective.elastic.wait_report import WaitReport
 from collective.environment import detect
 from collective.environment.base import MIN_NP, RANK_TIMEOUT
 from collective.errors import CollectiveError
 from collective.launch import cores, horovod_settings, processes
-from collective.launch.output import OutputStyle, last_error_lines, print_message
+from collective.launch.options import LaunchOptions
+from collective.launch.output import (
+    OutputStyle,
+    last_error_lines,
+    print_message,
+    settled,
+)
 from collective.launch.relay import EARLY
 from collective.launch.supervisor import ProcessSpec, Supervisor
 from collective.streams import open_streams
@@ -34,15 +41,14 @@ _POLL_SECONDS = 0.5
 
 
 class RankSupervisor(Supervisor):
-    """One rank and its output; the launcher that reads it makes the report.
-
-    ``membership`` is None but in an elastic job.
-    """
+    """One rank and its output; the launcher that reads it makes the report."""
 
     inherits_files = True  # as the ranks of MPICH must
     # Where the rank reports since when it waits; None: it may wait for ever.
     report: WaitReport | None = None
     timeout = math.inf  # for how long it waits before the launcher hears of it
+    works = 0.0  # for how long it has not waited, while this process ran
+    stands_still = False  # no thread of it has run for longer than the time-out
 
     def start_watch(self) -> None:
         """To be called when the rank is started."""
@@ -58,8 +64,8 @@ class RankSupervisor(Supervisor):
         print_message(f"{self._name(self.specs[0].rank)} {what}")
 
     def _consequence(self) -> str:
-        membership = self.membership
-        return "" if membership is None or membership.has_joined(0) else EARLY
+        assert self.membership is not None
+        return "" if not self.elastic or self.membership.has_joined(0) else EARLY
 
     def _watch(self, parent: int) -> None:
         """Ends the rank when mpirun's daemon is killed: it then has another parent.
@@ -68,10 +74,19 @@ class RankSupervisor(Supervisor):
         thread that started this process, and a daemon may end that thread any time.
         Meanwhile it reports to the launcher a rank that waits too long for others.
         """
-        reported = 0.0
+        reported, activity, still = 0.0, 0, Lasting(self.timeout)
+        stops = Stops()
         while os.getppid() == parent:
             time.sleep(_POLL_SECONDS)
-            waits = 0.0 if self.report is None else self.report.waits()
+            now = stops.look()
+            if self.report is None:
+                continue
+            waits = self.report.waits()
+            waits -= stops.since(now - waits)
+            self.works = self.report.works()
+            self.works -= stops.since(now - self.works)
+            before, activity = activity, sum(map(processes.activity, self.processes))
+            self.stands_still = still.since(activity == before)
             reported = min(reported, waits)
             if waits - reported > self.timeout and not self._is_stopped():
                 self._print("waits")
@@ -82,10 +97,10 @@ class RankSupervisor(Supervisor):
         """Kills the rank, for which others wait, if it does not wait for others itself.
 
         One that has been at work for less than the time-out may just have been awaited,
-        and is not to blame.
+        and is not to blame. To the launcher, the answer shows that this host runs.
         """
-        assert self.report is not None
-        hangs = self.report.works() > self.timeout or self._is_stopped()
+        self._print("answers")
+        hangs = self.works > self.timeout or self._is_stopped() or self.stands_still
         if self.ending or not hangs:
             return
         self._print(
@@ -102,10 +117,8 @@ class RankSupervisor(Supervisor):
         super()._on_exit(rank, code)
         if code:
             return
-        if (
-            self.membership is not None
-            and self.membership.read(0) == membership_file.LEFT
-        ):
+        assert self.membership is not None
+        if self.elastic and self.membership.read(0) == membership_file.LEFT:
             self._print("left")
         elif not self.verbose:  # else it is printed already
             self._print("ended with exit code 0")
@@ -132,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         environment = detect()
+        end_seconds = LaunchOptions().end_seconds
     except CollectiveError as error:
         print_message(str(error))
         return error.exit_code
@@ -161,7 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         style,
         verbose=options.verbose,
         elastic=elastic,
-        membership=membership if elastic else None,
+        membership=membership,
+        end_seconds=end_seconds,
     )
     if elastic and RANK_TIMEOUT in os.environ:
         job.report, job.timeout = report, float(os.environ[RANK_TIMEOUT])
@@ -171,12 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGUSR1, lambda *_: membership.ask_to_restart(0))
     code = job.run(on_started=job.start_watch)
     if code == generations.EXIT_CODE:
-        return 0
+        return settled(0)
     if code and elastic:
         # mpirun ends all ranks where one exits with another code than 0, but lets the
         # other ranks continue where one was killed.
         os.kill(os.getpid(), signal.SIGKILL)
-    return code
+    return settled(code)
 
 
 if __name__ == "__main__":

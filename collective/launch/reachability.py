@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import socket
 import socketserver
@@ -23,7 +24,7 @@ from typing import Any
 
 from collective.errors import CollectiveError
 from collective.hosts import Host, is_local
-from collective.launch import mpi, remote_shell, versions
+from collective.launch import host_names, mpi, remote_shell, versions
 from collective.launch.options import ANSWER_SECONDS, LaunchOptions
 from collective.launch.processes import run
 from collective.net import interfaces, shared_secret
@@ -33,14 +34,24 @@ _CONNECT_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 
 
-def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> dict[str, str]:
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What the hosts reported.
+
+    Attributes:
+        cut_off: Hosts that cannot open a connection to this one, each with the reason.
+            This alone ends no job: mpirun may know a way that this check does not.
+        names: What each host calls itself, as of ``host_names.own``, this one included.
+    """
+
+    cut_off: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    names: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+
+
+def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> Answers:
     """Has each other host report its versions, and connect back to this one.
 
     Each has this ``mpirun`` in its versions.
-
-    Returns:
-        Hosts that cannot open a connection to this one, each with the reason. This alone
-        ends no job: mpirun may know a way that this check does not.
 
     Raises:
         CollectiveError: Naming the hosts that do not answer and why, or the versions
@@ -48,7 +59,7 @@ def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> dict[st
     """
     others = [host for host in hosts if not is_local(host)]
     if not others:
-        return {}
+        return Answers()
     key = shared_secret.generate()
     seconds = options.start_timeout or ANSWER_SECONDS
     with (
@@ -75,7 +86,12 @@ def check(hosts: Sequence[Host], options: LaunchOptions, mpirun: str) -> dict[st
         )
     reported = {name: answer["versions"] for name, answer in found.items()}
     _compare({"this host": _local_versions(mpirun), **reported})
-    return {name: a["cut_off"] for name, a in found.items() if a["cut_off"]}
+    names = {name: tuple(answer["name"]) for name, answer in found.items()}
+    mine = next((host.name for host in hosts if is_local(host)), "")
+    if mine or host_names.own() not in names.values():  # else reached by ssh, as user@
+        names[mine or "this host"] = host_names.own()
+    cut_off = {name: a["cut_off"] for name, a in found.items() if a["cut_off"]}
+    return Answers(cut_off, names)
 
 
 def _compare(reported: Mapping[str, Mapping[str, str]]) -> None:
@@ -181,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("addresses", nargs="*", metavar="ADDRESS:PORT")
     options = parser.parse_args(arguments)
     found = {
+        "name": host_names.own(),
         "versions": _local_versions(options.mpirun),
         "cut_off": why_cut_off(options.addresses, shared_secret.from_stdin()),
     }

@@ -20,7 +20,7 @@ from collective.launch.output import (
 EARLY = ", before it had joined the job"  # then MPI cannot continue without it
 _MESSAGE = re.compile(
     r"collective\.launch: rank (\d+) on (\S+) "
-    rf"(started|left|waits|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
+    rf"(started|left|waits|answers|ended (?:with exit code|by) (?:\d+|SIG[A-Z]+\d*))({EARLY})?\s*$"
 )
 _RANK_LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own message about a host that does not answer any more.
@@ -60,6 +60,7 @@ class Relay(RankOutput):
         on_failure: Called when the first rank has failed, and when one has before it had
             joined the job: with whether that is so.
         on_wait: Called when a rank has waited too long for others.
+        on_answer: Called with the rank whose supervisor has answered.
         verbose: Whether to show the end of a rank that did not fail, too.
     """
 
@@ -67,6 +68,7 @@ class Relay(RankOutput):
         self,
         on_failure: Callable[[bool], None],
         on_wait: Callable[[], None] = lambda: None,
+        on_answer: Callable[[int], None] = lambda _: None,
         verbose: bool = False,
     ) -> None:
         super().__init__(0, 1, OutputStyle(prefix=False))
@@ -78,6 +80,7 @@ class Relay(RankOutput):
         self.left: set[int] = set()  # asked to end; the job continues without them
         self.lost_hosts: list[str] = []
         self._on_failure, self._on_wait = on_failure, on_wait
+        self._on_answer = on_answer
         self._verbose = verbose
 
     @property
@@ -130,6 +133,9 @@ class Relay(RankOutput):
             return False
         if what == "waits":
             self._on_wait()
+            return False
+        if what == "answers":
+            self._on_answer(rank)
             return False
         if what == "left":
             self.ends.pop(rank, None)

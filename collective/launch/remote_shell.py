@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from dataclasses import dataclass
 
-from collective import hosts
+from collective import hosts, python_command
 from collective.hosts import Host
 from collective.launch import slurm
 
@@ -39,7 +38,7 @@ class RemoteShell:
         With the same Python, in the same folder; without a shell where the host is this
         one.
         """
-        command = [sys.executable, "-m", module, *words]
+        command = python_command.command(module, *words)
         if hosts.is_local(host):
             return command
         limits = []
@@ -79,4 +78,5 @@ def hint(command: list[str]) -> str:
             "srun reaches the nodes of this Slurm job (squeue --me); for other hosts: "
             "--remote-shell ssh"
         )
-    return f"this must work without a password: {shlex.join(command)}"
+    # Our own command, the last word, is long and tells nothing.
+    return f"this must work without a password: {shlex.join([*command[:-1], 'true'])}"

@@ -94,6 +94,7 @@ class RestartingLauncher:
                     "restarting the job on the remaining hosts, from its last checkpoint"
                 )
                 self.placed = ()  # every host is asked again
+                self._leave_out(self.job)
             elif not self.grows or code != generations.EXIT_CODE:
                 return code
             limit = self.options.reset_limit
@@ -107,6 +108,13 @@ class RestartingLauncher:
                 signal.signal(each, _exit)  # until the next generation takes them over
             placed = self._wait_for_hosts(self.min_np)
         raise AssertionError("itertools.count() does not end")
+
+    def _leave_out(self, job: ElasticSupervisor | MpirunSupervisor | None) -> None:
+        """Hosts that stand still may answer, but run nothing to its end."""
+        if isinstance(job, MpirunSupervisor):
+            for host in self.logins.values():
+                if host.name in job.still_hosts:
+                    self.retry_at[host.login] = time.monotonic() + RETRY_SECONDS
 
     def _wait_for_hosts(self, least: int) -> list[Host]:
         """The hosts of the next generation, as soon as they have so many slots."""
@@ -216,8 +224,8 @@ class RestartingLauncher:
     def _why_unreachable(self, host: Host) -> str:
         try:
             mpirun = mpi.find(self.options.mpirun).program
-            cut_off = reachability.check([host], self.options, mpirun)
-            return "".join(cut_off.values())
+            answers = reachability.check([host], self.options, mpirun)
+            return "".join(answers.cut_off.values())
         except CollectiveError as error:
             return str(error)
 

@@ -69,7 +69,12 @@ def job(
     membership = MembershipFile(size)
     if options.min_np is None:
         return Supervisor(
-            specs, size, options.style, verbose=options.verbose, membership=membership
+            specs,
+            size,
+            options.style,
+            verbose=options.verbose,
+            membership=membership,
+            end_seconds=options.end_seconds,
         )
     wanted = None
     if options.max_np is not None:

@@ -8,6 +8,7 @@ a supervisor of its own (``rank.py``).
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shlex
 import signal
@@ -21,17 +22,21 @@ from types import FrameType
 
 from collective.elastic import membership_file
 from collective.elastic.membership_file import JOINING, MembershipFile
+from collective.elastic.running_time import Lasting
 from collective.launch import processes
 from collective.launch.cores import describe
+from collective.launch.endings import Lingering, Undead
 from collective.launch.output import (
     OutputStyle,
     RankOutput,
+    never_block,
     print_message,
     report_failure,
 )
 
 GRACE_SECONDS = 5.0
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.02
+_AWAITED_POLL_SECONDS = 0.1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Limits of the system, not of the program: see _why_not_started.
 _OUT_OF = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u"}
@@ -60,6 +65,7 @@ class Supervisor:
         elastic: Whether ranks save their state on SIGTERM: then a closed terminal
             (SIGHUP) reaches them as SIGTERM.
         membership: Where ranks note that they wait for each other, or have joined.
+        end_seconds: How long a rank whose work is over may take to end.
     """
 
     inherits_files = False  # whether processes get all open files
@@ -73,6 +79,7 @@ class Supervisor:
         verbose: bool = False,
         elastic: bool = False,
         membership: MembershipFile | None = None,
+        end_seconds: float = math.inf,
     ):
         self.specs, self.size, self.style = specs, size, style
         self.verbose, self.elastic, self.membership = verbose, elastic, membership
@@ -81,6 +88,9 @@ class Supervisor:
         self.ending = False
         self.exit_code = 0
         self.failed: tuple[int, str] | None = None  # rank, and how it ended
+        self.undead, self.killed = Undead(), set[int]()
+        self.grace = Lasting(GRACE_SECONDS)
+        self.lingering = membership and Lingering(membership, end_seconds)
 
     def commands(self) -> str:
         """What would be started, as shell commands."""
@@ -110,6 +120,7 @@ class Supervisor:
         try:
             for spec in self.specs:
                 self._start(spec)
+            never_block()
             for output in self.outputs.values():
                 output.start()
             if on_started is not None:
@@ -123,6 +134,7 @@ class Supervisor:
             deadline = time.monotonic() + GRACE_SECONDS
             for output in self.outputs.values():
                 output.finish(deadline)
+            self.undead.report(GRACE_SECONDS)
             self.watchdog.close()
         self._report()
         return self.exit_code
@@ -163,9 +175,25 @@ class Supervisor:
 
     def _wait(self) -> None:
         while self.processes:
-            pid, status = os.waitpid(-1, 0)
-            if pid in self.processes:
-                self._reap(pid, status)
+            # Not waitpid(-1): host discovery has children of its own.
+            for pid in list(self.processes):
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found:
+                    self._reap(pid, os.waitstatus_to_exitcode(status))
+            self._look_after()
+            time.sleep(_POLL_SECONDS)
+
+    def _look_after(self) -> None:
+        """Looks for what has not happened in time; called many times a second."""
+        if self.grace.since(self.ending):
+            self._signal_all(signal.SIGKILL)
+        for pid in self.undead.look(self.processes, self.killed):
+            self.undead.leave(pid, self._name(self.processes[pid][0]))
+            self._reap(pid, -signal.SIGKILL)
+        if self.lingering:
+            ranks = [(rank, pid) for pid, (rank, _) in self.processes.items()]
+            for rank in self.lingering.look(ranks, self._name):
+                self._signal_all(signal.SIGKILL, rank)
 
     def _on_exit(self, rank: int, code: int) -> None:
         """A process ended: ``code`` is its exit code, or minus the signal."""
@@ -205,7 +233,7 @@ class Supervisor:
                 self.exit_code, self.failed = 1, (absent, how)
                 self._end(signal.SIGTERM)
                 return
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_AWAITED_POLL_SECONDS)
 
     def _consequence(self) -> str:
         """What follows from a failure, for the message."""
@@ -218,12 +246,11 @@ class Supervisor:
 
     # What they use.
 
-    def _reap(self, pid: int, status: int) -> None:
+    def _reap(self, pid: int, code: int) -> None:
         # Before the process is forgotten, what it started is ended with it.
         processes.signal_group(pid, signal.SIGKILL)
         self.watchdog.forget(pid)
         rank, process = self.processes.pop(pid)
-        code = os.waitstatus_to_exitcode(status)
         process.returncode = code
         self._on_exit(rank, code)
 
@@ -247,15 +274,15 @@ class Supervisor:
         """Signals every process, and kills those that still run after a while."""
         self._signal_all(number)
         self._signal_all(signal.SIGCONT)  # a stopped process gets the signal, too
-        if not self.ending:
-            self.ending = True
-            start_timer(GRACE_SECONDS, lambda: self._signal_all(signal.SIGKILL))
+        self.ending = True  # see _look_after
 
     def _signal_all(self, number: signal.Signals, only: int | None = None) -> None:
         """Signals the process groups of all ranks, or of one."""
         for pid, (rank, _) in list(self.processes.items()):
             if only in (None, rank):
                 processes.signal_group(pid, number)
+                if number == signal.SIGKILL:
+                    self.killed.add(pid)
 
 
 def start_timer(seconds: float, then: Callable[[], None]) -> threading.Timer:

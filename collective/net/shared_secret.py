@@ -2,7 +2,8 @@
 
 Each end sends a random number, and proves the secret by its HMAC of both numbers
 (HMAC-SHA256, RFC 2104). So an eavesdropper learns nothing, a proof is of no use twice, and
-neither end talks to a stranger. What follows is not encrypted.
+neither end talks to a stranger. What follows is not encrypted; it can be sealed with the key
+that both ends then have.
 
 ``multiprocessing.connection`` has a challenge of the same kind. It is not used here because
 it waits for ever for a silent peer, takes HMAC-MD5 before Python 3.12, and leaves the roles
@@ -42,8 +43,11 @@ def from_stdin() -> str:
     return sys.stdin.readline().strip()
 
 
-def verify_caller(caller: socket.socket, secret: str) -> None:
+def verify_caller(caller: socket.socket, secret: str) -> bytes:
     """The listening end: has the caller prove the secret, then proves it.
+
+    Returns:
+        A key of this connection, 32 bytes, the same at both ends.
 
     Raises:
         OSError: It did not, or not in time; the connection must be closed.
@@ -55,10 +59,14 @@ def verify_caller(caller: socket.socket, secret: str) -> None:
     if not hmac.compare_digest(proof, _proof(secret, b"caller", mine, theirs)):
         raise WrongSecretError
     caller.sendall(_proof(secret, b"listener", mine, theirs))
+    return _proof(secret, b"key", mine, theirs)
 
 
-def verify_listener(link: socket.socket, secret: str) -> None:
+def verify_listener(link: socket.socket, secret: str) -> bytes:
     """The calling end: proves the secret, then has the listener prove it.
+
+    Returns:
+        As ``verify_caller``.
 
     Raises:
         OSError: As of ``verify_caller``.
@@ -69,6 +77,7 @@ def verify_listener(link: socket.socket, secret: str) -> None:
     proof = _receive(link, deadline)
     if not hmac.compare_digest(proof, _proof(secret, b"listener", theirs, mine)):
         raise WrongSecretError
+    return _proof(secret, b"key", theirs, mine)
 
 
 def _proof(secret: str, role: bytes, listener: bytes, caller: bytes) -> bytes:

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+from collections.abc import Callable
 from types import TracebackType
 
 from collective import library
@@ -136,8 +137,8 @@ def request_dump(reason: str) -> None:
         library.load().collective_recorder_request_dump(reason.encode())
 
 
-def advise(what: str) -> None:
-    """Sets the hint that is printed with every dump: what to type if the job failed."""
+def advise(what: Callable[[], str]) -> None:
+    """Sets what returns the hint of every dump: what to type if the job has failed."""
     from collective.recorder import watch
 
     watch.advice = what

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,8 @@ _FRAMES = 24
 _CLOSED, _SAMPLE, _DUMP = 0, 1, 2  # as in native/recorder/recorder.h
 
 rank_info = Environment()  # of this process
-advice = ""  # what to type if the job has failed: `recorder.advise` sets it
+# What to type if the job has failed, or "": `recorder.advise` sets it.
+advice: Callable[[], str] = str
 _thread: threading.Thread | None = None
 
 
@@ -81,7 +83,8 @@ def _dump(folder: str) -> None:
     dump = Dump(reason, wall, size, ranks)
     name = f"collective-{datetime.fromtimestamp(wall):%Y%m%d-%H%M%S}-{host}"
     path = _write(dump, folder, f"{name}-{os.getpid()}")
-    hint = f"\nHINT: {advice}" if advice else ""
+    what = advice()
+    hint = f"\nHINT: {what}" if what else ""
     summary = f"{dump.summary()}\nflight recorder: {path}{hint}"
     print(summary, file=sys.stderr, flush=True)
 

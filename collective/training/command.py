@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from collective import backends
+from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.backends.quiet import quiet
 from collective.errors import UsageError
@@ -83,27 +84,16 @@ def run(
     checkpoint: Checkpoint | None = None,
     ledger: str | None = None,
     report: Callable[[Summary], None] | None = None,
+    backend: Backend | None = None,
 ) -> Summary:
     """Trains, evaluates on the test data and sums up. Every rank calls it.
 
     Args:
         callbacks, checkpoint, ledger: As for ``collective.training.fit``.
         report: Called on rank 0, with the summary.
+        backend: Of ``make_backend``, which makes one by default.
     """
-    if job.precision == "float64" and job.options.transport_dtype:
-        raise UsageError(
-            "--transport-dtype is for float32 gradients, and these are float64",
-            hint="drop one of the two",
-        )
-    options = job.options
-    if job.virtual_replicas is not None and options.threads is None:
-        options = dataclasses.replace(options, threads=THREADS)
-    with quiet():
-        backend = backends.get(job.backend, options, lambda: _gradient_sizes(job))
-    if isinstance(backend, Serving):
-        backend.serve()
-    with quiet():
-        tf.zeros([])  # the first operation starts the devices, and prints about them
+    backend = backend or make_backend(job)
     with options_named(), guarded(backend):
         _set_precision(job.precision)
         keras.utils.set_random_seed(job.seed)
@@ -144,6 +134,29 @@ def run(
 
         result.afterwards(report_once)
     return summary
+
+
+def make_backend(job: Job) -> Backend:
+    """The job's backend, started. Every rank calls it, before any TensorFlow operation.
+
+    Raises:
+        UsageError: An option does not fit, or the backend cannot be used here.
+    """
+    if job.precision == "float64" and job.options.transport_dtype:
+        raise UsageError(
+            "--transport-dtype is for float32 gradients, and these are float64",
+            hint="drop one of the two",
+        )
+    options = job.options
+    if job.virtual_replicas is not None and options.threads is None:
+        options = dataclasses.replace(options, threads=THREADS)
+    with quiet():
+        backend = backends.get(job.backend, options, lambda: _gradient_sizes(job))
+    if isinstance(backend, Serving):
+        backend.serve()
+    with quiet():
+        tf.zeros([])  # the first operation starts the devices, and prints about them
+    return backend
 
 
 def _set_precision(precision: str) -> None:

@@ -53,7 +53,8 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             print(f"rank {backend.rank}: interrupted", file=sys.stderr, flush=True)
             backend.abort(130)
             raise
-        recorder.request_dump(_description(backend.rank, error))
+        if not isinstance(error, UsageError):  # that one says all there is to know
+            recorder.request_dump(_description(backend.rank, error))
         recorder.close()  # its end is no second incident
         exit_code, what = 1, f"{type(error).__name__} ended the job"
         if isinstance(error, CollectiveError):

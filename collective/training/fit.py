@@ -11,13 +11,12 @@ import keras
 
 from collective.backends.base import Backend
 from collective.distribute.scope import backend_for
-from collective.errors import UsageError
 from collective.log import log
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
-from collective.training.input.data import FitData, fit_data
+from collective.training.input.data import FitData, fit_data, plan_shuffle
 from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
@@ -27,6 +26,9 @@ from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
 from collective.training.loop.progress import Heartbeat, ProgressBar
 from collective.training.loop.result import Result
+from collective.training.observers.checkpoint.identity import (
+    describe as describe_identity,
+)
 from collective.training.observers.checkpoint.schedule import Checkpoint
 from collective.training.observers.desync import DesyncAlarm, DesyncCheck
 from collective.training.observers.elastic.membership import Membership
@@ -37,7 +39,7 @@ from collective.training.prepared import prepare, runs_eagerly
 from collective.training.refusals import check_batch, check_labels, check_states_of_rows
 from collective.training.step.step import Step
 from collective.training.variables import gradient_sizes
-from collective.training.variants.coupled import look_ups
+from collective.training.variants.coupled import batch_norm, look_ups
 from collective.training.variants.custom_step.check import check_step
 from collective.training.variants.custom_step.evaluation import make_evaluation
 from collective.training.variants.custom_step.step import CustomStep
@@ -77,10 +79,10 @@ def fit(
     jit_compile: bool = False,
     recompute: bool = False,
     shard_optimizer: bool = False,
-    sync_batch_norm: bool = False,
+    sync_batch_norm: bool | str = False,
     embedding_gradients: str = "combined",
     verify: bool = True,
-    seed: int = 0,
+    seed: int | None = None,
     check_every: int = 100,
     virtual_replicas: int | None = None,
     timeline: str | None = None,
@@ -111,8 +113,10 @@ def fit(
         validation_split: The share of the rows, the last ones, to validate with.
         validation_data: ``(x, y)`` or ``(x, y, sample_weight)``, or a data set;
             evaluated after each epoch, exactly.
-        shuffle: Whether each epoch has a new order, which depends on the seed alone.
-            Of arrays and the items of a ``PyDataset``.
+        shuffle: Whether epochs mix the rows of arrays and the items of a ``PyDataset``:
+            in Keras' own order where the script has set a seed, as by
+            ``keras.utils.set_random_seed``; else in one that depends on ``seed`` alone.
+            ``batch`` mixes rows within batches.
         class_weight: The weight of the rows of each class of y.
         sample_weight: The weight of each row.
         initial_epoch: The epoch to begin with.
@@ -131,7 +135,8 @@ def fit(
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
             see ``collective.training.variants.memory.sharded_optimizer``.
         sync_batch_norm: Whether layers of batch normalization have the statistics of
-            the whole global batch, so that N replicas train what one does; see
+            the whole global batch, so that N replicas train what one does; ``auto``:
+            where that is possible, else a warning. See
             ``collective.training.variants.coupled.batch_norm``.
         verify: Whether the step is compared with Keras' own on a few rows before it
             trains; see ``collective.training.verification``.
@@ -140,7 +145,8 @@ def fit(
             backend; or ``keras``, that of each look-up, as in ``model.fit``. Adam and
             others train different models with the two; see
             ``collective.training.variants.coupled.look_ups``.
-        seed: For the order and for random layers.
+        seed: None: order and random layers follow from the seeds of the script and of
+            the layers, as in Keras. A number: they follow from it, and from the step.
         check_every: Steps from one comparison of the replicas' parameters and
             optimizer state, by checksum, to the next; 0 for never.
         virtual_replicas: Into how many pieces each global batch is cut, each the batch of
@@ -173,6 +179,17 @@ def fit(
     )
     with guarded(backend), contextlib.ExitStack() as contexts:
         virtual = virtual_checks.check_count(virtual_replicas, backend)
+        features = {
+            "accumulate": accumulate > 1,
+            "jit_compile": jit_compile,
+            "recompute": recompute,
+            "shard_optimizer": shard_optimizer,
+            "virtual_replicas": virtual is not None,
+            "checkpoint": checkpoint is not None,
+            "ledger": ledger is not None,
+        }
+        asked = {name for name, on in features.items() if on}
+        compatibility.check(asked, backend)
         if virtual is not None:
             settings.agree(virtual, backend)
             contexts.enter_context(settings.deterministic())
@@ -196,6 +213,9 @@ def fit(
         inputs = _inputs(
             given, backend, virtual, steps_per_epoch, seed, shuffle, ledger
         )
+        if isinstance(inputs, Batches):
+            asked.add("batches")
+        compatibility.check(asked, backend)
         validation = None
         if given.validation is not None:
             rows_at_a_time = given.validation_batch_size
@@ -219,16 +239,13 @@ def fit(
             backend,
             inputs.spec,
             micro_batch_rows=-(-rows // (pieces * accumulate)),
-            recompute=recompute,
             shard_optimizer=shard_optimizer,
-            jit_compile=jit_compile,
+            features=asked,
         )
         model = prepared.model
         compare_models(backend, model)
         check_states_of_rows(model)
         own_step = keras_compat.overrides(model, "train_step")
-        if virtual is not None:
-            virtual_checks.check_options(own_step=own_step, ledger=ledger)
 
         # How the step computes what is no sum over rows.
         options: dict[str, Any] = {
@@ -236,6 +253,7 @@ def fit(
             "jit_compile": jit_compile,
             "recompute": recompute,
         }
+        synchronizes = batch_norm.chosen(sync_batch_norm, prepared, backend, asked)
         plan = verify_step(
             prepared,
             backend,
@@ -243,7 +261,7 @@ def fit(
             validation,
             accumulate=accumulate,
             seed=seed,
-            sync_batch_norm=sync_batch_norm,
+            sync_batch_norm=synchronizes,
             enabled=verify and not own_step,  # that one has a check of its own
             verbose=verbose,
             virtual=virtual,
@@ -252,7 +270,7 @@ def fit(
         if virtual is not None:
             known = None  # tables travel whole
         plan = look_ups.planned(
-            plan, embedding_gradients, prepared, backend, known, **options
+            plan, embedding_gradients, prepared, backend, known, asked
         )
 
         # The step, and what happens beside it.
@@ -262,7 +280,6 @@ def fit(
                 inputs, backend, steps_per_epoch, initial_epoch, virtual
             )
         else:
-            _check_counted(backend, checkpoint=checkpoint, ledger=ledger)
             feed = inputs
         if steps is not None:
             epochs = feed.epochs(steps)
@@ -279,11 +296,13 @@ def fit(
         )
         if DesyncAlarm.is_needed(backend, check_every):
             observers.append(DesyncCheck(position, check_every))
-        options["seed"] = seed
         options["maybe_empty"] = _maybe_empty(inputs, virtual, backend)
         options["attachments"] = [a for o in reversed(observers) for a in o.attachments]
         step: Any
         if own_step:
+            for name in ("accumulate", "jit_compile", "recompute"):
+                del options[name]  # refused
+            options["sync_batch_norm"] = synchronizes
             step = CustomStep(prepared, backend, inputs.spec, **options)
             for line in check_step(step, inputs, is_wanted(verify)):
                 if backend.rank == 0 and str(verbose) != "0":
@@ -295,7 +314,8 @@ def fit(
                 inputs.spec,
                 **options,
                 plan=plan,
-                sync_batch_norm=sync_batch_norm,
+                seed=seed,
+                sync_batch_norm=synchronizes,
                 virtual=virtual,
             )
         validate = None
@@ -324,6 +344,8 @@ def fit(
         if virtual is not None:
             result.gather_state_sha256()
         model.history = result
+        if checkpoint is not None and checkpoint.raises:
+            checkpoint.raise_if_failed()
         return result
 
 
@@ -332,18 +354,19 @@ def _inputs(
     backend: Backend,
     virtual: VirtualReplicas | None,
     steps_per_epoch: int | None,
-    seed: int,
+    seed: int | None,
     shuffle: bool | str,
     ledger: Any,
 ) -> Input | Batches:
     """Which rows make a global batch."""
     if not isinstance(given.train, Source):
         return Batches(given.train, backend, steps_per_epoch, virtual)
+    shuffle, seed = plan_shuffle(given.train, shuffle, seed, backend)
     return Input(
         given.train,
         given.batch_size,
         seed=seed,
-        shuffle=bool(shuffle),
+        shuffle=shuffle,
         with_rows_read=ledger is not None,
         with_checksums=backend.size > 1 and not backend.elastic,
     )
@@ -358,21 +381,6 @@ def _maybe_empty(
     size = inputs.global_batch_size
     pieces = virtual.count if virtual else backend.most_replicas
     return (inputs.rows % size or size) < pieces
-
-
-def _check_counted(backend: Backend, **wanted: Any) -> None:
-    """Refuses, for batches, what needs to know the rows of each step beforehand."""
-    names = [f"{name}=" for name, value in wanted.items() if value is not None]
-    if backend.elastic:
-        names.append("an elastic job (--min-np)")
-    if names:
-        raise UsageError(
-            f"{names[0]} needs rows that can be counted, and the data are batches of "
-            "which nobody knows the rows beforehand",
-            hint="pass arrays; or dataset.unbatch() of known length, with "
-            "global_batch_size=. To continue after an end, "
-            "keras.callbacks.BackupAndRestore works with any data",
-        )
 
 
 def _observers(
@@ -407,7 +415,8 @@ def _observers(
     membership = None
     if checkpoint is not None and isinstance(inputs, Input):
         plan = virtual.planned(inputs.plan) if virtual else inputs.plan
-        checkpoint.attach(position, plan, before_write)
+        training = describe_identity(inputs, position.model)
+        checkpoint.attach(position, plan, before_write, training)
         observers.append(checkpoint)
     if backend.elastic and isinstance(inputs, Input):
         common = settings.describe(virtual) if virtual else {}

@@ -30,6 +30,7 @@ _ARGUMENTS = {
     "--shard-optimizer": "shard_optimizer=True",
     "--steps": "steps={}",
     "--timeline": "timeline={}",
+    "--virtual-replicas": "virtual_replicas={}",
 }
 _OPTION = re.compile(
     f"({'|'.join(sorted(_ARGUMENTS, key=len, reverse=True))})"
@@ -40,7 +41,14 @@ _of_a_command: list[bool] = []
 
 def in_arguments(text: str) -> str:
     """A message with the arguments of ``fit`` for the options of ``train.py``."""
-    return _OPTION.sub(lambda m: _ARGUMENTS[m[1]].format(m[2] or ""), text)
+
+    def argument(found: re.Match[str]) -> str:
+        template, value = _ARGUMENTS[found[1]], found[2]
+        if value is None:
+            return template.removesuffix("={}").format("")
+        return template.format(value)
+
+    return _OPTION.sub(argument, text)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ where this is kept; nothing is stored on Keras objects.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,15 +20,14 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.refusals import check_model
 from collective.training.variants.custom_step import building
-from collective.training.variants.custom_step.building import check_options
 from collective.training.variants.memory import sharded_optimizer
 from collective.training.variants.memory.partitioned import PartitionedVariables
 from collective.training.variants.memory.sharded_optimizer import ShardedOptimizer
-from collective.training.variants.parallel import partition, placement
+from collective.training.variants.parallel import partition
 from collective.training.variants.parallel.partition import TensorParallelVariables
 from collective.training.variants.parallel.placement import Placement
 
@@ -99,8 +98,7 @@ def prepare(
     *,
     micro_batch_rows: int,
     shard_optimizer: bool = False,
-    jit_compile: bool = False,
-    recompute: bool = False,
+    features: Collection[str] = (),
 ) -> PreparedModel:
     """Makes a model ready to train on a backend; every rank calls it.
 
@@ -110,37 +108,26 @@ def prepare(
         micro_batch_rows: Rows of a micro-batch, at most: on these depends the memory of
             activations, by which layers are put on devices.
         shard_optimizer: Whether each rank keeps a shard of the optimizer's state.
-        jit_compile, recompute: As asked for, to refuse what does not work together.
+        features: Of the training, to refuse those that do not work with the model's.
 
     Raises:
         UsageError: The model cannot be trained on this backend with these options.
     """
-    if backend.stages:
-        placement.check(
-            backend,
-            recompute=recompute,
-            shard_optimizer=shard_optimizer,
-            jit_compile=jit_compile,
-        )
+    features = {*features, *({"shard_optimizer"} if shard_optimizer else ())}
+    compatibility.check(features, backend)
     if not isinstance(model, keras.Model):
         with backend.scope():
             model = model()
     check_model(model, backend)
+    compatibility.check(features | features_of(model), backend)
     before = get_prepared(model)
     shards, places = before.partition, before.placement
     if shard_optimizer:
         sharded_optimizer.check(model, backend, shards is not None)
     if backend.tensor is not None:
-        partition.check(model, jit_compile, shards is not None)
+        partition.check(model, shards is not None)
     whole = not shard_optimizer and backend.tensor is None and not backend.stages
     if keras_compat.overrides(model, "train_step"):
-        check_options(
-            model,
-            backend,
-            jit_compile=jit_compile,
-            recompute=recompute,
-            shard_optimizer=shard_optimizer,
-        )
         building.build(model, backend, spec)
     else:
         _build(model, backend, spec, optimizer=whole)
@@ -152,6 +139,15 @@ def prepare(
         places = Placement(model, backend.stages, micro_batch_rows)
     _records[model] = _variables(model) | {"partition": shards, "placement": places}
     return get_prepared(model)
+
+
+def features_of(model: keras.Model) -> set[str]:
+    """The features that a training has by its model."""
+    found = {
+        "own_step": keras_compat.overrides(model, "train_step"),
+        "loss_scale": keras_compat.expects_overflow(model.optimizer),
+    }
+    return {name for name, present in found.items() if present}
 
 
 def build_to_evaluate(

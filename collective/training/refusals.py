@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import keras
 
 from collective.backends.base import Backend
@@ -34,17 +32,6 @@ def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> i
     return rows
 
 
-def refuse(text: str, refused: Mapping[str, bool], hint: str) -> None:
-    """Refuses the first thing that was asked for.
-
-    Raises:
-        UsageError: The text, which ends with the name of the thing.
-    """
-    for what, asked in refused.items():
-        if asked:
-            raise UsageError(f"{text} {what}", hint=hint)
-
-
 def check_model(model: keras.Model, backend: Backend) -> None:
     """Refuses a model that the shared step cannot train as the user means it."""
     if not isinstance(model, keras.Model):
@@ -61,12 +48,6 @@ def check_model(model: keras.Model, backend: Backend) -> None:
         raise UsageError(
             "the optimizer accumulates gradients itself, after they have been summed",
             hint="drop gradient_accumulation_steps and use --accumulate K",
-        )
-    if not backend.synchronous and keras_compat.expects_overflow(model.optimizer):
-        raise UsageError(
-            "a LossScaleOptimizer counts steps in their order, and backend "
-            f"{backend.name!r} has none",
-            hint="--precision float32 or mixed_bfloat16",
         )
     strategy = getattr(backend, "strategy", None)
     if strategy is not None and model.distribute_strategy is not strategy:

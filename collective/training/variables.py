@@ -74,6 +74,11 @@ def outside_variables(model: keras.Model) -> list[tf.Variable]:
     return _outside.get(model, [])
 
 
+def outside_seeds(model: keras.Model) -> list[tf.Variable]:
+    """The states of seed generators among them."""
+    return [v for v in outside_variables(model) if keras_compat.SEED_STATE in v.name]
+
+
 def register_outside_variables(
     prepared: PreparedModel, backend: Backend, traced: Any
 ) -> None:

@@ -1,4 +1,4 @@
-"""Fills pages of the site from the code: options of programs, and the module map.
+"""Fills pages of the site from the code: options, the module map, and what works together.
 
 A page asks for it by a line such as ``<!-- options: collective.train -->`` or
 ``<!-- modules: training -->``. MkDocs calls ``on_page_markdown`` for each page.
@@ -21,12 +21,12 @@ from mkdocs.exceptions import PluginError
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-_MARKER = re.compile(r"^<!-- (options|modules): (\S+) -->$", re.M)
+_MARKER = re.compile(r"^<!-- (options|modules|pairs): (\S+) -->$", re.M)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces the markers of a page by what they ask for."""
-    makers = {"options": options, "modules": modules}
+    makers = {"options": options, "modules": modules, "pairs": pairs}
     return _MARKER.sub(lambda found: makers[found[1]](found[2]), markdown)
 
 
@@ -136,6 +136,24 @@ def modules(folder: str) -> str:
         if rows:
             lines += ["| file | what it does |", "|---|---|", *rows, ""]
     return "\n".join(lines)
+
+
+def pairs(table: str) -> str:
+    """A table of the features that do not work together: IMPOSSIBLE or NOT_BUILT."""
+    code = importlib.import_module("collective.training.compatibility")
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for pair, why in getattr(code, table).items():
+        one, other = sorted(pair, key=list(code.FEATURES).index)
+        by_reason.setdefault((one, why), []).append(other)
+
+    def title(name: str) -> str:
+        return code.FEATURES[name].title.replace(" (backend {backend!r})", "")
+
+    rows = [
+        f"| {title(one)} | {'; '.join(map(title, others))} | {why} |"
+        for (one, why), others in by_reason.items()
+    ]
+    return "\n".join(["| | does not work with | |", "|---|---|---|", *rows])
 
 
 def _first_line(file: Path) -> str:

@@ -78,16 +78,33 @@ class Nodes:
         env = {**environment(), **variables}
         return launch.capture(self.on(number, command), seconds, env=env, cwd=ROOT)
 
-    def processes(self) -> dict[int, str]:
-        """What runs on the nodes, by process id: its command line."""
+    def on_node(self, number: int) -> dict[int, str]:
+        """What runs on a node, by process id in their order: its command line."""
         found = {}
-        for number in range(1, self.count + 1):
-            for pid in _output("ip", "netns", "pids", _name(number)).split():
-                if int(pid) != self.holders[number].pid:
-                    with contextlib.suppress(OSError):
-                        words = Path("/proc", pid, "cmdline").read_bytes()
-                        found[int(pid)] = words.replace(b"\0", b" ").decode()
+        pids = map(int, _output("ip", "netns", "pids", _name(number)).split())
+        for pid in sorted(pids):
+            if pid != self.holders[number].pid:
+                with contextlib.suppress(OSError):
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    found[pid] = words.replace(b"\0", b" ").decode()
         return found
+
+    def processes(self) -> dict[int, str]:
+        """What runs on the nodes."""
+        found: dict[int, str] = {}
+        for number in range(1, self.count + 1):
+            found |= self.on_node(number)
+        return found
+
+    @contextlib.contextmanager
+    def cut(self, number: int) -> Iterator[None]:
+        """Cuts a node's link, so that it and the others fall silent for each other."""
+        port = ["ip", "-n", _name("switch"), "link", "set", f"port{number}"]
+        _output(*port, "down")
+        try:
+            yield
+        finally:
+            _output(*port, "up")
 
     def left(self, known: set[int], seconds: float = 15) -> dict[int, str]:
         """What still runs after a while, apart from known processes."""

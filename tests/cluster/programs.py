@@ -60,5 +60,29 @@ def trains() -> None:
     print(f"losses {losses}", flush=True)
 
 
+def elastic() -> None:
+    """Counts batches, by as many ranks as there are, until a file is there."""
+    import tensorflow as tf
+
+    import collective.tensorflow as hvd
+
+    hvd.init()
+    state = hvd.elastic.TensorFlowState([tf.Variable(0.0)], batch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        ended = 0.0
+        while not ended:
+            found = float(hvd.rank() == 0 and os.path.exists(sys.argv[2]))
+            ended = float(hvd.allreduce(found, op=hvd.Sum))
+            if hvd.rank() == 0:
+                print(f"batch {state.batch} on {hvd.size()} ranks", flush=True)
+            state.batch += 1
+            state.commit()
+            time.sleep(0.2)
+
+    train(state)
+
+
 if __name__ == "__main__":
-    {"sums": sums, "waits": waits, "trains": trains}[sys.argv[1]]()
+    {"sums": sums, "waits": waits, "trains": trains, "elastic": elastic}[sys.argv[1]]()

@@ -181,3 +181,71 @@ def test_a_limit_on_the_size_of_files(hard, printed):
         [*command, *alone], capture_output=True, text=True, timeout=60
     )
     assert set(printed) <= set(done.stdout.splitlines()), done.stdout + done.stderr
+
+
+# So many ranks of a host, as processes of one program: Python alone would take minutes
+# to start them. A membership file has another rendezvous than none.
+MANY = """
+    import ctypes, os, sys
+    from collective import library
+    from collective.elastic.membership_file import MembershipFile
+
+    size, with_file = int(sys.argv[1]), sys.argv[2] == "file"
+    if with_file:
+        board = MembershipFile(size)
+        os.environ["COLLECTIVE_BOARD"] = board.path
+    core, job = library.load(), b"many %d" % os.getpid()
+    children = []
+    for rank in range(size):
+        children.append(os.fork())
+        if children[-1] == 0:
+            code = core.collective_init(rank, size, rank, size, job)
+            if code and rank == size - 1:
+                os.write(1, core.collective_error() + b"\\n")
+            os._exit(bool(code))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print({code: codes.count(code) for code in codes})
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "no file"])
+def test_a_limit_on_the_ranks_of_a_host(how):
+    def start(size):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(MANY), str(size), how],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        return done.stdout.splitlines()
+
+    assert start(150) == ["{0: 150}"]
+    text, _, codes = start(251)
+    assert text == "251 ranks on one host, and the core allows 250"
+    assert codes == "{1: 251}"
+
+
+# Rank 1 dies in its own namespace, in which it is process 1, as rank 0 is in its own.
+SEPARATE = """
+    import os
+    import numpy as np, collective
+    collective.init()
+    for step in range(2):
+        if step and collective.rank():
+            os._exit(3)
+        collective.allreduce(np.ones(2), collective.Sum)
+"""
+
+
+def _may_unshare():
+    try:
+        return not subprocess.run(["unshare", "--pid", "--fork", "true"]).returncode
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _may_unshare(), reason="PID namespaces are not permitted")
+def test_a_death_in_another_pid_namespace_is_noticed():
+    ranks = Ranks(2, SEPARATE, before=["unshare", "--pid", "--fork", "--kill-child"])
+    (code, _, err), _ = ranks.finish()
+    assert code != 0 and "PeerLost: rank 1 (process" in err and "died" in err, err

@@ -20,16 +20,17 @@ pytestmark = STARTS_RANKS
 class Ranks:
     """Processes of one job, started without a launcher that would end the rest."""
 
-    def __init__(self, size, code, **variables):
+    def __init__(self, size, code, before=(), **variables):
         self.job = f"test {os.getpid()} {time.monotonic_ns()}"
         self.processes = []
+        self.before = before  # words before the command
         self.add(range(size), size, code, **variables)
 
     def add(self, ranks, size, code, **variables):
         """Starts more."""
         self.processes += [
             subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(code)],
+                [*self.before, sys.executable, "-c", textwrap.dedent(code)],
                 env={
                     **os.environ,
                     "PYTHONPATH": PYTHONPATH,

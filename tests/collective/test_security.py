@@ -12,7 +12,7 @@ import threading
 import pytest
 from meeting import name_of_job, rank
 
-from collective import run_function
+from collective import python_command, run_function
 from collective.backends import registry
 from collective.backends.base import Availability
 from collective.backends.horovod import build
@@ -20,7 +20,7 @@ from collective.doctor import multi_host, report, wire
 from collective.doctor.findings import Finding
 from collective.errors import CollectiveError, printable
 from collective.hosts import Host
-from collective.launch import output, processes, reachability
+from collective.launch import command_line, output, processes, reachability
 from collective.launch.options import LaunchOptions
 from collective.launch.remote_shell import RemoteShell
 from collective.net import interfaces, private_files, shared_secret
@@ -408,3 +408,42 @@ def test_the_core_shows_names_harmlessly():
     assert "all-reduce 'w\\x1b[31m\\x07\\x9b'" in done.stderr and not steers(
         done.stderr
     )
+
+
+PLANTED = "raise SystemExit('a planted module runs')\n"
+
+
+@pytest.fixture
+def working_directory_of_others(tmp_path, monkeypatch):
+    """Holds modules that hide those of Python, as another user could leave in /tmp."""
+    for name in ("argparse", "runpy", "json", "collective"):
+        (tmp_path / f"{name}.py").write_text(PLANTED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+def test_no_module_of_the_working_directory_runs(working_directory_of_others):
+    commands = [
+        python_command.command("collective.launch", "--version"),
+        [sys.executable, *python_command.arguments("collective.launch", "--version")],
+        RemoteShell().command(Host("localhost"), "collective.launch", "--version"),
+        [*command_line.parse(["--keras", "s.py"]).command, "--help"],
+    ]
+    for command in commands:
+        ended = processes.run(command, 60)
+        assert ended.code == 0 or "cannot read the script" in ended.error, ended
+        assert "-m" not in command
+
+
+def test_a_script_sees_what_python_alone_shows_it(
+    working_directory_of_others, tmp_path
+):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "beside.py").write_text("")
+    script = own / "script.py"
+    script.write_text("import beside, sys\nprint(repr(sys.path))\n")
+    alone = processes.run([sys.executable, str(script)], 60).out
+    ours = command_line.parse(["--keras", str(script)]).command
+    single = [*ours[:4], "--backend", "single", *ours[4:]]
+    assert processes.run(single, 60).out == alone

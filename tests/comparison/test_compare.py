@@ -77,6 +77,19 @@ def test_digits_on_every_backend(tmp_path):
     ]
 
 
+def test_one_start_of_each_backend_shows_both(tmp_path):
+    code, printed, found = compare(tmp_path, "--backends", "native,tf-mirrored", *TINY)
+    assert code == 0, printed
+    assert set(found["equal"]) == {"float64"}
+    verdicts = found["equal"]["float64"]["verdicts"]
+    assert set(verdicts) == {"native", "tf-mirrored"}, printed
+    assert all(v["equal"] and v["parameter"] < 1e-12 for v in verdicts.values())
+    timed = found["fast"]["2"]
+    assert set(timed) == {"single", "one share", *verdicts}
+    assert all(len(one["rates"]) == 1 for one in timed.values())
+    assert "  native: equal (weights " in printed and "--full repeats" in printed
+
+
 @pytest.mark.parametrize("backend, what", zip(
     ("mpi", "tf-mirrored", "native", "tf-mirrored"), PERTURBATIONS, strict=True))  # fmt: skip
 def test_catches_what_is_wrong_and_names_it(backend, what, tmp_path):

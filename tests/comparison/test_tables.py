@@ -51,8 +51,9 @@ def test_says_whether_auto_took_the_fastest_of_those_it_could():
     predicted = {"native": 1e-4, "mpi": 3e-4, "horovod": 1e-3}
     right = Auto("native", predicted)
     assert right.behind(rates) == ("native", 0.0)
-    assert "auto chooses native, the fastest of these (predicted" in right.sentence(
-        rates
+    assert (
+        "auto chooses native, the fastest for launched processes (predicted"
+        in right.sentence(rates)
     )
     wrong = Auto("mpi", predicted)
     assert wrong.behind(rates) == ("native", pytest.approx(0.03))

@@ -56,7 +56,7 @@ class Job:
         if memory is not None:
             inside = f'mount --bind {memory} /dev/shm && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", inside, "sh", *command]
-            del environment[launch.SEGMENTS]
+            environment.pop(launch.SEGMENTS, None)
         del environment["TF_CPP_MIN_LOG_LEVEL"]  # what is printed is looked at
         with self._printed.open("w") as file:
             self.launcher = subprocess.Popen(

@@ -95,6 +95,18 @@ class Lab:
         agent.chmod(0o755)
         return agent
 
+    @contextlib.contextmanager
+    def names(self, pattern: str) -> Iterator[None]:
+        """Gives the hosts other names for a while; ``$host`` stands for the number."""
+        before = self.agent.read_text()
+        self.agent.write_text(
+            before.replace("hostname lab$host", f"hostname {pattern}")
+        )
+        try:
+            yield
+        finally:
+            self.agent.write_text(before)
+
     def mpirun(self, slots: list[int], command: list[str], *more: str) -> list[str]:
         """The command that starts ranks, ``slots[i]`` of them on host i + 1.
 

@@ -63,6 +63,22 @@ def test_ranks_on_two_hosts_sum(hosts):
     assert code == 0 and printed.count("sum 111.0") == 3, printed
 
 
+def test_hosts_of_one_name_are_told_apart_or_refused(hosts):
+    sums = launcher(hosts, sys.executable, "-c", SUMS)
+    with hosts.names("rack-$host.example.com"):  # MPI would see "rack-1" and "rack-2"
+        assert run(sums)[0] == 0
+    with hosts.names("my-node.rack-$host"):
+        code, printed = run(sums)
+        assert code == 0 and printed.count("sum 111.0") == 3, printed
+    with hosts.names("node"):
+        code, printed = run(sums)
+        assert code == 1 and "both call themselves node" in printed, printed
+        # Without our launcher only MPI could know, and its ranks wait for each other.
+        rank = ["env", "COLLECTIVE_START_TIMEOUT=5", sys.executable, "-c", SUMS]
+        code, printed = run(hosts.mpirun([1, 1], rank))
+    assert code == 1 and "on a host of the name node: MPI did not connect" in printed
+
+
 def test_srun_with_pmix_joins_the_hosts(hosts):
     program = f"""
 from collective.backends.registry import BACKENDS

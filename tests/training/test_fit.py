@@ -205,7 +205,7 @@ def test_a_train_step_of_its_own_in_pieces_is_refused(backend):
             Own([keras.Input((6,)), keras.layers.Dense(3)]), cases.sgd()
         )
 
-    said = "has a train_step of its own, which cannot be combined with"
+    said = "a train_step of the model's own does not work with accumulate"
     refused(backend, said, make, accumulate=2)
 
 

@@ -379,7 +379,10 @@ def test_what_needs_counted_rows_is_refused(backend, tmp_path):
         {"ledger": tmp_path / "l"},
         {"checkpoint": collective.Checkpoint(tmp_path)},
     ):
-        with pytest.raises(UsageError, match="needs rows that can be counted"):
+        with pytest.raises(
+            UsageError,
+            match="batches whose rows",
+        ):
             collective.fit(sgd(), data_set().batch(10), **more, **words)
 
 

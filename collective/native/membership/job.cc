@@ -144,10 +144,10 @@ bool Job::OpenReconfigured() {
   try {
     Open(reconfigurations_ ? "regroup" : "init");
   } catch (const Failure&) {
+    bool died = false;
+    for (int i = 0; i < info_.size; ++i) died = died || IsDead(i);
     Close();
-    for (int i = 0; i < info_.size; ++i) {
-      if (local_.Dead(i)) return false;
-    }
+    if (died) return false;
     throw;
   }
   hosts_.assign(info_.size, 0);
@@ -260,16 +260,21 @@ bool Job::HasLeft(int local_rank) const {
   return header_->ranks[local_rank].state.Reached(RankState::kLeft);
 }
 
-bool Job::EndIfStuck(int local_rank, double waited) const {
+bool Job::IsDead(int local_rank) const {
+  return local_.Dead(local_rank) || header_->ranks[local_rank].killed;
+}
+
+bool Job::EndIfStuck(int local_rank, double waited, int64_t stopped) const {
   const double most = settings_.rank_timeout_seconds;
-  if (waited <= most || local_rank == info_.local_rank || local_.Dead(local_rank)) {
+  if (waited <= most || local_rank == info_.local_rank || IsDead(local_rank)) {
     return false;
   }
   const int64_t last = header_->ranks[local_rank].last_waited;
-  if (SecondsSince(last) <= most) return false;
+  if (SecondsSince(last + stopped) <= most) return false;
   const std::string who = local_.NameOf(local_rank);
   RequestDump(who + " makes no progress");
   if (!local_.Kill(local_rank)) return false;
+  header_->ranks[local_rank].killed = true;
   std::fprintf(stderr,
                "collective: rank %d has waited %.0f s for %s, which waits for "
                "nobody: killed it\nHINT: --rank-timeout SECONDS gives a rank "
@@ -284,9 +289,13 @@ std::string Job::NextMeeting(int local_rank) const {
 }
 
 GoneFunction Job::GoneOrStuck() const {
-  return [this, since = Now()](int local_rank) {
-    if (HasLeft(local_rank) || local_.Dead(local_rank)) return true;
-    EndIfStuck(local_rank, SecondsSince(since));
+  return [this, since = Now(), looked = Now(),
+          stopped = int64_t{0}](int local_rank) mutable {
+    const int64_t now = Now();
+    if (now - looked > kStopped) stopped += now - looked;
+    looked = now;
+    if (HasLeft(local_rank) || IsDead(local_rank)) return true;
+    EndIfStuck(local_rank, SecondsSince(since + stopped), stopped);
     return false;
   };
 }
@@ -348,27 +357,27 @@ void Job::Break(Code code, const std::string& what, const std::string& hint) {
   ThrowBroken();
 }
 
-void Job::Check(int waited_for) {
+bool Job::Check(int waited_for) {
   if (broken()) ThrowBroken();
   if (leaving_) {
     throw Failure(Code::kUnavailable, "shut down while a collective ran",
                   "wait for every handle before shutdown()");
   }
+  bool left = false;
   for (int i = 0; i < info_.local_size; ++i) {
     // A rank that has left may exit. Only a rank that waits for it fails.
-    const int rank = local_.processes[i].rank;
-    const bool left = HasLeft(i);
-    if (left && rank == waited_for) BreakForLeft(rank);
-    if (!left && local_.Dead(i) && !HasLeft(i)) {
+    if (HasLeft(i)) {
+      left = left || local_.processes[i].rank == waited_for;
+    } else if (IsDead(i) && !HasLeft(i)) {
       BreakForDead(local_.NameOf(i));
     }
   }
-  if (network_) CheckOtherHosts(waited_for);
+  if (!network_) return left;
+  CheckOtherHosts();
+  return left || left_[waited_for];
 }
 
-void Job::CheckOtherHosts(int waited_for) {
-  // Before messages are received: what a rank sent before it left comes first.
-  if (left_[waited_for]) BreakForLeft(waited_for);
+void Job::CheckOtherHosts() {
   ControlMessage control = {};
   while (network_->ReceiveControl(&control)) HandleControlMessage(control);
   if (!network_->fault_tolerant()) return;
@@ -436,7 +445,9 @@ void Job::PingPong(double* nanoseconds) {
       for (int i = 0; !theirs.Reached(count); ++i) {
         if (i > kProbeSpins) {
           sched_yield();
-          if (i % 1000 == 0) Check(1 - rank());
+          if (i % 1000 == 0 && Check(1 - rank()) && !theirs.Reached(count)) {
+            BreakForLeft(1 - rank());
+          }
         }
       }
       if (rank() == 1) mine.value.store(count, std::memory_order_release);

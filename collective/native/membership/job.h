@@ -82,7 +82,7 @@ class Job {
   static constexpr size_t kRecorderAt = kAreaStride / 2;
   // The shared memory of one communicator on this host, zeroed when any rank
   // first maps it. Mapped until the job ends. `index` < kMaxAreas; `bytes`: at
-  // most kAreaStride, of which 128 ranks need a tenth.
+  // most kAreaStride, of which kMaxRanks need a quarter.
   char* MapArea(int index, size_t bytes);
 
   // ---- waits ---------------------------------------------------------------
@@ -125,8 +125,10 @@ class Job {
     const ReportedWait reported_wait_;
     const int64_t start_;
     int64_t polled_;
+    int64_t stopped_ = 0;  // in all, of this wait: in which this process did not run
     int64_t quiet_since_;
     uint32_t submitted_;
+    bool left_ = false;  // at the last poll, the awaited rank had left
     WaitRecord* record_;
     bool reported_ = false, reported_to_hosts_ = false;
     std::set<std::pair<int, int64_t>> forwarded_;  // of Job::remote_waits_
@@ -160,9 +162,10 @@ class Job {
 
   // ---- the end of a job ----------------------------------------------------
 
-  // Throws if a rank died, if another rank has broken the job, or if
-  // `waited_for` has left.
-  void Check(int waited_for);
+  // Throws if a rank died or another rank has broken the job. Whether
+  // `waited_for` has left: it may have done before what it is awaited for, so a
+  // caller looks once more before it calls BreakForLeft.
+  bool Check(int waited_for);
   bool broken() const;
   // Whether it is broken because ranks died or left, so that the survivors can
   // reconfigure.
@@ -170,6 +173,8 @@ class Job {
   // Breaks the job on every rank: their waits throw this failure. The first
   // rank that calls it decides the message.
   [[noreturn]] void Break(Code code, const std::string& what, const std::string& hint);
+  // The same for a rank that has left while this one waits for it.
+  [[noreturn]] void BreakForLeft(int rank);
   // This rank makes no more calls; its own waits end, and other ranks that wait
   // for it fail.
   void Leave();
@@ -215,15 +220,17 @@ class Job {
   bool RendezvousOfThisHost(const Job& former, std::string* error);
 
   // Kills a rank of this host if it has not been in a wait for the rank
-  // time-out: others wait for it, and it waits for nobody. True if it did.
-  bool EndIfStuck(int local_rank, double waited) const;
+  // time-out: others wait for it, and it waits for nobody. `stopped`: for how
+  // many nanoseconds of this wait this process did not run. True if it did.
+  bool EndIfStuck(int local_rank, double waited, int64_t stopped) const;
   // Says of a rank whether it has died or left; one for which this rank has
   // waited too long, from now on, is killed first.
   GoneFunction GoneOrStuck() const;
   bool HasLeft(int local_rank) const;
-  void CheckOtherHosts(int waited_for);
+  // Whether a rank of this host is dead, or was killed by one of its peers.
+  bool IsDead(int local_rank) const;
+  void CheckOtherHosts();
   [[noreturn]] void BreakForDead(const std::string& who);
-  [[noreturn]] void BreakForLeft(int rank);
   // `who`: a line for each wait.
   [[noreturn]] void BreakForDeadlock(const std::string& who);
   // False if another rank was first.

@@ -47,6 +47,9 @@ struct alignas(128) Job::RankState {
   std::atomic<int64_t> waiting_since, waiting_polled;
   // When any of its threads was last in a long wait, or it formed the job.
   std::atomic<int64_t> last_waited;
+  // SIGKILL was sent to it: it runs no code of ours again, even where it cannot
+  // end (frozen, traced, in an uninterruptible sleep). So it counts as dead.
+  std::atomic<bool> killed;
 
   bool Waits() const {
     for (const WaitRecord& one : waiting) {

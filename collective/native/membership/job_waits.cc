@@ -114,14 +114,19 @@ void Job::LongWait::Poll() {
   // A thread that was stopped since it last polled must poll once more before
   // the other ranks may take its wait as seen.
   if (record_ && now - polled_ < kStopped) record_->polled = now;
+  // A job that is suspended as a whole continues as if no time had passed.
+  if (now - polled_ > kStopped) stopped_ += now - polled_;
   polled_ = now;
   job_->my_state().last_waited = now;
   if (job_->blocked_) job_->SetWaitingSince(true);
-  job_->Check(rank_);
+  const bool left = job_->Check(rank_);
+  // The caller has looked again since the last poll.
+  if (left && left_) job_->BreakForLeft(rank_);
+  left_ = left;
   // A rank that has joined waits in one order while other ranks call in the
   // other: what it serves there counts as progress.
   const int64_t since = std::max(start_, job_->served_at_.load());
-  const double waited = static_cast<double>(now - since) * 1e-9;
+  const double waited = static_cast<double>(now - since - stopped_) * 1e-9;
   EndStuckRank(waited);
   CheckDeadline(waited);
   if (job_->InDeadlock()) job_->BreakForDeadlock(job_->DescribeWaits());
@@ -142,7 +147,7 @@ void Job::LongWait::Poll() {
 void Job::LongWait::EndStuckRank(double waited) {
   const int local_rank = job_->local_.Find(rank_);
   if (local_rank == job_->info_.local_size) return;  // on another host
-  job_->EndIfStuck(local_rank, waited);
+  job_->EndIfStuck(local_rank, waited, stopped_);
 }
 
 void Job::LongWait::CheckDeadline(double waited) {

@@ -29,7 +29,8 @@ void JoinListener::AcceptConnections() {
     Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!caller.valid()) return;
     if (PeerCredentials(caller.get()).uid != getuid()) continue;
-    pending_.push_back({std::move(caller)});
+    pending_.emplace_back();
+    pending_.back().connection = std::move(caller);
   }
 }
 
@@ -43,27 +44,27 @@ int JoinListener::PendingCount() {
       // A process sends one request and no more: if its socket is readable
       // after that, the process has hung up.
       JoinRequest request = {};
-      const ssize_t got =
-          recv(join.connection.get(), &request, sizeof(request), MSG_DONTWAIT);
-      if (join.requested || got != sizeof(request) || request.magic != kMagic ||
+      if (join.requested ||
+          !ReceiveRequest(join.connection.get(), &request, &join.process) ||
           request.version != kVersion) {
         pending_.erase(pending_.begin() + i);
         continue;
       }
       join.requested = true;
+      join.pid = request.pid;
     }
     waiting += join.requested;
   }
   return waiting;
 }
 
-std::vector<Descriptor> JoinListener::TakePending() {
+std::vector<PendingJoin> JoinListener::TakePending() {
   PendingCount();  // drops connections that have hung up
-  std::vector<Descriptor> taken;
+  std::vector<PendingJoin> taken;
   std::vector<PendingJoin> silent;
   for (PendingJoin& join : pending_) {
     if (join.requested) {
-      taken.push_back(std::move(join.connection));
+      taken.push_back(std::move(join));
     } else {
       silent.push_back(std::move(join));
     }

@@ -21,6 +21,14 @@ constexpr int kNewcomer = -1;  // stands for a rank that is not assigned yet
 RankInfo JoinListenerInfo(const std::string& job);
 constexpr char kJoinListenerName[] = "join";
 
+// A process that waits to join.
+struct PendingJoin {
+  Descriptor connection;
+  bool requested = false;  // has sent its JoinRequest, with:
+  Descriptor process;      // a pidfd, or invalid
+  int pid = 0;
+};
+
 class JoinListener {
  public:
   // Throws kFailedPrecondition if another process holds the address: a former
@@ -28,14 +36,10 @@ class JoinListener {
   explicit JoinListener(const RankInfo& info);
   // How many processes have sent a request and still wait. Never blocks.
   int PendingCount();
-  // Hands over a connection to each of them.
-  std::vector<Descriptor> TakePending();
+  // Hands them over.
+  std::vector<PendingJoin> TakePending();
 
  private:
-  struct PendingJoin {
-    Descriptor connection;
-    bool requested = false;  // has sent its JoinRequest
-  };
   void AcceptConnections();
 
   Descriptor listener_;

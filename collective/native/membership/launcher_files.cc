@@ -7,7 +7,10 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <mutex>
+#include <string>
 
 #include "clock.h"
 #include "membership/descriptor.h"
@@ -26,25 +29,44 @@ struct Report {
 std::mutex mutex;
 int waits = 0;
 
-// Maps a file for the life of the process. Null if there is none that large.
-void* Map(const char* variable, size_t bytes, bool writes) {
-  const char* path = std::getenv(variable);
-  if (!path) return nullptr;
-  const Descriptor file(open(path, (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+// How each file begins (membership_file.py).
+constexpr char kHeader[] = "collective file\n";
+constexpr size_t kHeaderBytes = sizeof(kHeader) - 1;
+
+// Maps what follows the header of a file whose path and inode a variable names,
+// as /proc/1234/fd/5:678. Null if there is none that large, or another file has
+// the path: the variable may have outlived its job, as in a daemon that a rank
+// started, and the path leads to a file of another program then.
+std::shared_ptr<char> Map(const char* variable, size_t bytes, bool writes) {
+  const char* const value = std::getenv(variable);
+  const char* const colon = value ? std::strrchr(value, ':') : nullptr;
+  if (!colon) return nullptr;
+  const std::string path(value, colon);
+  const auto is_it = [&](const struct stat& found) {
+    return S_ISREG(found.st_mode) && std::to_string(found.st_ino) == colon + 1 &&
+           found.st_size >= static_cast<off_t>(kHeaderBytes + bytes);
+  };
   struct stat found = {};
-  if (!file.valid() || fstat(file.get(), &found) != 0 ||
-      found.st_size < static_cast<off_t>(bytes)) {
+  if (stat(path.c_str(), &found) != 0 || !is_it(found)) return nullptr;
+  const Descriptor file(open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+  char header[kHeaderBytes];
+  if (!file.valid() || fstat(file.get(), &found) != 0 || !is_it(found) ||
+      pread(file.get(), header, kHeaderBytes, 0) != ssize_t{kHeaderBytes} ||
+      std::memcmp(header, kHeader, kHeaderBytes) != 0) {
     return nullptr;
   }
-  void* memory = mmap(nullptr, bytes, PROT_READ | (writes ? PROT_WRITE : 0), MAP_SHARED,
+  const size_t all = kHeaderBytes + bytes;
+  void* memory = mmap(nullptr, all, PROT_READ | (writes ? PROT_WRITE : 0), MAP_SHARED,
                       file.get(), 0);
-  return memory == MAP_FAILED ? nullptr : memory;
+  if (memory == MAP_FAILED) return nullptr;
+  return {static_cast<char*>(memory) + kHeaderBytes,
+          [memory, all](char*) { munmap(memory, all); }};
 }
 
 Report* TheReport() {
-  static auto* const report =
-      static_cast<Report*>(Map("COLLECTIVE_WAITS", sizeof(Report), true));
-  return report;
+  static const std::shared_ptr<char> mapped =
+      Map("COLLECTIVE_WAITS", sizeof(Report), true);
+  return reinterpret_cast<Report*>(mapped.get());
 }
 
 }  // namespace
@@ -53,10 +75,10 @@ std::function<bool(int)> ExitedRanks(int size) {
   if (size == 1) return {};
   // A shorter file belongs to an outer job, one of whose ranks started this
   // one.
-  const auto* states =
-      static_cast<const volatile char*>(Map("COLLECTIVE_BOARD", size, false));
+  const std::shared_ptr<const volatile char> states =
+      Map("COLLECTIVE_BOARD", size, false);
   if (!states) return {};
-  return [states](int rank) { return states[rank] == kExited; };
+  return [states](int rank) { return states.get()[rank] == kExited; };
 }
 
 ReportedWait::ReportedWait() {

@@ -1,5 +1,6 @@
 #include "membership/local_socket.h"
 
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -46,14 +47,7 @@ socklen_t SocketAddress(const RankInfo& info, const std::string& name,
                         sockaddr_un* address) {
   // The key is a hash of the job's name (FNV-1a, twice). All users can read the
   // addresses that are in use: from one, none of the job's others follow.
-  std::string whole = info.job + "/" + std::to_string(info.local_size);
-  // Containers may share a network namespace, and with it abstract names; the
-  // host name separates them, as in MPI.
-  if (info.local_size != info.size) {
-    char host[256] = {};
-    gethostname(host, sizeof(host) - 1);
-    whole += std::string("/") + host;
-  }
+  const std::string whole = info.job + "/" + std::to_string(info.local_size);
   uint64_t key[2] = {0xcbf29ce484222325u, 0x84222325cbf29ce4u};
   for (unsigned char letter : whole) {
     for (uint64_t& part : key) part = (part ^ letter) * 0x100000001b3u;
@@ -75,6 +69,47 @@ socklen_t SocketAddress(const RankInfo& info, const std::string& name,
                     " holds the name by which the ranks of this job meet",
                 "give the job a name that nobody can guess: export "
                 "COLLECTIVE_JOB=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')");
+}
+
+// One message, and descriptors beside it (SCM_RIGHTS).
+void SendWithFiles(int socket, const void* data, size_t bytes,
+                   const std::vector<int>& files) {
+  iovec part = {const_cast<void*>(data), bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * (1 + kMaxRanks))] = {};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!files.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * files.size());
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
+    std::memcpy(CMSG_DATA(header), files.data(), sizeof(int) * files.size());
+  }
+  // A receiver that has died is noticed by the first rank that waits for it.
+  (void)!sendmsg(socket, &message, MSG_NOSIGNAL);
+}
+
+// Does not block. False if no message of so many bytes is there.
+bool ReceiveWithFiles(int socket, void* data, size_t bytes, std::vector<int>* files) {
+  iovec part = {data, bytes};
+  std::vector<char> control(CMSG_SPACE(sizeof(int) * (1 + kMaxRanks)));
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (got < 0) return false;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    files->resize((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    std::memcpy(files->data(), CMSG_DATA(header), sizeof(int) * files->size());
+  }
+  return got == static_cast<ssize_t>(bytes) && !(message.msg_flags & MSG_TRUNC);
 }
 
 }  // namespace
@@ -131,42 +166,42 @@ Descriptor Connect(const RankInfo& info, const std::string& name) {
   return caller;
 }
 
-void SendReply(int socket, const JoinReply& reply, const std::vector<int>& files) {
-  iovec part = {const_cast<JoinReply*>(&reply), sizeof(reply)};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * (1 + kMaxRanks))] = {};
-  msghdr message = {};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (!files.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(sizeof(int) * files.size());
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int) * files.size());
-    std::memcpy(CMSG_DATA(header), files.data(), sizeof(int) * files.size());
+Descriptor OpenProcess(int pid) {
+#ifdef SYS_pidfd_open
+  return Descriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+#else
+  return Descriptor();
+#endif
+}
+
+void SendRequest(int socket, JoinRequest request) {
+  request.pid = getpid();
+  const Descriptor process = OpenProcess(request.pid);
+  std::vector<int> files;
+  if (process.valid()) files.push_back(process.get());
+  SendWithFiles(socket, &request, sizeof(request), files);
+}
+
+bool ReceiveRequest(int socket, JoinRequest* request, Descriptor* process) {
+  std::vector<int> files;
+  const bool whole = ReceiveWithFiles(socket, request, sizeof(*request), &files) &&
+                     request->magic == kMagic;
+  if (whole && files.size() == 1) {
+    *process = Descriptor(files[0]);
+  } else {
+    for (int file : files) close(file);
   }
-  // A receiver that has died is noticed by the first rank that waits for it.
-  (void)!sendmsg(socket, &message, MSG_NOSIGNAL);
+  return whole;
+}
+
+void SendReply(int socket, const JoinReply& reply, const std::vector<int>& files) {
+  SendWithFiles(socket, &reply, sizeof(reply), files);
 }
 
 bool ReceiveReply(int socket, JoinReply* reply, std::vector<int>* files) {
-  iovec part = {reply, sizeof(*reply)};
-  std::vector<char> control(CMSG_SPACE(sizeof(int) * (1 + kMaxRanks)));
-  msghdr message = {};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  if (got != static_cast<ssize_t>(sizeof(*reply)) || reply->magic != kMagic) {
+  if (!ReceiveWithFiles(socket, reply, sizeof(*reply), files) ||
+      reply->magic != kMagic) {
     return false;
-  }
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_type != SCM_RIGHTS) continue;
-    files->resize((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-    std::memcpy(files->data(), CMSG_DATA(header), sizeof(int) * files->size());
   }
   reply->refusal[sizeof(reply->refusal) - 1] = 0;
   if (reply->refusal[0]) return true;

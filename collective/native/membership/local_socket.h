@@ -17,13 +17,14 @@
 namespace collective {
 
 constexpr uint32_t kMagic = 0xC011EC71;  // marks our messages
-constexpr uint32_t kVersion = 5;         // of these messages
+constexpr uint32_t kVersion = 6;         // of these messages
 
 // What a rank sends when it connects, and what it receives once all have.
 struct JoinRequest {
   uint32_t magic = kMagic;
   uint32_t version = kVersion;
   int32_t rank, size, local_rank, local_size;
+  int32_t pid;  // in the PID namespace of the rank
 };
 struct JoinReply {
   uint32_t magic = kMagic;
@@ -40,6 +41,8 @@ struct JoinReply {
 std::string ToString(const RankInfo& info);
 [[noreturn]] void ThrowSystem(const RankInfo& info, const char* call);
 
+// A pidfd of a process; invalid if the kernel has none.
+Descriptor OpenProcess(int pid);
 // The process at the other end, as the kernel knows it.
 ucred PeerCredentials(int socket);
 
@@ -50,6 +53,12 @@ Descriptor OpenListener(const RankInfo& info, const std::string& name);
 // another user's process.
 Descriptor Connect(const RankInfo& info, const std::string& name);
 
+// With a descriptor (pidfd) of this process: another rank that is in a PID
+// namespace of its own has no other way to get one.
+void SendRequest(int socket, JoinRequest request);
+// Never blocks. False if nothing has arrived, or what is no request. `process`
+// stays invalid if the kernel of the sender has no pidfds.
+bool ReceiveRequest(int socket, JoinRequest* request, Descriptor* process);
 // `files` travel beside the reply, as SCM_RIGHTS.
 void SendReply(int socket, const JoinReply& reply, const std::vector<int>& files);
 // False if the connection ended without a reply.

@@ -9,16 +9,18 @@
 
 namespace collective {
 
-// The most ranks of a host. Arrays in shared memory and on the stack have room
-// for as many.
-constexpr int kMaxRanks = 128;
+// The most ranks of a host: one message of a Unix socket carries 253
+// descriptors, one of them that of the memory. Arrays in shared memory and on
+// the stack have room for as many.
+constexpr int kMaxRanks = 250;
 
 struct RankInfo {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
-  // The same on every rank of a job and different between the jobs of a user.
+  // The same on every rank of a host, and different between the jobs of a user
+  // and between hosts, also if these are containers of one machine.
   std::string job;
 };
 

@@ -40,6 +40,7 @@ constexpr char kDiedHint[] = "look for its own error message above";
 
 // For a process without a pidfd: whether it is gone, or a zombie.
 bool HasExited(int pid) {
+  if (pid == 0) return false;  // of another PID namespace: cannot be known
   if (kill(pid, 0) != 0) return true;
   char path[32], line[512];
   std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
@@ -56,13 +57,20 @@ int MillisecondsUntil(int64_t deadline) {
   return static_cast<int>(std::max<int64_t>(0, deadline - Now()) / kMillisecond) + 1;
 }
 
-Process OpenProcess(int pid, int rank, int previous) {
-#ifdef SYS_pidfd_open
-  const auto pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-#else
-  const int pidfd = -1;
-#endif
-  return {Descriptor(pidfd), pid, rank, previous};
+// The process that has sent a request. Without a pidfd its number is needed to
+// see whether it lives: that of this PID namespace, 0 for one of another.
+Process ProcessOf(Descriptor pidfd, int pid, int connection, int rank, int previous) {
+  if (!pidfd.valid()) pid = PeerCredentials(connection).pid;
+  return {std::move(pidfd), pid, rank, previous};
+}
+
+void CheckCount(int local_size) {
+  if (local_size <= kMaxRanks) return;
+  throw Failure(Code::kInvalidArgument,
+                std::to_string(local_size) +
+                    " ranks on one host, and the core allows " +
+                    std::to_string(kMaxRanks),
+                "start fewer ranks on each host");
 }
 
 void SendRefusal(int socket, const std::string& what, const std::string& hint) {
@@ -82,7 +90,8 @@ class Coordinator {
       : info_(info), deadline_(deadline), gone_(gone), peers_(info.local_size) {
     // A rank that is alone on its host waits for nobody.
     if (info.local_size > 1) listener_ = OpenListener(info, name);
-    peers_[info.local_rank].process = OpenProcess(getpid(), info.rank, info.local_rank);
+    peers_[info.local_rank].process = {OpenProcess(getpid()), getpid(), info.rank,
+                                       info.local_rank};
   }
 
   // `reply` holds the generation; `listener` may be null.
@@ -165,12 +174,12 @@ class Coordinator {
   void Accept() {
     Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!caller.valid()) return;
-    const ucred peer = PeerCredentials(caller.get());
     pollfd one = {caller.get(), POLLIN, 0};
     JoinRequest request = {};
-    if (peer.uid != getuid() || poll(&one, 1, kRequestMilliseconds) <= 0 ||
-        recv(caller.get(), &request, sizeof(request), 0) != sizeof(request) ||
-        request.magic != kMagic) {
+    Descriptor pidfd;
+    if (PeerCredentials(caller.get()).uid != getuid() ||
+        poll(&one, 1, kRequestMilliseconds) <= 0 ||
+        !ReceiveRequest(caller.get(), &request, &pidfd)) {
       return;  // a stranger, or a rank that died at once
     }
     const int i = request.local_rank;
@@ -187,7 +196,9 @@ class Coordinator {
       SendRefusal(caller.get(), what, kLauncherHint);
       Refuse(Code::kFailedPrecondition, what, kLauncherHint);
     }
-    peers_[i] = {OpenProcess(peer.pid, request.rank, i), std::move(caller)};
+    peers_[i].process =
+        ProcessOf(std::move(pidfd), request.pid, caller.get(), request.rank, i);
+    peers_[i].connection = std::move(caller);
   }
 
   void RemoveGone() {
@@ -198,10 +209,13 @@ class Coordinator {
   }
 
   void AddNewcomers(JoinListener* listener) {
-    for (Descriptor& newcomer : listener->TakePending()) {
+    for (PendingJoin& newcomer : listener->TakePending()) {
       if (peers_.size() == kMaxRanks) return;
-      const int pid = PeerCredentials(newcomer.get()).pid;
-      peers_.push_back({OpenProcess(pid, kNewcomer, kNewcomer), std::move(newcomer)});
+      Peer peer;
+      peer.process = ProcessOf(std::move(newcomer.process), newcomer.pid,
+                               newcomer.connection.get(), kNewcomer, kNewcomer);
+      peer.connection = std::move(newcomer.connection);
+      peers_.push_back(std::move(peer));
     }
   }
 
@@ -304,12 +318,12 @@ bool TryJoin(const RankInfo& info, int coordinator, const std::string& name,
              int64_t deadline, const GoneFunction& gone, Rendezvous* found) {
   const Descriptor connection = ConnectTo(info, coordinator, name, deadline, gone);
   if (!connection.valid()) return false;
-  JoinRequest request;
+  JoinRequest request = {};
   request.rank = info.rank;
   request.size = info.size;
   request.local_rank = info.local_rank;
   request.local_size = info.local_size;
-  (void)!send(connection.get(), &request, sizeof(request), MSG_NOSIGNAL);
+  SendRequest(connection.get(), request);
 
   AwaitReply(info, connection.get(), deadline);
   JoinReply reply = {};
@@ -378,16 +392,12 @@ Rendezvous Rendezvous::Copy() const {
 
 Rendezvous JoinRendezvous(const RankInfo& info, int generation, size_t bytes,
                           double seconds) {
-  if (info.local_size > kMaxRanks) {
-    throw Failure(Code::kInvalidArgument,
-                  std::to_string(info.local_size) + " ranks on one host",
-                  "the core allows " + std::to_string(kMaxRanks));
-  }
   return JoinSurvivors(info, std::to_string(generation), bytes, seconds, {});
 }
 
 Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name, size_t bytes,
                          double seconds, const GoneFunction& gone) {
+  CheckCount(info.local_size);
   const auto deadline = DeadlineIn(seconds);
   if (info.local_rank == 0) {
     return Coordinator(info, name, deadline, gone).Run(bytes, {}, nullptr);
@@ -400,6 +410,7 @@ Rendezvous JoinSurvivors(const RankInfo& info, const std::string& name, size_t b
 Rendezvous Reconfigure(const RankInfo& info, int generation, int reconfigurations,
                        size_t bytes, double seconds, const GoneFunction& gone,
                        const MeetingFunction& meeting, JoinListener* listener) {
+  CheckCount(info.local_size);
   JoinReply reply = {};
   reply.generation = generation;
   reply.reconfigurations = reconfigurations;

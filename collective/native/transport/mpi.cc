@@ -30,8 +30,15 @@ constexpr int kMaxErrorString = 512;  // the largest of the three
 std::mutex mpi_mutex;
 using Lock = std::unique_lock<std::mutex>;
 
-// MPI_Init waits without a deadline for every rank, and only the end of the
-// process ends that wait.
+std::string HostName() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+// MPI_Init and the first collective wait without a deadline for every rank, and
+// only the end of the process ends that wait. Hosts of one name are a cause:
+// ranks then differ on who shares memory with whom, and wait for each other.
 class StartDeadline {
  public:
   StartDeadline(const std::string& who, double seconds)
@@ -39,11 +46,13 @@ class StartDeadline {
           const std::chrono::duration<double> most(seconds);
           if (started.wait_for(most) == std::future_status::ready) return;
           std::fprintf(stderr,
-                       "collective: %snot every rank came to MPI_Init within "
-                       "%.0f s\nHINT: see whether one failed before; a slow "
+                       "collective: %son a host of the name %s: MPI did not "
+                       "connect all ranks within %.0f s\nHINT: see whether a "
+                       "rank failed before, and whether each host has a name of "
+                       "its own (hostname), by which MPI tells them apart; a slow "
                        "start is given more time by "
                        "COLLECTIVE_START_TIMEOUT=seconds\n",
-                       who.c_str(), seconds);
+                       who.c_str(), HostName().c_str(), seconds);
           _exit(1);
         }) {}
   ~StartDeadline() {
@@ -148,7 +157,8 @@ class MpiNetwork final : public Network {
  public:
   using Handle = typename Abi::Handle;
 
-  explicit MpiNetwork(const std::string& who) {
+  MpiNetwork(const std::string& who, double seconds) : who_(who), seconds_(seconds) {
+    const StartDeadline deadline(who, seconds);
     int initialized = 0;
     mpi_.Initialized(&initialized);
     if (mpi_.IsFinalized()) {
@@ -171,6 +181,7 @@ class MpiNetwork final : public Network {
 
   std::vector<int> Gather(int mine) override {
     std::vector<int> all(size_);
+    const StartDeadline deadline(who_, seconds_);
     Lock lock(mpi_mutex);
     if (mpi_.Allgather(&mine, 1, mpi_.integer, all.data(), 1, mpi_.integer, comm_) !=
         kSuccess) {
@@ -419,14 +430,15 @@ class MpiNetwork final : public Network {
   }
 
   Mpi<Abi>& mpi_ = Loaded<Abi>();
+  const std::string who_;  // in an error of the start
+  const double seconds_ = 0;
   Handle comm_;
   std::deque<ControlMessage> received_;
 };
 
 template <typename Abi>
 std::unique_ptr<Network> StartMpi(const std::string& who, double seconds) {
-  const StartDeadline deadline(who, seconds);
-  return std::make_unique<MpiNetwork<Abi>>(who);
+  return std::make_unique<MpiNetwork<Abi>>(who, seconds);
 }
 
 // Asks the library, as its name does not always say: that of Open MPI 1.10 was

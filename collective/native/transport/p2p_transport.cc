@@ -38,7 +38,7 @@ bool P2pTransport::Test(void* transfer, int member) {
   // The peer may have ended because another rank died. The ranks that know,
   // those of that rank's host, get time to report it: then Check throws.
   for (int i = 0; i < kDeathPolls; ++i) {
-    job_->Check(members_[member]);
+    if (job_->Check(members_[member])) job_->BreakForLeft(members_[member]);
     SleepFor(kDeathPollInterval);
   }
   const std::string rank = std::to_string(members_[member]);

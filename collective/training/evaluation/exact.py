@@ -18,7 +18,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.feed import ENDLESS
 from collective.training.input.pipeline import Batch, Input
@@ -36,7 +36,6 @@ from collective.training.step.inputs import (
 from collective.training.step.plan import StepPlan
 from collective.training.step.report import cut
 from collective.training.step.rows import Rows, without_none
-from collective.training.variants.coupled import checks as coupled_checks
 from collective.training.variants.coupled.replica import for_replica
 from collective.training.variants.coupled.whole import MetricState
 
@@ -152,10 +151,14 @@ class Evaluation(BatchwiseEvaluation):
         plan = plan or StepPlan()
         coupled = plan.gather_loss or plan.gather_metrics
         if coupled:
-            coupling = coupled_checks.reasons(prepared.model, backend, plan, False)
-            coupled_checks.check(prepared, backend, coupling)
+            compatibility.check({"coupled"}, backend)
         super().__init__(prepared, backend, inputs, steps)
-        self.forward = Forward(prepared, seed=0, plan=plan)
+        alone = not backend.synchronous  # workers do not share a batch
+        self.forward = Forward(
+            *(prepared, None),
+            replicas=1 if alone else backend.most_replicas,
+            plan=plan,
+        )
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         spec = without_none(self.input.spec)
         self._shapes: Sums
@@ -166,6 +169,7 @@ class Evaluation(BatchwiseEvaluation):
                 input_signature=(
                     weight_specs(prepared),
                     Rows(spec.x, spec.y, spec.sample_weight),
+                    spec.global_rows,
                     spec.global_rows,
                 ),
                 autograph=False,
@@ -211,6 +215,7 @@ class Evaluation(BatchwiseEvaluation):
         own = replica_rows(self.backend, batch, replica)
         weights = read_weights(self.prepared)
         sums = self._sums(weights, own, batch.global_rows, metrics)
+        self.forward.draws.advances.advance(self.backend.assign)
         count = tf.cast(batch.global_rows, tf.float64)
         values = [tf.reshape(tf.cast(t, tf.float64), [-1]) for t in sums.metrics]
         others = [
@@ -225,7 +230,7 @@ class Evaluation(BatchwiseEvaluation):
     ) -> Sums:
         """Sums over a replica's rows; all zero where it has none."""
         return accumulate(
-            lambda _, rows: self._local(weights, rows, global_rows),
+            lambda _, __, rows: self._local(weights, rows, global_rows, own.first),
             self._shapes,
             own.count,
             own.rows,
@@ -251,7 +256,9 @@ class Evaluation(BatchwiseEvaluation):
         state = self._metric_state
         values = None if state is None else state.unpack(metrics)
         sums = for_replica(
-            lambda rows: self.forward.test(weights, rows, global_rows, values),
+            lambda rows: self.forward.test(
+                weights, rows, global_rows, own.first, values
+            ),
             *(self.backend, own.rows, own.count, global_rows),
             maybe_empty=True,
         )

@@ -6,6 +6,7 @@ ranks once, at the end: nothing is padded, and rows come in the order of the dat
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from collective import recorder
 from collective.backends.base import Backend
 from collective.distribute.scope import backend_for
 from collective.errors import UsageError
+from collective.training import keras_compat
 from collective.training.evaluation.evaluate import (
     open_backend,
     open_hooks,
@@ -37,6 +39,7 @@ from collective.training.input.pipeline import Batch, Input
 from collective.training.input.plan import share
 from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.prepared import get_prepared, runs_eagerly
+from collective.training.step.draws import warn_of_draws
 from collective.training.step.rows import without_none
 from collective.training.verification import compare_settings
 
@@ -99,7 +102,7 @@ class _Prediction:
         self.model, self.backend = model, backend
         self.inputs, self.steps = inputs, steps
         self.spec = without_none(inputs.spec)
-        self._function = _function(model, backend, self.spec)
+        self._function, self._used = _function(model, backend, self.spec)
         # Which replicas each rank has; several ranks may hold one together.
         own = [backend.local_replicas[0], backend.local_replicas[-1]]
         held = gather_few(backend, own).astype(int).tolist()
@@ -164,6 +167,9 @@ class _Prediction:
     def _outputs(self, batch: Batch) -> Any:
         """The outputs for the rows of this process, as arrays; None for no rows."""
         if not int(count_rows(first_leaf(batch.x))):
+            if keras_compat.has_seeds(self.model):
+                self._function.get_concrete_function()  # finds those that are asked
+                self._used[-1].advance(self.backend.assign)
             return None
         with runs_eagerly(self.model):
             outputs = self._function(without_none(batch))
@@ -219,16 +225,30 @@ class _Prediction:
 _functions: WeakKeyDictionary[keras.Model, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
-    """The function from a ``Batch`` to the outputs for its rows."""
+def _function(
+    model: keras.Model, backend: Backend, spec: Batch
+) -> tuple[Any, list[keras_compat.SeedUse]]:
+    """The function from a ``Batch`` to the outputs for its rows.
+
+    And, once it was traced, the seed generators that it counts up.
+    """
     optimizer = getattr(model, "optimizer", None)  # compile() makes another
     key = backend, repr(spec), optimizer
     of_model = _functions.setdefault(model, {})
     if key not in of_model:
         found = weakref.ref(model)  # else the entry would keep the model alive
+        used: list[keras_compat.SeedUse] = []
 
         def compute(batch: Batch) -> Any:
-            return _compute(found(), batch)
+            use = keras_compat.SeedUse()
+            with keras_compat.counted_seeds(use), _drawing(backend, batch) as others:
+                outputs = _compute(found(), batch)
+            if backend.rank == 0 and not used:
+                warn_of_draws(found(), [*others, *use.others])
+            used.append(use)
+            with tf.control_dependencies(tf.nest.flatten(outputs)):
+                use.advance(backend.assign)
+            return outputs
 
         def on_replicas(batch: Batch) -> Any:
             return (
@@ -237,10 +257,20 @@ def _function(model: keras.Model, backend: Backend, spec: Batch) -> Any:
                 else compute(batch)
             )
 
-        of_model[key] = tf.function(
-            on_replicas, input_signature=(spec,), autograph=False
-        )
+        function = tf.function(on_replicas, input_signature=(spec,), autograph=False)
+        of_model[key] = function, used
     return of_model[key]
+
+
+def _drawing(
+    backend: Backend, batch: Batch
+) -> contextlib.AbstractContextManager[list[str]]:
+    """Around a pass over the rows of this process: its draws are those of its rows."""
+    if backend.size == 1 or not backend.synchronous:
+        return contextlib.nullcontext([])
+    first, _ = share(batch.global_rows, backend.local_replicas[0], backend.replicas)
+    count = count_rows(first_leaf(batch.x))
+    return keras_compat.draw_rows(keras_compat.Place(first, count, batch.global_rows))
 
 
 def _compute(model: keras.Model, batch: Batch) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,7 +80,7 @@ class Arrays(Source):
         """Copies the rows out of the arrays."""
         if self._resident is None:
             read = numpy_rows(
-                lambda rows: [_native(array[rows]) for array in self._leaves],
+                lambda rows: [_native(_whole(array)[rows]) for array in self._leaves],
                 rows,
                 present(self.spec),
             )
@@ -154,6 +155,29 @@ def _tensor(leaf: Any) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         return keras_compat.sparse_by_rows(leaf)  # which can be read in any order
     return tf.convert_to_tensor(_native(leaf)) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _whole(array: np.ndarray) -> np.ndarray:
+    """The array, if it is mapped from a file that is still as long as it was.
+
+    Raises:
+        UsageError: If not: to read it would end the process by SIGBUS.
+    """
+    if not isinstance(array, np.memmap):
+        return array
+    name = array.filename
+    if name is not None:
+        try:
+            size = os.stat(name).st_size
+        except FileNotFoundError:
+            return array  # removed, and still whole as long as it is mapped
+        if size < array.offset + array.nbytes:
+            raise UsageError(
+                f"{name} has become shorter while it is read: {size} bytes",
+                hint="write data under another name, and rename it",
+                everywhere=False,
+            )
+    return array
 
 
 def _native(array: np.ndarray) -> np.ndarray:

@@ -16,13 +16,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.backends.base import Backend
 from collective.distribute.datasets import original
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.exchange import broadcast_object
 from collective.training.input.arrays import Arrays
 from collective.training.input.batches import ShuffledItems
 from collective.training.input.conversion import as_source
 from collective.training.input.leaves import slice_leaf
+from collective.training.input.order import ROWS, WITHIN_BATCHES
 from collective.training.input.source import Row, Source
 from collective.training.input.views import CastFloats
 
@@ -52,7 +55,7 @@ def fit_data(
     sample_weight: Any,
     steps_per_epoch: int | None,
     validation_batch_size: int | None,
-    seed: int,
+    seed: int | None,
     data: Any,
     global_batch_size: int | None,
 ) -> FitData:
@@ -93,7 +96,7 @@ def as_data(
     sample_weight: Any = None,
     class_weight: Mapping[int, float] | None = None,
     of_rows: bool = False,
-    seed: int = 0,
+    seed: int | None = 0,
     shuffle: bool | str = False,
 ) -> Data:
     """The data of ``x``, ``y`` and ``sample_weight`` as Keras takes them.
@@ -102,7 +105,8 @@ def as_data(
         x, y, sample_weight: As for ``keras.Model.fit``; x may be a ``Source``.
         class_weight: The weight of each class of y.
         of_rows: Whether a ``tf.data.Dataset`` has single rows.
-        seed, shuffle: The order of the items of a ``PyDataset``.
+        seed, shuffle: The order of the items of a ``PyDataset``; without a seed Keras'
+            own, if the script has set one.
 
     Raises:
         UsageError: They are not data.
@@ -129,10 +133,13 @@ def as_data(
                 hint="have it give (x, y, sample_weight)",
             )
         return as_source(x)
-    if isinstance(x, keras.utils.PyDataset) and shuffle and x.num_batches is not None:
-        x = ShuffledItems(x, seed)
+    mixed = isinstance(x, keras.utils.PyDataset) and bool(shuffle)
+    as_keras = seed is None and keras_compat.global_seed() is not None
+    if mixed and not as_keras and x.num_batches is not None:
+        x, mixed = ShuffledItems(x, seed or 0), False
+    weights = dict(class_weight) if class_weight else None
     try:
-        return keras_compat.adapter(x, dict(class_weight) if class_weight else None)
+        return keras_compat.adapter(x, weights, shuffle=mixed and as_keras)
     except ValueError as error:
         first = str(error).strip().split("\n")[0]
         raise UsageError(
@@ -140,6 +147,24 @@ def as_data(
             hint="pass arrays, a tf.data.Dataset of batches, a keras.utils.PyDataset, "
             "a generator of batches or a torch DataLoader",
         ) from error
+
+
+def plan_shuffle(
+    data: Source, shuffle: bool | str, seed: int | None, backend: Backend
+) -> tuple[bool | str, int]:
+    """``Plan.shuffle`` and its seed, for ``fit``'s arguments; every rank calls it.
+
+    Keras' own order follows from the seed of the script, where it has set one: rank 0's.
+    """
+    of_arrays = isinstance(data, Arrays | CastFloats)
+    if not shuffle or seed is not None or not of_arrays:
+        return bool(shuffle), seed or 0
+    of_script = keras_compat.global_seed()
+    if backend.size > 1 and not backend.elastic:
+        of_script = broadcast_object(backend, of_script)
+    if of_script is None:
+        return True, 0
+    return (WITHIN_BATCHES if shuffle == "batch" else ROWS), of_script
 
 
 def arrays_of(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:

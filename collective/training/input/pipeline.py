@@ -57,8 +57,8 @@ class Input:
         source: A Source, or what ``as_source`` takes.
         global_batch_size: Rows of a step, over all replicas.
         seed: Decides the order of rows.
-        shuffle: Whether each epoch has a new order; False keeps the source's order. A
-            source without random access always keeps its own.
+        shuffle: As ``Plan.shuffle``. A source without random access always keeps its
+            own order.
         with_rows_read: Whether batches have ``Batch.rows_read``.
         with_checksums: Whether batches have ``Batch.checksum``, where this process sees
             whole batches: of a source without random access.
@@ -78,7 +78,7 @@ class Input:
         global_batch_size: int,
         *,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | str = True,
         with_rows_read: bool = False,
         with_checksums: bool = False,
     ):
@@ -96,7 +96,7 @@ class Input:
             raise UsageError(
                 "the data set has no rows", hint="pass data with at least one row"
             )
-        shuffle = shuffle and self.source.random_access
+        shuffle = self.source.random_access and shuffle
         self.plan = Plan(self.rows, global_batch_size, seed, shuffle)
         self.steps_per_epoch = self.plan.steps_per_epoch
 

@@ -2,7 +2,7 @@
 
 All follows from (rows, global batch size, seed, step). No process asks another one, a
 training resumes at any step on any number of replicas, and from these four numbers anyone
-can compute what should have been read. Needs only NumPy.
+can compute what should have been read. Needs only NumPy, but for Keras' own order.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class Plan:
         rows: Rows of an epoch; each is used exactly once.
         global_batch_size: Rows of a step; the last step of an epoch may have fewer.
         seed: With the number of the epoch, it determines the order of rows.
-        shuffle: False keeps the source's order.
+        shuffle: False keeps the source's order; True is one of our own, which is never
+            held in memory; ``order.KINDS`` are Keras' own.
     """
 
     rows: int
     global_batch_size: int
     seed: int
-    shuffle: bool
+    shuffle: bool | str
 
     @property
     def steps_per_epoch(self) -> int:
@@ -60,6 +61,15 @@ class Plan:
             return positions
         for epoch in range(start // self.rows, -(-stop // self.rows)):
             within = epochs == epoch
-            key = self.seed, epoch
-            numbers[within] = permute(positions[within], self.rows, key)
+            numbers[within] = self._order(epoch, positions[within])
         return numbers
+
+    def _order(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """The rows at some positions of an epoch."""
+        if not isinstance(self.shuffle, str):
+            return permute(positions, self.rows, (self.seed, epoch))
+        # Only here: what checks a ledger of another order needs no TensorFlow.
+        from collective.training.input.order import keras_order
+
+        kind = self.rows, self.global_batch_size, self.seed, self.shuffle
+        return keras_order(*kind).of_pass(epoch)[positions]

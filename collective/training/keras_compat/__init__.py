@@ -18,6 +18,8 @@ from collective.training.keras_compat.losses import *
 from collective.training.keras_compat.model import *
 from collective.training.keras_compat.optimizers import *
 from collective.training.keras_compat.randomness import *
+from collective.training.keras_compat.row_draws import *
+from collective.training.keras_compat.seeds import *
 from collective.training.keras_compat.stateless_metrics import *
 from collective.training.keras_compat.stock_step import *
 from collective.training.keras_compat.variable_scope import *

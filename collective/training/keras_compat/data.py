@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -14,8 +15,10 @@ from keras.src.trainers.data_adapters import (
     data_adapter_utils,
     get_data_adapter,
 )
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.eager import context
 
 
 def is_array(value: Any) -> bool:
@@ -53,13 +56,18 @@ def class_weights(y: Any, weights: dict[int, float]) -> np.ndarray:
     return data_adapter_utils.class_weight_to_sample_weights(y, weights)
 
 
-def adapter(data: Any, class_weight: dict[int, float] | None = None) -> DataAdapter:
+def adapter(
+    data: Any, class_weight: dict[int, float] | None = None, shuffle: bool = False
+) -> DataAdapter:
     """Keras' adapter of a ``tf.data.Dataset``, ``PyDataset``, generator or DataLoader.
+
+    Args:
+        shuffle: Whether Keras mixes the items of a ``PyDataset`` anew in each epoch.
 
     Raises:
         ValueError: Keras takes no such data, or not with a ``class_weight``.
     """
-    return get_data_adapter(data, class_weight=class_weight)
+    return get_data_adapter(data, class_weight=class_weight, shuffle=shuffle)
 
 
 def unpack(element: Any) -> tuple[Any, Any, Any]:
@@ -76,6 +84,28 @@ def _without_optionals(part: Any) -> Any:
         return None if absent else leaf
 
     return keras.tree.map_structure(one, part)
+
+
+def passes(
+    array: np.ndarray, batch_size: int, shuffle: bool | str, seed: int
+) -> Iterator[np.ndarray]:
+    """The array, pass after pass, in the order that ``fit`` would take its rows.
+
+    Args:
+        shuffle: As for ``fit``.
+        seed: TensorFlow's global seed.
+    """
+    with tf.init_scope(), mock.patch.object(context, "global_seed", lambda: seed):
+        adapter = ArrayDataAdapter(array, batch_size=batch_size, shuffle=shuffle)
+        batches = adapter.get_tf_dataset()
+    while True:
+        yield np.concatenate(list(batches.as_numpy_iterator()))
+
+
+def global_seed() -> int | None:
+    """The seed of TensorFlow's operations without one; None: it is not set."""
+    seed = context.global_seed()
+    return None if seed is None else int(seed)
 
 
 class EpochIterator:

@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 from keras.src.metrics import reduction_metrics
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.autograph.core import converter
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import record
@@ -53,10 +52,6 @@ class Hooks:
     ) -> Any:
         """The reduced value of a Keras loss, and what it was made of."""
         return loss
-
-    def on_seed(self, seed: Any) -> Any:
-        """A seed that a ``SeedGenerator`` gives; int, shape ``[2]``."""
-        return seed
 
 
 class Source(NamedTuple):
@@ -103,11 +98,6 @@ def intercept(
         for kind in {type(metric) for metric in metrics}:
             replace(kind, "result", lambda f: _result(f, results))
         replace(keras_loss, "reduce_weighted_values", lambda f: _reduce(f, hooks))
-        replace(
-            SeedGenerator,
-            "next",
-            lambda f: lambda self, ordered=True: hooks.on_seed(f(self, ordered)),
-        )
         replace(polymorphic_function.Function, "__call__", _inlined)
         yield results
 

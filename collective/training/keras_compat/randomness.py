@@ -1,7 +1,4 @@
-"""Random numbers of a model: their seeds, and fixed numbers to compare steps by.
-
-Real noise cannot be compared: the same seed gives other numbers for other shapes.
-"""
+"""Random numbers of a model: their seeds, and fixed numbers to compare steps by."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
+from tensorflow.python.ops import gen_random_ops
 
 SEED_STATE = "seed_generator_state"
 # Keras' own name for it; up to Keras 3.12, the last for Python 3.10, not a constant.
@@ -62,7 +60,7 @@ def make_global_seed_state() -> keras.Variable:
 def fixed_randomness() -> Iterator[list[Any]]:
     """Inside, ``keras.random`` gives the same number for every row and draws nothing.
 
-    Dropout keeps all; a layer that adds noise adds a constant.
+    So does ``tf.random``. Dropout keeps all; a layer that adds noise adds a constant.
 
     Yields:
         The seeds that were asked for, a list that grows.
@@ -108,9 +106,21 @@ def fixed_randomness() -> Iterator[list[Any]]:
             * tf.cast(alpha / (alpha + beta), dtype or keras.config.floatx())
         ),
     }
+    # TensorFlow's own, whose arguments are a shape and what a state is made of.
+    normals = lambda shape, dtype, **_: full(shape, 0.5, dtype)  # noqa: E731
+    uniforms = lambda shape, dtype, **_: full(shape, 0.96875, dtype)  # noqa: E731
+    operations: dict[str, Callable[..., Any]] = {
+        "random_standard_normal": normals,
+        "truncated_normal": normals,
+        "random_uniform": uniforms,
+        "random_uniform_int": lambda shape, minval, *_, **__: tf.fill(shape, minval),
+        "random_shuffle": lambda value, *_, **__: tf.convert_to_tensor(value),
+    }
     with contextlib.ExitStack() as stack:
         for name, value in values.items():
             stack.enter_context(mock.patch.object(random, name, fixed(value)))
+        for name, value in operations.items():
+            stack.enter_context(mock.patch.object(gen_random_ops, name, value))
         yield seeds
 
 
@@ -144,17 +154,16 @@ class FixedNoise:
     every other cut; a draw of another shape gives one constant.
 
     Attributes:
-        used: Whether there was a draw.
+        normalizes: Whether a layer has normalized by its batch.
     """
 
     def __init__(self, start: int, stop: int, total: int):
         self.start, self.stop, self.total = start, stop, total
-        self.used = False
+        self.normalizes = False
         self._draws = 0
 
     def uniform(self, shape: Any) -> np.ndarray:
         """Numbers between 0 and 1."""
-        self.used = True
         self._draws += 1
         sizes = [int(size) for size in np.asarray(shape).reshape(-1)]
         if not sizes or sizes[0] != self.stop - self.start:
@@ -197,11 +206,10 @@ def fixed_noise(noise: FixedNoise) -> Iterator[None]:
         return drawn
 
     def unchanged(values: Any, *args: Any, **kwargs: Any) -> Any:
-        noise.used = True
         return tf.identity(values)
 
     def moments(layer: Any, inputs: Any, mask: Any) -> Any:
-        noise.used = True
+        noise.normalizes = True
         return tuple(
             tf.cast(v, inputs.dtype) for v in (layer.moving_mean, layer.moving_variance)
         )

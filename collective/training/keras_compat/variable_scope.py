@@ -17,12 +17,12 @@ class ForwardScope(keras.StatelessScope):
     own training step, the gradient is then that of the value assigned, and does not
     flow back through the assignment.
 
-    A seed generator that no layer tracks has the same state in every step. Here it
-    draws a new seed each time.
+    A seed generator that no layer tracks has its own state, or draws a new seed.
 
     Args:
         trainable: The trainable variables and their values, which the tape watches.
-        draw: Returns the seed (int32, shape [2]) of the n-th untracked generator.
+        draw: Returns the seed (int32, shape [2]) of the n-th untracked generator; None:
+            each is what it is.
 
     Attributes:
         assigned: For each trainable variable by index, the values assigned to it.
@@ -33,7 +33,7 @@ class ForwardScope(keras.StatelessScope):
         self,
         trainable: Sequence[tuple[keras.Variable, tf.Tensor]],
         others: Iterable[tuple[keras.Variable, tf.Tensor]],
-        draw: Callable[[int], tf.Tensor],
+        draw: Callable[[int], tf.Tensor] | None,
         tape: tf.GradientTape | None = None,
     ):
         super().__init__([*trainable, *others], collect_losses=True)
@@ -61,7 +61,7 @@ class ForwardScope(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """What reading a variable calls; None: its own value."""
         value = super().get_current_value(variable)
-        if value is None and is_seed_state(variable):
+        if value is None and self._draw is not None and is_seed_state(variable):
             value = tf.cast(self._draw(self._seeds), variable.dtype)
             self._seeds += 1
             self.state_mapping[id(variable)] = value

@@ -122,7 +122,7 @@ class Position:
             sums,
             losses,
             {name: list(values) for name, values in self.history.items()},
-            random_state(),
+            random_state(self.model),
             self.stopped,
         )
 

@@ -23,7 +23,7 @@ def slice_rows(batch: Any, start: Any, stop: Any) -> Any:
 
 
 def accumulate(
-    compute: Callable[[tf.Tensor, Any], T],
+    compute: Callable[[tf.Tensor, tf.Tensor, Any], T],
     spec: T,
     rows: tf.Tensor,
     batch: Any,
@@ -33,8 +33,8 @@ def accumulate(
     """Sums ``compute`` over the micro-batches of a batch.
 
     Args:
-        compute: The sums of one micro-batch, from its number and its rows; it has at
-            least one.
+        compute: The sums of one micro-batch, from its number, the place of its first
+            row, and its rows; it has at least one.
         spec: Shapes and dtypes of the sums, which over no row are zero.
         rows: Scalar int, rows in the batch; may be 0.
         batch: Tree of tensors with ``rows`` rows.
@@ -46,14 +46,14 @@ def accumulate(
         return tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), spec)
 
     def whole() -> Any:
-        return compute(tf.constant(0), batch)
+        return compute(tf.constant(0), tf.constant(0), batch)
 
     if micro_batches == 1:
         return tf.cond(rows > 0, whole, zeros) if maybe_empty else whole()
 
     def body(number: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
         start, stop = number * rows // used, (number + 1) * rows // used
-        more = compute(number, slice_rows(batch, start, stop))
+        more = compute(number, start, slice_rows(batch, start, stop))
         return number + 1, tf.nest.map_structure(tf.add, sums, more)
 
     # With fewer rows than micro-batches, each has one row: none may be empty.

@@ -17,6 +17,7 @@ from collective.training import keras_compat
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.prepared import PreparedModel
 from collective.training.step import layer_state
+from collective.training.step.draws import Draws
 from collective.training.step.inputs import Weights
 from collective.training.step.losses import LossSums, loss_sums
 from collective.training.step.plan import StepPlan
@@ -25,8 +26,6 @@ from collective.training.variants.coupled import look_ups
 from collective.training.variants.coupled import replica as coupled_replica
 from collective.training.variants.coupled.whole import Predicted, WholeBatch, gather
 from collective.training.variants.memory.recompute import recompute_blocks
-
-_fold_in = tf.random.experimental.stateless_fold_in
 
 
 class Sums(NamedTuple):
@@ -99,17 +98,18 @@ class Forward:
     def __init__(
         self,
         prepared: PreparedModel,
-        seed: int,
+        seed: int | None,
         recompute: bool = False,
         replicas: int = 1,
         micro_batches: int = 1,
         plan: StepPlan | None = None,
+        draws_by_piece: bool = False,
     ):
         self.plan = plan or StepPlan()
         self.prepared = prepared
         self.model = prepared.model
         self.placement = prepared.placement
-        self.seed = seed
+        self.draws = Draws(prepared, seed, draws_by_piece)
         self.recompute = recompute
         self.pieces = replicas, micro_batches
         self.connected: list[int] = []
@@ -140,8 +140,8 @@ class Forward:
             weights: Values of the model's variables.
             global_rows: Rows in the global batch.
             loss_scale: The loss is multiplied by it before differentiation.
-            position: ``(step, replica, micro-batch)``, int64: random numbers follow from
-                the seed and these.
+            position: ``(step, replica, micro-batch, first row)``, int64; the last is the
+                place of the first of these rows in the global batch.
             metric_state: Values of the metrics' variables, from which metrics of the whole
                 global batch continue; all others count from zero.
 
@@ -149,12 +149,12 @@ class Forward:
             UsageError: The model assigns a variable that is not its own.
         """
         trainable, state = weights
-        key = self._random_key(position)
-        state = self._seed_random_layers(state, key)
+        key = self.draws.key(position)
+        state = self.draws.seeded(state, key)
         if self.placement is not None:
             trainable = self.placement.colocate(trainable, self.prepared.trainable)
         with (
-            keras_compat.global_seeds(lambda call: _fold_in(key, -1 - call)),
+            self.draws.tracing(self._place(rows, global_rows, position[3]), key),
             tf.GradientTape(persistent=True) as tape,
             self._recomputed(tape),
         ):
@@ -197,13 +197,16 @@ class Forward:
         weights: Weights,
         rows: Rows,
         global_rows: tf.Tensor,
+        first_row: tf.Tensor,
         metric_state: list[tf.Tensor] | None = None,
     ) -> Sums:
         """Sums over rows in inference mode, without gradients; otherwise as `train`."""
-        scope = self._scope(weights, tf.constant([self.seed % 2**31, 0], tf.int32))
-        seen, loss = self._call(
-            scope, rows, global_rows, training=False, metric_state=metric_state
-        )
+        key = self.draws.key(tf.zeros([1], tf.int64))
+        scope = self._scope(weights, key)
+        with self.draws.tracing(self._place(rows, global_rows, first_row), key):
+            seen, loss = self._call(
+                scope, rows, global_rows, training=False, metric_state=metric_state
+            )
         self._check_assigned(scope, weights.trainable)
         variables = [*self.prepared.trainable, *self.prepared.state]
         before, after = [*weights.trainable, *weights.state], scope.values(variables)
@@ -214,6 +217,14 @@ class Forward:
         ]
         metrics = self._metrics(scope, rows, global_rows, seen)
         return Sums([], loss.weights, loss.losses, loss.outputs, metrics, [], [])
+
+    def _place(
+        self, rows: Rows, global_rows: tf.Tensor, first_row: tf.Tensor
+    ) -> keras_compat.Place | None:
+        """Which rows of the global batch these are; None where they are all of it."""
+        if self.pieces == (1, 1):
+            return None
+        return keras_compat.Place(first_row, _count(rows), global_rows)
 
     def _scope(
         self, weights: Weights, key: tf.Tensor, tape: tf.GradientTape | None = None
@@ -229,7 +240,7 @@ class Forward:
                 *zip(self.prepared.state, weights.state, strict=True),
                 *((v, tf.zeros(v.shape, v.dtype)) for v in metrics),
             ],
-            lambda call: _fold_in(key, -(2**20) - call),
+            self.draws.untracked(key),
             tape,
         )
 
@@ -388,24 +399,6 @@ class Forward:
 
     def _is_seed(self, index: int) -> bool:
         return keras_compat.is_seed_state(self.prepared.state[index])
-
-    def _random_key(self, position: tf.Tensor) -> tf.Tensor:
-        """A function of (seed, step, replica, micro-batch) alone."""
-        key = tf.constant([self.seed % 2**31, 0], tf.int32)
-        for number in tf.unstack(tf.cast(position, tf.int32)):
-            key = _fold_in(key, number)
-        return key
-
-    def _seed_random_layers(
-        self, state: list[tf.Tensor], key: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """The state, with the key folded into that of every seed generator."""
-        return [
-            tf.cast(_fold_in(key, tf.cast(value[0], tf.int32)), value.dtype)
-            if self._is_seed(i)
-            else value
-            for i, value in enumerate(state)
-        ]
 
 
 def _dense(gradient: Any, like: tf.Tensor) -> tf.Tensor:

@@ -33,6 +33,7 @@ class StepInputs(NamedTuple):
         loss_scale: float32 scalar, the loss is multiplied by it before differentiation.
         number: int64 scalar, the step's number.
         replica: int64 scalar, the replica's number in the job.
+        first_row: int64 scalar, the place of its first row in the global batch.
     """
 
     weights: Weights
@@ -42,6 +43,7 @@ class StepInputs(NamedTuple):
     loss_scale: Any
     number: Any
     replica: Any
+    first_row: Any
 
 
 class ReplicaRows(NamedTuple):
@@ -51,11 +53,13 @@ class ReplicaRows(NamedTuple):
         rows: The rows; there may be none.
         count: int64 scalar, their number.
         rows_read: As ``Batch.rows_read``, for these rows; ``()`` where it is absent.
+        first: int64 scalar, the place of the first of them in the global batch.
     """
 
     rows: Rows
     count: tf.Tensor
     rows_read: Any
+    first: tf.Tensor
 
 
 def read_weights(prepared: PreparedModel) -> Weights:
@@ -76,17 +80,18 @@ def weight_specs(prepared: PreparedModel) -> Weights:
 
 def replica_rows(backend: Backend, batch: Batch, replica: tf.Tensor) -> ReplicaRows:
     """Cuts the rows of a replica (int64 scalar) out of its process', ``without_none``."""
-    if len(backend.local_replicas) == 1:
-        return process_rows(batch)
-    rows = Rows(batch.x, batch.y, batch.sample_weight)
-    total = backend.replicas
-    first, _ = share(batch.global_rows, backend.local_replicas[0], total)
+    total = tf.cast(backend.replica_count(), tf.int64)
     start, stop = share(batch.global_rows, replica, total)
+    if len(backend.local_replicas) == 1:
+        return process_rows(batch, start)
+    rows = Rows(batch.x, batch.y, batch.sample_weight)
+    first, _ = share(batch.global_rows, backend.local_replicas[0], total)
     rows, rows_read = slice_rows((rows, batch.rows_read), start - first, stop - first)
-    return ReplicaRows(rows, stop - start, rows_read)
+    return ReplicaRows(rows, stop - start, rows_read, start)
 
 
-def process_rows(batch: Batch) -> ReplicaRows:
+def process_rows(batch: Batch, first: Any) -> ReplicaRows:
     """All rows of a process; the batch is ``without_none``."""
     rows = Rows(batch.x, batch.y, batch.sample_weight)
-    return ReplicaRows(rows, count_rows(first_leaf(batch.x)), batch.rows_read)
+    count = count_rows(first_leaf(batch.x))
+    return ReplicaRows(rows, count, batch.rows_read, tf.cast(first, tf.int64))

@@ -18,12 +18,13 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state, look_ups
 from collective.training.step.accumulation import accumulate
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
+from collective.training.step.draws import warn_of_draws
 from collective.training.step.forward import Forward, Sums, global_loss
 from collective.training.step.inputs import (
     StepInputs,
@@ -42,7 +43,6 @@ from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled import checks as coupled_checks
 from collective.training.variants.coupled.replica import for_replica
 from collective.training.variants.coupled.whole import MetricState
-from collective.training.variants.virtual.checks import check_coupling
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.variants.virtual.reduction import sum_pieces
 
@@ -56,7 +56,8 @@ class Step:
         accumulate: Micro-batches per update and replica.
         jit_compile: Whether XLA compiles the forward and backward pass.
         recompute: Whether activations are recomputed instead of kept.
-        seed: Random layers draw from it, with step, replica and micro-batch.
+        seed: Random layers draw from it, with the number of the step; None: from their
+            own states, as in Keras. See ``collective.training.step.draws``.
         maybe_empty: Whether a replica may have a batch without rows.
         attachments: What else travels in the all-reduce.
         plan: Whether loss and metrics are those of the whole global batch.
@@ -83,7 +84,7 @@ class Step:
         accumulate: int = 1,
         jit_compile: bool = False,
         recompute: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         maybe_empty: bool = True,
         attachments: Sequence[Attachment] = (),
         plan: StepPlan | None = None,
@@ -91,19 +92,16 @@ class Step:
         virtual: VirtualReplicas | None = None,
     ):
         plan = plan or StepPlan()
-        coupling = coupled_checks.reasons(
+        coupling = coupled_checks.features(
             prepared.model, backend, plan, sync_batch_norm, virtual is not None
         )
-        if virtual is not None:
-            check_coupling(coupling)
-        coupled_checks.check(
-            prepared,
-            backend,
-            coupling,
-            accumulate=accumulate,
-            jit_compile=jit_compile,
-            recompute=recompute,
-        )
+        options = {
+            "accumulate": accumulate > 1,
+            "jit_compile": jit_compile,
+            "recompute": recompute,
+            "virtual_replicas": virtual is not None,
+        }
+        compatibility.check(coupling | {k for k, on in options.items() if on}, backend)
         self.coupled = bool(coupling)
         self.sync_batch_norm = sync_batch_norm
         self.prepared = prepared
@@ -115,7 +113,13 @@ class Step:
         self.maybe_empty = maybe_empty
         self.attachments = Attachments(attachments)
         pieces = virtual.count if virtual else backend.most_replicas
-        self.forward = Forward(prepared, seed, recompute, pieces, accumulate, plan)
+        if not backend.synchronous:  # workers do not share a batch, nor its draws
+            seed, pieces = seed or 0, 1
+        self.forward = Forward(
+            *(prepared, seed, recompute, pieces, accumulate, plan),
+            draws_by_piece=virtual is not None or not backend.synchronous,
+        )
+        self._seed = seed
         self.layout = Layout(self.model, plan.gather_metrics)
         self._metric_state = MetricState(self.model) if plan.gather_metrics else None
         self._metrics: tf.Tensor = tf.zeros([0], tf.float64)
@@ -138,11 +142,13 @@ class Step:
         rows = Rows(spec.x, spec.y, spec.sample_weight)
         scalar = tf.TensorSpec([], tf.int64)
         scale = tf.TensorSpec([], tf.float32)
-        position = tf.TensorSpec([3], tf.int64)
+        position = tf.TensorSpec([4], tf.int64)
         colocated = self.prepared.colocated
         forward = self.forward
         if self.coupled:  # only to find the variables outside of the model
-            forward = Forward(self.prepared, forward.seed)
+            forward = Forward(
+                *(self.prepared, self._seed), replicas=self.forward.pieces[0]
+            )
         self._micro_batch = tf.function(
             colocated(forward.train),
             input_signature=(weights, rows, scalar, scale, position),
@@ -155,6 +161,8 @@ class Step:
         if self.backend.rank == 0 and not self.forward.plan.gather_look_ups:
             combined = [self.prepared.trainable[i] for i in forward.combined]
             look_ups.note(combined, self.optimizer)
+        if self.backend.rank == 0:
+            warn_of_draws(self.model, forward.draws.others)
         self._run_signature = spec, scalar, tf.TensorSpec([None], tf.float64)
         self._runs: dict[Any, Any] = {}
         if self.coupled:
@@ -163,7 +171,9 @@ class Step:
         self._local_sums = tf.function(
             colocated(self._sum_micro_batches),
             input_signature=(
-                StepInputs(weights, rows, scalar, scalar, scale, scalar, scalar),
+                StepInputs(
+                    weights, rows, scalar, scalar, scale, scalar, scalar, scalar
+                ),
             ),
             autograph=False,
         )
@@ -249,7 +259,7 @@ class Step:
         if self.virtual is None:
             own = replica_rows(backend, batch, replica)
         else:
-            own = process_rows(batch)
+            own = process_rows(batch, 0)  # pieces know their own
         inputs = StepInputs(
             read_weights(self.prepared),
             own.rows,
@@ -258,6 +268,7 @@ class Step:
             keras_compat.loss_scale(self.optimizer),
             number,
             replica,
+            own.first,
         )
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)
@@ -284,6 +295,7 @@ class Step:
             gradients = self._divide(total.sums)
             # what layers assign: the update then changes that
             self._assign_state(inputs.weights, total.sums.state)
+            self.forward.draws.advances.advance(backend.assign)
             # un-scale, clip, weight decay, update, constraints, average
             self._apply(gradients, total.sums)
         return self._report(batch, total, span)
@@ -313,14 +325,15 @@ class Step:
     def _sum_micro_batches(self, inputs: StepInputs) -> Sums:
         """Sums over a replica's rows. Pure."""
 
-        def compute(micro_batch: tf.Tensor, rows: Rows) -> Sums:
+        def compute(micro_batch: tf.Tensor, start: tf.Tensor, rows: Rows) -> Sums:
+            first = inputs.first_row + tf.cast(start, tf.int64)
             micro_batch = tf.cast(micro_batch, tf.int64)
             sums = self._micro_batch(
                 inputs.weights,
                 rows,
                 inputs.global_rows,
                 inputs.loss_scale,
-                tf.stack([inputs.number, inputs.replica, micro_batch]),
+                tf.stack([inputs.number, inputs.replica, micro_batch, first]),
             )
             return self._beside_variables(sums)
 
@@ -344,7 +357,9 @@ class Step:
                 rows,
                 inputs.global_rows,
                 inputs.loss_scale,
-                tf.stack([inputs.number, inputs.replica, micro_batch]),
+                tf.stack(
+                    [inputs.number, inputs.replica, micro_batch, inputs.first_row]
+                ),
                 values,
             ),
             *(self.backend, inputs.rows, inputs.count, inputs.global_rows),

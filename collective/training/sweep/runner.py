@@ -21,6 +21,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
+from collective import python_command
 from collective.backends import Options, launching
 from collective.backends.devices import gpus
 from collective.backends.launching import run
@@ -208,7 +209,8 @@ def _train(
     summary = path.with_name(f"{path.name}.json")
     summary.unlink(missing_ok=True)
     backend = job.get("backend", "auto")
-    program = ["-m", "collective.training.sweep.worker", json.dumps(job), str(summary)]
+    worker = "collective.training.sweep.worker"
+    program = python_command.arguments(worker, json.dumps(job), str(summary))
     launcher = _launcher(backend) if ranks > 1 else ""
     variables = launching.environment(launching.unlaunched(os.environ))
     if devices is not None:

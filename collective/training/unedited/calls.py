@@ -18,6 +18,7 @@ import numpy as np
 
 import collective
 from collective.errors import UsageError
+from collective.training import keras_compat
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
 
@@ -44,7 +45,8 @@ def replace_calls(
     model, backend = keras.Model, job.backend
 
     def fit(self: keras.Model, **given: Any) -> Any:
-        ours = {"seed": fit_seed(self), **options}
+        seed = fit_seed(self) if _is_unseeded(job) else None
+        ours = {"seed": seed, "sync_batch_norm": "auto", **options}
         if len(backend.local_replicas) == 1 and not ours.keys() & _NO_LOOK_UPS:
             ours.setdefault("embedding_gradients", "keras")
         return collective.fit(self, **given, **ours, backend=backend)
@@ -72,6 +74,7 @@ def seed_all_ranks(job: Job) -> None:
     shared = int(job.backend.broadcast_array(np.array([_seed()]))[0])
     if entry_points.global_seed() is None:
         keras.utils.set_random_seed(shared)
+        job.seed = shared
     stock, calls = np.random.default_rng, itertools.count()
 
     @functools.wraps(stock)
@@ -79,6 +82,16 @@ def seed_all_ranks(job: Job) -> None:
         return stock((shared, next(calls)) if seed is None else seed)
 
     job.replace(np.random, "default_rng", default_rng)
+
+
+def _is_unseeded(job: Job) -> bool:
+    """Whether the seeds are those of ``seed_all_ranks`` still.
+
+    With a seed of TensorFlow's, each epoch of Keras has the same order: none that a
+    script without one expects.
+    """
+    seeds = {entry_points.global_seed(), keras_compat.global_seed()}
+    return seeds == {job.seed}
 
 
 def _seed() -> int:
@@ -94,7 +107,7 @@ def _seed() -> int:
 
 
 def fit_seed(model: keras.Model) -> int:
-    """The seed of a call of ``fit``: of order and random layers.
+    """The seed of a call of ``fit`` in a script that sets none.
 
     It follows from the seed of the script, and from the steps that the model was trained
     before: epochs that a script runs by a call of ``fit`` each have different orders, as

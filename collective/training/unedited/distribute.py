@@ -16,6 +16,7 @@ from collective.backends.registry import BACKENDS
 from collective.environment import detect
 from collective.environment.base import MIN_NP
 from collective.errors import UsageError
+from collective.training import compatibility
 from collective.training.fit import fit
 from collective.training.unedited import strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
@@ -120,17 +121,7 @@ def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) 
             hint="unset TF_USE_LEGACY_KERAS",
         )
     if MIN_NP in os.environ or detect().joining:
-        raise UsageError(
-            "an elastic job cannot run an unedited script: a rank that joins or "
-            "continues would be at another place of it",
-            hint="leave out --min-np and --max-np, or call collective.fit in the script "
-            "(docs/how-to/elastic.md)",
-        )
+        raise compatibility.refusal("unedited", "elastic")
     kind = BACKENDS.get(backend) if isinstance(backend, str) else type(backend)
     if kind is not None and not kind.synchronous:
-        raise UsageError(
-            f"backend {kind.name!r} cannot run an unedited script: its workers train "
-            "on batches of their own, and not all of its ranks run the script",
-            hint="another backend, or collective.fit with a function that makes the "
-            "model (docs/how-to/parameter-servers.md)",
-        )
+        raise compatibility.refusal("unedited", "asynchronous", kind.name)

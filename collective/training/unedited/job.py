@@ -35,12 +35,14 @@ class Job:
         used: The calls that the script has made so far.
         around_writes: Contexts around each write of a file, on every rank: rank 0 alone
             reads what it writes.
+        seed: What random generators were seeded with where the script had set no seed.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
         self.used: set[str] = set()
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
+        self.seed: int | None = None
         self._noted: set[str] = set()
         self._depth = 0
         self._replaced = contextlib.ExitStack()

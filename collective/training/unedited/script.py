@@ -13,6 +13,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import collective
+from collective import python_command
 from collective.errors import CollectiveError, UsageError
 
 _OWN = os.path.join(os.path.dirname(collective.__file__), "")  # this package's folder
@@ -66,9 +67,9 @@ class Script:
 
 
 def _first_on_path(folder: str) -> None:
-    """In the place of the working directory, which ``python -m`` has put there."""
+    """In the place of the working directory, where ``python -m`` has put that."""
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
+        sys.path[: not python_command.started()] = [folder]
 
 
 def _find(module: str) -> ModuleSpec:

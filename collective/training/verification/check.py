@@ -83,7 +83,7 @@ class Check:
             NotComparable: Keras' own step fails, or is random.
         """
         with (
-            keras_compat.fixed_randomness() as seeds,
+            keras_compat.fixed_randomness(),
             keras_compat.moving_statistics(len(self.sizes) > 1) as normalizing,
         ):
             gather = self._judge(self._outcomes(self.rows, training=True))
@@ -91,7 +91,7 @@ class Check:
                 gather |= self._judge(self._outcomes(self.validation, training=False))
         if len(self.sizes) > 1:
             normalizing = [] if self.sync_batch_norm else normalizing
-            self.notes += by_nature(bool(seeds), normalizing)
+            self.notes += by_nature(normalizing)
         notes = tuple(dict.fromkeys(self.notes))
         look_ups = tuple(sorted(self.step.forward.counted.items()))
         return StepPlan("loss" in gather, "metric" in gather, notes, look_ups)

@@ -180,14 +180,9 @@ def same_predictions(outcomes: Outcomes, allowed: float) -> bool:
     return all(close_logs(*pair, allowed) for pair in pairs)
 
 
-def by_nature(random: bool, normalizing: Sequence[str]) -> list[str]:
+def by_nature(normalizing: Sequence[str]) -> list[str]:
     """A line for each part of a model that depends on the number of replicas."""
     notes = []
-    if random:
-        notes.append(
-            "random layers (dropout, noise) draw by replica: their numbers depend on "
-            "how many there are"
-        )
     if normalizing:
         names = list(dict.fromkeys(normalizing))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

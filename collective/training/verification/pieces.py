@@ -70,11 +70,11 @@ def train_in_pieces(
     scale = tf.constant(loss_scale, tf.float32)
     prepared, forward = step.prepared, step.forward
     weights = read_weights(prepared)
-    zero = tf.constant(0, tf.int64)
     forward.pieces = len(sizes), 1
     parts = []
+    starts = np.cumsum([0, *sizes])
     for replica, piece in enumerate(cut(rows, sizes)):
-        position = tf.stack([zero, tf.constant(replica, tf.int64), zero])
+        position = tf.constant([0, replica, 0, starts[replica]], tf.int64)
         parts.append(forward.train(weights, piece, count, scale, position))
     sums = _added(parts)
     gradients: list[np.ndarray | None] = [None] * len(weights.trainable)
@@ -101,7 +101,12 @@ def test_in_pieces(step: Step, rows: Rows, sizes: Sequence[int]) -> StepOutcome:
     """A test step: the logs only; otherwise as ``train_in_pieces``."""
     count = tf.constant(sum(sizes), tf.int64)
     weights = read_weights(step.prepared)
-    parts = [step.forward.test(weights, piece, count) for piece in cut(rows, sizes)]
+    starts = tf.constant(np.cumsum([0, *sizes]), tf.int64)
+    step.forward.pieces = len(sizes), 1
+    parts = [
+        step.forward.test(weights, piece, count, start)
+        for piece, start in zip(cut(rows, sizes), starts, strict=False)
+    ]
     return StepOutcome(logs=_logs(step, _added(parts), count))
 
 

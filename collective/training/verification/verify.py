@@ -57,7 +57,7 @@ def verify_step(
     validation: Input | Batches | None = None,
     *,
     accumulate: int = 1,
-    seed: int = 0,
+    seed: int | None = None,
     sync_batch_norm: bool = False,
     enabled: bool = True,
     verbose: str | int = "auto",
@@ -119,7 +119,7 @@ def _plan(
     inputs: Input | Batches,
     validation: Input | Batches | None,
     sizes: Sequence[int],
-    seed: int,
+    seed: int | None,
     sync_batch_norm: bool,
 ) -> tuple[StepPlan, str]:
     """The plan, and how it was found; on rank 0."""

@@ -56,3 +56,61 @@ def test_both_run_the_same_image_in_the_folder_of_the_dockerfile(job):
     assert {f"WORKDIR {c['workingDir']}" for c in containers} <= set(
         docker.splitlines()
     )
+
+
+@pytest.fixture
+def indexed():
+    """The service and the Job."""
+    text = (ROOT / "deploy" / "indexed-job.yaml").read_text()
+    return list(yaml.safe_load_all(text))
+
+
+def check_form(found, model, where=""):
+    """Every field is one of the published API, of its type."""
+    client = pytest.importorskip("kubernetes.client")
+    if isinstance(found, dict) and hasattr(client, model):
+        kind = getattr(client, model)
+        names = {name: field for field, name in kind.attribute_map.items()}
+        assert set(found) <= set(names), f"{where}: {set(found) - set(names)}"
+        for name, value in found.items():
+            check_form(value, kind.openapi_types[names[name]], f"{where}.{name}")
+    elif isinstance(found, list):
+        assert model.startswith("list["), where
+        for value in found:
+            check_form(value, model[5:-1], where)
+    elif isinstance(found, dict):
+        assert model.startswith("dict"), where
+    else:
+        types = {"str": str, "int": int, "bool": bool}
+        assert isinstance(found, types.get(model, object)), where
+
+
+def test_kubernetes_takes_the_indexed_job(indexed):
+    service, job = indexed
+    check_form(service, "V1Service")
+    check_form(job, "V1Job")
+    job["spec"]["template"]["spec"]["subDomain"] = "digits"
+    with pytest.raises(AssertionError, match="subDomain"):
+        check_form(job, "V1Job")
+
+
+def test_every_pod_of_the_indexed_job_finds_the_head(indexed):
+    service, job = indexed
+    name, spec = job["metadata"]["name"], job["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    options = parse(container["args"])
+    assert options.agent and options.nodes == spec["completions"] == spec["parallelism"]
+    assert (
+        spec["completionMode"] == "Indexed" and service["spec"]["clusterIP"] == "None"
+    )
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert options.head.startswith(f"{name}-0.{pod['subdomain']}:")
+    assert options.command == ["python", "train.py"]
+    (variable,) = container["env"]
+    assert variable["name"] == "COLLECTIVE_SECRET_FILE"
+    mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    assert variable["value"].startswith(mounts["secret"])
+    docker = (ROOT / "Dockerfile").read_text()
+    assert f"WORKDIR {container['workingDir']}" in docker.splitlines()

@@ -72,7 +72,7 @@ def job(hosts, **options):
             OPEN_4,
             job(TWO),
             "mpirun -np 3 -H a:2,b:1 --map-by slot --bind-to none "
-            "--mca oob_tcp_keepalive_time 5 --mca oob_tcp_keepalive_intvl 1 "
+            "--mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_keepalive_time 5 --mca oob_tcp_keepalive_intvl 1 "
             "--mca oob_tcp_keepalive_probes 5 true",
         ),
         (
@@ -80,7 +80,7 @@ def job(hosts, **options):
             job(JOE, binding_args=["--bind-to", "core"]),
             r"printf 'joe@a slots=2\n::1 slots=1\n' > hosts.collective && "
             "mpirun -np 3 --hostfile hosts.collective --bind-to core "
-            "--prtemca oob_tcp_keepalive_time 5 --prtemca oob_tcp_keepalive_intvl 1 "
+            "--prtemca plm_ssh_no_tree_spawn 1 --prtemca oob_tcp_keepalive_time 5 --prtemca oob_tcp_keepalive_intvl 1 "
             "--prtemca oob_tcp_keepalive_probes 5 true",
         ),
         (
@@ -99,6 +99,7 @@ def job(hosts, **options):
             FULL,
             "mpirun -np 3 -H a:2,b:1 --map-by slot --bind-to none "
             "--mca plm_rsh_agent /bin/rsh --mca plm_rsh_args '-p 22' "
+            "--mca plm_rsh_no_tree_spawn 1 "
             "--mca oob_tcp_if_include eth0,eth1 --mca btl_tcp_if_include eth0,eth1 "
             "--mca pml ob1 --mca btl tcp,self,vader "
             "--mca oob_tcp_keepalive_time 5 --mca oob_tcp_keepalive_intvl 1 "
@@ -110,6 +111,7 @@ def job(hosts, **options):
             FULL,
             "mpirun -np 3 -H a:2,b:1 --map-by slot --bind-to none "
             "--prtemca plm_ssh_agent /bin/rsh --prtemca plm_ssh_args '-p 22' "
+            "--prtemca plm_ssh_no_tree_spawn 1 "
             "--prtemca oob_tcp_if_include eth0,eth1 "
             "--mca btl_tcp_if_include eth0,eth1 "
             "--mca pml ob1 --mca btl tcp,self,sm "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
+from collective import python_command
 from collective.errors import UsageError
 from collective.launch.__main__ import main
 from collective.launch.command_line import parse
@@ -248,7 +247,7 @@ def test_the_command_keeps_options_that_begin_as_ours_do():
     assert parse(typed).command == typed[2:]
 
 
-PROGRAM = [sys.executable, "-m", "collective.distribute"]
+PROGRAM = python_command.command("collective.distribute")
 
 
 @pytest.mark.parametrize(

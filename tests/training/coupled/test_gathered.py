@@ -362,7 +362,7 @@ def test_strings_are_refused_by_name(backend):
 @pytest.mark.parametrize("option", [{"accumulate": 2}, {"jit_compile": True}])
 def test_what_does_not_work_together_is_refused(option, backend):
     keras.config.set_floatx("float32")
-    with pytest.raises(UsageError, match="a loss of the whole batch"):
+    with pytest.raises(UsageError, match="a loss or metric of the whole batch"):
         planned(network("mse"), rows(20), None, backend, LOSS, **option)
 
 

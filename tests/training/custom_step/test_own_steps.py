@@ -262,7 +262,7 @@ def test_all_optimizers_are_part_of_the_state():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_options_that_do_not_fit_are_refused(settings, words, backend):
-    with pytest.raises(UsageError, match=f"cannot be combined with {words}"):
+    with pytest.raises(UsageError, match=f"does not work with {words}"):
         train(backend, PROGRAMS["gan"], **settings)
 
 

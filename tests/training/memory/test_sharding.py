@@ -163,7 +163,7 @@ def alone():
 
 
 REFUSED = {
-    "in one process": (Several, keras.optimizers.Adam),
+    "replicas in one process": (Several, keras.optimizers.Adam),
     "treat each element": (alone, keras.optimizers.Lamb),
     "built with whole": (alone, keras.optimizers.Adam),
 }

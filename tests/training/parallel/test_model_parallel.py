@@ -112,9 +112,11 @@ REFUSED = {
     "has 2 layers, fewer than the 3": {},
     "calls its layers in Python": {"model": cases.subclassed},
     "built already": {"model": small.model(), "built": True},
-    "recompute=True works on": {"recompute": True},
-    "shard_optimizer=True works on": {"shard_optimizer": True},
-    "jit_compile=True works on": {"jit_compile": True},
+    "recompute=True does not work with layers on several": {"recompute": True},
+    "shard_optimizer=True does not work with layers on several": {
+        "shard_optimizer": True
+    },
+    "jit_compile=True does not work with layers on several": {"jit_compile": True},
 }
 
 

@@ -259,7 +259,7 @@ WRONG = {
     "with a rank that dies": "--tensor-parallel 2 --min-np 1",
     "an option of backend 'native'": "--tensor-parallel 2 --backend mpi",
     "no layer of model 'mlp'": "--tensor-parallel 2 --model mlp",
-    "--tensor-parallel works on": "--tensor-parallel 2 --model-parallel 2",
+    "--tensor-parallel does not work with layers on several": "--tensor-parallel 2 --model-parallel 2",
 }
 
 

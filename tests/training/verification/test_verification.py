@@ -251,17 +251,11 @@ class TensorFlowNoise(keras.layers.Layer):
         return tf.nn.dropout(x, 0.5) if training else x
 
 
-def test_random_layers_are_named_and_the_rest_is_checked(caplog):
-    for layer in (keras.layers.Dropout(0.5), keras.layers.GaussianNoise(1.0), Noise()):
-        (note,) = verified(network(layer)).notes
-        assert note.startswith("random layers (dropout, noise) draw by replica")
-        assert not verified(network(layer), pieces=(7,)).notes
-    assert verified(network(keras.layers.Dropout(0.5), loss=scalar_sum)).gather_loss
-    verify.log.addHandler(caplog.handler)
-    with caplog.at_level("INFO", verify.log.name):
-        assert verified(network(TensorFlowNoise())) == StepPlan()
-    verify.log.removeHandler(caplog.handler)
-    assert "could not be compared with Keras' own: it draws random" in caplog.text
+def test_all_but_the_numbers_of_random_layers_is_checked():
+    layers = [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(1.0)]
+    for layer in (*layers, Noise(), TensorFlowNoise()):
+        assert verified(network(layer)) == StepPlan()
+        assert verified(network(layer, loss=scalar_sum)).gather_loss
 
 
 def test_layers_that_assign_their_weights():

@@ -16,15 +16,16 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import keras
 import numpy as np
 
 from collective import recorder
-from collective.elastic import generations
-from collective.errors import UsageError, printable
+from collective.elastic import generations, membership_file
+from collective.errors import CollectiveError, UsageError, printable
 from collective.log import log
 from collective.training.input.plan import Plan
 from collective.training.loop.observer import FinishedStep, Observer
@@ -57,10 +58,12 @@ class Checkpoint(Observer):
             the end of the training is always written.
         keep: How many of the last ones are kept.
         resume: Continues from the newest one that is valid and of this training; from
-            the start if the folder has none at all.
+            the start if the folder has none at all. "anyway": also where model, loss,
+            optimizer or data are others, of the same shapes.
 
     Attributes:
         failed: Why the last checkpoint could not be written; None if it was.
+        raises: Whether ``fit`` raises an error for that, after the training.
 
     Raises:
         UsageError: If ``every`` or ``keep`` is below 1.
@@ -72,7 +75,7 @@ class Checkpoint(Observer):
         *,
         every: int | None = None,
         keep: int = 3,
-        resume: bool = False,
+        resume: bool | Literal["anyway"] = False,
     ):
         if keep < 1 or (every is not None and every < 1):
             raise UsageError(
@@ -84,6 +87,7 @@ class Checkpoint(Observer):
         self.keep = keep
         self.resume = resume
         self.failed: str | None = None
+        self.raises = True
         self._known: list[Path] = []  # the last ones, oldest first
         self._buffers: list[np.ndarray] | None = None
         self._not_before = 0.0
@@ -96,11 +100,14 @@ class Checkpoint(Observer):
         position: Position,
         plan: Plan,
         before_write: Callable[[], None] | None = None,
+        training: Mapping[str, str] | None = None,
     ) -> None:
         """Begins to serve a training.
 
-        ``before_write`` is called before each checkpoint, in the thread that writes it.
+        ``before_write`` is called before each checkpoint, in the thread that writes it;
+        ``training`` is what the checkpoints are of (``identity.py``).
         """
+        self._training = training
         self._position = position
         self._plan = plan
         self._before_write = before_write
@@ -118,18 +125,21 @@ class Checkpoint(Observer):
         """
         position, backend = self._position, self._position.backend
         if not backend.elastic:
-            resume = "again" if self.resume else "with --resume"
-            recorder.advise(
-                f"should the job end, the same command {resume} continues from "
-                f"{self.folder}"
-            )
+            recorder.advise(self._advice)
         if backend.rank or backend.joins:
             return
         self._take_over()
         if position.start is None:
             self._known = []
-            resumes = self.resume or generations.number() > 0
+            resumes = bool(self.resume) or generations.number() > 0
             position.start = self._newest(position.model, self._plan, resumes)
+
+    def _advice(self) -> str:
+        """What a dump says: nothing where there is no checkpoint yet."""
+        if not storage.saved_in(self.folder):
+            return ""
+        resume = "again" if self.resume else "with --resume"
+        return f"the same command {resume} continues from {self.folder}"
 
     def reconfigured(self, root: int) -> None:
         """On a new rank 0, takes over the folder."""
@@ -215,9 +225,16 @@ class Checkpoint(Observer):
 
     def _write(self, state: State) -> None:
         try:
+            if self._lock is not None and not _is_same(self.folder / LOCK, self._lock):
+                os.close(self._lock)  # a cleaner has removed the file
+                self._lock = None
+                self._lock_folder()
             if self._before_write is not None:
                 self._before_write()
-            path = storage.write(state, self._position.model, self._plan, self.folder)
+            position, training = self._position, self._training
+            path = storage.write(
+                state, position.model, self._plan, self.folder, training
+            )
         except Exception as error:
             self._report_failure(state.step, error)
             return
@@ -225,6 +242,23 @@ class Checkpoint(Observer):
         self._known = [p for p in self._known if p != path] + [path]
         while len(self._known) > self.keep:
             shutil.rmtree(self._known.pop(0), ignore_errors=True)
+
+    def raise_if_failed(self) -> None:
+        """To be called when the work is done.
+
+        Raises:
+            CollectiveError: On rank 0, if the last checkpoint could not be written. The
+                model is trained.
+        """
+        if self.failed is None:
+            return
+        membership_file.write(membership_file.DONE)
+        raise CollectiveError(
+            f"the last checkpoint was not written: {self.failed}",
+            hint="the model is trained: save it elsewhere; or see the warning above, "
+            "then --resume (resume=True)",
+            everywhere=False,
+        )
 
     def _report_failure(self, step: int, error: Exception) -> None:
         self.failed = str(error).strip().split("\n")[0]
@@ -260,16 +294,23 @@ class Checkpoint(Observer):
         """Keeps other processes out while this one lives, or until ``close``."""
         if self._lock is not None:
             return
-        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.folder / LOCK
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
+            if path.is_symlink():
+                path.unlink(missing_ok=True)  # never ours; a file in its place is
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            lock = os.open(path, flags, 0o600)
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _is_same(path, lock):  # a cleaner has removed it meanwhile
+                    os.close(lock)
+                    continue
             except (BlockingIOError, PermissionError):
+                os.close(lock)
                 if time.monotonic() < deadline:
                     time.sleep(0.1)
                     continue
-                os.close(lock)
                 raise UsageError(
                     f"another training writes its checkpoints to {self.folder}",
                     hint="one --checkpoint-dir for each training that runs at a time",
@@ -292,13 +333,27 @@ class Checkpoint(Observer):
         for place, path in enumerate(found):
             try:
                 with parts.whole_shapes() if parts else contextlib.nullcontext():
-                    state = storage.read(path, model, plan)
+                    anyway = self.resume == "anyway"
+                    state, message = storage.read(
+                        path, model, plan, self._training, anyway
+                    )
+            except storage.OtherTraining as error:
+                raise UsageError(
+                    f"{path} is of another training: {error}",
+                    hint="type what it was made with, or another --checkpoint-dir; "
+                    '--resume-anyway (resume="anyway") continues from it as it is, and '
+                    f"model.load_weights({str(path / storage.WEIGHTS)!r}) takes its "
+                    "weights alone",
+                    everywhere=False,
+                ) from None
             except storage.Unusable as error:
                 reason = reason or f"{path.name}: {error}"
                 _warn(f"{path} is not used: {error}")
                 continue
             self._known = found[place:][::-1]
             print(f"resumed from {path}: epoch {state.epoch + 1}, step {state.step}")
+            if message:
+                _warn(f"resumed from {path}: {message}")
             return state
         if found:
             raise UsageError(
@@ -309,6 +364,13 @@ class Checkpoint(Observer):
         if resumes:
             print(f"no checkpoint in {self.folder} yet: starting at step 0", flush=True)
         return None
+
+
+def _is_same(path: Path, opened: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(opened))
+    except FileNotFoundError:
+        return False
 
 
 def _warn(what: str, hint: str = "") -> None:

@@ -20,7 +20,7 @@ from collective.backends.base import Backend
 from collective.training import keras_compat
 from collective.training.exchange import broadcast_object, gather_few
 from collective.training.prepared import get_partition
-from collective.training.variables import all_variables
+from collective.training.variables import all_variables, outside_seeds
 
 Gathered = Mapping[int, np.ndarray]
 """Partitioned variables, whole on rank 0, by the ``id`` of the variable."""
@@ -66,7 +66,7 @@ class State:
             if parts is not None:
                 value = parts.cut(variable, value)
             variable.assign(value)
-        _put_random_state(self.random)
+        _put_random_state(self.random, model)
         model.stop_training = self.stopped
 
 
@@ -164,11 +164,10 @@ def unflatten(arrays: Sequence[np.ndarray], about: dict[str, Any]) -> State:
     )
 
 
-def random_state() -> dict[str, np.ndarray]:
+def random_state(model: keras.Model) -> dict[str, np.ndarray]:
     """The states of the global generators, those of Python, NumPy and Keras.
 
-    No step draws from them: order of rows, masks and noise follow from the seed and the
-    number of the step. But a user's callback or a model's ``build`` may draw from them.
+    And of Keras' generators that the step asks and the model does not track.
     TensorFlow's own stateful generators cannot be read and are left alone.
 
     Returns:
@@ -185,10 +184,12 @@ def random_state() -> dict[str, np.ndarray]:
         state["numpy_spare"] = np.array(rest, np.float64)
     if (seed := keras_compat.global_seed_state()) is not None:
         state["keras"] = np.array(seed)
+    for i, variable in enumerate(outside_seeds(model)):
+        state[f"seed {i}"] = np.asarray(variable.read_value())
     return state
 
 
-def _put_random_state(state: dict[str, np.ndarray]) -> None:
+def _put_random_state(state: dict[str, np.ndarray], model: keras.Model) -> None:
     if not state:
         return
     spare = float(state["python_spare"][0])
@@ -199,3 +200,6 @@ def _put_random_state(state: dict[str, np.ndarray]) -> None:
         np.random.set_state(("MT19937", state["numpy"], int(place), int(has), value))
     if "keras" in state:
         keras_compat.make_global_seed_state().assign(state["keras"])
+    for i, variable in enumerate(outside_seeds(model)):
+        if f"seed {i}" in state:
+            variable.assign(state[f"seed {i}"])

@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 
 from collective.training import keras_compat
 from collective.training.input.plan import Plan
+from collective.training.observers.checkpoint import identity
 from collective.training.observers.checkpoint.state import State, flatten, unflatten
 from collective.training.variables import all_variables
 
@@ -43,6 +45,10 @@ REPLACED = f"{PART}replaced-"
 
 class Unusable(Exception):
     """Why a checkpoint cannot be used, as the end of a sentence."""
+
+
+class OtherTraining(Unusable):
+    """It is whole, and of a training with other settings or data."""
 
 
 def saved_in(folder: Path) -> list[Path]:
@@ -63,8 +69,16 @@ def remove_parts(folder: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
+def write(
+    state: State,
+    model: keras.Model,
+    plan: Plan,
+    folder: Path,
+    training: Mapping[str, str] | None = None,
+) -> Path:
     """Writes a checkpoint, and returns its folder; the model may train on meanwhile.
+
+    ``training`` describes what it is of (``identity.py``).
 
     Raises:
         OSError: If it cannot be written; nothing is left then.
@@ -90,6 +104,7 @@ def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
             "keras": keras.__version__,
             "plan": dataclasses.asdict(plan),
             "state": about,
+            "training": dict(training or {}),
             "files": {name: _sum(part / name) for name in (WEIGHTS, ARRAYS)},
         }
         body["crc32"] = _sum_of(body)
@@ -106,12 +121,43 @@ def write(state: State, model: keras.Model, plan: Plan, folder: Path) -> Path:
     return target
 
 
-def read(path: Path, model: keras.Model, plan: Plan) -> State:
+def read(
+    path: Path,
+    model: keras.Model,
+    plan: Plan,
+    training: Mapping[str, str] | None = None,
+    anyway: bool = False,
+) -> tuple[State, str]:
     """Reads a checkpoint; nothing is changed.
+
+    Args:
+        path: Its folder.
+        model: What it is for.
+        plan: The batches of this training.
+        training: Describes this training (``identity.py``); None: not compared.
+        anyway: Whether a training with other settings or data may go on from it.
+
+    Returns:
+        The state, and a message for the user; mostly empty.
 
     Raises:
         Unusable: If it is torn, foreign, or of another training.
     """
+    try:
+        return _read(path, model, plan, training, anyway)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        # Undamaged, for its checksums are right: another program has written it.
+        why = f"{type(error).__name__}: {error}".replace("\n", " ")
+        raise Unusable(f"{MANIFEST} is not as this program writes it ({why})") from None
+
+
+def _read(
+    path: Path,
+    model: keras.Model,
+    plan: Plan,
+    training: Mapping[str, str] | None,
+    anyway: bool,
+) -> tuple[State, str]:
     about = _manifest(path)
     for name, checksum in about["files"].items():
         if not (path / name).is_file():
@@ -130,6 +176,12 @@ def read(path: Path, model: keras.Model, plan: Plan) -> State:
         mine, theirs = here.get(name), about["plan"].get(name)
         if theirs != mine:
             raise Unusable(f"it was made with {name} {theirs}, and here it is {mine}")
+    saved_training, message = about.get("training") or {}, ""
+    if training is not None and saved_training:
+        found = identity.difference(saved_training, training)
+        if found and not anyway:
+            raise OtherTraining(found)
+        message = found and f"{found}; it is used anyway"
     try:
         held = keras_compat.load_weights(model, variables, str(path / WEIGHTS))
         with np.load(path / ARRAYS, allow_pickle=False) as rest:
@@ -143,7 +195,26 @@ def read(path: Path, model: keras.Model, plan: Plan) -> State:
     for spec, array in zip(specs, arrays, strict=True):
         if [*array.shape] != spec["shape"] or array.dtype.name != spec["dtype"]:
             raise Unusable(f"{spec['name']} is not what it should be")
-    return unflatten(arrays, about["state"])
+    state = unflatten(arrays, about["state"])
+    _check_position(state)
+    if training is None:
+        return state, message
+    values, rate = identity.keep_new_rate(
+        saved_training, training, model, state.variables
+    )
+    state = dataclasses.replace(state, variables=values)
+    return state, "; ".join(filter(None, (message, rate)))
+
+
+def _check_position(state: State) -> None:
+    """A step of this training has a loss, so their numbers agree."""
+    numbers = (state.epoch, state.step)
+    if any(type(n) is not int or n < 0 for n in numbers) or state.losses.ndim != 1:
+        raise Unusable(f"epoch {state.epoch!r} and step {state.step!r} are no position")
+    if state.losses.size > state.step:
+        raise Unusable(
+            f"it has {state.losses.size} losses, and its step is {state.step}"
+        )
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class StateHandoff:
         position = self._position
         try:
             if found := storage.saved_in(folder):
-                position.start = storage.read(found[0], position.model, self._plan)
+                position.start, _ = storage.read(found[0], position.model, self._plan)
         except (storage.Unusable, OSError) as error:
             log.warning(f"what {folder} keeps is not used: {error}")
 

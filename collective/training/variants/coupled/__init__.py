@@ -9,5 +9,5 @@ The step needs none where losses and metrics are sums over rows. Two things are 
   (``batch_norm``).
 
 ``replica`` is where to begin reading: what code in a forward pass can ask of the replica
-that it is traced for. ``checks`` says what these cannot be combined with.
+that it is traced for. ``checks`` says what of a training needs them.
 """

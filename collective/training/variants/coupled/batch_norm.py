@@ -9,12 +9,53 @@ gradient needs one all-reduce more, of two numbers for each channel.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
 
-from collective.training import keras_compat
+from collective.backends.base import Backend
+from collective.log import log
+from collective.training import compatibility, keras_compat
+from collective.training.prepared import PreparedModel
 from collective.training.variants.coupled.replica import ReplicaContext, current
+
+
+def chosen(
+    wanted: bool | str,
+    prepared: PreparedModel,
+    backend: Backend,
+    features: Collection[str],
+) -> bool:
+    """Whether to synchronize every layer of a model; rank 0 says what ``auto`` costs.
+
+    Args:
+        wanted: ``sync_batch_norm`` of ``fit``; ``auto`` synchronizes where that is
+            possible.
+        features: Of the training, by their names in the table of compatibility.
+    """
+    layers = keras_compat.batch_norm_layers(prepared.model)
+    layers = [layer for layer in layers if layer.trainable]
+    if wanted != "auto" or not layers:
+        return wanted is True
+    if backend.replicas == 1 and "virtual_replicas" not in features:
+        return False
+    possible = compatibility.works({"sync_batch_norm", *features}, backend)
+    if backend.rank == 0 and not possible:
+        log.warning(
+            "batch normalization (%r) has the statistics of each replica's rows here, "
+            "and so trains another model than one process",
+            layers[0].name,
+        )
+    elif backend.rank == 0:
+        channels = sum(int(layer.moving_mean.shape[0]) for layer in layers)
+        log.info(
+            "batch normalization has the statistics of the whole batch: %d more sums "
+            "over ranks a step, of %.3g KiB (sync_batch_norm=False: of each rank's rows)",
+            2 * len(layers),
+            channels * (2 * backend.replicas + 2) * 4 / 1024,
+        )
+    return possible
 
 
 def synchronized(every_layer: bool) -> contextlib.AbstractContextManager[None]:
@@ -62,12 +103,12 @@ def moments(
         def gradient(
             _: tf.Tensor, of_mean: tf.Tensor, of_variance: tf.Tensor
         ) -> tf.Tensor:
-            own = context.own(tf.stack([of_mean, of_variance]))
+            own = context.of_whole(context.own(tf.stack([of_mean, of_variance])))
             both = context.all_reduce([own])[0]
             shares = tf.unstack(tf.math.divide_no_nan(both, count), axis=0)
             of_mean, of_variance = (_broadcast(s, inputs, axes) for s in shares)
             distance = inputs - _broadcast(mean, inputs, axes)
-            result = of_mean + 2 * distance * of_variance
+            result = context.of_part(of_mean + 2 * distance * of_variance)
             return context.own(result if weights is None else result * weights)
 
         return (count, mean, variance), gradient

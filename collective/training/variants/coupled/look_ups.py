@@ -22,11 +22,10 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.log import log
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.prepared import PreparedModel
 from collective.training.step import look_ups
 from collective.training.step.plan import StepPlan
-from collective.training.variants.coupled import checks
 from collective.training.variants.coupled.gather import gather_rows
 from collective.training.variants.coupled.replica import ReplicaContext
 
@@ -53,13 +52,13 @@ def planned(
     prepared: PreparedModel,
     backend: Backend,
     global_rows: int | None,
-    **options: Any,
+    features: Collection[str] = (),
 ) -> StepPlan:
     """The plan, with how the gradients of look-ups travel.
 
     Args:
         global_rows: Rows of a batch; None where nobody knows.
-        options: ``accumulate``, ``jit_compile`` and ``recompute`` of the step.
+        features: Of the training, by their names in the table of compatibility.
     """
     if choice not in CHOICES:
         raise UsageError(
@@ -72,15 +71,9 @@ def planned(
     )
     singles = keras_compat.single_optimizers(model.optimizer)
     if choice == "keras" and has_tables and any(map(look_ups.sees_each, singles)):
-        if prepared.partition is not None:
-            raise UsageError(
-                "embedding_gradients='keras' needs optimizer state that is whole on "
-                "every rank",
-                hint="drop shard_optimizer and tensor parallelism, or "
-                "embedding_gradients='combined'",
-            )
+        compatibility.check({"look_ups", *features}, backend)
         return dataclasses.replace(plan, gather_look_ups=True)
-    possible = checks.is_possible(prepared, backend, **options)
+    possible = compatibility.works({"look_ups", *features}, backend)
     if backend.size == 1 or global_rows is None or not possible:
         return plan
     as_rows = travelling_as_rows(prepared, plan, global_rows)

@@ -8,8 +8,9 @@ an executor of graphs runs independent operations in any order.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -57,6 +58,14 @@ class ReplicaContext:
             return tensor
         return tf.where(self.rows > 0, tensor, tf.zeros_like(tensor))
 
+    def of_whole(self, gradient: tf.Tensor) -> tf.Tensor:
+        """A gradient of this replica's loss, as that of its part of the global loss."""
+        return gradient  # a loss is a sum over replicas
+
+    def of_part(self, gradient: tf.Tensor) -> tf.Tensor:
+        """The reverse of ``of_whole``."""
+        return gradient
+
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sum of each tensor over replicas. Differentiable.
 
@@ -97,6 +106,16 @@ class ReplicaContext:
 _entered = threading.local()  # in-process strategies trace each replica in a thread
 
 
+@contextlib.contextmanager
+def entered(context: ReplicaContext | None) -> Iterator[None]:
+    """Inside, code is traced for this replica."""
+    before, _entered.context = current(), context
+    try:
+        yield
+    finally:
+        _entered.context = before
+
+
 def current() -> ReplicaContext | None:
     """The replica whose forward pass is being traced; None outside of one."""
     return getattr(_entered, "context", None)
@@ -129,11 +148,8 @@ def for_replica(
     """
     number = tf.cast(backend.replica(), tf.int64)
     context = ReplicaContext(backend, number, count, global_rows, maybe_empty)
-    before, _entered.context = current(), context
-    try:
+    with entered(context):
         sums: Any = forward(at_least_one_row(rows, count) if maybe_empty else rows)
-    finally:
-        _entered.context = before
     if not maybe_empty:
         return sums
     return tf.nest.map_structure(context.own, sums)._replace(metrics=sums.metrics)

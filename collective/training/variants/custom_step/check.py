@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
@@ -30,7 +30,7 @@ from collective.training.input.plan import share
 from collective.training.keras_compat import path_of, record_applied, tf_variable
 from collective.training.step.rows import Rows
 from collective.training.variables import all_variables, broadcast_model
-from collective.training.variants.custom_step.building import DROP_IN, packed
+from collective.training.variants.custom_step.building import packed
 from collective.training.variants.custom_step.replica import flat_logs
 from collective.training.variants.custom_step.step import CustomStep
 from collective.training.verification.first_rows import first_rows
@@ -87,8 +87,9 @@ def check_step(
         raise UsageError(
             f"model {model.name!r}: its train_step on {cut[-1]} rows cut into "
             f"{backend.replicas} pieces is not that on the rows in one piece: {problem}",
-            hint=f"take means over rows, and couple no rows of a batch; or {DROP_IN}; "
-            "or verify=False, where that is what you mean",
+            hint="take means over rows, and couple no rows of a batch; or "
+            f"{compatibility.FEATURES['own_step'].without}; or verify=False, where that "
+            "is what you mean",
         )
     seconds = time.perf_counter() - begin
     sizes = [b - a for a, b in itertools.pairwise(cut)]
@@ -96,10 +97,10 @@ def check_step(
         f"train_step of {model.name!r}: the same on {cut[-1]} rows in pieces of "
         f"{', '.join(map(str, sizes))} as in one piece ({seconds:.1f} s)"
     ]
-    if noise.used:
+    if noise.normalizes and not step.local.synchronizes:
         lines.append(
-            "random numbers and batch statistics are each replica's own: they depend "
-            "on the number of replicas"
+            "batch statistics are each replica's own: they depend on the number of "
+            "replicas"
         )
     return lines
 

@@ -22,7 +22,8 @@ the number of rows, the value is scaled so that the formula above holds:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,10 +35,13 @@ from tensorflow.python.framework import auto_control_deps_utils
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.keras_compat import Hooks
 from collective.training.step import finite
 from collective.training.step.reduction import sum_tensors
 from collective.training.step.rows import Rows
+from collective.training.variants.coupled import batch_norm
+from collective.training.variants.coupled.replica import ReplicaContext, entered
 from collective.training.variants.custom_step.building import packed
 
 Logs = dict[str, tf.Tensor]
@@ -51,12 +55,14 @@ class Share(NamedTuple):
         global_rows: int64 scalar.
         number: int64 scalar, of the step.
         replica: int64 scalar.
+        first_row: int64 scalar, the place of the first of its rows in the batch.
     """
 
     rows: tf.Tensor
     global_rows: tf.Tensor
     number: tf.Tensor
     replica: tf.Tensor
+    first_row: tf.Tensor
 
     def of(self, tensor: Any, dtype: tf.DType | None = None) -> tf.Tensor:
         """The tensor times the share; zero without rows, whatever the tensor is."""
@@ -110,6 +116,31 @@ class OrderedSums:
         return sum_tensors(self.backend, tensors, [])
 
 
+@dataclass(eq=False)
+class OrderedReplica(ReplicaContext):
+    """A replica in its pass, whose sums are in order with those of gradients.
+
+    Its loss is a mean over its rows; that of the global batch is a weighted mean of these.
+    """
+
+    sums: OrderedSums | None = None
+    share: Share | None = None
+
+    def of_whole(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Times the share of its rows."""
+        assert self.share is not None
+        return self.share.of(gradient)
+
+    def of_part(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Divided by the share."""
+        assert self.share is not None
+        return self.share.undone(gradient)
+
+    def _in_order(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        assert self.sums is not None
+        return self.sums(tensors)
+
+
 class ReplicaHooks(Hooks):
     """What one replica does at the intercepted calls of one step.
 
@@ -120,12 +151,11 @@ class ReplicaHooks(Hooks):
             ``finite.first_of`` numbers them.
     """
 
-    def __init__(self, sums: OrderedSums, share: Share, seed: int):
+    def __init__(self, sums: OrderedSums, share: Share):
         self.sums = sums
         self.backend = sums.backend
         self.alone = self.backend.most_replicas == 1
         self.share = share
-        self.seed = seed
         self.updated: set[int] = set()
         self.paths: list[str] = []
         self._global: dict[int, Any] = {}  # tensors that are sums already, by id
@@ -220,20 +250,6 @@ class ReplicaHooks(Hooks):
         (total,) = self.sums([tf.stop_gradient(own)])
         return self.share.undone(loss * tf.math.divide_no_nan(own, total))
 
-    def on_seed(self, seed: Any) -> Any:
-        """Another stream of numbers for each seed, step and replica.
-
-        One replica has the numbers of Keras' own training.
-        """
-        if self.alone:
-            return seed
-        fold = tf.random.experimental.stateless_fold_in
-        key = tf.constant([self.seed % 2**31, 0], tf.int32)
-        numbers = [self.share.number, self.share.replica, *tf.unstack(seed)]
-        for number in numbers:
-            key = fold(key, tf.cast(number, tf.int32))
-        return tf.cast(key, seed.dtype)
-
 
 def _denominator(
     dtype: tf.DType, values: Any, weight: Any, mask: Any, averages: bool
@@ -276,15 +292,19 @@ class LocalStep:
         paths: See ``ReplicaHooks.paths``.
         state: The variables that the method writes, other than those of optimizers and
             metrics: each replica may have another value afterwards.
+        others: What is drawn otherwise than in one process, a few words each.
+        synchronizes: Whether layers of batch normalization have the statistics of the
+            whole global batch.
     """
 
     model: keras.Model
     method: Callable[[Any], Any]
     sums: OrderedSums
-    seed: int
     sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
     state: list[tf.Variable] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    synchronizes: bool = False
     _updated: set[int] = field(default_factory=set)
 
     def trace(self, rows: Rows, share: Share) -> Callable[[Rows, Share], Logs]:
@@ -301,8 +321,14 @@ class LocalStep:
 
     def __call__(self, rows: Rows, share: Share) -> Logs:
         """The method on these rows; what it returned, by name."""
-        hooks = ReplicaHooks(self.sums, share, self.seed)
-        with keras_compat.intercept(hooks, self.model.metrics) as results:
+        hooks = ReplicaHooks(self.sums, share)
+        drawing: Any = contextlib.nullcontext([])
+        if not hooks.alone:
+            count = count_rows(first_leaf(rows.x))  # one where the replica has none
+            place = keras_compat.Place(share.first_row, count, share.global_rows)
+            drawing = keras_compat.draw_rows(place)
+        intercepted = keras_compat.intercept(hooks, self.model.metrics)
+        with drawing as self.others, self._normalizing(share), intercepted as results:
             logs = self.method(packed(rows))
             if not isinstance(logs, dict):
                 raise UsageError(
@@ -315,6 +341,19 @@ class LocalStep:
         self.sources = {n: found and found[1] for n, found in sources.items()}
         self.paths, self._updated = hooks.paths, hooks.updated
         return {name: tf.convert_to_tensor(value) for name, value in logs.items()}
+
+    @contextlib.contextmanager
+    def _normalizing(self, share: Share) -> Iterator[None]:
+        """Around the method: batch normalization, if over all replicas."""
+        if not self.synchronizes:
+            yield
+            return
+        place = share.replica, share.rows, share.global_rows
+        replica = OrderedReplica(
+            self.sums.backend, *place, maybe_empty=True, sums=self.sums, share=share
+        )
+        with entered(replica), batch_norm.synchronized(True):
+            yield
 
     def _state(self, written: list[tf.Variable]) -> list[tf.Variable]:
         metrics = map(keras_compat.tf_variable, self.model.metrics_variables)

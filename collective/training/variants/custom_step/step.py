@@ -20,16 +20,16 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import CollectiveError
-from collective.training import keras_compat
+from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
+from collective.training.step.draws import warn_of_draws
 from collective.training.step.inputs import replica_rows
 from collective.training.step.report import Layout, cut
 from collective.training.step.rows import without_none
 from collective.training.variants.coupled.replica import at_least_one_row
-from collective.training.variants.custom_step.building import check_options
 from collective.training.variants.custom_step.replica import (
     LocalStep,
     Logs,
@@ -44,8 +44,8 @@ class CustomStep:
     Args:
         spec: ``Batch`` of ``tf.TensorSpec`` with an open first dimension.
         maybe_empty: Whether a replica may have a batch without rows.
+        sync_batch_norm: As for ``Step``.
         method: ``test_step``, to evaluate by it.
-        options: Of ``check_options``: refused, unless off.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class CustomStep:
         backend: Backend,
         spec: Batch,
         *,
-        seed: int = 0,
         maybe_empty: bool = True,
         attachments: Sequence[Attachment] = (),
+        sync_batch_norm: bool = False,
         method: str = "train_step",
-        **options: Any,
     ):
         self.model = prepared.model
-        check_options(self.model, backend, **options)
+        compatibility.check({"own_step"}, backend)
         self.backend = backend
         self.maybe_empty = maybe_empty
         self.attachments = Attachments(attachments)
         self.sums = OrderedSums(backend)
-        self.local = LocalStep(self.model, getattr(self.model, method), self.sums, seed)
+        self.local = LocalStep(self.model, getattr(self.model, method), self.sums)
+        self.local.synchronizes = sync_batch_norm and backend.most_replicas > 1
         self._metric_variables = list(self.model.metrics_variables)
         self._metrics = [keras_compat.tf_variable(v) for v in self._metric_variables]
         self.layout = CustomLayout(self.model, self._metric_variables, {})
@@ -80,6 +80,8 @@ class CustomStep:
             autograph=False,
         )
         traced.get_concrete_function()
+        if backend.rank == 0:
+            warn_of_draws(self.model, self.local.others)
         self._run = eager if self.model.run_eagerly else traced
 
     def __call__(self, batch: Batch, number: int) -> Any:
@@ -93,11 +95,13 @@ class CustomStep:
     def try_on(self, batch: Batch) -> dict[str, Any]:
         """Makes a step eagerly, without attachments; for ``check_step``."""
         attachments, self.attachments = self.attachments, Attachments()
+        synchronizes, self.local.synchronizes = self.local.synchronizes, False
         try:
             args = (batch, tf.constant(0, tf.int64))
             report = self.backend.run(self._replica_step, args)
         finally:
             self.attachments = attachments
+            self.local.synchronizes = synchronizes
         return self.layout.returned(report.numpy())
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
@@ -116,7 +120,7 @@ class CustomStep:
         """The step of one replica, inside ``Backend.run``; returns the report."""
         replica = tf.cast(self.backend.replica(), tf.int64)
         own = replica_rows(self.backend, batch, replica)
-        share = Share(own.count, batch.global_rows, number, replica)
+        share = Share(own.count, batch.global_rows, number, replica, own.first)
         rows = at_least_one_row(own.rows, own.count) if self.maybe_empty else own.rows
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)

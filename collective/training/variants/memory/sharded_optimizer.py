@@ -46,18 +46,6 @@ def check(model: keras.Model, backend: Backend, partitioned_before: bool) -> Non
         backend: The backend.
         partitioned_before: Whether an earlier training has sharded the optimizer.
     """
-    if len(backend.local_replicas) != 1:
-        raise UsageError(
-            f"backend {backend.name!r} has all replicas in one process, which shards no "
-            "optimizer",
-            hint=f"mpirun -np {backend.replicas} python train.py --shard-optimizer",
-        )
-    if not backend.synchronous:
-        raise UsageError(
-            f"backend {backend.name!r} has no ranks that share an update: its servers "
-            "hold the optimizer's state in shards already",
-            hint="drop --shard-optimizer; --parameter-servers N for more of them",
-        )
     for option in ("algorithm", "transport_dtype", "bucket_bytes"):
         if getattr(backend.options, option) != getattr(Options(), option):
             raise UsageError(
@@ -65,17 +53,6 @@ def check(model: keras.Model, backend: Backend, partitioned_before: bool) -> Non
                 "--shard-optimizer has none",
                 hint="drop one of the two",
             )
-    if backend.elastic:
-        raise UsageError(
-            "when a rank dies, its shard of the optimizer is lost",
-            hint="drop --min-np and resume from a --checkpoint-dir, or drop "
-            "--shard-optimizer",
-        )
-    if backend.tensor is not None:
-        raise UsageError(
-            "--shard-optimizer cuts variables that --tensor-parallel has cut already",
-            hint="drop one of them",
-        )
     partitioned.check_optimizer(model, "--shard-optimizer", partitioned_before)
 
 

@@ -21,20 +21,13 @@ from collective.training.variants.memory.shards import Shard
 from collective.training.variants.parallel.layers import TensorParallelLayer
 
 
-def check(model: keras.Model, jit_compile: bool, partitioned_before: bool) -> None:
+def check(model: keras.Model, partitioned_before: bool) -> None:
     """Refuses, before the model is built, what a tensor group cannot train.
 
     Args:
         model: Compiled.
-        jit_compile: Whether XLA is to compile the step.
         partitioned_before: Whether an earlier training has partitioned the model.
     """
-    if jit_compile:
-        raise UsageError(
-            "XLA compiles no collective, and with --tensor-parallel there are some in "
-            "the forward pass",
-            hint="drop --jit-compile",
-        )
     partitioned.check_optimizer(model, "--tensor-parallel", partitioned_before)
 
 

@@ -18,26 +18,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.keras_compat import Node
 
 # Per trained weight: itself, its gradient, and two of the optimizer, as Adam has.
 COPIES = 4
-
-
-def check(backend: Backend, **with_options: bool) -> None:
-    """Refuses options, of those that are on, that need a model on one device."""
-    asked = [name for name, on in with_options.items() if on]
-    if backend.tensor is not None:
-        asked.append("tensor_parallel")
-    if asked:
-        raise UsageError(
-            f"--{asked[0].replace('_', '-')} works on a model that is on one device, and "
-            f"--model-parallel {len(backend.stages)} places it on several",
-            hint="drop one of them",
-        )
 
 
 class Placement:

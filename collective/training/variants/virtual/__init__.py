@@ -2,6 +2,6 @@
 
 ``pieces`` says which process computes which virtual replica, ``tree`` in which order
 their sums are added and how partial sums get to every process, ``reduction`` is the
-step's sum made of these. ``checks`` refuses what cannot be combined, ``settings`` fixes
+step's sum made of these. ``checks`` refuses numbers that cannot be, ``settings`` fixes
 what bits depend on besides, ``digest`` is the SHA-256 to compare trainings by.
 """

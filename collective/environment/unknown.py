@@ -1,0 +1,61 @@
+"""Variables named like ours that nothing reads: a misspelt time-out is no time-out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+PREFIX = "COLLECTIVE_"
+# Those of docs/reference/environment.md, without the prefix.
+KNOWN = frozenset(
+    [
+        "BOARD",
+        "BUILD_CORE",
+        "GENERATION",
+        "HOROVODRUN",
+        "INTERFACES",
+        "JOB",
+        "JOINS",
+        "LIBMPI",
+        "LIBRARY",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "MAX_NP",
+        "MIN_NP",
+        "OUTPUT",
+        "PORTABLE",
+        "PROBE",
+        "QUIET",
+        "RANK",
+        "RANKS_PER_HOST",
+        "RANK_TIMEOUT",
+        "RECORDER",
+        "REMOTE_SHELL",
+        "RESTARTABLE_JOB",
+        "SANITIZE",
+        "SEED",
+        "SETS_HOROVOD_RANK",
+        "SIMD",
+        "SIZE",
+        "SLURM_JOB",
+        "STALL_SECONDS",
+        "START_TIMEOUT",
+        "STORES",
+        "TIMEOUT",
+        "VERIFY",
+        "WAITS",
+    ]
+)
+
+
+def warnings(variables: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that begins as ours do and is not known."""
+    found = []
+    for variable in sorted(variables):
+        name = variable.removeprefix(PREFIX)
+        if name == variable or name in KNOWN:
+            continue
+        close = difflib.get_close_matches(name, KNOWN, 1)
+        meant = f"; did you mean {PREFIX}{close[0]}?" if close else ""
+        found.append(f"{variable} is not a variable that anything here reads{meant}")
+    return found

@@ -1,0 +1,115 @@
+"""Processes that should end and do not.
+
+One that was killed never runs its program again, but may not be gone for ever: frozen
+(cgroup, ``docker pause``), traced, or in an uninterruptible sleep on a file system that
+does not answer. It counts as dead. Another has ended its work, and its interpreter does not
+end: a thread or a process that it has started keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from collective.elastic import membership_file
+from collective.elastic.membership_file import MembershipFile
+from collective.elastic.running_time import Lasting
+from collective.launch import processes
+from collective.launch.output import print_message
+
+DEAD_SECONDS = 5.0  # after which a process that was killed counts as dead
+_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.05
+
+
+class Undead:
+    """Processes that were killed and are still there."""
+
+    def __init__(self) -> None:
+        self._lasting: dict[int, Lasting] = {}
+        self._looked = 0.0
+        self._left: dict[int, str] = {}
+
+    def look(self, pids: Iterable[int], killed: set[int]) -> list[int]:
+        """Those that have not ended for some seconds, although they were killed.
+
+        Args:
+            pids: Children of this process that have not been reaped.
+            killed: Those of them to which this process has sent SIGKILL.
+        """
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return []
+        self._looked = time.monotonic()
+        found = []
+        for pid in pids:
+            lasting = self._lasting.setdefault(pid, Lasting(DEAD_SECONDS))
+            if lasting.since(pid in killed or processes.kill_is_pending(pid)):
+                found.append(pid)
+        return found
+
+    def leave(self, pid: int, name: str) -> None:
+        """Nobody waits for this process any more."""
+        self._left[pid] = name
+        print_message(
+            f"{name} (process {pid}) was killed and has not ended within "
+            f"{DEAD_SECONDS:g} s ({processes.describe_state(pid)}): it counts as dead"
+        )
+
+    def report(self, seconds: float) -> None:
+        """Names what is still there after so many seconds, at the end of the job."""
+        deadline = time.monotonic() + seconds
+        while self._left:
+            for pid in list(self._left):
+                with contextlib.suppress(ChildProcessError):
+                    if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                        continue
+                del self._left[pid]
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        for pid, name in self._left.items():
+            print_message(
+                f"left behind: {name}, process {pid} ({processes.describe_state(pid)}): "
+                "it was killed, runs no more of its program, and ends when the kernel "
+                f"lets it\nHINT: cat /proc/{pid}/cgroup /proc/{pid}/wchan shows whether "
+                "it is frozen, or waits for a file system"
+            )
+
+
+class Lingering:
+    """Ranks whose work is over and whose processes do not end.
+
+    Args:
+        membership: Where they note that their work is over.
+        seconds: How long they may take.
+    """
+
+    def __init__(self, membership: MembershipFile, seconds: float) -> None:
+        self._membership, self._seconds = membership, seconds
+        self._lasting: dict[int, Lasting] = {}
+
+    def look(
+        self, ranks: Iterable[tuple[int, int]], name: Callable[[int], str]
+    ) -> list[int]:
+        """Ranks that have taken too long, each of which is reported.
+
+        Args:
+            ranks: Number and process of each that runs.
+            name: How messages call a rank.
+        """
+        found = []
+        for rank, pid in ranks:
+            lasting = self._lasting.setdefault(pid, Lasting(self._seconds))
+            if not lasting.since(self._membership.read(rank) in membership_file.OVER):
+                continue
+            found.append(rank)
+            kept_by = processes.describe_children(pid)
+            print_message(
+                f"{name(rank)} (process {pid}) has finished its work and not ended within "
+                f"{self._seconds:g} s{kept_by and f'; it has started {kept_by}'}: killed it\n"
+                "HINT: end the threads and processes that the program starts; "
+                "COLLECTIVE_TIMEOUT=seconds gives it more time"
+            )
+        return found

@@ -1,0 +1,255 @@
+"""Which features of a training work together: one table, as data.
+
+A pair that is not in the table works. ``IMPOSSIBLE`` has the pairs that mathematics
+forbids, each with the sentence that says why; ``NOT_BUILT`` those that nobody has built,
+each with what it would take. From the table are made the errors (``check``), the page
+``docs/reference/compatibility.md``, and the test of all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+
+ONE_EACH = "a backend with one replica in each process: native or mpi"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that a training may have.
+
+    Attributes:
+        title: Its name in an error; ``{backend}`` is the name of the backend.
+        without: What to do to be without it.
+    """
+
+    title: str
+    without: str
+
+
+FEATURES = {
+    "own_step": Feature(
+        "a train_step of the model's own",
+        "train it by Keras' own fit with the drop-in: import collective.tensorflow.keras "
+        "as hvd; hvd.init(); optimizer = hvd.DistributedOptimizer(optimizer)",
+    ),
+    "virtual_replicas": Feature("--virtual-replicas", "drop --virtual-replicas"),
+    "coupled": Feature(
+        "a loss or metric of the whole batch",
+        "a loss and metrics that are sums or means over rows",
+    ),
+    "look_ups": Feature(
+        "gradients of single look-ups (embedding_gradients='keras')",
+        "embedding_gradients='combined'",
+    ),
+    "sync_batch_norm": Feature(
+        "synchronized batch normalization", "drop sync_batch_norm and synchronized=True"
+    ),
+    "shard_optimizer": Feature("--shard-optimizer", "drop --shard-optimizer"),
+    "accumulate": Feature("--accumulate", "drop --accumulate"),
+    "jit_compile": Feature("--jit-compile", "drop --jit-compile"),
+    "recompute": Feature("--recompute", "drop --recompute"),
+    "tensor_parallel": Feature("--tensor-parallel", "drop --tensor-parallel"),
+    "model_parallel": Feature(
+        "layers on several devices (--model-parallel)", "drop --model-parallel"
+    ),
+    "elastic": Feature(
+        "an elastic job (--min-np)",
+        "drop --min-np, and continue from a --checkpoint-dir",
+    ),
+    "checkpoint": Feature(
+        "a checkpoint (--checkpoint-dir)",
+        "keras.callbacks.BackupAndRestore, which works with any data",
+    ),
+    "ledger": Feature("--ledger", "drop --ledger"),
+    "batches": Feature(
+        "batches whose rows are not known beforehand",
+        "pass arrays; or dataset.unbatch() of known length, with global_batch_size=",
+    ),
+    "loss_scale": Feature(
+        "a LossScaleOptimizer (mixed_float16)", "--precision float32 or mixed_bfloat16"
+    ),
+    "transport": Feature("--transport-dtype", "drop --transport-dtype"),
+    "devices": Feature(
+        "several replicas in one process (backend {backend!r})", ONE_EACH
+    ),
+    "strategy": Feature(
+        "several replicas of a tf.distribute strategy (backend {backend!r})", ONE_EACH
+    ),
+    "asynchronous": Feature(
+        "workers that train on batches of their own (backend {backend!r})", ONE_EACH
+    ),
+    "unedited": Feature("an unedited script", "call collective.fit in the script"),
+}
+
+Pairs = Mapping[frozenset[str], str]
+
+
+def _pairs(table: Mapping[str, str]) -> Pairs:
+    """From ``"one with other, another": why``."""
+    found = {}
+    for names, why in table.items():
+        one, others = names.split(" with ")
+        for other in others.split(", "):
+            found[frozenset((one, other))] = why
+    assert set().union(*found) <= set(FEATURES)
+    return found
+
+
+IMPOSSIBLE = _pairs(
+    {
+        "asynchronous with virtual_replicas, coupled, look_ups, sync_batch_norm": (
+            "there is no global batch, for each worker has batches of its own"
+        ),
+        "asynchronous with shard_optimizer": (
+            "its servers hold the optimizer's state in shards already"
+        ),
+        "asynchronous with loss_scale": (
+            "a loss scale follows from the steps before, and these have no order"
+        ),
+        "asynchronous with unedited": (
+            "not every rank runs the script, and no two workers share a batch"
+        ),
+        "tensor_parallel with elastic": (
+            "a rank that dies takes its part of the layers with it"
+        ),
+        "tensor_parallel with virtual_replicas": (
+            "a layer in T parts adds T products, and T is a number of ranks, on which "
+            "the bits must not depend"
+        ),
+        "transport with virtual_replicas": (
+            "each rank rounds the sum of its own pieces, so the bits depend on how many "
+            "ranks there are"
+        ),
+        "shard_optimizer with elastic": (
+            "a rank that dies takes its shard of the optimizer with it"
+        ),
+        "batches with ledger": (
+            "a ledger has the numbers of rows, and rows of such batches have none"
+        ),
+        "devices with elastic": "all replicas of one process die with it",
+    }
+)
+
+_IN_PASS = "the sums of a forward pass"
+_ONE_AT_A_TIME = (
+    "micro-batches are computed one after the other, and each sees a part of the rows"
+)
+_NO_XLA = "XLA compiles no collective, and there are some in the forward pass"
+
+NOT_BUILT = _pairs(
+    {
+        "own_step with accumulate": "a train_step takes its batch in one piece",
+        "own_step with jit_compile": "XLA compiles no sum over ranks",
+        "own_step with recompute": "the step's own tape would have to record blocks",
+        "own_step with shard_optimizer": (
+            "its optimizers would have to be built for shards"
+        ),
+        "own_step with virtual_replicas": (
+            "a train_step sums when it applies, so all pieces would have to run side by "
+            "side"
+        ),
+        "own_step with tensor_parallel, model_parallel": (
+            "the layers would have to be cut, or placed, before the step is traced"
+        ),
+        "own_step with elastic": (
+            "the updates of a train_step would have to be undone when a rank dies "
+            "between two of them"
+        ),
+        "own_step with devices, strategy": (
+            "a strategy forbids most assignments inside a step"
+        ),
+        "own_step with asynchronous": "a worker would have to run the whole step",
+        "virtual_replicas with coupled, look_ups, sync_batch_norm": (
+            "a virtual replica sees its own rows only"
+        ),
+        "virtual_replicas with model_parallel": "the pieces run on one device",
+        "virtual_replicas with ledger": "it has the rows of each replica",
+        "accumulate with coupled, look_ups, sync_batch_norm": _ONE_AT_A_TIME,
+        "jit_compile with coupled, look_ups, sync_batch_norm, tensor_parallel": _NO_XLA,
+        "recompute with coupled, look_ups, sync_batch_norm": (
+            "a block that is computed twice would send twice"
+        ),
+        "elastic with coupled, look_ups, sync_batch_norm": (
+            "the step would have to be traced again for another number of ranks"
+        ),
+        "devices with coupled, look_ups, sync_batch_norm": (
+            "collectives in the forward pass are for one replica in each process"
+        ),
+        "tensor_parallel with coupled, look_ups, sync_batch_norm": (
+            f"{_IN_PASS} would have to leave out the ranks of the same replica"
+        ),
+        "model_parallel with coupled, look_ups, sync_batch_norm": (
+            f"{_IN_PASS} would have to be made on each device"
+        ),
+        "model_parallel with recompute, shard_optimizer, jit_compile, tensor_parallel": (
+            "these work on a model that is on one device"
+        ),
+        "shard_optimizer with tensor_parallel": (
+            "variables that are cut already would be cut again"
+        ),
+        "shard_optimizer with look_ups": "rows of a table are no rows of a flat shard",
+        "shard_optimizer with devices": (
+            "a strategy has the whole optimizer on each device"
+        ),
+        "batches with checkpoint": "rows that cannot be counted beforehand",
+        "batches with elastic": "rows that cannot be counted beforehand",
+        "unedited with elastic": (
+            "a rank that joins or continues would be at another place of the script"
+        ),
+    }
+)
+
+
+def of_backend(backend: Backend) -> set[str]:
+    """The features that a training has by its backend."""
+    replicated = getattr(backend, "strategy", None) is not None
+    found = {
+        "asynchronous": not backend.synchronous,
+        "devices": len(backend.local_replicas) > 1,
+        "strategy": replicated and backend.most_replicas > 1 and backend.synchronous,
+        "elastic": backend.elastic,
+        "tensor_parallel": backend.tensor is not None,
+        "model_parallel": bool(backend.stages),
+        "transport": backend.rounds_to is not None,
+    }
+    return {name for name, present in found.items() if present}
+
+
+def conflicts(features: Collection[str]) -> Iterator[tuple[str, str, str]]:
+    """The pairs among features that do not work together, and why."""
+    for table in (IMPOSSIBLE, NOT_BUILT):
+        for pair, why in table.items():
+            if pair <= set(features):
+                one, other = sorted(pair, key=list(FEATURES).index)
+                yield one, other, why
+
+
+def works(features: Iterable[str], backend: Backend) -> bool:
+    """Whether features work together on a backend."""
+    return not any(conflicts({*features, *of_backend(backend)}))
+
+
+def check(features: Iterable[str], backend: Backend) -> None:
+    """Refuses features that do not work together, or not on this backend.
+
+    Raises:
+        UsageError: On every rank alike, for the first such pair.
+    """
+    for one, other, _ in conflicts({*features, *of_backend(backend)}):
+        raise refusal(one, other, backend.name)
+
+
+def refusal(one: str, other: str, backend: str = "") -> UsageError:
+    """The error for two features that do not work together."""
+    pair = frozenset((one, other))
+    why = IMPOSSIBLE.get(pair) or NOT_BUILT[pair]
+    first, second = FEATURES[one], FEATURES[other]
+    title = f"{first.title} does not work with {second.title}"
+    return UsageError(
+        f"{title.format(backend=backend)}: {why}",
+        hint=f"{second.without}; or {first.without}",
+    )

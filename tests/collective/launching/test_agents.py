@@ -1,0 +1,193 @@
+"""Agents without a network: what they are told, and what they take for genuine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from collective.environment import Environment, detect
+from collective.errors import UsageError
+from collective.launch import command_line
+from collective.launch.agents import guard, settings
+from collective.launch.agents.link import Frame, Link
+from collective.launch.agents.shell import HEADER, split
+from collective.net import shared_secret
+
+SECRET = "0123456789abcdef"
+ALONE = Environment()
+
+
+def read(*words, found=ALONE, addresses=(), **variables):
+    options = command_line.parse(["--agent", *words, "true"])
+    given = {settings.SECRET: SECRET, **variables}
+    return settings.read(options, found, addresses, given, "1")
+
+
+def test_which_node_this_is():
+    mine = read("--nodes", "3", "--node", "1", "--head", "a:7070", "--slots", "2")
+    assert (mine.head, mine.nodes, mine.node, mine.slots) == (("a", 7070), 3, 1, 2)
+    pod = read("--nodes", "2", "--head", "[::1]:7", JOB_COMPLETION_INDEX="1")
+    assert (pod.head, pod.node) == (("::1", 7), 1)
+    srun = Environment("srun", 1, 2, 0, 1)
+    mine = read(found=srun, addresses=["n1:20001", "n2:20001"])
+    assert (mine.head, mine.nodes, mine.node, mine.slots) == (("n1", 20001), 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "words, found, message",
+    [
+        ([], ALONE, "--nodes N, --node I, --head HOST:PORT is missing"),
+        (["--nodes", "2", "--node", "2", "--head", "a:1"], ALONE, "node 2 of 2"),
+        (["--nodes", "2", "--node", "0", "--head", "a"], ALONE, "not HOST:PORT"),
+        ([], Environment("srun", 0, 4, 0, 2), "srun started 2 agents on this host"),
+    ],
+)
+def test_what_is_missing_is_named(words, found, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        read(*words, found=found)
+    assert "collectiverun --agent" in caught.value.hint
+
+
+def test_the_secret(tmp_path):
+    place = ["--nodes", "1", "--node", "0", "--head", "a:1"]
+    file = tmp_path / "secret"
+    file.write_text("x" * 20 + "\n")
+    assert read(*place, COLLECTIVE_SECRET_FILE=str(file)).secret == "x" * 20
+    for variables, message in (
+        ({"COLLECTIVE_SECRET": ""}, "no secret"),
+        ({"COLLECTIVE_SECRET": "short"}, "a secret of 5 characters"),
+        ({"COLLECTIVE_SECRET_FILE": "/no/such"}, "cannot be read"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            read(*place, **variables)
+    given = {settings.SECRET: SECRET}
+    options = command_line.parse(["--agent", *place, "true"])
+    settings.read(options, ALONE, [], given, "1")
+    assert not given  # ranks do not see it
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--agent", "-H", "a:1"], "--agent replaces -H"),
+        (["--head", "a:1", "-np", "2"], "are for --agent"),
+        (["--agent", "--nodes", "0"], "--nodes 0: at least 1"),
+    ],
+)
+def test_options_that_contradict_each_other(words, message):
+    with pytest.raises(UsageError, match=message):
+        command_line.parse([*words, "true"])
+
+
+def test_commands_see_nothing_of_the_agents_launcher():
+    given = {"PATH": "/bin", "SLURM_PROCID": "1", "PMIX_RANK": "1", "TF_CONFIG": "{}"}
+    left = settings.clean(given, {"SLURM_JOB_ID": "7"})
+    assert left == {"PATH": "/bin", "SLURM_JOB_ID": "7"}
+    assert detect(left) == ALONE
+
+
+@pytest.mark.parametrize(
+    "words, wanted",
+    [
+        (["n1", "echo", "a b"], ("n1", "echo a b")),
+        (["-x", "-o", "A=b", "-p", "22", "me@n1", "-l", "me", "ls"], ("me@n1", "ls")),
+        (["n1", "ls", "-l", "-o"], ("n1", "ls -l -o")),
+        ([], ("", "")),
+    ],
+)
+def test_the_remote_shell_reads_what_ssh_does(words, wanted):
+    assert split(words) == wanted
+
+
+def test_both_ends_have_the_same_key_and_no_other_connection_has():
+    keys = []
+    for _ in range(2):
+        ends = socket.socketpair()
+        call = subprocess.Popen(
+            [sys.executable, "-c",
+             "import socket, sys; from collective.net import shared_secret as s; "
+             f"l = socket.socket(fileno={ends[1].fileno()}); "
+             f"print(s.verify_listener(l, '{SECRET}').hex())"],
+            pass_fds=[ends[1].fileno()], stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        mine = shared_secret.verify_caller(ends[0], SECRET)
+        assert call.communicate(timeout=30)[0].strip() == mine.hex()
+        keys.append(mine)
+        for end in ends:
+            end.close()
+    assert keys[0] != keys[1]
+
+
+def exchange(change) -> list[Frame]:
+    """What a node takes of three frames of the head, when they have been changed."""
+
+    async def run() -> list[Frame]:
+        head, node, tap = b"", b"k" * 32, socket.socketpair()
+        sender = Link(*await asyncio.open_connection(sock=tap[0]), node, is_head=True)
+        for data in (b"one", b"two", b"three"):
+            await sender.send(1, b"R", data)
+        sender.close()
+        with tap[1]:
+            tap[1].setblocking(True)
+            while part := await asyncio.to_thread(tap[1].recv, 1000):
+                head += part
+        size = HEADER.size + 32
+        cut = [size + 3, 2 * (size + 3)]
+        frames = [head[: cut[0]], head[cut[0] : cut[1]], head[cut[1] :]]
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"".join(change(frames)))
+        reader.feed_eof()
+        ends = socket.socketpair()
+        _, writer = await asyncio.open_connection(sock=ends[0])
+        found = [frame async for frame in Link(reader, writer, node).frames()]
+        writer.close()
+        ends[1].close()
+        return found
+
+    return asyncio.run(run())
+
+
+def test_a_frame_that_is_changed_repeated_or_left_out_ends_the_connection():
+    def data(change):
+        return [frame.data for frame in exchange(change)]
+
+    assert data(lambda f: f) == [b"one", b"two", b"three"]
+    assert data(lambda f: [f[0], f[1].replace(b"two", b"2wo"), f[2]]) == [b"one"]
+    assert data(lambda f: [f[0], f[0], f[2]]) == [b"one"]
+    assert data(lambda f: [f[0], f[2]]) == [b"one"]
+    assert data(lambda f: [f[1], f[0]]) == []
+    assert data(lambda f: [f[0], b"\xff" * 200]) == [b"one"]
+
+
+def test_a_guarded_program_leaves_no_daemon():
+    code = (
+        "import subprocess, sys; from collective.launch.agents import guard\n"
+        "def main():\n"
+        "    subprocess.run(['sh', '-c', 'setsid sleep 77.{} & echo $!'])\n"
+        "    return 5\n"
+        "sys.exit(guard.guarded(main))"
+    ).replace("{}", str(os.getpid()))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 5, done.stderr
+    assert not os.path.exists(f"/proc/{done.stdout.strip()}")
+
+
+def test_shared_memory_of_killed_processes_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(guard, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(guard.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / "sm_segment.n1.0.1.0").touch()
+    for name in ("ompi.999999999", f"prted.{os.getpid()}", "other.999999999"):
+        (tmp_path / name).mkdir()
+    guard.remove_files(time.time() + 100)
+    assert len(list(tmp_path.iterdir())) == 4
+    guard.remove_files(time.time() - 100)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["other.999999999", f"prted.{os.getpid()}"]

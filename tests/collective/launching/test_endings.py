@@ -1,0 +1,167 @@
+"""What should end and does not, and time in which nothing ran."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from collective.elastic import membership_file, running_time
+from collective.elastic.running_time import Lasting, Stops
+from collective.launch import endings, processes, supervisor
+from collective.launch.endings import Lingering, Undead
+from collective.launch.output import OutputStyle
+from collective.launch.supervisor import ProcessSpec, Supervisor
+from tests import launch
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+class Clock:
+    """In place of ``time``."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    for module in (running_time, endings):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def test_a_suspended_process_does_not_count_the_time(clock):
+    lasting, stops = Lasting(4), Stops()
+    assert not lasting.since(True)
+    for pause, over in ((1, False), (1, False), (3600, False), (1, False), (1.5, True)):
+        clock.now += pause
+        stops.look()
+        assert lasting.since(True) is over
+    assert stops.since(0) == 3600
+    assert stops.since(clock.now - 3) == 0.5
+    assert not lasting.since(False)
+
+
+def test_a_rank_that_has_finished_and_does_not_end_is_named(clock, capsys):
+    membership = membership_file.MembershipFile(2)
+    os.pwrite(
+        membership._file, membership_file.EXITING, len(membership_file.HEADER) + 1
+    )
+    lingering = Lingering(membership, 1.5)
+    ranks = [(0, os.getpid()), (1, 1)]
+    for over in ([], [], [1]):
+        assert lingering.look(ranks, "rank {}".format) == over
+        clock.now += 1
+    assert "rank 1 (process 1) has finished its work" in capsys.readouterr().err
+
+
+def test_states_of_processes():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert not processes.kill_is_pending(child.pid)
+        assert f" (process {child.pid})" in processes.describe_children(os.getpid())
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert processes.describe_state(child.pid) == "state T, stopped"
+        before = processes.activity(child.pid)
+        assert before and processes.activity(child.pid) == before
+    finally:
+        child.kill()
+        child.wait()
+    assert processes.activity(child.pid) == 0
+    assert processes.describe_state(child.pid) == "state unknown"
+
+
+@contextlib.contextmanager
+def frozen(pid: int):
+    """A process in a frozen cgroup: SIGKILL does not end it."""
+    group = FREEZER / f"collective-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    state = group / "freezer.state"
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        state.write_text("FROZEN")
+        yield
+    finally:
+        state.write_text("THAWED")
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.05)
+
+
+@pytest.mark.launches
+def test_a_process_that_cannot_die_is_left_behind_and_named(monkeypatch, capsys):
+    monkeypatch.setattr(endings, "DEAD_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.5)
+    watched = []
+
+    class Job(Supervisor):
+        def _look_after(self):
+            if not watched:
+                [(pid, _)] = self.processes.items()
+                watched.append(pid)
+                freeze.enter_context(frozen(pid))
+                self._end(signal.SIGTERM)
+            super()._look_after()
+
+    before = {number: signal.getsignal(number) for number in supervisor.SIGNALS}
+    try:
+        with contextlib.ExitStack() as freeze:
+            job = Job([ProcessSpec(0, ["sleep", "100"])], 1, OutputStyle(prefix=False))
+            job.run()
+            assert processes.kill_is_pending(watched[0])
+            printed = capsys.readouterr().err
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert "it counts as dead" in printed
+    assert f"left behind: rank 0, process {watched[0]} (state " in printed
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(watched[0], 0)
+
+
+BLOCKED = """
+import os, signal, sys
+if os.environ["COLLECTIVE_RANK"] == "1":
+    print("x" * 1000000, file=sys.stderr)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.launches
+def test_nobody_reads_and_the_job_ends():
+    """A full pipe keeps the launcher neither from ending the ranks nor from ending."""
+    reading, writing = os.pipe()
+    command = [*launch.command("native", 2), sys.executable, "-c", BLOCKED]
+    job = subprocess.Popen(
+        command, stdout=writing, stderr=writing, env=launch.environment()
+    )
+    os.close(writing)
+    try:
+        assert job.wait(60) == 128 + signal.SIGKILL
+    finally:
+        job.kill()
+        os.close(reading)
+
+
+def test_undead_ones_are_found_by_whoever_has_killed_them(clock):
+    undead = Undead()
+    for over in (*[[]] * 6, [1]):
+        assert undead.look([1, 2], {1}) == over
+        clock.now += 1

@@ -1,0 +1,79 @@
+"""Memory that a launcher shares with its ranks, and what a stale variable leads to."""
+
+import os
+
+import pytest
+
+from collective.elastic import membership_file, wait_report
+from collective.elastic.membership_file import JOINED, MembershipFile
+from tests.collective.test_failures import Ranks
+from tests.launch import NEEDS_CORE, NOT_ON_RANKS
+
+
+@pytest.fixture
+def stale(tmp_path, monkeypatch):
+    """Sets a variable to what another program's file has now; returns that file."""
+
+    def point(variable, inode=None, text=b"e" * 100):
+        file = tmp_path / "precious"
+        file.write_bytes(text)
+        opened = os.open(file, os.O_RDWR)
+        inode = os.fstat(opened).st_ino if inode is None else inode
+        monkeypatch.setenv(variable, f"/proc/{os.getpid()}/fd/{opened}:{inode}")
+        return file
+
+    return point
+
+
+def test_a_rank_and_its_launcher_read_each_other(monkeypatch):
+    board = MembershipFile(3)
+    monkeypatch.setenv(membership_file.VARIABLE, board.path)
+    monkeypatch.setenv("COLLECTIVE_RANK", "2")
+    membership_file.write(JOINED)
+    assert [board.read(rank) for rank in range(3)] == [b"", b"", JOINED]
+    board.ask_to_restart(2)
+    assert membership_file.read() == membership_file.RESTART
+    report = wait_report.WaitReport()
+    monkeypatch.setenv(wait_report.VARIABLE, report.path)
+    assert not report.waits() and report.works()
+    with wait_report.waiting():
+        assert report.waits() and not report.works()
+
+
+@pytest.mark.parametrize("inode", [None, 1], ids=["of the same inode", "of another"])
+def test_a_stale_variable_changes_no_file_of_another_program(inode, stale, monkeypatch):
+    monkeypatch.setenv("COLLECTIVE_RANK", "3")
+    file = stale(membership_file.VARIABLE, inode)
+    membership_file.write(JOINED)
+    assert membership_file.read() == b""
+    stale(wait_report.VARIABLE, inode)
+    with wait_report.waiting():
+        pass
+    assert file.read_bytes() == b"e" * 100
+
+
+# Counts how many mappings a process has after each of some jobs.
+AGAIN = """
+    import collective, numpy as np
+    counts = []
+    for _ in range(6):
+        collective.init()
+        assert collective.allreduce(np.ones(3), collective.Sum)[0] == 2
+        collective.shutdown()
+        counts.append(len(open("/proc/self/maps").readlines()))
+    print(counts[-1] - counts[2])
+"""
+
+
+@pytest.mark.launches
+@NOT_ON_RANKS
+@NEEDS_CORE
+def test_the_core_reads_only_its_launcher_s_file_and_maps_it_once(stale):
+    # "e", for "exited", at all places of a foreign file: the ranks would be alone.
+    stale(membership_file.VARIABLE)
+    foreign = Ranks(2, AGAIN)
+    board = MembershipFile(2)
+    own = Ranks(2, AGAIN, COLLECTIVE_BOARD=board.path)
+    for code, out, err in foreign.finish() + own.finish():
+        assert code == 0, err
+        assert int(out) < 3, out  # of three jobs

@@ -1,0 +1,92 @@
+"""Every pair of features: as stock Keras trains, or refused as the table says.
+
+The refusals need no training. The pairs that work are trained by ``pairs.py``: all of
+them by ``make test-equivalence``, a few by ``make test``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import keras
+import pytest
+
+from collective.backends.options import Options
+from collective.backends.single import SingleBackend
+from collective.errors import UsageError
+from collective.training import compatibility
+from tests import launch
+from tests.training import pairs
+
+PAIRS = [*itertools.combinations(compatibility.FEATURES, 2)]
+REFUSED = [
+    pair
+    for pair in PAIRS
+    if frozenset(pair) in {*compatibility.IMPOSSIBLE, *compatibility.NOT_BUILT}
+]
+# Those that one process can have, and that are no matter of the ranks.
+TRAINED = [pair for pair in PAIRS if pair not in REFUSED and set(pair) <= pairs.TRAINED]
+QUICK = {
+    frozenset(pair)
+    for pair in (
+        ("own_step", "checkpoint"),
+        ("look_ups", "loss_scale"),
+        ("accumulate", "shard_optimizer"),
+    )
+}
+
+
+@pytest.fixture
+def backend() -> SingleBackend:
+    return SingleBackend(Options())
+
+
+@pytest.mark.parametrize("pair", REFUSED, ids=" ".join)
+def test_a_pair_of_the_table_is_refused(pair, backend):
+    assert not compatibility.works(pair, backend)
+    with pytest.raises(UsageError) as caught:
+        compatibility.check(pair, backend)
+    titles = [compatibility.FEATURES[name].title.split(" (")[0] for name in pair]
+    assert all(title in caught.value.message for title in titles)
+    assert "; or " in caught.value.hint and caught.value.exit_code == 2
+
+
+def test_each_pair_is_in_one_table_and_says_why():
+    both = {*compatibility.IMPOSSIBLE} & {*compatibility.NOT_BUILT}
+    assert not both
+    for why in (
+        *compatibility.IMPOSSIBLE.values(),
+        *compatibility.NOT_BUILT.values(),
+    ):
+        assert re.match("[a-zX-]", why) and not why.endswith(".")
+
+
+@pytest.mark.on_ranks
+@pytest.mark.usefixtures("clean_keras")
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(
+            pair, marks=[] if frozenset(pair) in QUICK else [pytest.mark.matrix]
+        )
+        for pair in TRAINED
+    ],
+    ids=" ".join,
+)
+def test_a_pair_trains_what_keras_trains(pair, backends_by_name, tmp_path):
+    keras.config.set_floatx("float64")
+    trained = backends_by_name(pairs.NAME)
+    assert pairs.differences(set(pair), trained, tmp_path) == []
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    "chosen", ["quick", pytest.param("all", marks=pytest.mark.matrix)]
+)
+def test_on_ranks(chosen, tmp_path):
+    names = [" ".join(p) for p in TRAINED if chosen == "all" or frozenset(p) in QUICK]
+    here = "tests/training/test_compatibility.py"
+    tests = [f"{here}::test_a_pair_trains_what_keras_trains[{name}]" for name in names]
+    ended = launch.launch("native", 2, tests, tmp_path, seconds=1500)
+    assert ended.passed() == len(names)
