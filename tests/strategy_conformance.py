@@ -87,6 +87,7 @@ def main() -> int:
     cpu = tf.config.list_physical_devices("CPU")[0]
     two = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(cpu, two)
+    importlib.import_module("collective.distribute.strategy")  # derives from Mirrored
     suite = unittest.TestSuite([of_tensorflow(), of_keras()])
     result = unittest.TextTestRunner(verbosity=1).run(suite)
     bad = [str(test) for test, _ in [*result.failures, *result.errors]]
