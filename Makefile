@@ -19,7 +19,7 @@ FLAVOUR := $(if $(wildcard /proc/driver/nvidia/gpus/*),gpu,cpu)
 VERSIONS = $(wildcard constraints/python$(shell $(PYTHON) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt)
 
-.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-mpis test-faults test-gpu chaos soak \
+.PHONY: help train core horovod check lint typecheck unit test test-all test-hosts test-cluster test-ray test-mpis test-faults test-gpu chaos soak \
 	test-equivalence test-horovod test-compare docs test-versions wheel test-wheel mutations sanitize arm64 \
 	constraints clean
 help:
@@ -188,3 +188,14 @@ constraints: $(VENV)/ready
 
 clean:
 	rm -rf $(VENV) build *.egg-info
+
+# Ray and Spark on nodes without ssh, in an environment of their own with what .venv has.
+CLUSTERS := build/clusters
+$(CLUSTERS)/ready: $(VENV)/ready
+	$(PYTHON) -m venv $(CLUSTERS)
+	$(CLUSTERS)/bin/pip install --quiet "ray>=2.50" "pyspark>=4" cloudpickle
+	$(BIN)/python -c "import site; print('import site; site.addsitedir(%r)' % site.getsitepackages()[0])" \
+		> $$($(CLUSTERS)/bin/python -c "import site; print(site.getsitepackages()[0])")/project.pth
+	touch $@
+test-ray: core $(CLUSTERS)/ready
+	$(PYTEST) tests/cluster/test_ray.py

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from collective.backends.quiet import quiet
 from collective.environment import detect_rank
 from collective.errors import CollectiveError, ProcessExit, UsageError
+from collective.fit_options import add_arguments, count
 from collective.operations.kinds import ALGORITHMS, TRANSPORTS
 from collective.streams import open_streams, outlive_readers
 
@@ -76,18 +77,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--global-batch-size", type=count, default=64, metavar="N",
         help="rows of one update, over all replicas (default: 64)")  # fmt: skip
-    add("--accumulate", type=count, default=1, metavar="K",
-        help="cut each update into K micro-batches, to save memory")  # fmt: skip
-    add("--virtual-replicas", type=count, metavar="V",
-        help="cut each update into V pieces: the same bits on 1 to V replicas\n"
-        "(docs/explanation/virtual-replicas.md)")  # fmt: skip
     add("--epochs", type=count, default=12, help="passes over the data (default: 12)")
-    add("--steps", type=count, metavar="N", help="updates in all, instead of epochs")
-    add("--recompute", action="store_true",
-        help="compute activations again instead of keeping them, to save memory")  # fmt: skip
-    add("--shard-optimizer", action="store_true",
-        help="each rank keeps a part of the optimizer's state only")  # fmt: skip
-    add("--jit-compile", action="store_true", help="compile the gradients with XLA")
+    add_arguments("training", add)
 
     add = group(
         "optimizer",
@@ -123,37 +114,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--precision", default="float32",
         help="float32 | float64 | mixed_bfloat16 | mixed_float16")  # fmt: skip
-    add("--seed", type=_seed, default=0, help="of weights, order and random layers")
-    add("--check-every", type=_count_or_zero, default=100, metavar="K",
-        help="compare all replicas' weights by checksum every K steps\n"
-        "(default: 100; 0: never)")  # fmt: skip
+    add_arguments("numbers", add)
     add("--json", metavar="FILE", help="write the summary and every step's loss")
-    add("--timeline", metavar="FILE",
-        help="write a Chrome trace of what every rank did when")  # fmt: skip
     add("--verbose", default="auto", choices=("0", "1", "2", "auto"),
         help="0 silent | 1 bar | 2 line an epoch | auto")  # fmt: skip
     return p
-
-
-def count(text: str) -> int:
-    """Reads an option that counts something.
-
-    Raises:
-        argparse.ArgumentTypeError: If it is no whole number from 1 up.
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
-
-
-def _count_or_zero(text: str) -> int:
-    return 0 if text == "0" else count(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2**32")
-    return int(text)
 
 
 class Parser(argparse.ArgumentParser):

@@ -28,10 +28,11 @@ from typing import Any
 import psutil
 
 from collective import recorder
-from tests import launch
+from tests import freezer, launch
 from tests.collective.meeting import names_of
 from tests.faults.catalogue.killed import KEPT
 from tests.faults.catalogue.survived import undisturbed
+from tests.faults.catalogue.suspended import suspend
 from tests.faults.fault import JSON, OPEN_MPIS, STEPS, nothing, training
 from tests.faults.job import Job, running
 from tests.faults.undisturbed import goes_on_from_checkpoint
@@ -82,6 +83,19 @@ def stops(job: Job, rank: int) -> None:
     while not (job.folder / "ledger").exists() and job.launcher.poll() is None:
         time.sleep(0.05)
     signals(signal.SIGSTOP)(job, rank)
+
+
+def suspends(job: Job, rank: int) -> None:
+    """The whole job, for longer than any time-out of it."""
+    suspend(job, RANK_TIMEOUT + 4)
+
+
+def freezes(job: Job, rank: int) -> None:
+    """A rank that cannot even be killed, once it trains; until the launcher has ended."""
+    while not (job.folder / "ledger").exists() and job.launcher.poll() is None:
+        time.sleep(0.05)
+    with freezer.frozen(processes_of(job, rank)), contextlib.suppress(Exception):
+        job.launcher.wait(100)
 
 
 def removes_checkpoints(job: Job, rank: int) -> None:
@@ -161,6 +175,9 @@ CATALOGUE = {
     "terminate": Chaos(signals(signal.SIGTERM), (False, True)),
     "pause": Chaos(signals(signal.SIGSTOP, signal.SIGCONT, pause=2), (True, True)),
     "stop": Chaos(stops, (False, True)),
+    "suspend": Chaos(suspends, (True, True)),
+    "freeze": Chaos(freezes, (False, True)),
+    "hold-lock": Chaos(inside="hold-lock", survives=(False, True)),
     "launcher-kill": Chaos(to_launcher(signal.SIGKILL), (False, False)),
     "launcher-term": Chaos(to_launcher(signal.SIGTERM), (False, False)),
     "launcher-int": Chaos(to_launcher(signal.SIGINT), (False, False)),
@@ -193,7 +210,9 @@ def one_round(seed: int, folder: Path) -> str:
     name = rng.choice(sorted(CATALOGUE))
     backend, elastic = rng.choice(["native", "native", "mpi"]), rng.random() < 0.6
     rank, moment = rng.randrange(RANKS), rng.uniform(0, LONGEST)
-    if name == "stop" and not elastic:
+    if name == "freeze" and freezer.why_not():
+        name = "stop"
+    if name in ("stop", "freeze", "hold-lock") and not elastic:
         elastic = True  # it would last as long as COLLECTIVE_TIMEOUT
     tried = f"{name} rank {rank} after {moment:.1f} s, {backend}, elastic: {elastic}"
     words = launch.command("native", RANKS)
@@ -207,6 +226,8 @@ def one_round(seed: int, folder: Path) -> str:
     if chaos.inside:
         place, step = rng.choice(["input", "forward", "update"]), rng.randrange(STEPS)
         tried = tried.replace(f"after {moment:.1f} s", f"in {place} of step {step}")
+        if name == "hold-lock":
+            variables["FAULT_SECONDS"] = "100000"
         variables["FAULT"] = f"{chaos.inside} {place} {rank} {step}"
     if chaos.disk:
         (folder / "runs").symlink_to(folder / "disk")

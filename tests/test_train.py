@@ -125,7 +125,7 @@ WRONG = {
 IN_ONE_PROCESS = {
     "option-of-native": (
         "--backend tf-mirrored --bucket-bytes 9",
-        "error: bucket_bytes is an option of backend 'horovod' and 'native'",
+        "error: bucket_bytes is an option of backend 'tf-multiworker' and 'horovod'",
     ),
     "option-of-parameter-server": (
         "--parameter-servers 2",

@@ -21,6 +21,8 @@ from collective.net import private_files
 
 # A name that nobody can guess, the same in all generations; and the number of this one.
 JOB_VARIABLE, NUMBER_VARIABLE = "COLLECTIVE_RESTARTABLE_JOB", "COLLECTIVE_GENERATION"
+# Set where no generation follows, but the whole job is started again from its checkpoint.
+REQUEUE = "COLLECTIVE_REQUEUE"
 # Of a rank that has ended for the next generation.
 EXIT_CODE = 75
 
@@ -33,6 +35,11 @@ def may_restart() -> bool:
 def number() -> int:
     """Number of this generation, from 0."""
     return int(os.environ.get(NUMBER_VARIABLE, "0"))
+
+
+def from_checkpoint() -> bool:
+    """Whether the next generation begins from a checkpoint, not from what hosts keep."""
+    return REQUEUE in os.environ
 
 
 def restart_requested() -> bool:

@@ -24,7 +24,7 @@ JOINING, JOINED, LEFT, DONE = b"w", b"j", b"l", b"d"
 # Written by a rank that was in the job: its interpreter ends.
 EXITING = b"x"
 OVER = (LEFT, DONE, EXITING)
-# Written by the launcher for other ranks (``native/membership/launcher_files.cc``): the
+# Written by the launcher for other ranks (``native/rendezvous/launcher_files.cc``): the
 # rank has exited.
 EXITED = b"e"
 # Written by the launcher for the rank: all ranks are to end, and the job restarts on other

@@ -121,7 +121,7 @@ def _check_ray() -> None:
     if size and size > 1:
         raise _several(
             f"Ray Train started {size} workers, and nothing connects them",
-            "ray.train.tensorflow.TensorflowTrainer, whose TF_CONFIG tf-multiworker takes",
+            "collective.ray.run(fn, num_workers=N) (docs/how-to/ray.md)",
         )
 
 

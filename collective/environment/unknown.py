@@ -9,6 +9,8 @@ PREFIX = "COLLECTIVE_"
 # Those of docs/reference/environment.md, without the prefix.
 KNOWN = frozenset(
     [
+        "AGENT_PYTHON",
+        "AGENT_SOCKET",
         "BOARD",
         "BUILD_CORE",
         "GENERATION",
@@ -33,6 +35,8 @@ KNOWN = frozenset(
         "REMOTE_SHELL",
         "RESTARTABLE_JOB",
         "SANITIZE",
+        "SECRET",
+        "SECRET_FILE",
         "SEED",
         "SETS_HOROVOD_RANK",
         "SIMD",

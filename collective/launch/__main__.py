@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -70,9 +71,11 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     found = _hosts(options)
     placed = hosts.place(found, options.num_proc)
     size = hosts.slots_of(placed)
+    if options.requeue_on and options.min_np is None:
+        options = dataclasses.replace(options, min_np=size)  # nothing else is elastic
     _check_elastic(options, size)
     others = [host.name for host in placed if not hosts.is_local(host)]
-    if not others and not options.use_mpi:
+    if not others and not (options.use_mpi or options.requeue_on):
         _note_unused(options)
         return _run(single_host.job(options, size), options)
     if options.use_gloo:

@@ -113,6 +113,11 @@ def _check(parsed: argparse.Namespace) -> None:
             "--rank-timeout: without --min-np every rank waits for every other",
             hint="--min-np N; or COLLECTIVE_TIMEOUT=seconds, which ends the job",
         )
+    if parsed.requeue_on and parsed.max_np is not None:
+        raise UsageError(
+            "--requeue-on with --max-np: the whole job starts again, with its hosts",
+            hint="leave --max-np out",
+        )
     if not parsed.command:
         raise UsageError("no command to start", hint=EXAMPLE)
     if parsed.use_gloo and parsed.use_mpi:
@@ -212,6 +217,8 @@ def parser() -> argparse.ArgumentParser:
     add("--rank-timeout", type=float, metavar="SECONDS",
         help="with --min-np, a rank for which others wait so long counts as dead "
         "(half of COLLECTIVE_TIMEOUT: 300)")  # fmt: skip
+    add("--requeue-on", default="", metavar="SIGNAL",
+        help="in a Slurm job: save a checkpoint, requeue the job (docs/how-to/slurm.md)")  # fmt: skip
     add("--blacklist-cooldown-range", dest="cooldown", type=int, nargs=2,
         metavar=("MIN", "MAX"),
         help="seconds before a lost rank is replaced: at first, and at most (1 64)")  # fmt: skip

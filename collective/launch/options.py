@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from collective.elastic.generations import REQUEUE
 from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
 from collective.errors import UsageError
 from collective.launch.output import OutputStyle
@@ -60,6 +61,8 @@ class LaunchOptions:
     elastic_timeout: int = 600
     # The job ends when its ranks have changed more often; None: never.
     reset_limit: int | None = None
+    # Signal at which ranks save a checkpoint, and Slurm starts the job again.
+    requeue_on: str = ""
     # Seconds after which a rank for which others wait, and that waits for none, counts
     # as dead; None: half of COLLECTIVE_TIMEOUT.
     rank_timeout: float | None = None
@@ -124,6 +127,8 @@ class LaunchOptions:
         if self.min_np is not None:
             found[MIN_NP] = str(self.min_np)
             found[RANK_TIMEOUT] = f"{self.rank_timeout_seconds:g}"
+        if self.requeue_on:
+            found[REQUEUE] = "1"
         if self.max_np is not None:
             found[MAX_NP] = str(self.max_np)
         return found

@@ -27,6 +27,7 @@ from collective.launch.elastic import ElasticSupervisor
 from collective.launch.mpirun import MpirunSupervisor
 from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
+from collective.launch.requeue import Requeue, signal_of
 from collective.launch.supervisor import SIGNALS, Supervisor
 
 POLL_SECONDS = 1.0
@@ -48,6 +49,9 @@ class RestartingLauncher:
         self.present = present
         self.options = options
         self.min_np = options.min_np
+        self.requeue: Requeue | None = None
+        if options.requeue_on:
+            self.requeue = Requeue(signal_of(options.requeue_on))
         self.grows = options.max_np is not None
         self.max_np = options.max_np or options.num_proc or 0
         self.name = os.urandom(16).hex()
@@ -96,7 +100,7 @@ class RestartingLauncher:
                 self.placed = ()  # every host is asked again
                 self._leave_out(self.job)
             elif not self.grows or code != generations.EXIT_CODE:
-                return code
+                return self.requeue.finish(code) if self.requeue else code
             limit = self.options.reset_limit
             if limit is not None and number >= limit:
                 print_message(
@@ -160,10 +164,13 @@ class RestartingLauncher:
             print(job.commands())
             return 0
         self.job = job
+        if self.requeue:
+            self.requeue.listen()
+        watches = self.grows or self.requeue
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(ended,), daemon=True)
         try:
-            return job.run(on_started=watch.start if self.grows else None)
+            return job.run(on_started=watch.start if watches else None)
         finally:
             ended.set()
 
@@ -177,6 +184,8 @@ class RestartingLauncher:
     def _restart_is_due(self) -> bool:
         """Whether the ranks should be on other hosts than they are."""
         assert self.job is not None
+        if self.requeue:
+            return self.requeue.requested
         wanted = self._wanted()
         if slots_of(wanted) < self.min_np:
             return False

@@ -44,9 +44,11 @@ constexpr size_t kPostStride =
     (kPostHeader + Communicator::kPostBytes + 127) / 128 * 128 + 128;
 }  // namespace
 
-Communicator::Communicator(Job* job, std::vector<int> members, int area)
+Communicator::Communicator(Job* job, std::vector<int> members, int area,
+                           size_t slot_bytes)
     : job_(job),
       area_(area),
+      slot_bytes_(slot_bytes),
       members_(std::move(members)),
       size_(static_cast<int>(members_.size())),
       kernels_(BestKernels()),
@@ -73,9 +75,14 @@ void Communicator::ConnectHosts(const std::map<int, std::vector<int>>& by_host) 
       for (int member : host_members) local_ranks.push_back(members_[member]);
     }
     hosts_.push_back(host_members);
+    const auto here = static_cast<int>(host_members.size());
+    lanes_ = lanes_ ? std::min(lanes_, here) : here;
   }
   p2p_ = std::make_unique<P2pTransport>(job_, members_, me_, area_);
-  local_ = std::make_unique<Communicator>(job_, local_ranks, area_);
+  // A rank that is alone on its host has the same memory as self().
+  const int parts = static_cast<int>(hosts_.size()) * lanes_;
+  local_ = std::make_unique<Communicator>(
+      job_, local_ranks, area_, ChunkBytes(local_ranks.size() == 1 ? size_ : parts));
 }
 
 void Communicator::LayOutMemory() {
@@ -94,7 +101,7 @@ void Communicator::LayOutMemory() {
   const size_t mail_flags = reserve(2 * n * n * sizeof(Flag));
   const size_t choices = reserve(sizeof(SlotStores::Choices));
   bytes = RoundUp(bytes, kHugePage);
-  const size_t slots = reserve(kDepth * (n + 1) * kChunkBytes);
+  const size_t slots = reserve(kDepth * (n + 1) * slot_bytes_);
   const size_t mail = reserve(n * n * kMailDepth * kMailBytes);
   if (area_ == kPrivate) {
     private_.reset(static_cast<char*>(std::aligned_alloc(kPage, bytes)));
@@ -118,8 +125,8 @@ void Communicator::LayOutMemory() {
 Communicator& Communicator::self() {
   if (hosts_[my_host_].size() == 1) return *local_;
   if (!self_) {
-    self_ =
-        std::make_unique<Communicator>(job_, std::vector<int>{job_->rank()}, kPrivate);
+    self_ = std::make_unique<Communicator>(job_, std::vector<int>{job_->rank()},
+                                           kPrivate, ChunkBytes(size_));
   }
   return *self_;
 }

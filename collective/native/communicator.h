@@ -22,6 +22,7 @@
 // (queue.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -41,14 +42,23 @@ class Communicator {
   // Of one rank's slot. 128 and 256 KB were slower by 2 to 15 %
   // (docs/explanation/algorithms.md).
   static constexpr size_t kChunkBytes = size_t{512} << 10;
+  // Of a chunk that is divided among hosts and lanes into so many parts, each of
+  // which is a message: chunks grow with the parts, so that a message is not
+  // mostly overhead, up to what shared memory of all ranks of a host allows.
+  static size_t ChunkBytes(int parts) {
+    constexpr size_t kPartBytes = size_t{32} << 10, kMostBytes = size_t{8} << 20;
+    return std::clamp(parts * kPartBytes, kChunkBytes, kMostBytes);
+  }
   static constexpr size_t kPostBytes = 64 << 10;  // most data in a post
   static constexpr uint32_t kMailDepth = 2;       // one is read while one is written
   static constexpr size_t kMailBytes = size_t{128} << 10;
   static constexpr int kPrivate = -1;  // in place of an area
 
   // `members`: ranks of the job, ascending, including this one. `area`: of the
-  // job's shared memory, or kPrivate for memory of this rank's own.
-  Communicator(Job* job, std::vector<int> members, int area);
+  // job's shared memory, or kPrivate for memory of this rank's own. `slot_bytes`:
+  // room for the largest chunk of one rank.
+  Communicator(Job* job, std::vector<int> members, int area,
+               size_t slot_bytes = kChunkBytes);
   Communicator(const Communicator&) = delete;
 
   int size() const { return size_; }
@@ -68,6 +78,8 @@ class Communicator {
   // Members by host; hosts and members ascend.
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int my_host() const { return my_host_; }
+  // The ranks of the host with the fewest: so many can share its messages.
+  int lanes() const { return lanes_; }
   // Of the members on this host, numbered from 0 as in hosts()[my_host()].
   Communicator& local() { return *local_; }
   // Of this rank only, as MPI_COMM_SELF.
@@ -94,7 +106,7 @@ class Communicator {
   // The number of this collective's first chunk.
   uint32_t first_chunk() const { return chunk_; }
   char* Slot(uint32_t chunk, int member) {
-    return slots_ + ((chunk % kDepth) * (size_ + 1) + member) * kChunkBytes;
+    return slots_ + ((chunk % kDepth) * (size_ + 1) + member) * slot_bytes_;
   }
   char* Result(uint32_t chunk) { return Slot(chunk, size_); }
   // Where a chunk of so many bytes begins in its slot, or in a part of it of
@@ -171,10 +183,11 @@ class Communicator {
 
   Job* job_;
   const int area_;
+  const size_t slot_bytes_;
   uint32_t runs_ = 0;
   std::unique_ptr<P2pTransport> p2p_;
   std::vector<std::vector<int>> hosts_;
-  int my_host_ = 0;
+  int my_host_ = 0, lanes_ = 0;
   std::unique_ptr<Communicator> local_, self_;
   uint64_t signature_ = 0;  // of the last post, if there is no shared memory
   std::vector<int> members_;

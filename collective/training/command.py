@@ -10,11 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from collective import backends
+from collective import backends, fit_options
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.backends.quiet import quiet
 from collective.errors import UsageError
+from collective.fit_options import FitOptions
 from collective.training import models
 from collective.training.evaluation.exact import Evaluation
 from collective.training.failure import guarded
@@ -31,15 +32,11 @@ from collective.training.variants.virtual.settings import THREADS
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 CLIPS = ("global_clipnorm", "clipnorm", "clipvalue")
 OF_OPTIMIZER = ("optimizer", "learning_rate", *CLIPS)
-OF_FIT = (
-    *("global_batch_size", "epochs", "steps", "accumulate", "virtual_replicas"),
-    *("jit_compile", "recompute", "shard_optimizer"),
-    *("seed", "check_every", "verbose", "timeline"),
-)
+OF_FIT = ("global_batch_size", "epochs", "verbose", *fit_options.NAMES)
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job(FitOptions):
     """The options of ``train.py``; see ``train.py --help`` for their meaning."""
 
     backend: str = "auto"
@@ -47,27 +44,19 @@ class Job:
     model: str = "cnn"
     data: str = "digits"
     global_batch_size: int = 64
-    accumulate: int = 1
     epochs: int = 12
-    steps: int | None = None
     optimizer: str = "adam"
     learning_rate: float = 2e-3
     global_clipnorm: float | None = None
     clipnorm: float | None = None
     clipvalue: float | None = None
     precision: str = "float32"
-    jit_compile: bool = False
-    recompute: bool = False
-    shard_optimizer: bool = False
-    seed: int = 0
-    virtual_replicas: int | None = None
-    check_every: int = 100
+    seed: int = 0  # a script without seeds is not repeatable, and a command is one
     test: bool = True
     verbose: str | int = "auto"
-    timeline: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], **more: Any) -> Job:
+    def of(cls, given: Mapping[str, Any], **more: Any) -> Job:  # type: ignore[override]
         """Of the options of ``train.py``, those that make a job; ``more`` beat them."""
 
         def own(kind: Any) -> dict[str, Any]:

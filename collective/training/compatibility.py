@@ -138,12 +138,17 @@ _IN_PASS = "the sums of a forward pass"
 _ONE_AT_A_TIME = (
     "micro-batches are computed one after the other, and each sees a part of the rows"
 )
-_NO_XLA = "XLA compiles no collective, and there are some in the forward pass"
 
 NOT_BUILT = _pairs(
     {
         "own_step with accumulate": "a train_step takes its batch in one piece",
-        "own_step with jit_compile": "XLA compiles no sum over ranks",
+        "own_step with coupled": (
+            "a train_step sees the rows of its rank; it is refused by the check before "
+            "the first step"
+        ),
+        "own_step with look_ups": (
+            "look-ups of a train_step would have to be gathered, however many a rank has"
+        ),
         "own_step with recompute": "the step's own tape would have to record blocks",
         "own_step with shard_optimizer": (
             "its optimizers would have to be built for shards"
@@ -155,10 +160,6 @@ NOT_BUILT = _pairs(
         "own_step with tensor_parallel, model_parallel": (
             "the layers would have to be cut, or placed, before the step is traced"
         ),
-        "own_step with elastic": (
-            "the updates of a train_step would have to be undone when a rank dies "
-            "between two of them"
-        ),
         "own_step with devices, strategy": (
             "a strategy forbids most assignments inside a step"
         ),
@@ -167,15 +168,7 @@ NOT_BUILT = _pairs(
             "a virtual replica sees its own rows only"
         ),
         "virtual_replicas with model_parallel": "the pieces run on one device",
-        "virtual_replicas with ledger": "it has the rows of each replica",
         "accumulate with coupled, look_ups, sync_batch_norm": _ONE_AT_A_TIME,
-        "jit_compile with coupled, look_ups, sync_batch_norm, tensor_parallel": _NO_XLA,
-        "recompute with coupled, look_ups, sync_batch_norm": (
-            "a block that is computed twice would send twice"
-        ),
-        "elastic with coupled, look_ups, sync_batch_norm": (
-            "the step would have to be traced again for another number of ranks"
-        ),
         "devices with coupled, look_ups, sync_batch_norm": (
             "collectives in the forward pass are for one replica in each process"
         ),
@@ -187,6 +180,10 @@ NOT_BUILT = _pairs(
         ),
         "model_parallel with recompute, shard_optimizer, jit_compile, tensor_parallel": (
             "these work on a model that is on one device"
+        ),
+        "jit_compile with tensor_parallel": (
+            "XLA compiles no collective, and clusters between those of layers would "
+            "have to be shown to compile"
         ),
         "shard_optimizer with tensor_parallel": (
             "variables that are cut already would be cut again"

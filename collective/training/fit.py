@@ -300,7 +300,7 @@ def fit(
         options["attachments"] = [a for o in reversed(observers) for a in o.attachments]
         step: Any
         if own_step:
-            for name in ("accumulate", "jit_compile", "recompute"):
+            for name in ("accumulate", "recompute"):
                 del options[name]  # refused
             options["sync_batch_norm"] = synchronizes
             step = CustomStep(prepared, backend, inputs.spec, **options)

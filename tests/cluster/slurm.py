@@ -55,8 +55,6 @@ def _configuration(nodes: Nodes, home: Path) -> str:
         "SelectTypeParameters=CR_CPU",
         "JobRequeue=1",
         "KillWait=5",
-        # A requeued job starts at once, not after two minutes.
-        "SchedulerParameters=requeue_delay=1",
         f"NodeName=node[1-{nodes.count}] NodeAddr={NETWORK}.[1-{nodes.count}] CPUs={CPUS}",
         "PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE",
     ]

@@ -9,6 +9,7 @@ undisturbed. What was struck, when and which process it was is left in the folde
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import resource
@@ -74,6 +75,18 @@ def _sleep() -> None:
     time.sleep(float(os.environ["FAULT_SECONDS"]))
 
 
+def _hold_lock() -> None:
+    """Keeps Python's lock, as an extension that never returns does."""
+    ctypes.PyDLL(None).sleep(int(os.environ["FAULT_SECONDS"]))
+
+
+def _abort() -> None:
+    """As a library of the user that gives MPI up."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(3)
+
+
 def _fork() -> None:
     """Has a child call a collective, which must be refused."""
     child = os.fork()
@@ -100,6 +113,8 @@ DEEDS: dict[str, Callable[[], int | None]] = {
     "grow": _have_tensorflow_ask,
     "jump": lambda: clock.set_ahead(FOLDER, int(os.environ["FAULT_SECONDS"])),
     "fork": _fork,
+    "hold-lock": _hold_lock,
+    "abort": _abort,
     "print": lambda: print("x" * 5_000_000),
     "report": lambda: None,  # the test strikes from without, as soon as it is reported
 }

@@ -32,6 +32,7 @@ REPEATED = re.compile(
     r"|(/dev/shm is full|one rank's data ends|NaN in|a bit of a weight) .*, tf-multiworker"
     r"|SIGSTOP to a rank, for ever, --min-np"
     r"|a rank hangs in its own code, .*, mpi"
+    r"|a rank never releases|all processes of a host stand still|a process forked in fit"
 )
 
 

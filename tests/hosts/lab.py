@@ -174,11 +174,12 @@ class Lab:
 
     def processes(self) -> list[int]:
         """What runs on the hosts."""
-        return [
-            process
-            for number in range(1, self.count + 1)
-            for process in _processes(_host(number))
-        ]
+        numbers = range(1, self.count + 1)
+        return [p for number in numbers for p in self.processes_of(number)]
+
+    def processes_of(self, host: int) -> list[int]:
+        """What runs on one host, numbered from 1."""
+        return _processes(_host(host))
 
     def end_all(self) -> None:
         """Kills what runs on the hosts."""

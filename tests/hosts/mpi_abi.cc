@@ -1,6 +1,6 @@
-// Whether transport/mpi_abi.h says what an MPI's own header says. test_mpis.py
+// Whether network/mpi_abi.h says what an MPI's own header says. test_mpis.py
 // compiles this with each: -DABI=OpenMpi -DHEADER='<mpi.h>'. 0: it does.
-#include "transport/mpi_abi.h"
+#include "network/mpi_abi.h"
 
 #include HEADER
 #if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)

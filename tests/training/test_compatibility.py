@@ -6,15 +6,20 @@ them by ``make test-equivalence``, a few by ``make test``.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import itertools
 import re
 
 import keras
 import pytest
 
+import collective
+from collective import fit_options
 from collective.backends.options import Options
 from collective.backends.single import SingleBackend
 from collective.errors import UsageError
+from collective.fit_options import FitOptions
 from collective.training import compatibility
 from tests import launch
 from tests.training import pairs
@@ -88,5 +93,15 @@ def test_on_ranks(chosen, tmp_path):
     names = [" ".join(p) for p in TRAINED if chosen == "all" or frozenset(p) in QUICK]
     here = "tests/training/test_compatibility.py"
     tests = [f"{here}::test_a_pair_trains_what_keras_trains[{name}]" for name in names]
+    tests += ["-m", "matrix or not matrix"]
     ended = launch.launch("native", 2, tests, tmp_path, seconds=1500)
     assert ended.passed() == len(names)
+
+
+def test_the_keywords_of_fit_are_the_record():
+    """The signature is written out, for editors; here it is held to the record."""
+    words = inspect.signature(collective.fit).parameters
+    for field in dataclasses.fields(FitOptions):
+        assert words[field.name].default == field.default
+        assert words[field.name].annotation == field.type
+        assert field.name in fit_options.NAMES

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import sys
 from collections.abc import Sequence
 
-from collective import environment, hosts
+from collective import environment, hosts, python_command
 from collective.errors import CollectiveError
 from collective.launch import processes, slurm, versions
 from collective.launch.agents import guard, head, node, settings, shell
@@ -32,7 +31,7 @@ def run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     settings.in_environment(settings.clean(os.environ, kept))
     if mine.node:
         return guard.guarded(lambda: asyncio.run(node.run(mine)))
-    again = [sys.executable, "-m", "collective.launch", *arguments]
+    again = python_command.command("collective.launch", *arguments)
     return guard.guarded(lambda: asyncio.run(head.run(mine, again)))
 
 

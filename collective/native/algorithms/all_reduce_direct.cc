@@ -14,7 +14,7 @@
 // are written by ordinary or non-temporal stores, whichever are faster
 // (slot_stores.h).
 #include "algorithms/all_reduce.h"
-#include "transport/wire_codec.h"
+#include "algorithms/wire_codec.h"
 
 namespace collective {
 namespace {

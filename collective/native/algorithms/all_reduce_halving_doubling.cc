@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/flat_buffer.h"
+#include "algorithms/flat_buffer.h"
 
 namespace collective {
 

@@ -27,16 +27,17 @@
 #include <vector>
 
 #include "algorithms/all_reduce.h"
-#include "transport/wire_codec.h"
+#include "algorithms/wire_codec.h"
 
 namespace collective {
 namespace {
 
 class Hierarchical {
  public:
-  // `local`: the members on this host. `hosts`: members by host.
+  // `local`: the members on this host. `hosts`: members by host. `lanes`: of the
+  // host with the fewest.
   Hierarchical(Communicator& ranks, Communicator& local,
-               const std::vector<std::vector<int>>& hosts, int my_host,
+               const std::vector<std::vector<int>>& hosts, int my_host, int lanes,
                const Reduction& reduction)
       : ranks_(ranks),
         local_(local),
@@ -50,10 +51,10 @@ class Hierarchical {
         // over all ranks could overflow where the average does not.
         divides_early_(wire_bytes_ == 2 && r_.divisor > 1 &&
                        ranks.size() > static_cast<int>(hosts.size())),
-        per_chunk_(Communicator::kChunkBytes / wire_bytes_),
         first_(local_.first_chunk()),
         hosts_(static_cast<int>(hosts.size())),
-        lanes_(Lanes(hosts)) {}
+        lanes_(lanes),
+        per_chunk_(Communicator::ChunkBytes(hosts_ * lanes_) / wire_bytes_) {}
 
   void Run() {
     const size_t length = r_.tensors.length();
@@ -80,14 +81,6 @@ class Hierarchical {
     const char* host_sum;
     char* sum;
   };
-
-  static int Lanes(const std::vector<std::vector<int>>& hosts) {
-    size_t least = hosts[0].size();
-    for (const std::vector<int>& host : hosts) {
-      least = std::min(least, host.size());
-    }
-    return static_cast<int>(least);
-  }
 
   size_t Length(uint32_t turn) const {
     return std::min(per_chunk_, r_.tensors.length() - turn * per_chunk_);
@@ -239,17 +232,19 @@ class Hierarchical {
   const WireCodec codec_;
   const size_t wire_bytes_;   // of an element
   const bool divides_early_;  // in step 2; otherwise in step 3
-  const size_t per_chunk_;    // elements
   const uint32_t first_;
   const int hosts_;
   const int lanes_;
+  const size_t per_chunk_;  // elements
   Flight flights_[Communicator::kDepth];
 };
 
 }  // namespace
 
 void AllReduceHierarchical(Communicator& ranks, const Reduction& reduction) {
-  Hierarchical(ranks, ranks.local(), ranks.hosts(), ranks.my_host(), reduction).Run();
+  Hierarchical(ranks, ranks.local(), ranks.hosts(), ranks.my_host(), ranks.lanes(),
+               reduction)
+      .Run();
 }
 
 void AllReduceExchange(Communicator& ranks, const Reduction& reduction) {
@@ -257,7 +252,7 @@ void AllReduceExchange(Communicator& ranks, const Reduction& reduction) {
   for (int member = 0; member < ranks.size(); ++member) {
     hosts.push_back({member});
   }
-  Hierarchical(ranks, ranks.self(), hosts, ranks.me(), reduction).Run();
+  Hierarchical(ranks, ranks.self(), hosts, ranks.me(), 1, reduction).Run();
 }
 
 }  // namespace collective

@@ -3,7 +3,7 @@
 // Steps: 2(n-1). Bytes: each rank sends and receives 2(n-1)/n of the message,
 // which is the least possible [Patarasuk and Yuan, J. Parallel Distrib. Comput.
 // 69(2), 2009].
-#include "transport/flat_buffer.h"
+#include "algorithms/flat_buffer.h"
 
 namespace collective {
 

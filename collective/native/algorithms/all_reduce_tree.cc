@@ -3,7 +3,7 @@
 // Steps: 2 ceil(log2 n). Bytes: the whole message in each step, so this is for
 // small messages [Thakur, Rabenseifner and Gropp, Int. J. High Perform. Comput.
 // Appl. 19(1), 2005].
-#include "transport/flat_buffer.h"
+#include "algorithms/flat_buffer.h"
 
 namespace collective {
 

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "membership/job_memory.h"
-#include "membership/launcher_files.h"
 #include "recorder/recorder.h"
+#include "rendezvous/launcher_files.h"
 
 namespace collective {
 namespace {
@@ -71,7 +71,8 @@ Settings Settings::FromEnvironment() {
   return settings;
 }
 
-Job::Job(const RankInfo& info, const Settings& settings, int generation)
+Job::Job(const RankInfo& info, const Settings& settings, int generation,
+         const StartNetwork& start)
     : info_(info),
       settings_(settings),
       generation_(generation),
@@ -92,7 +93,7 @@ Job::Job(const RankInfo& info, const Settings& settings, int generation)
   local_ = JoinRendezvous(info_, generation, kMemoryBytes, settings.start_seconds);
   Open("init");
   if (one_host) return;
-  network_ = Network::Start(info_, settings.start_seconds);
+  network_ = start(info_, settings.start_seconds);
   int first = info_.rank;
   for (const Process& process : local_.processes) {
     first = std::min(first, process.rank);

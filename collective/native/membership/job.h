@@ -22,10 +22,10 @@
 #include "failure.h"
 #include "kernels/types.h"
 #include "membership/futex_word.h"
-#include "membership/launcher_files.h"
-#include "membership/rank_info.h"
-#include "membership/rendezvous.h"
-#include "transport/network.h"
+#include "network/network.h"
+#include "rendezvous/launcher_files.h"
+#include "rendezvous/rank_info.h"
+#include "rendezvous/rendezvous.h"
 
 namespace collective {
 
@@ -45,7 +45,9 @@ class Job {
  public:
   // The first rendezvous. `generation` counts the jobs of this process. If the
   // launcher reports exited ranks, the job forms without them, renumbered.
-  Job(const RankInfo& info, const Settings& settings, int generation);
+  // `start`: connects the hosts, if there are several.
+  Job(const RankInfo& info, const Settings& settings, int generation,
+      const StartNetwork& start = Network::Start);
   // Reconfigures: forms a job of the survivors of a broken one, renumbered in
   // their old order, and of the processes that wait to join, which come last.
   // Every survivor must call this; one that dies meanwhile is left out. Either

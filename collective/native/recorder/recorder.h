@@ -20,7 +20,7 @@
 
 #include "clock.h"
 #include "kernels/types.h"
-#include "membership/rendezvous.h"
+#include "rendezvous/rendezvous.h"
 
 namespace collective {
 

@@ -13,7 +13,7 @@
 
 #include "clock.h"
 #include "failure.h"
-#include "membership/descriptor.h"
+#include "rendezvous/descriptor.h"
 
 namespace collective {
 namespace {

@@ -170,19 +170,32 @@ void P2pTransport::Exchange(int to, const char* data, size_t send_bytes, int fro
 }
 
 void P2pTransport::Announce(const Announcement& announcement) {
-  Transfers sends;
-  for (int i = 1; i < static_cast<int>(members_.size()); ++i) {
-    sends.push_back(
-        {network_.Send(members_[i], tag_ + 1, &announcement, sizeof(announcement)), i});
-  }
-  AwaitAll(&sends, Request());
+  int bit = 1;
+  while (bit < static_cast<int>(members_.size())) bit *= 2;
+  PassOn(announcement, bit);
 }
 
 Announcement P2pTransport::Announced(const Request& request) {
+  const int bit = me_ & -me_;  // the lowest: the parent's number lacks it
   Announcement announcement;
-  Await(network_.Receive(members_[0], tag_ + 1, &announcement, sizeof(announcement)), 0,
-        request);
+  const int parent = me_ - bit;
+  Await(
+      network_.Receive(members_[parent], tag_ + 1, &announcement, sizeof(announcement)),
+      parent, request);
+  PassOn(announcement, bit);
   return announcement;
+}
+
+void P2pTransport::PassOn(const Announcement& announcement, int bit) {
+  Transfers sends;
+  while (bit /= 2) {
+    const int child = me_ + bit;
+    if (child >= static_cast<int>(members_.size())) continue;
+    sends.push_back(
+        {network_.Send(members_[child], tag_ + 1, &announcement, sizeof(announcement)),
+         child});
+  }
+  AwaitAll(&sends, Request());
 }
 
 }  // namespace collective

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "membership/job.h"
-#include "transport/network.h"
+#include "network/network.h"
 
 namespace collective {
 
@@ -42,12 +42,15 @@ class P2pTransport {
   void Receive(int from, char* target, size_t bytes, Transfers* in_flight);
   void AwaitAll(Transfers* in_flight, const Request& request);
 
-  // The first member sends to every other one what comes next (queue.h).
+  // The first member says to every other one what comes next (queue.h), down a
+  // binomial tree: ceil(log2 n) messages of a member at most.
   void Announce(const Announcement& announcement);
   Announcement Announced(const Request& request);
 
  private:
   void Await(void* transfer, int member, const Request& request);
+  // To the members below this one, which is `bit` above its parent.
+  void PassOn(const Announcement& announcement, int bit);
   // Whether a transfer is done. Throws if it failed.
   bool Test(void* transfer, int member);
   // As MPI_Sendrecv, with the same number of bytes each way.

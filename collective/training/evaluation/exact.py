@@ -176,11 +176,21 @@ class Evaluation(BatchwiseEvaluation):
             )
             self._shapes = self._local.get_concrete_function().structured_outputs
             self._warn_of_dropped()
-        self._run = tf.function(
-            lambda batch, metrics: backend.run(self._replica, (batch, metrics)),
-            input_signature=(spec, tf.TensorSpec([None], tf.float64)),
-            autograph=False,
-        )
+        self._signature = spec, tf.TensorSpec([None], tf.float64)
+        self._runs: dict[int, Any] = {}  # with collectives, by the number of replicas
+
+    @property
+    def _run(self) -> Any:
+        replicas = self.backend.replicas if self._sums == self._coupled_sums else 0
+        if replicas not in self._runs:
+            self._runs[replicas] = tf.function(
+                lambda batch, metrics: self.backend.run(
+                    self._replica, (batch, metrics)
+                ),
+                input_signature=self._signature,
+                autograph=False,
+            )
+        return self._runs[replicas]
 
     def _vector(self, batch: Batch, number: int, before: Any) -> Any:
         """Sums over one global batch."""

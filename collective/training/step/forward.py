@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from collective.errors import UsageError
@@ -395,7 +396,19 @@ class Forward:
     ) -> contextlib.AbstractContextManager[None]:
         if not self.recompute:
             return contextlib.nullcontext()
-        return recompute_blocks(self.model, tape)
+        return recompute_blocks(self.model, tape, self._keeps_activations)
+
+    def _keeps_activations(self, layer: Any) -> bool:
+        """Whether a layer communicates, or its gradient is wanted by single look-ups.
+
+        A block that is computed twice would send twice, and adds look-ups up.
+        """
+        if coupled_replica.current() is None:
+            return False
+        return any(
+            isinstance(one, keras.layers.BatchNormalization | keras.layers.Embedding)
+            for one in getattr(layer, "_flatten_layers", list)()
+        )
 
     def _is_seed(self, index: int) -> bool:
         return keras_compat.is_seed_state(self.prepared.state[index])

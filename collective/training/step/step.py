@@ -38,13 +38,14 @@ from collective.training.step.plan import StepPlan
 from collective.training.step.reduction import Span, StepSums, all_reduce
 from collective.training.step.report import Layout
 from collective.training.step.rows import Rows, without_none
+from collective.training.step.xla import compiled_around_collectives
 from collective.training.variables import register_outside_variables
 from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled import checks as coupled_checks
 from collective.training.variants.coupled.replica import for_replica
 from collective.training.variants.coupled.whole import MetricState
 from collective.training.variants.virtual.pieces import VirtualReplicas
-from collective.training.variants.virtual.reduction import sum_pieces
+from collective.training.variants.virtual.reduction import rows_read, sum_pieces
 
 
 class Step:
@@ -103,6 +104,7 @@ class Step:
         }
         compatibility.check(coupling | {k for k, on in options.items() if on}, backend)
         self.coupled = bool(coupling)
+        self.jit_compile = jit_compile
         self.sync_batch_norm = sync_batch_norm
         self.prepared = prepared
         self.model = prepared.model
@@ -152,7 +154,7 @@ class Step:
         self._micro_batch = tf.function(
             colocated(forward.train),
             input_signature=(weights, rows, scalar, scale, position),
-            jit_compile=jit_compile,
+            jit_compile=jit_compile and not self.coupled,
             autograph=False,
         )
         traced = self._micro_batch.get_concrete_function()
@@ -233,9 +235,10 @@ class Step:
 
     @property
     def _run(self) -> Any:
-        """The step; with virtual replicas another where this process has others."""
+        """The step; traced again for another number of replicas where it has a number."""
         backend = self.backend
-        key = (backend.local_replicas, backend.replicas) if self.virtual else None
+        numbered = self.virtual is not None or self.coupled
+        key = (backend.local_replicas, backend.replicas) if numbered else None
         if key not in self._runs:
             self._runs[key] = tf.function(
                 self._run_replicas,
@@ -259,7 +262,9 @@ class Step:
         if self.virtual is None:
             own = replica_rows(backend, batch, replica)
         else:
-            own = process_rows(batch, 0)  # pieces know their own
+            own = process_rows(batch, 0)._replace(  # pieces know their own
+                rows_read=rows_read(self.virtual, backend, batch)
+            )
         inputs = StepInputs(
             read_weights(self.prepared),
             own.rows,
@@ -351,8 +356,11 @@ class Step:
         state = self._metric_state
         values = None if state is None else state.unpack(metrics)
         micro_batch = tf.zeros([], tf.int64)
+        train = self.forward.train
+        if self.jit_compile:
+            train = compiled_around_collectives(train)
         return for_replica(
-            lambda rows: self.forward.train(
+            lambda rows: train(
                 inputs.weights,
                 rows,
                 inputs.global_rows,

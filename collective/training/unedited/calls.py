@@ -19,14 +19,15 @@ import numpy as np
 import collective
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.compatibility import works
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
 
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
 _FROM_KERAS_FIT = "_use_cached_eval_dataset"
-# With these, embeddings cannot be trained by the gradient of each look-up.
-_NO_LOOK_UPS = {"accumulate", "jit_compile", "recompute", "shard_optimizer"}
+# Options by which embeddings may not be trained by the gradient of each look-up.
+_NO_LOOK_UPS = {"accumulate", "shard_optimizer", "virtual_replicas"}
 _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
@@ -47,7 +48,9 @@ def replace_calls(
     def fit(self: keras.Model, **given: Any) -> Any:
         seed = fit_seed(self) if _is_unseeded(job) else None
         ours = {"seed": seed, "sync_batch_norm": "auto", **options}
-        if len(backend.local_replicas) == 1 and not ours.keys() & _NO_LOOK_UPS:
+        own = {"own_step"} if keras_compat.overrides(self, "train_step") else set()
+        features = own | {name for name in _NO_LOOK_UPS if ours.get(name)}
+        if works({"look_ups", *features}, backend):
             ours.setdefault("embedding_gradients", "keras")
         return collective.fit(self, **given, **ours, backend=backend)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -16,8 +15,8 @@ from collective.backends.registry import BACKENDS
 from collective.environment import detect
 from collective.environment.base import MIN_NP
 from collective.errors import UsageError
+from collective.fit_options import NAMES
 from collective.training import compatibility
-from collective.training.fit import fit
 from collective.training.unedited import strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
 from collective.training.unedited.files import replace_mkdir, replace_savers
@@ -101,8 +100,7 @@ def _check(backend: str | Backend, output: str, fit_options: Mapping[str, Any]) 
     """Refuses what cannot work, before anything starts."""
     if output not in OUTPUTS:
         raise UsageError(f"unknown output {output!r}", hint=" | ".join(OUTPUTS))
-    own = inspect.signature(fit).parameters.values()
-    known = {p.name for p in own if p.kind is p.KEYWORD_ONLY} - {"backend", "data"}
+    known = {*NAMES, "checkpoint", "ledger", "global_batch_size"}
     for name in fit_options:
         if name not in known:
             raise UsageError(

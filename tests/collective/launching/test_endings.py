@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +16,7 @@ from collective.launch import endings, processes, supervisor
 from collective.launch.endings import Lingering, Undead
 from collective.launch.output import OutputStyle
 from collective.launch.supervisor import ProcessSpec, Supervisor
-from tests import launch
-
-FREEZER = Path("/sys/fs/cgroup/freezer")
+from tests import freezer, launch
 
 
 class Clock:
@@ -82,30 +78,8 @@ def test_states_of_processes():
     assert processes.describe_state(child.pid) == "state unknown"
 
 
-@contextlib.contextmanager
-def frozen(pid: int):
-    """A process in a frozen cgroup: SIGKILL does not end it."""
-    group = FREEZER / f"collective-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made: {error}")
-    state = group / "freezer.state"
-    try:
-        (group / "cgroup.procs").write_text(str(pid))
-        state.write_text("FROZEN")
-        yield
-    finally:
-        state.write_text("THAWED")
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                group.rmdir()
-                break
-            time.sleep(0.05)
-
-
 @pytest.mark.launches
+@pytest.mark.skipif(freezer.why_not() != "", reason=freezer.why_not())
 def test_a_process_that_cannot_die_is_left_behind_and_named(monkeypatch, capsys):
     monkeypatch.setattr(endings, "DEAD_SECONDS", 0.5)
     monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.5)
@@ -116,7 +90,7 @@ def test_a_process_that_cannot_die_is_left_behind_and_named(monkeypatch, capsys)
             if not watched:
                 [(pid, _)] = self.processes.items()
                 watched.append(pid)
-                freeze.enter_context(frozen(pid))
+                freeze.enter_context(freezer.frozen([pid]))
                 self._end(signal.SIGTERM)
             super()._look_after()
 

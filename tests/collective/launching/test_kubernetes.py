@@ -75,11 +75,11 @@ def check_form(found, model, where=""):
         for name, value in found.items():
             check_form(value, kind.openapi_types[names[name]], f"{where}.{name}")
     elif isinstance(found, list):
-        assert model.startswith("list["), where
+        assert model.lower().startswith("list["), where
         for value in found:
             check_form(value, model[5:-1], where)
     elif isinstance(found, dict):
-        assert model.startswith("dict"), where
+        assert model.lower().startswith("dict"), where
     else:
         types = {"str": str, "int": int, "bool": bool}
         assert isinstance(found, types.get(model, object)), where

@@ -10,6 +10,7 @@ from tests.faults.catalogue import (
     launchers,
     members,
     survived,
+    suspended,
     wrong,
 )
 
@@ -20,6 +21,7 @@ FAULTS = [
     *members.FAULTS,
     *late.FAULTS,
     *hanging.FAULTS,
+    *suspended.FAULTS,
     *lacking.FAULTS,
     *wrong.FAULTS,
     *kept.FAULTS,

@@ -42,6 +42,7 @@ FAULTS = [
     hanging("SIGSTOP to a rank in all-reduce, for ever", "stop all-reduce 1 7"),
     hanging("a rank hangs in its own code", "sleep forward 1 7"),
     hanging("a rank hangs in its own code", "sleep forward 1 7", "mpi"),
+    hanging("a rank never releases Python's lock", "hold-lock forward 1 7"),
     hanging("SIGSTOP to a rank in all-reduce, for ever", "stop all-reduce 1 7", "mpi"),
     Fault(
         f"SIGSTOP to two ranks of three, --min-np 2, --rank-timeout {SECONDS}",

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint, keras_compat
 from collective.training.observers.checkpoint import schedule, storage
 from collective.training.observers.checkpoint.state import values_of
@@ -188,7 +188,8 @@ def test_a_layer_that_cannot_be_saved_is_told(alone, tmp_path, capsys):
             raise TypeError("no, never")
 
     made = model(None, Unsaved(4))
-    train(alone, model=made, steps=3, checkpoint=Waiting(tmp_path, every=1))
+    with pytest.raises(CollectiveError, match="was not written: no, never"):
+        train(alone, model=made, steps=3, checkpoint=Waiting(tmp_path, every=1))
     assert names(tmp_path) == []
     printed = capsys.readouterr().err
     assert printed.count("could not be written to ") == 3, printed

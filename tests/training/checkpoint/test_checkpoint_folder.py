@@ -12,7 +12,7 @@ import sys
 import keras
 import pytest
 
-from collective.errors import UsageError
+from collective.errors import CollectiveError, UsageError
 from collective.training import Checkpoint
 from collective.training.observers.checkpoint import schedule, storage
 from tests import launch
@@ -122,7 +122,8 @@ def test_a_folder_that_was_removed_is_told(alone, tmp_path, capsys):
     folder = tmp_path / "c"
     removed = Frees(3, lambda: shutil.rmtree(folder))
     checkpoint = Waiting(folder, every=1, keep=2)
-    train(alone, [removed], steps=3, checkpoint=checkpoint)
+    with pytest.raises(CollectiveError, match="the last checkpoint was not written"):
+        train(alone, [removed], steps=3, checkpoint=checkpoint)
     printed = capsys.readouterr().err
     assert "none is there" in printed
     assert "HINT: the folder was removed: make it again" in printed

@@ -359,7 +359,7 @@ def test_strings_are_refused_by_name(backend):
         _carrier(tf.string)
 
 
-@pytest.mark.parametrize("option", [{"accumulate": 2}, {"jit_compile": True}])
+@pytest.mark.parametrize("option", [{"accumulate": 2}])
 def test_what_does_not_work_together_is_refused(option, backend):
     keras.config.set_floatx("float32")
     with pytest.raises(UsageError, match="a loss or metric of the whole batch"):

@@ -255,7 +255,6 @@ def test_all_optimizers_are_part_of_the_state():
     "settings, words",
     [
         ({"accumulate": 2}, "accumulate"),
-        ({"jit_compile": True}, "jit_compile"),
         ({"recompute": True}, "recompute"),
         ({"shard_optimizer": True}, "shard_optimizer"),
     ],

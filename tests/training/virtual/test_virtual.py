@@ -178,7 +178,6 @@ def test_the_digest_is_that_of_the_saved_file(
         (2, {}, "2 virtual replicas cannot be shared by 3 replicas"),
         (0, {}, "virtual_replicas is 0"),
         (11, {}, "a global batch of 10 rows cannot be cut into 11 virtual replicas"),
-        (4, {"ledger": "rows.ledger"}, "ledger"),
         (4, {"sync_batch_norm": True}, "synchronized batch normalization"),
     ],
 )

@@ -88,6 +88,7 @@ class Checkpoint(Observer):
         self.resume = resume
         self.failed: str | None = None
         self.raises = True
+        self._training: Mapping[str, str] | None = None
         self._known: list[Path] = []  # the last ones, oldest first
         self._buffers: list[np.ndarray] | None = None
         self._not_before = 0.0
@@ -225,10 +226,7 @@ class Checkpoint(Observer):
 
     def _write(self, state: State) -> None:
         try:
-            if self._lock is not None and not _is_same(self.folder / LOCK, self._lock):
-                os.close(self._lock)  # a cleaner has removed the file
-                self._lock = None
-                self._lock_folder()
+            self._keep_lock()
             if self._before_write is not None:
                 self._before_write()
             position, training = self._position, self._training
@@ -256,7 +254,7 @@ class Checkpoint(Observer):
         raise CollectiveError(
             f"the last checkpoint was not written: {self.failed}",
             hint="the model is trained: save it elsewhere; or see the warning above, "
-            "then --resume (resume=True)",
+            "then --resume",
             everywhere=False,
         )
 
@@ -320,6 +318,13 @@ class Checkpoint(Observer):
                 pass  # this file system has no locks
             self._lock = lock
             return
+
+    def _keep_lock(self) -> None:
+        """Locks the folder again where a cleaner has removed the file."""
+        if self._lock is not None and not _is_same(self.folder / LOCK, self._lock):
+            os.close(self._lock)
+            self._lock = None
+        self._lock_folder()
 
     def _newest(self, model: keras.Model, plan: Plan, resumes: bool) -> State | None:
         found, parts = storage.saved_in(self.folder), get_partition(model)

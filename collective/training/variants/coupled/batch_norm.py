@@ -38,7 +38,7 @@ def chosen(
     layers = [layer for layer in layers if layer.trainable]
     if wanted != "auto" or not layers:
         return wanted is True
-    if backend.replicas == 1 and "virtual_replicas" not in features:
+    if backend.most_replicas == 1 and "virtual_replicas" not in features:
         return False
     possible = compatibility.works({"sync_batch_norm", *features}, backend)
     if backend.rank == 0 and not possible:

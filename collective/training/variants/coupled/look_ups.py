@@ -74,7 +74,7 @@ def planned(
         compatibility.check({"look_ups", *features}, backend)
         return dataclasses.replace(plan, gather_look_ups=True)
     possible = compatibility.works({"look_ups", *features}, backend)
-    if backend.size == 1 or global_rows is None or not possible:
+    if backend.most_replicas == 1 or global_rows is None or not possible:
         return plan
     as_rows = travelling_as_rows(prepared, plan, global_rows)
     if as_rows and backend.rank == 0:

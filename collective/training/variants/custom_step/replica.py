@@ -37,7 +37,7 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.keras_compat import Hooks
-from collective.training.step import finite
+from collective.training.step import finite, look_ups
 from collective.training.step.reduction import sum_tensors
 from collective.training.step.rows import Rows
 from collective.training.variants.coupled import batch_norm
@@ -160,10 +160,13 @@ class ReplicaHooks(Hooks):
         self.paths: list[str] = []
         self._global: dict[int, Any] = {}  # tensors that are sums already, by id
         self._located: list[tf.Tensor] = []
+        self._combined: list[Any] = []  # variables whose look-ups were added up
 
     def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Sums them over the replicas."""
         dense = [_dense(g, v) for g, v in zip(gradients, variables, strict=True)]
+        pairs = zip(gradients, variables, strict=True)
+        self._combined += [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
         if self.alone:
             self._global |= {id(g): g for g in dense}
             return dense
@@ -194,6 +197,8 @@ class ReplicaHooks(Hooks):
             values = self.on_gradients(values, targets)
             for i, total in zip(given, values, strict=True):
                 gradients[i] = total
+        if self.backend.rank == 0:
+            look_ups.note(self._combined, optimizer)
         skips = keras_compat.expects_overflow(optimizer)
         before = [] if skips else self._check(values, targets)
         if not optimizer.built:

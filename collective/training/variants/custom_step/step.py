@@ -11,6 +11,8 @@ returns are theirs; else what the last step returned.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +31,10 @@ from collective.training.step.draws import warn_of_draws
 from collective.training.step.inputs import replica_rows
 from collective.training.step.report import Layout, cut
 from collective.training.step.rows import without_none
+from collective.training.step.xla import compiled_around_collectives
+from collective.training.variables import all_variables
 from collective.training.variants.coupled.replica import at_least_one_row
+from collective.training.variants.custom_step import undo
 from collective.training.variants.custom_step.replica import (
     LocalStep,
     Logs,
@@ -46,6 +51,7 @@ class CustomStep:
         maybe_empty: Whether a replica may have a batch without rows.
         sync_batch_norm: As for ``Step``.
         method: ``test_step``, to evaluate by it.
+        jit_compile: Whether XLA compiles it, between its sums over replicas.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class CustomStep:
         attachments: Sequence[Attachment] = (),
         sync_batch_norm: bool = False,
         method: str = "train_step",
+        jit_compile: bool = False,
     ):
         self.model = prepared.model
         compatibility.check({"own_step"}, backend)
@@ -65,30 +72,47 @@ class CustomStep:
         self.maybe_empty = maybe_empty
         self.attachments = Attachments(attachments)
         self.sums = OrderedSums(backend)
-        self.local = LocalStep(self.model, getattr(self.model, method), self.sums)
+        step = getattr(self.model, method)
+        if jit_compile:
+            step = functools.wraps(step)(compiled_around_collectives(step))
+        self.local = LocalStep(self.model, step, self.sums)
         self.local.synchronizes = sync_batch_norm and backend.most_replicas > 1
         self._metric_variables = list(self.model.metrics_variables)
         self._metrics = [keras_compat.tf_variable(v) for v in self._metric_variables]
         self.layout = CustomLayout(self.model, self._metric_variables, {})
 
-        def eager(batch: Batch, number: tf.Tensor) -> Any:
-            return backend.run(self._replica_step, (batch, number))
-
-        traced = tf.function(
-            eager,
-            input_signature=(without_none(spec), tf.TensorSpec([], tf.int64)),
-            autograph=False,
-        )
-        traced.get_concrete_function()
+        self._signature = without_none(spec), tf.TensorSpec([], tf.int64)
+        self._runs: dict[int, Any] = {}
+        self._traced.get_concrete_function()
+        state = [keras_compat.tf_variable(v) for v in all_variables(self.model)]
+        undo.check_known(self.local.state, state, backend)
+        self._state = [*state, *self._metrics]
         if backend.rank == 0:
             warn_of_draws(self.model, self.local.others)
-        self._run = eager if self.model.run_eagerly else traced
+
+    def _run_replicas(self, batch: Batch, number: tf.Tensor) -> Any:
+        return self.backend.run(self._replica_step, (batch, number))
+
+    @property
+    def _traced(self) -> Any:
+        """The step; traced again for another number of replicas where it has a number."""
+        key = self.backend.replicas if self.local.synchronizes else 0
+        if key not in self._runs:
+            self._runs[key] = tf.function(
+                self._run_replicas, input_signature=self._signature, autograph=False
+            )
+        return self._runs[key]
 
     def __call__(self, batch: Batch, number: int) -> Any:
         """Trains on one global batch; see ``Step.__call__``."""
         self.attachments.prepare()
         args = (without_none(batch), tf.constant(number, tf.int64))
-        report = self.backend.call(self._run, args, self._explain)
+        undone: Any = contextlib.nullcontext()
+        if self.backend.elastic:
+            undone = undo.whole_or_absent(self._state)
+        with undone:
+            run = self._run_replicas if self.model.run_eagerly else self._traced
+            report = self.backend.call(run, args, self._explain)
         self.attachments.receive(report, self.layout.size, number)
         return report
 
@@ -193,7 +217,8 @@ class CustomStep:
 
     def _explain(self, error: Exception) -> Exception:
         explained = finite.explain(error, self.backend, self.local.paths)
-        if isinstance(explained, CollectiveError) and explained is not error:
+        stays = not self.backend.elastic  # else it is put back
+        if stays and isinstance(explained, CollectiveError) and explained is not error:
             explained.message = explained.message.replace(
                 "No rank applied the step.",
                 "No rank applied these gradients; what the train_step applied before "

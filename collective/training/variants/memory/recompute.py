@@ -34,7 +34,11 @@ _BOUNDS = 16
 
 
 @contextlib.contextmanager
-def recompute_blocks(model: keras.Model, tape: tf.GradientTape) -> Iterator[None]:
+def recompute_blocks(
+    model: keras.Model,
+    tape: tf.GradientTape,
+    apart: Callable[[keras.Layer], bool] = lambda layer: False,
+) -> Iterator[None]:
     """Inside, calls of the model keep only the tensors between blocks.
 
     Of a Sequential or functional model, a block is a run of its layers (see ``cuts``); of
@@ -43,12 +47,13 @@ def recompute_blocks(model: keras.Model, tape: tf.GradientTape) -> Iterator[None
     Args:
         model: Built; called inside a ``keras.StatelessScope``, in a ``tf.function``.
         tape: Records the calls.
+        apart: Whether a layer is in no block: it keeps its activations.
 
     Raises:
         UsageError: No layer of the model can be recomputed, or one draws other random
             numbers in a second call.
     """
-    blocks = _Blocks(model, tape)
+    blocks = _Blocks(model, tape, apart)
     with keras_compat.replace_layer_calls(model, blocks.graph, blocks.layer):
         yield
     if not blocks.count:
@@ -61,15 +66,23 @@ def recompute_blocks(model: keras.Model, tape: tf.GradientTape) -> Iterator[None
 class _Blocks:
     """Calls the layers of a model block by block."""
 
-    def __init__(self, model: keras.Model, tape: tf.GradientTape):
+    def __init__(
+        self,
+        model: keras.Model,
+        tape: tf.GradientTape,
+        apart: Callable[[keras.Layer], bool],
+    ):
         self.model = model
         self.tape = tape
+        self.apart = apart
         self.count = 0
         self._inside = False
 
     def layer(self, layer: keras.Layer, call: Callable[[], Any]) -> Any:
         """Calls a layer, as a block."""
-        return call() if self._inside else self._block(call, layer.name)
+        if self._inside or self.apart(layer):
+            return call()
+        return self._block(call, layer.name)
 
     def graph(
         self, nodes: Sequence[Node], results: set[int], values: dict[int, Any]
@@ -85,9 +98,9 @@ class _Blocks:
             for node in nodes:
                 node.compute(values)
             return
-        for block in _cut(nodes, results):
-            if block[0].is_model:
-                block[0].compute(values)  # has blocks of its own
+        for block in _cut(nodes, results, self._alone):
+            if self._alone(block[0]):
+                block[0].compute(values)  # a model has blocks of its own
                 continue
             later = results.union(*(n.inputs for n in nodes if n not in block))
             kept = [t for node in block for t in node.outputs if t in later]
@@ -100,6 +113,9 @@ class _Blocks:
 
             name = " to ".join(dict.fromkeys((block[0].name, block[-1].name)))
             values.update(zip(kept, self._block(call, name), strict=True))
+
+    def _alone(self, node: Node) -> bool:
+        return node.is_model or self.apart(node.operation)
 
     def _block(self, call: Callable[[], Any], name: str) -> Any:
         """Traces a call, runs it in a block; returns its outputs, exports its effects."""
@@ -189,8 +205,10 @@ def _refuse_draws(function: Any, name: str) -> None:
         )
 
 
-def _cut(nodes: Sequence[Node], results: set[int]) -> Iterator[list[Node]]:
-    """The blocks of a graph, in order; a model in it is a block of its own."""
+def _cut(
+    nodes: Sequence[Node], results: set[int], alone: Callable[[Node], bool]
+) -> Iterator[list[Node]]:
+    """The blocks of a graph, in order; nodes that are ``alone`` are blocks themselves."""
     last_use = {t: i for i, node in enumerate(nodes) for t in node.inputs}
     last_use |= dict.fromkeys(results, len(nodes))
     sizes = [sum(node.outputs.values()) for node in nodes]
@@ -201,11 +219,11 @@ def _cut(nodes: Sequence[Node], results: set[int]) -> Iterator[list[Node]]:
         live = {t: size for t, size in live.items() if last_use.get(t, -1) > i}
         kept.append(sum(live.values()))
     start = 0
-    for is_model, run in itertools.groupby(nodes, lambda node: node.is_model):
+    for is_alone, run in itertools.groupby(nodes, alone):
         group = list(run)
         stop = start + len(group)
         ends: Sequence[int] = range(1, len(group) + 1)
-        if not is_model:
+        if not is_alone:
             ends = cuts(sizes[start:stop], kept[start:stop])
         for begin, end in itertools.pairwise([0, *ends]):
             yield group[begin:end]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.training.exchange import join
+from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.step import finite
 from collective.training.step.accumulation import slice_rows
@@ -28,6 +29,19 @@ def replica_number(backend: Backend) -> int:
     if len(backend.local_replicas) == 1:
         return backend.local_replicas[0]
     return int(tf.get_static_value(backend.replica()))
+
+
+def rows_read(virtual: VirtualReplicas, backend: Backend, batch: Batch) -> Any:
+    """``Batch.rows_read`` of this replica's pieces, of those of the process."""
+    if len(backend.local_replicas) == 1:
+        return batch.rows_read
+    replica = replica_number(backend)
+    held = virtual.pieces(backend.local_replicas, backend.replicas)
+    own = virtual.pieces(range(replica, replica + 1), backend.replicas)
+    first, _ = share(batch.global_rows, held[0], virtual.count)
+    start, _ = share(batch.global_rows, own[0], virtual.count)
+    _, stop = share(batch.global_rows, own[-1], virtual.count)
+    return slice_rows(batch.rows_read, start - first, stop - first)
 
 
 def sum_pieces(

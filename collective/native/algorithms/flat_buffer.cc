@@ -1,4 +1,4 @@
-#include "transport/flat_buffer.h"
+#include "algorithms/flat_buffer.h"
 
 namespace collective {
 

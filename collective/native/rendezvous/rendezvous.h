@@ -18,9 +18,9 @@
 #include <string>
 #include <vector>
 
-#include "membership/descriptor.h"
-#include "membership/join_listener.h"
-#include "membership/rank_info.h"
+#include "rendezvous/descriptor.h"
+#include "rendezvous/join_listener.h"
+#include "rendezvous/rank_info.h"
 
 namespace collective {
 

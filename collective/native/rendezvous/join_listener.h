@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "membership/descriptor.h"
-#include "membership/rank_info.h"
+#include "rendezvous/descriptor.h"
+#include "rendezvous/rank_info.h"
 
 namespace collective {
 

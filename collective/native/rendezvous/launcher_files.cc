@@ -1,4 +1,4 @@
-#include "membership/launcher_files.h"
+#include "rendezvous/launcher_files.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 #include <string>
 
 #include "clock.h"
-#include "membership/descriptor.h"
+#include "rendezvous/descriptor.h"
 
 namespace collective {
 namespace {

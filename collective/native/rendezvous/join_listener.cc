@@ -1,4 +1,4 @@
-#include "membership/join_listener.h"
+#include "rendezvous/join_listener.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "membership/local_socket.h"
+#include "rendezvous/local_socket.h"
 
 namespace collective {
 

@@ -11,14 +11,13 @@
 
 #include "clock.h"
 #include "failure.h"
-#include "membership/launcher_files.h"
-#include "transport/mpi_abi.h"
-#include "transport/network.h"
+#include "network/mpi_abi.h"
+#include "network/network.h"
+#include "rendezvous/launcher_files.h"
 
 namespace collective {
 namespace {
 
-constexpr int kControlTag = 1 << 14;  // above the tags of all communicators
 // How long control messages may take to leave before they are abandoned.
 constexpr int64_t kSendTimeout = 200 * kMillisecond;
 constexpr int64_t kPollInterval = 200'000;  // nanoseconds

@@ -1,4 +1,4 @@
-#include "membership/local_socket.h"
+#include "rendezvous/local_socket.h"
 
 #include <sys/syscall.h>
 #include <sys/un.h>

@@ -1,4 +1,4 @@
-#include "membership/rendezvous.h"
+#include "rendezvous/rendezvous.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -18,7 +18,7 @@
 
 #include "clock.h"
 #include "failure.h"
-#include "membership/local_socket.h"
+#include "rendezvous/local_socket.h"
 
 namespace collective {
 namespace {

@@ -9,13 +9,17 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "membership/rank_info.h"
+#include "rendezvous/rank_info.h"
 
 namespace collective {
+
+// Control messages have this tag, above those of all communicators.
+constexpr int kControlTag = 1 << 14;
 
 // What a rank sends to ranks of other hosts outside of any collective.
 struct ControlMessage {
@@ -106,5 +110,8 @@ class Network {
   std::vector<int> previous_ranks_;
   std::atomic<int> pending_{0};
 };
+
+using StartNetwork =
+    std::function<std::unique_ptr<Network>(const RankInfo& info, double seconds)>;
 
 }  // namespace collective

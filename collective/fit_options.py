@@ -1,0 +1,153 @@
+"""The options of a training beside Keras' own: one record.
+
+From it are made the keywords of ``collective.fit`` (a test holds its signature to it), the
+options of ``train.py``, what a sweep may set, and ``--set`` of unedited scripts. It
+imports no TensorFlow, so that a command line can be read without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound="FitOptions")
+
+
+def count(text: str) -> int:
+    """Reads an option that counts something.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is no whole number from 1 up.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def count_or_zero(text: str) -> int:
+    """As ``count``, from 0 up."""
+    return 0 if text == "0" else count(text)
+
+
+def seed(text: str) -> int:
+    """Reads a seed: a whole number below 2**32."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number below 2**32")
+    return int(text)
+
+
+def _option(group: str, help: str, start: Any, **parsing: Any) -> Any:
+    """A field, with how ``train.py`` reads it."""
+    if start is False:
+        parsing["action"] = "store_true"
+    elif start is True:
+        parsing["action"] = "store_false"
+    else:
+        parsing = {"default": start} | parsing
+    about = {"group": group, "help": help, "parsing": parsing}
+    return dataclasses.field(default=start, metadata=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """What ``collective.fit`` takes beside Keras' arguments; it says what each means."""
+
+    accumulate: int = _option(
+        "training",
+        "cut each update into K micro-batches, to save memory",
+        1,
+        type=count,
+        metavar="K",
+    )
+    virtual_replicas: int | None = _option(
+        "training",
+        "cut each update into V pieces: the same bits on 1 to V replicas\n"
+        "(docs/explanation/virtual-replicas.md)",
+        None,
+        type=count,
+        metavar="V",
+    )
+    steps: int | None = _option(
+        "training", "updates in all, instead of epochs", None, type=count, metavar="N"
+    )
+    recompute: bool = _option(
+        "training",
+        "compute activations again instead of keeping them, to save memory",
+        False,
+    )
+    shard_optimizer: bool = _option(
+        "training", "each rank keeps a part of the optimizer's state only", False
+    )
+    jit_compile: bool = _option("training", "compile the gradients with XLA", False)
+    sync_batch_norm: bool | str = _option(
+        "training",
+        "batch normalization has the statistics of all replicas' rows",
+        False,
+    )
+    embedding_gradients: str = _option(
+        "training",
+        "combined | keras: what the optimizer sees of a row that is looked up\n"
+        "several times (default: combined)",
+        "combined",
+        choices=("combined", "keras"),
+        metavar="CHOICE",
+    )
+    verify: bool = _option(
+        "training", "train without comparing the step with Keras' own first", True
+    )
+    seed: int | None = _option(
+        "numbers",
+        "of weights, order and random layers (default: 0)",
+        None,
+        type=seed,
+        default=0,
+    )
+    check_every: int = _option(
+        "numbers",
+        "compare all replicas' weights by checksum every K steps\n"
+        "(default: 100; 0: never)",
+        100,
+        type=count_or_zero,
+        metavar="K",
+    )
+    timeline: str | None = _option(
+        "numbers",
+        "write a Chrome trace of what every rank did when",
+        None,
+        metavar="FILE",
+    )
+
+    @classmethod
+    def of(cls: type[T], given: Mapping[str, Any]) -> T:
+        """Of some values by name, those that are options."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: given[name] for name in names if name in given})
+
+    @property
+    def features(self) -> set[str]:
+        """Those that are on, by their names in the table of compatibility."""
+        on = {
+            "accumulate": self.accumulate > 1,
+            "virtual_replicas": self.virtual_replicas is not None,
+            "recompute": self.recompute,
+            "shard_optimizer": self.shard_optimizer,
+            "jit_compile": self.jit_compile,
+        }
+        return {name for name, is_on in on.items() if is_on}
+
+
+#: Names of all options.
+NAMES = tuple(field.name for field in dataclasses.fields(FitOptions))
+
+
+def add_arguments(group: str, add: Callable[..., argparse.Action]) -> None:
+    """Adds the options of one group to a parser."""
+    for field in dataclasses.fields(FitOptions):
+        about = field.metadata
+        if about["group"] == group:
+            name = field.name.replace("_", "-")
+            flag = f"--no-{name}" if field.default is True else f"--{name}"
+            add(flag, dest=field.name, help=about["help"], **about["parsing"])

@@ -1,0 +1,144 @@
+"""Calls a function on every rank, where a cluster has started a process on each node.
+
+For Ray and Spark: each of these processes runs the agent of its node, and what the ranks of
+that node return goes back the way the cluster has for it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from collective.errors import CollectiveError
+from collective.launch import processes
+from collective.launch.agents.settings import SECRET
+from collective.net import private_files
+
+_KEPT_LINES = 40
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every node needs to know; it travels as the cluster sends objects."""
+
+    name: str  # that nobody can guess: also the folder of each node
+    secret: str
+    head: str  # HOST:PORT of node 0
+    slots: Sequence[int]  # of each node
+    call: bytes  # function, arguments: pickled by value
+    seconds: int  # for all nodes to meet
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """What became of a node: the job's exit code, what its ranks left, the last lines."""
+
+    code: int
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    tail: str = ""
+
+
+def pickled(func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> bytes:
+    """The call, for ``Job``."""
+    return cloudpickle.dumps((func, tuple(args), dict(kwargs or {})))
+
+
+def free_port() -> int:
+    """A port that was free a moment ago, on all addresses of this host."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def run_node(job: Job, node: int, gpus: Sequence[str] = ()) -> NodeResult:
+    """Runs the agent of one node to the end of the job, where ranks see these GPUs."""
+    folder = Path(tempfile.gettempdir(), f"collective-{job.name}")
+    folder.mkdir(mode=0o700, exist_ok=True)  # nodes of a test may share a disk
+    try:
+        with contextlib.suppress(FileExistsError):
+            private_files.write(folder / "call", job.call)
+        code, tail = _agent(job, node, folder, gpus)
+        files = {
+            file.name: private_files.read(file)
+            for pattern in ("*.result", "*.failure")
+            for file in folder.glob(pattern)
+        }
+        return NodeResult(code, files, tail)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _agent(job: Job, node: int, folder: Path, gpus: Sequence[str]) -> tuple[int, str]:
+    words = [sys.executable, "-m", "collective.launch", "--agent", "--head", job.head]
+    words += ["--nodes", str(len(job.slots)), "--node", str(node)]
+    words += ["--slots-per-host", str(job.slots[node])]
+    words += ["--start-timeout", str(job.seconds)]
+    words += [sys.executable, "-m", "collective.run_function", str(folder)]
+    path = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    )
+    env = {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        SECRET: job.secret,
+    }
+    if gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    process = processes.start(
+        words,
+        on_parent_death=signal.SIGTERM,  # kill -9 of the actor or the task ends it, too
+        has_threads=True,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+    try:
+        for raw in process.stdout:
+            line = raw.decode(errors="replace")
+            print(line, end="", flush=True)  # the cluster shows it, or keeps it
+            kept.append(line)
+        return process.wait(), "".join(kept)
+    finally:
+        process.terminate()
+
+
+def results(found: Sequence[NodeResult], size: int, who: str) -> list[Any]:
+    """What the ranks returned, in their order.
+
+    Raises:
+        CollectiveError: If a rank failed, with its traceback; or the job did.
+    """
+    files = {name: data for node in found for name, data in node.files.items()}
+    for name in sorted(files):
+        if name.endswith(".failure"):
+            raise CollectiveError(
+                f"{who}: rank {name.partition('.')[0]} failed\n{files[name].decode()}",
+                hint="the last line above says why",
+            )
+    missing = [rank for rank in range(size) if f"{rank}.result" not in files]
+    code = max(node.code for node in found)
+    if code or missing:
+        tail = next((node.tail for node in found if node.tail), "")
+        raise CollectiveError(
+            f"{who}: the job ended with exit code {code}, without the results of rank "
+            f"{', '.join(map(str, missing)) or 'none'}\n{tail}",
+            hint="the lines above say why",
+        )
+    return [cloudpickle.loads(files[f"{rank}.result"]) for rank in range(size)]

@@ -1,0 +1,50 @@
+"""Undoes a ``train_step`` that ended in the middle, where the training continues.
+
+In an elastic job a rank may die between two updates of one step. The ranks that are left
+then put back what they had before the step, and make all of it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.errors import UsageError
+
+
+@contextlib.contextmanager
+def whole_or_absent(variables: Sequence[tf.Variable]) -> Iterator[None]:
+    """Puts the variables back where the block raises.
+
+    Their values share memory with them until they are written: the copies that this
+    costs are those of the variables that the step writes.
+    """
+    before = [tf.convert_to_tensor(variable) for variable in variables]
+    try:
+        yield
+    except Exception:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        raise
+
+
+def check_known(
+    written: Sequence[tf.Variable], known: Sequence[tf.Variable], backend: Backend
+) -> None:
+    """Refuses, in an elastic job, state that a rank which joins would not get.
+
+    Args:
+        written: What the step writes.
+        known: What a state of the training has.
+    """
+    ids = {id(variable) for variable in known}
+    lost = [variable.name for variable in written if id(variable) not in ids]
+    if backend.elastic and lost:
+        raise UsageError(
+            f"the train_step writes {lost[0]!r}, which is of no layer: a rank that joins "
+            "would not get its value",
+            hint="make it by self.add_weight(..., trainable=False), or drop --min-np",
+        )

@@ -1,0 +1,139 @@
+"""Jobs, hosts and ranks that stand still as a whole, and what cannot be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+from tests import freezer
+from tests.faults.catalogue.hosts import TWO, on_hosts
+from tests.faults.catalogue.killed import KEPT
+from tests.faults.catalogue.survived import undisturbed
+from tests.faults.fault import JSON, OPEN_MPIS, Fault, training
+from tests.faults.job import Job
+
+SECONDS = 6
+WORDS = ("--min-np", "2", "--rank-timeout", str(SECONDS))
+
+
+def suspend(job: Job, seconds: float) -> None:
+    """Stops every process of a job for a while."""
+    stopped = job.processes()
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for process in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+        time.sleep(seconds * (number == signal.SIGSTOP))
+
+
+def _freezes(job: Job) -> None:
+    with freezer.frozen([job.struck(1)]):
+        job.launcher.wait(100)
+
+
+def _suspends(job: Job) -> None:
+    job.struck(0)
+    time.sleep(0.5)
+    suspend(job, SECONDS + 3)
+
+
+def _all_continued(job: Job) -> None:
+    undisturbed(job)
+    assert "died" not in job.text and "killed" not in job.text, job.text
+
+
+def _stops_a_host(job: Job) -> None:
+    """It is not mpirun's nor ours to end what is left there."""
+    job.struck(2)
+    assert job.hosts is not None
+    for process in job.hosts.processes_of(2):
+        os.kill(process, signal.SIGSTOP)
+    job.launcher.wait(110)
+    job.hosts.end_all()
+
+
+# As a loader of data that starts its workers in the first epoch.
+FORKS = """
+import multiprocessing, time
+import keras, numpy as np, collective
+class Loads(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        fork = multiprocessing.get_context("fork")
+        fork.Process(target=time.sleep, args=(1000,), daemon=True).start()
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones((40, 4), "float32")
+collective.fit(model, x, x[:, :1], batch_size=20, verbose=0, callbacks=[Loads()])
+"""
+
+FAULTS = [
+    Fault(
+        f"a rank is frozen and cannot die, --min-np 2, --rank-timeout {SECONDS}",
+        training(*KEPT, *JSON),
+        "it counts as dead, the others continue, and the launcher names it; the losses "
+        "are the undisturbed ones, and the ledger is perfect",
+        code=0,
+        seconds=None,
+        messages=(r"left behind: rank 1, process \d+ \(state",),
+        inside="report forward 1 7",
+        strike=_freezes,
+        holds=undisturbed,
+        launcher_options=WORDS,
+        ranks=3,
+        variables={"FAULT_PACE": "0.3"},
+        needs=freezer.why_not,
+    ),
+    Fault(
+        f"the whole job is suspended for {SECONDS + 3} s, --min-np 2, --rank-timeout "
+        f"{SECONDS}",
+        training(*KEPT, *JSON),
+        "it continues as if no time had passed, with all ranks; the losses are the "
+        "undisturbed ones, and the ledger is perfect",
+        code=0,
+        seconds=None,
+        inside="sleep forward 0 7",
+        strike=_suspends,
+        holds=_all_continued,
+        launcher_options=WORDS,
+        ranks=3,
+    ),
+    Fault(
+        "a process forked in fit, which nobody ends, --min-np 1",
+        [sys.executable, "-c", FORKS],
+        "it ends with the job",
+        code=0,
+        seconds=None,
+        launcher_options=("--min-np", "1"),
+    ),
+    Fault(
+        "a rank gives its communicator up (MPI_Abort)",
+        training(backend="mpi"),
+        "the job ends",
+        code=3,
+        seconds=10,
+        inside="abort forward 1 7",
+        backend="mpi",
+        leaves=OPEN_MPIS,
+    ),
+    on_hosts(
+        f"all processes of a host stand still, --min-np 2, --rank-timeout {SECONDS}",
+        [
+            *(*TWO, *WORDS, "--heartbeat", "5"),
+            *("--mpi-args=-x FAULT -x FAULT_FOLDER -x FAULT_PACE",),
+            *training(*KEPT, *JSON),
+        ],
+        "the launcher gives the host up, and the job restarts on the other from its last "
+        "checkpoint; the losses are the undisturbed ones, and the ledger is perfect",
+        code=0,
+        seconds=None,
+        messages=(r"lab2 stands still: nothing of rank 2, 3 of 4 has run",),
+        inside="report forward 2 7",
+        strike=_stops_a_host,
+        holds=undisturbed,
+        leaves=OPEN_MPIS,
+        variables={"FAULT_PACE": "0.3"},
+    ),
+]
