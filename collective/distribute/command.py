@@ -49,6 +49,8 @@ def parser() -> argparse.ArgumentParser:
     add("--threads", type=int, metavar="N", help="threads of each process")
     add("--output", choices=("rank0", "all"), default="rank0",
         help="whose standard output is shown (default: rank0)")  # fmt: skip
+    add("--loops", action="store_true",
+        help="cut the batches of the script's own training loops, too")  # fmt: skip
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="an option of collective.fit: accumulate=4")  # fmt: skip
     add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
@@ -119,6 +121,7 @@ def _distribute(args: argparse.Namespace) -> Distribution:
         args.backend,
         options=backends.Options(devices=args.devices, threads=args.threads),
         output=args.output,
+        loops=args.loops,
         **_fit_options(args.set),
     )
 
@@ -139,6 +142,7 @@ def _fit_options(given: list[str]) -> dict[str, Any]:
 
 def _run(script: Script, distribution: Distribution) -> int:
     """Runs the script; a rank that fails ends the job."""
+    from collective.training.unedited.loops.notice import NAME as LOOP
     from collective.training.unedited.script import print_failure
 
     backend = distribution.job.backend
@@ -160,8 +164,9 @@ def _run(script: Script, distribution: Distribution) -> int:
         return 130
     except BaseException as error:
         return _failed(error, distribution)
-    distributed = distribution.job.used - {"a save of a model"}
-    if backend.size > 1 and backend.rank == 0 and not distributed:
+    job = distribution.job
+    reported = job.used - {"a save of a model"} or job.warned(LOOP)
+    if backend.size > 1 and backend.rank == 0 and not reported:
         print_message(
             f"the script called no fit, evaluate or predict of a Keras model: each of "
             f"the {backend.size} processes has run all of it"

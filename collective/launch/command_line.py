@@ -126,7 +126,7 @@ def _check(parsed: argparse.Namespace) -> None:
 
 def _check_keras(parsed: argparse.Namespace) -> None:
     if not parsed.keras:
-        for option in ("backend", "output"):
+        for option in ("backend", "output", "loops"):
             if getattr(parsed, option):
                 raise UsageError(
                     f"--{option} goes with --keras; the command takes options of its "
@@ -154,6 +154,7 @@ def _keras_command(parsed: argparse.Namespace) -> list[str]:
     words = list(parsed.command)
     python = words.pop(0) if _is_python(words[0]) else sys.executable
     options = ["--backend", parsed.backend] if parsed.backend else []
+    options += ["--loops"] if parsed.loops else []
     # Each rank has files of its own then.
     output = "all" if parsed.output_filename else parsed.output
     if output:
@@ -228,6 +229,8 @@ def parser() -> argparse.ArgumentParser:
     add("--keras", action="store_true",
         help="the command is script.py: its fit, evaluate and predict run on all ranks")  # fmt: skip
     add("--backend", metavar="NAME", help="who sums the gradients (default: auto)")
+    add("--loops", action="store_true",
+        help="cut the batches of its own training loops, too")  # fmt: skip
     add("--output", choices=("rank0", "all"),
         help="whose standard output is shown (default: rank0)")  # fmt: skip
 

@@ -243,6 +243,7 @@ def fit(
             features=asked,
         )
         model = prepared.model
+        contexts.callback(keras_compat.switch_on_gradient_sum, model.optimizer)
         compare_models(backend, model)
         check_states_of_rows(model)
         own_step = keras_compat.overrides(model, "train_step")
@@ -325,6 +326,15 @@ def fit(
             )
             validate = lambda: evaluation(hooks.hooks, position.epoch)  # noqa: E731
 
+        log.debug(
+            "backend %r (%s), %s; features: %s; plan of the step: %s; observers: %s",
+            backend.name,
+            backend.chosen_because,
+            f"bucket_bytes={getattr(backend, 'bucket_bytes', None)}",
+            ", ".join(sorted(asked | compatibility.of_backend(backend))) or "none",
+            plan,
+            ", ".join(type(observer).__name__ for observer in observers),
+        )
         loop = Loop(
             position,
             step,

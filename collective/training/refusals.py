@@ -6,6 +6,7 @@ import keras
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.log import log
 from collective.training import keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
@@ -43,6 +44,12 @@ def check_model(model: keras.Model, backend: Backend) -> None:
         raise UsageError(
             f"model {model.name!r} is not compiled",
             hint="model.compile(optimizer=..., loss=...) before collective.fit",
+        )
+    if keras_compat.distribution_ignored():
+        log.warning(
+            "Keras ignores the script's %s on TensorFlow. HINT: collectiverun -np N "
+            "--keras script.py trains as it says",
+            type(keras_compat.current_distribution()).__name__,
         )
     if keras_compat.core_optimizer(model.optimizer).gradient_accumulation_steps:
         raise UsageError(

@@ -12,6 +12,8 @@ The functions of these files are used under this package's name.
 
 # ruff: noqa: F403
 from collective.training.keras_compat.data import *
+from collective.training.keras_compat.distribution import *
+from collective.training.keras_compat.entry_points import *
 from collective.training.keras_compat.interception import *
 from collective.training.keras_compat.layers import *
 from collective.training.keras_compat.losses import *

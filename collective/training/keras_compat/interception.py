@@ -121,6 +121,17 @@ def record_applied(
         yield
 
 
+def function_class() -> type[Any]:
+    """The class of what ``tf.function`` returns."""
+    return polymorphic_function.Function
+
+
+def is_users(function: Any) -> bool:
+    """Whether a ``tf.function`` is of a user's own code."""
+    body = function.python_function
+    return (getattr(body, "__module__", None) or "").split(".")[0] not in _LIBRARIES
+
+
 class _Nested:
     """Whether a call is made by an intercepted one."""
 
@@ -224,7 +235,7 @@ def _reduce(original: Any, hooks: Hooks) -> Any:
 def _inlined(original: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         body = self.python_function
-        if (getattr(body, "__module__", None) or "").split(".")[0] in _LIBRARIES:
+        if not is_users(self):
             return original(self, *args, **kwargs)
         if not self._autograph:
             return body(*args, **kwargs)

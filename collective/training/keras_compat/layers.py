@@ -15,6 +15,7 @@ from keras.src.backend.common import masking, stateless_scope
 from keras.src.models.functional import Functional
 from keras.src.ops.function import Function
 
+_KERAS_MOMENTS = keras.layers.BatchNormalization._moments
 Moments = Callable[[tf.Tensor, list[int], Any], tuple[tf.Tensor, tf.Tensor] | None]
 mask_of, set_mask = masking.get_keras_mask, masking.set_keras_mask
 
@@ -213,6 +214,12 @@ def replace_moments(moments: Moments, every_layer: bool) -> Iterator[None]:
 
     with mock.patch.object(layer_type, "_moments", replaced):
         yield
+
+
+def stock_moments() -> contextlib.AbstractContextManager[Any]:
+    """Inside, batch normalization computes its statistics as Keras does."""
+    layer_type = keras.layers.BatchNormalization
+    return mock.patch.object(layer_type, "_moments", _KERAS_MOMENTS)
 
 
 def masked_moments(

@@ -93,6 +93,12 @@ def compiled_arguments(model: keras.Model) -> dict[str, Any]:
     }
 
 
+def compiled_settings(model: keras.Model) -> tuple[Any, ...]:
+    """What ``compile`` has set: other objects after another call of it."""
+    names = ("optimizer", "_compile_loss", "_compile_metrics")
+    return tuple(getattr(model, name, None) for name in names)
+
+
 def other_optimizers(model: keras.Model) -> list[keras.Optimizer]:
     """Optimizers that are attributes of the model or its layers, but the compiled one."""
     found: dict[int, keras.Optimizer] = {}

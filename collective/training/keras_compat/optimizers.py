@@ -13,11 +13,17 @@ from unittest import mock
 
 import keras
 import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 
 def core_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
     """The optimizer that updates variables, inside a LossScaleOptimizer or not."""
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def optimizers_with_apply() -> tuple[type[keras.Optimizer], ...]:
+    """The classes whose ``apply`` every update of Keras' optimizers goes through."""
+    return BaseOptimizer, keras.optimizers.LossScaleOptimizer
 
 
 def single_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
@@ -46,6 +52,12 @@ def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
                 "off; gradients would be summed twice"
             )
         single._all_reduce_sum_gradients = lambda pairs: list(pairs)
+
+
+def switch_on_gradient_sum(optimizer: keras.Optimizer) -> None:
+    """Undoes ``switch_off_gradient_sum``: a plain ``model.fit`` sums gradients again."""
+    for single in single_optimizers(optimizer):
+        vars(single).pop("_all_reduce_sum_gradients", None)
 
 
 def learning_rates(optimizer: keras.Optimizer) -> list[tf.Tensor]:

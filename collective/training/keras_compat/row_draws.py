@@ -61,13 +61,16 @@ class Place(NamedTuple):
 
 
 @contextlib.contextmanager
-def draw_rows(place: Place) -> Iterator[list[str]]:
+def draw_rows(place: Place, by_length: bool = False) -> Iterator[list[str]]:
     """Inside, TensorFlow's random operations draw the rows at a place.
+
+    Args:
+        by_length: Whether lengths decide in a graph, too: one of rows of a known number.
 
     Yields:
         What is drawn otherwise than in one process, a few words each; it grows.
     """
-    rows = _Rows(place)
+    rows = _Rows(place, by_length)
     with contextlib.ExitStack() as stack:
         for owner, name, make in rows.replaced():
             plain = getattr(owner, name)
@@ -78,7 +81,8 @@ def draw_rows(place: Place) -> Iterator[list[str]]:
 class _Rows:
     """The replaced operations of one piece."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: Place, by_length: bool = False):
+        self.length = int(place.rows) if by_length else None
         self.first, rows, self.total = (tf.cast(n, tf.int64) for n in place)
         self.rows = tf.maximum(rows, 1)
         self.others: list[str] = []
@@ -197,7 +201,7 @@ class _Rows:
         shape = tf.cast(shape, tf.int64)
         if tf.executing_eagerly():
             return shape, bool(sizes) and sizes[0] == int(self.rows)
-        if sizes[:1] == [None]:
+        if sizes[:1] == [None] or (sizes and sizes[0] == self.length):
             return shape, True
         if None in sizes and sizes[0] != 1:
             self.others.append(

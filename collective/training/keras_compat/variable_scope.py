@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 from collective.training.keras_compat.randomness import is_seed_state
 
@@ -92,3 +94,14 @@ class ForwardScope(keras.StatelessScope):
     def values(self, variables: Iterable[keras.Variable]) -> list[tf.Tensor]:
         """The values of variables of either list now."""
         return [self.state_mapping[id(v)] for v in variables]
+
+
+def variable_writers() -> list[tuple[type[Any], str]]:
+    """The methods that write a TensorFlow variable."""
+    # A variable that a tf.function has made is a BaseResourceVariable only.
+    one = resource_variable_ops.BaseResourceVariable
+    owners = (one, resource_variable_ops.ResourceVariable)
+    scatters = ("add", "div", "max", "min", "mul", "sub", "update", "nd_add", "nd_sub")
+    names = ["assign", "assign_add", "assign_sub"]
+    names += [f"scatter_{name}" for name in (*scatters, "nd_update")]
+    return [(owner, name) for owner in owners for name in names if name in vars(owner)]

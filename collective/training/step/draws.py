@@ -12,11 +12,13 @@ Virtual replicas have masks of their own, which follow from the piece's number, 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
+from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
 from collective.training.keras_compat import Place, SeedUse
@@ -94,6 +96,23 @@ class Draws:
     def advances(self) -> SeedUse:
         """The generators to count up after the step."""
         return self.used if self._follows_keras else SeedUse()
+
+
+def explained(error: Exception) -> Exception:
+    """The error to raise for one that a step raised: what a draw of no rows is."""
+    if keras_compat.NOT_ROWS not in str(error):
+        return error
+    found = re.search(
+        re.escape(keras_compat.NOT_ROWS) + r"\]?\s*\[([\d ]+)\]", str(error)
+    )
+    shape = f" of shape [{found[1]}]" if found else ""
+    return UsageError(
+        f"the model makes a random draw{shape} over a number of entries that is no "
+        "multiple of the rows of its part of the batch: which of them another rank has "
+        "cannot be known",
+        hint="draw for all rows, and choose from the draw; or train it on one rank",
+        everywhere=False,
+    )
 
 
 def warn_of_draws(model: keras.Model, others: Sequence[str]) -> None:

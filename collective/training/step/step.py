@@ -24,7 +24,7 @@ from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state, look_ups
 from collective.training.step.accumulation import accumulate
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
-from collective.training.step.draws import warn_of_draws
+from collective.training.step.draws import explained, warn_of_draws
 from collective.training.step.forward import Forward, Sums, global_loss
 from collective.training.step.inputs import (
     StepInputs,
@@ -469,7 +469,7 @@ class Step:
     def _explain(self, error: Exception) -> Exception:
         variables = self.prepared.trainable
         paths = [variables[i].path for i in self.forward.connected]
-        return finite.explain(error, self.backend, paths)
+        return explained(finite.explain(error, self.backend, paths))
 
 
 def _quotient(total: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:

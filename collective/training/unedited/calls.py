@@ -22,6 +22,7 @@ from collective.training import keras_compat
 from collective.training.compatibility import works
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
+from collective.training.unedited.keras_distribution.devices import check_current
 
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
@@ -146,6 +147,7 @@ def _together(
             return stock(self, *args, **kwargs)
         signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         _check_keras()
+        check_current(job)
         with job.calling(call):
             return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
 
@@ -162,7 +164,7 @@ def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
             job.warn_once(
                 stock.__name__,
                 "%s is not distributed: each of the %d processes runs it whole "
-                "(fit, evaluate and predict are distributed)",
+                "(fit, evaluate and predict are distributed; with --loops so is this)",
                 job.backend.size,
             )
         return stock(*args, **kwargs)

@@ -21,6 +21,11 @@ from collective.training.unedited import strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
 from collective.training.unedited.files import replace_mkdir, replace_savers
 from collective.training.unedited.job import Job
+from collective.training.unedited.keras_distribution.devices import (
+    replace_keras_distribution,
+)
+from collective.training.unedited.loops import distribute_loops
+from collective.training.unedited.loops.notice import warn_of_updates
 
 OUTPUTS = ("rank0", "all")
 _distribution: Distribution | None = None
@@ -29,12 +34,18 @@ _distribution: Distribution | None = None
 class Distribution:
     """Keras as it is while a script is distributed."""
 
-    def __init__(self, backend: Backend, options: Mapping[str, Any]):
+    def __init__(
+        self, backend: Backend, options: Mapping[str, Any], loops: bool = False
+    ):
         self.job = job = Job(backend)
         seed_all_ranks(job)  # may refuse; nothing is replaced then
         replace_calls(job, options)
         strategies.replace_strategies(job)
+        replace_keras_distribution(job)
         if backend.size > 1:
+            if loops:
+                distribute_loops(job)
+            warn_of_updates(job)
             replace_savers(job)
             replace_mkdir(job)
         strategies.use_by_default(getattr(backend, "strategy", None))
@@ -53,6 +64,7 @@ def distribute_keras(
     *,
     options: backends.Options | None = None,
     output: str = OUTPUTS[0],
+    loops: bool = False,
     **fit_options: Any,
 ) -> Distribution:
     """From now on ``fit``, ``evaluate`` and ``predict`` of Keras models run on all ranks.
@@ -64,6 +76,8 @@ def distribute_keras(
         backend: A name (``python -m collective.backends`` lists them) or a backend.
         options: Devices, threads and more of the backend.
         output: ``rank0``: other ranks print nothing to stdout; ``all``.
+        loops: Whether steps of the script's own training loops run on each rank's rows
+            of their batch (``docs/how-to/loops.md``).
         **fit_options: Arguments of ``collective.fit`` that Keras has not, for each fit:
             ``accumulate``, ``verify``, ...
 
@@ -81,7 +95,7 @@ def distribute_keras(
         backend = backends.get(backend, options)
     if backend.rank and output == OUTPUTS[0]:
         _silence()
-    _distribution = Distribution(backend, fit_options)
+    _distribution = Distribution(backend, fit_options, loops)
     return _distribution
 
 

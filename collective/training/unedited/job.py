@@ -24,8 +24,14 @@ from collective.training.exchange import broadcast_object
 from collective.training.failure import ends_the_job
 
 # The calls that all ranks make together. The message from rank 0 has an index into this.
-CALLS = ("Model.fit", "Model.evaluate", "Model.predict", "a save of a model")
-FIT, EVALUATE, PREDICT, SAVE = CALLS
+CALLS = (
+    "Model.fit",
+    "Model.evaluate",
+    "Model.predict",
+    "a save of a model",
+    "a step of a training loop",
+)
+FIT, EVALUATE, PREDICT, SAVE, LOOP = CALLS
 
 
 class Job:
@@ -49,7 +55,9 @@ class Job:
 
     def replace(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
         """Replaces an attribute of a class or module, until ``undo``."""
-        self._replaced.enter_context(mock.patch.object(owner, name, value))
+        new = not hasattr(owner, name)
+        patch = mock.patch.object(owner, name, value, create=new)
+        self._replaced.enter_context(patch)
 
     def undo(self) -> None:
         """Puts back everything that was replaced, the last first."""
@@ -58,8 +66,12 @@ class Job:
     def warn_once(self, name: str, text: str, *args: Any) -> None:
         """Logs a warning on rank 0; one for each name."""
         if self.backend.rank == 0 and name not in self._noted:
-            self._noted.add(name)
             log.warning(text, name, *args)
+        self._noted.add(name)
+
+    def warned(self, name: str) -> bool:
+        """Whether ``warn_once`` was called with this name."""
+        return name in self._noted
 
     @property
     def inside(self) -> bool:

@@ -49,6 +49,16 @@ def test_a_folder_is_one_trainings_at_a_time(tmp_path, alone, monkeypatch):
     train(alone, steps=1, checkpoint=Checkpoint(tmp_path))
 
 
+def test_a_dead_process_that_cannot_end_holds_no_folder(tmp_path, alone, monkeypatch):
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / schedule.LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        dead = lambda pid: pid == other.pid  # noqa: E731
+        monkeypatch.setattr(schedule.processes, "kill_is_pending", dead)
+        train(alone, steps=1, checkpoint=Checkpoint(tmp_path))
+        other.kill()
+
+
 class Frees(keras.callbacks.Callback):
     """Calls something after some steps."""
 

@@ -12,17 +12,19 @@ itself is in ``NAME.keras``. It imports nothing that changes how Keras trains.
 import contextlib
 import faulthandler
 import os
-import runpy
 import sys
 import time
 import traceback
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import numpy as np
 
 from collective.environment import detect
 
-PROGRAMS = Path(__file__).resolve().parents[3] / "examples" / "keras"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+PROGRAMS = EXAMPLES / "keras"
+FOLDERS = ("keras", "loops", "distribution")
 # A rank that waits for another for so long is stuck: the job ends with its traceback.
 SECONDS = 100
 ALONE_SECONDS = 10
@@ -47,10 +49,19 @@ def run(name: str, folder: Path, rank: int) -> None:
     sys.argv = [f"{name}.py", str(folder / saved_as(name))]
     keras.utils.clear_session()
     with open(f"{stem}.txt", "w") as file, contextlib.redirect_stdout(file):
-        model = runpy.run_path(str(PROGRAMS / f"{name}.py"))["main"]()
+        model = load(name)["main"]()
     # Renamed when complete: it says that the program ended.
     np.savez(f"{stem}.part.npz", **arrays_of(model))
     os.rename(f"{stem}.part.npz", f"{stem}.npz")
+
+
+def load(name: str) -> dict:
+    """The names of a program, loaded as Python loads a script."""
+    (path,) = (p for f in FOLDERS if (p := EXAMPLES / f / f"{name}.py").exists())
+    loader = SourceFileLoader("<run_path>", str(path))
+    names = {"__name__": "<run_path>", "__file__": str(path)}
+    exec(loader.source_to_code(path.read_bytes(), str(path)), names)
+    return names
 
 
 def saved_as(name: str) -> str:

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import shutil
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ import numpy as np
 from collective import recorder
 from collective.elastic import generations, membership_file
 from collective.errors import CollectiveError, UsageError, printable
+from collective.launch import processes
 from collective.log import log
 from collective.training.input.plan import Plan
 from collective.training.loop.observer import FinishedStep, Observer
@@ -305,7 +307,11 @@ class Checkpoint(Observer):
                     os.close(lock)
                     continue
             except (BlockingIOError, PermissionError):
+                holder = _holder(lock)
                 os.close(lock)
+                if holder and processes.kill_is_pending(holder):
+                    path.unlink(missing_ok=True)  # it never writes again
+                    continue
                 if time.monotonic() < deadline:
                     time.sleep(0.1)
                     continue
@@ -369,6 +375,17 @@ class Checkpoint(Observer):
         if resumes:
             print(f"no checkpoint in {self.folder} yet: starting at step 0", flush=True)
         return None
+
+
+def _holder(lock: int) -> int:
+    """The process of this host that has locked a file; 0 if that is not known."""
+    layout = "hhqqi4x"  # struct flock: type, whence, start, length, process
+    asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        found = struct.unpack(layout, fcntl.fcntl(lock, fcntl.F_GETLK, asked))
+    except (OSError, struct.error):
+        return 0
+    return 0 if found[0] == fcntl.F_UNLCK else max(found[4], 0)
 
 
 def _is_same(path: Path, opened: int) -> bool:

@@ -27,6 +27,7 @@ from collective.training.input.pipeline import Batch
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
+from collective.training.step.draws import explained as explained_draw
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.inputs import replica_rows
 from collective.training.step.report import Layout, cut
@@ -217,6 +218,7 @@ class CustomStep:
 
     def _explain(self, error: Exception) -> Exception:
         explained = finite.explain(error, self.backend, self.local.paths)
+        explained = explained_draw(explained)
         stays = not self.backend.elastic  # else it is put back
         if stays and isinstance(explained, CollectiveError) and explained is not error:
             explained.message = explained.message.replace(

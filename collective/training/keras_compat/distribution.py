@@ -1,0 +1,43 @@
+"""Where Keras' ``keras.distribution`` asks its backend, and what a script has set.
+
+Keras' TensorFlow backend lists the devices of one process, and looks at no distribution:
+a script's ``DataParallel`` has no effect.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import keras
+from keras.src.backend.tensorflow import distribution_lib as of_tensorflow
+from keras.src.distribution import distribution_lib
+
+
+def distribution_backend() -> ModuleType:
+    """The module that ``keras.distribution`` asks for devices and processes."""
+    return of_tensorflow
+
+
+def distribution_class() -> type[Any]:
+    """What ``DataParallel`` and ``ModelParallel`` derive from."""
+    return distribution_lib.Distribution
+
+
+def current_distribution() -> Any:
+    """The distribution that a script has set; None: it has set none."""
+    return keras.distribution.distribution()
+
+
+def distribution_ignored() -> bool:
+    """Whether a script has set a distribution, and Keras alone would look at it."""
+    known = hasattr(
+        of_tensorflow, "num_processes"
+    )  # in no Keras; where a job stands in
+    return current_distribution() is not None and not known
+
+
+def layouts_of(distribution: Any) -> dict[str, tuple[str | None, ...]]:
+    """The axes of each pattern in the ``LayoutMap`` of a ``ModelParallel``."""
+    found = distribution._layout_map
+    return {pattern: tuple(layout.axes) for pattern, layout in found.items()}

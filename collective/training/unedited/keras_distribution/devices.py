@@ -1,0 +1,145 @@
+"""The devices and processes that ``keras.distribution`` shows a script: those of the job.
+
+Each replica is one device, in the order of the ranks, as on JAX each process has all
+devices of the job in view.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from collective.errors import UsageError
+from collective.training import keras_compat
+from collective.training.unedited.job import Job
+
+
+def replace_keras_distribution(job: Job) -> None:
+    """Has ``keras.distribution`` know the job, until ``job.undo``."""
+    backend, module = job.backend, keras_compat.distribution_backend()
+
+    def list_devices(device_type: str | None = None) -> list[str]:
+        kind = (device_type or _default_kind()).lower()
+        if kind != "cpu" and not tf.config.list_physical_devices(kind.upper()):
+            return []
+        return [f"{kind}:{replica}" for replica in range(backend.replicas)]
+
+    def initialize(
+        job_addresses: str | None, num_processes: int | None, process_id: int | None
+    ) -> None:
+        _check_process(job, num_processes, process_id)
+
+    job.replace(module, "list_devices", list_devices)
+    job.replace(
+        module,
+        "get_device_count",
+        lambda device_type=None: len(list_devices(device_type)),
+    )
+    job.replace(module, "initialize", initialize)
+    job.replace(module, "num_processes", lambda: backend.size)
+    job.replace(module, "process_id", lambda: backend.rank)
+    job.replace(module, "distribute_tensor", _distribute_tensor)
+    kind = keras_compat.distribution_class()
+    job.replace(kind, "__init__", _making(kind.__init__))
+    stock = keras.distribution.set_distribution
+    for place in keras_compat.places_of(stock):
+        job.replace(*place, _setting(job, stock))
+
+
+def check_current(job: Job) -> None:
+    """Refuses a distribution that the script has set and this job cannot be."""
+    found = keras_compat.current_distribution()
+    if found is not None:
+        check(job, found)
+
+
+def check(job: Job, distribution: Any) -> None:
+    """Refuses by name what would have no effect, or another one than it says.
+
+    Raises:
+        UsageError: The distribution has other devices than the job, or keeps data
+            apart; or cuts weights.
+    """
+    kind, replicas = type(distribution).__name__, job.backend.replicas
+    devices = distribution.device_mesh.devices.size
+    if devices != replicas:
+        raise UsageError(
+            f"the script's {kind} has {devices} devices, and this job {replicas}",
+            hint=f"keras.distribution.{kind} over keras.distribution.list_devices(), or "
+            f"-np {devices}",
+        )
+    if not distribution.auto_shard_dataset:
+        raise UsageError(
+            f"the script's {kind} has auto_shard_dataset=False: each process would have "
+            "a part of every batch of its own",
+            hint="leave it out, and give every process the whole data: each computes "
+            "its rows of every batch",
+        )
+    if isinstance(distribution, keras.distribution.ModelParallel):
+        _check_layouts(distribution)
+
+
+def _check_layouts(distribution: Any) -> None:
+    """Refuses a layout that cuts weights."""
+    for pattern, axes in keras_compat.layouts_of(distribution).items():
+        if any(axis is not None for axis in axes):
+            raise UsageError(
+                f"the script's ModelParallel lays out {pattern!r} as {axes!r}, and no "
+                "weights are cut here",
+                hint="keras.distribution.DataParallel(), or the layers of "
+                "docs/how-to/parallel.md",
+            )
+
+
+def _default_kind() -> str:
+    return "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
+
+
+def _check_process(job: Job, processes: int | None, process: int | None) -> None:
+    rank, size = job.backend.rank, job.backend.size
+    for what, asked, found in (
+        ("num_processes", processes, size),
+        ("process_id", process, rank),
+    ):
+        if asked is not None and int(asked) != found:
+            raise UsageError(
+                f"keras.distribution.initialize({what}={asked}) on rank {rank} of {size}",
+                hint="keras.distribution.initialize() without arguments: the launcher "
+                "has set them, as collectiverun -np",
+                everywhere=what == "num_processes",
+            )
+
+
+def _distribute_tensor(tensor: Any, layout: Any) -> Any:
+    """Keeps a tensor where it is, unless the layout would cut more than its rows."""
+    axes = tuple(getattr(layout, "axes", ()))
+    if any(axis is not None for axis in axes[1:]):
+        raise UsageError(
+            f"a tensor cannot be laid out as {axes!r}: each rank has its rows of a "
+            "batch, whole",
+            hint="leave the layout of the tensor out",
+        )
+    return tensor
+
+
+def _making(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        # Keras' adapters would cut a data set that fit cuts.
+        self._is_multi_process = False
+
+    return init
+
+
+def _setting(job: Job, stock: Any) -> Any:
+    @functools.wraps(stock)
+    def set_distribution(value: Any) -> None:
+        if value is not None:
+            check(job, value)
+        stock(value)
+
+    return set_distribution

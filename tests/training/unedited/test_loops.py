@@ -1,0 +1,212 @@
+"""Steps found in source, and what a script without ``--loops`` is told."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from collective.errors import UsageError
+from collective.training.unedited.job import Job
+from collective.training.unedited.keras_distribution.devices import (
+    replace_keras_distribution,
+)
+from collective.training.unedited.loops import segments
+from collective.training.unedited.loops.notice import warn_of_updates
+from tests.training.unedited.test_unedited import Ranks
+
+X = np.ones((6, 3), "float32")
+
+
+@pytest.fixture
+def job():
+    found = Job(Ranks(0, []))
+    yield found
+    found.undo()
+    keras.distribution.set_distribution(None)
+
+
+def in_line(function):
+    """A program whose steps do what they would do without being functions."""
+    source = inspect.cleandoc(inspect.getdoc(function))
+    tree, steps = ast.parse(source), []
+    segments.rewrite(tree, "program.py", steps)
+    calls = []
+
+    def run(number, step, names):
+        calls.append(steps[number])
+        code = step.__code__
+        read = code.co_varnames[: code.co_argcount]
+        found = step(**{name: names[name] for name in read if name in names})
+        return tuple(found.get(n, names.get(n)) for n in steps[number].results)
+
+    ours = {"tf": tf, segments.RUN: run}
+    exec(compile(tree, "program.py", "exec"), ours)
+    stock = {"tf": tf}
+    exec(source, stock)
+    for name, value in stock.items():
+        if isinstance(value, float):
+            assert ours[name] == value, name
+    return steps, calls
+
+
+def module():
+    """
+    w = tf.Variable([2.0, 3.0])
+    seen = 0.0
+    for x in [tf.ones([4, 2]), 2 * tf.ones([3, 2])]:
+        x = x + 1
+        with tf.GradientTape() as tape:
+            made = x * w
+            loss = tf.reduce_mean(made)
+        gradient = tape.gradient(loss, w)
+        w.assign_sub(0.1 * gradient)
+        seen += float(loss)
+    last = float(tf.reduce_sum(w))
+    """
+
+
+def functions():
+    """
+    w = tf.Variable([2.0, 3.0])
+    def gradients(x, weight=1.0):
+        with tf.GradientTape(persistent=True) as tape:
+            x = x * weight
+            loss = tf.reduce_mean(x * w)
+            other = tf.reduce_sum([v * v for v in tf.unstack(w)])
+        one = tape.gradient(loss, w)
+        two = tape.gradient(other, w)
+        del tape
+        return loss, one + two
+    class Trainer:
+        def step(self, x):
+            with tf.GradientTape() as one, tf.GradientTape() as two:
+                loss = tf.reduce_mean(x * w)
+            return one.gradient(loss, w) + two.gradient(loss, w)
+    a, b = gradients(tf.ones([4, 2]), 3.0)
+    c = Trainer().step(tf.ones([5, 2]))
+    a, b, c = (float(tf.reduce_sum(v)) for v in (a, b, c))
+    """
+
+
+def left_alone():
+    """
+    w = tf.Variable([2.0, 3.0])
+    kept = {}
+    for x in [tf.ones([4, 2])]:
+        with tf.GradientTape() as tape:
+            kept["loss"] = tf.reduce_mean(x * w)
+        g = tape.gradient(kept["loss"], w)
+    with tf.GradientTape() as tape:
+        pass
+    a = float(tf.reduce_sum(g))
+    """
+
+
+def test_steps_of_a_module_are_functions():
+    steps, calls = in_line(module)
+    assert [s.place for s in steps] == ["program.py:5"] and len(calls) == 2
+    # made is read inside only; x is among what may be rows, and w is one of its names.
+    assert steps[0].results == ["gradient", "loss"]
+    assert {"x", "w"} <= steps[0].taped and "made" not in steps[0].taped
+
+
+def test_steps_of_functions_and_methods():
+    steps, calls = in_line(functions)
+    assert len(steps) == len(calls) == 2
+    assert "weight" in steps[0].taped and "x" in steps[0].taped
+
+
+def test_what_writes_elements_is_left_alone():
+    assert in_line(left_alone) == ([], [])
+
+
+def update(optimizer):
+    optimizer.apply([tf.ones([2])], [keras.Variable(np.ones(2, "float32"))])
+
+
+def test_the_first_update_of_a_loop_is_reported(job, capsys):
+    warn_of_updates(job)
+    with job.calling("Model.fit") if job.backend.size == 1 else _inside(job):
+        update(keras.optimizers.SGD())
+    assert capsys.readouterr().err == ""
+    update(keras.optimizers.SGD())
+    update(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    told = capsys.readouterr().err
+    assert told.count("is not distributed: each of the 2 processes") == 1
+    for way in ("--loops", "collective.distribute.Strategy", "DistributedGradientTape"):
+        assert way in told
+
+
+class _inside:
+    """As within one of our functions."""
+
+    def __init__(self, job):
+        self.job = job
+
+    def __enter__(self):
+        self.job._depth += 1
+
+    def __exit__(self, *_):
+        self.job._depth -= 1
+
+
+def test_keras_distribution_shows_the_job(job):
+    known = keras.distribution
+    before = known.list_devices()
+    replace_keras_distribution(job)
+    assert known.list_devices() == known.list_devices("cpu") == ["cpu:0", "cpu:1"]
+    assert known.list_devices("tpu") == [] and known.get_device_count() == 2
+    known.initialize()
+    known.initialize(num_processes=2, process_id=0)
+    parallel = known.DataParallel()
+    assert (parallel.num_processes, parallel.num_model_replicas) == (2, 2)
+    assert parallel.data_shard_id == 0
+    data = tf.data.Dataset.range(6).batch(3)
+    assert parallel.distribute_dataset(data) is data
+    with parallel.scope():
+        assert known.distribution() is parallel
+    known.set_distribution(parallel)
+    job.undo()
+    assert known.list_devices() == before and not hasattr(
+        keras.src.backend.tensorflow.distribution_lib, "num_processes"
+    )
+
+
+def layout(axes):
+    mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"))
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts["d/kernel"] = axes
+    return keras.distribution.ModelParallel(layout_map=layouts)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda k: k.DataParallel(devices=["cpu:0"]), "has 1 devices, and this job 2"),
+        (
+            lambda k: k.DataParallel(auto_shard_dataset=False),
+            "auto_shard_dataset=False",
+        ),
+        (lambda k: layout((None, "model")), "lays out 'd/kernel'"),
+    ],
+)
+def test_other_distributions_are_refused_by_name(job, make, text):
+    replace_keras_distribution(job)
+    with pytest.raises(UsageError, match=text):
+        keras.distribution.set_distribution(make(keras.distribution))
+    keras.distribution.set_distribution(layout((None, None)))
+
+
+def test_initialize_of_another_job_is_refused(job):
+    replace_keras_distribution(job)
+    with pytest.raises(
+        UsageError, match=r"initialize\(num_processes=4\) on rank 0 of 2"
+    ):
+        keras.distribution.initialize(num_processes=4)
+    with pytest.raises(UsageError, match="process_id=1"):
+        keras.distribution.initialize(process_id=1)
