@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
+from collective.distribute.scope import backend_for
 from collective.log import log
 from collective.training import compatibility, keras_compat
 from collective.training.evaluation.evaluate import open_backend, open_inputs
@@ -169,6 +170,7 @@ def fit(
         ProcessExit: The job needs nothing more of this process, as that it leaves an
             elastic job.
     """
+    backend = backend_for(model, backend)
     named = isinstance(backend, str) and isinstance(model, keras.Model)
     backend = open_backend(
         backend,

@@ -13,6 +13,7 @@ from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.backends.devices import tensorflow_has_started
+from collective.distribute.scope import backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.exchange import gather_few
@@ -67,7 +68,7 @@ def evaluate(
     Raises:
         UsageError: The model does not fit the data, or these are no data.
     """
-    backend = open_backend(backend)
+    backend = open_backend(backend_for(model, backend))
     with guarded(backend):
         compare_settings(backend)
         data = as_data(x, y, sample_weight)

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.distribute.scope import backend_for
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
@@ -79,7 +80,7 @@ def predict(
         UsageError: These are no data, or there are no rows; or an output of the model
             has not one entry for each row.
     """
-    backend = open_backend(backend)
+    backend = open_backend(backend_for(model, backend))
     with guarded(backend):
         compare_settings(backend)
         inputs = open_inputs(as_data(x), backend, batch_size, steps)

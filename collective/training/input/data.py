@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.distribute.datasets import original
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.exchange import broadcast_object
@@ -112,6 +113,7 @@ def as_data(
     """
     if x is None:
         raise UsageError("no data are given: x is None", hint="fit(model, x, y)")
+    x = original(x)
     if isinstance(x, keras_compat.DataAdapter):
         return x
     rows = isinstance(x, tf.data.Dataset) and of_rows
