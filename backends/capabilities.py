@@ -9,6 +9,7 @@ Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
     TensorParallel          tensor_parallel         native
     ModelParallel           model_parallel          single, native, mpi
     ShardCollectives        none                    single, native, mpi, horovod, tf-multiworker
+    MatchedByOrder          none                    mpi
     Recording               none                    native
     Serving                 parameter_servers       tf-parameter-server
 
@@ -257,6 +258,33 @@ class ShardCollectives(Backend):
 
     def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
         raise NotImplementedError
+
+    def gather_rows(self, tensor: Any) -> Any:
+        """Inside ``run``: the rows of all processes, in the order of the ranks.
+
+        Args:
+            tensor: ``[rows, ...]``; only ``rows`` may differ between processes.
+
+        Returns:
+            ``[sum of rows, ...]``.
+        """
+        self.require_all_ranks()
+        return self._gather_rows(tensor) if self.size > 1 else tensor
+
+    def _gather_rows(self, tensor: Any) -> Any:
+        raise NotImplementedError
+
+
+class MatchedByOrder(Backend):
+    """A backend whose collectives match by their order: ranks must agree on it."""
+
+    @abstractmethod
+    def match(self, what: str) -> None:
+        """Compares what the ranks are about to call; every rank calls it.
+
+        Raises:
+            CollectiveError: On every rank, if they differ; names each rank's call.
+        """
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,15 +22,21 @@ import numpy as np
 from collective import recorder
 from collective.backends import world
 from collective.backends.base import Availability
-from collective.backends.capabilities import Elastic, ModelParallel, ShardCollectives
+from collective.backends.capabilities import (
+    Elastic,
+    MatchedByOrder,
+    ModelParallel,
+    ShardCollectives,
+)
 from collective.backends.options import Options
 from collective.buckets import aligned_empty, reduce_arrays_flat
 from collective.elastic import membership_file, wait_report
 from collective.environment import Environment
 from collective.environment.base import place_on
+from collective.errors import CollectiveError
 
 
-class MPIBackend(Elastic, ModelParallel, ShardCollectives):
+class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
     """A replica in each MPI process."""
 
     name = "mpi"
@@ -98,6 +105,38 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives):
             self.world.Alltoallv([array, sent], [out, received])
 
         return self._by_numpy(exchange, rows, [sum(counts), length])
+
+    def _gather_rows(self, tensor: Any) -> Any:
+        """``MPI_Allgatherv``, of which the ranks first exchange the lengths."""
+        import tensorflow as tf
+
+        def gather(array: np.ndarray) -> np.ndarray:
+            array = np.ascontiguousarray(array)
+            sizes = np.empty(self.size, np.int64)
+            self.world.Allgather(np.array([array.nbytes]), sizes)
+            out = aligned_empty(int(sizes.sum()), np.dtype(np.uint8))
+            self.world.Allgatherv(array.reshape(-1).view(np.uint8), [out, sizes])
+            return out.view(array.dtype).reshape(-1, *array.shape[1:])
+
+        out = tf.numpy_function(gather, [tensor], tensor.dtype, name="mpi_allgather")
+        out.set_shape([None, *tensor.shape[1:]])
+        return out
+
+    def match(self, what: str) -> None:
+        """By an ``MPI_Allreduce`` of 16 bytes, and of texts only where they differ."""
+        mark = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "big")
+        both = np.array([mark, -mark])
+        self.world.Allreduce(self._mpi.IN_PLACE, both, op=self._mpi.MAX)
+        if both[0] == -both[1]:
+            return
+        calls = self.world.allgather(what)
+        raise CollectiveError(
+            f"rank {self.rank}: the ranks call different collectives: "
+            + "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls)),
+            hint="every rank must run the same steps and read the same metrics: leave "
+            "out `if rank == 0:` around them",
+            everywhere=False,
+        )
 
     def _by_numpy(
         self,

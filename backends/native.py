@@ -159,6 +159,9 @@ class NativeBackend(
         flat = tf.reshape(rows, [replicas * count, length])
         return self._ops.alltoall(flat, [count] * replicas)[0]
 
+    def _gather_rows(self, tensor: Any) -> Any:
+        return self._ops.allgather(tensor)
+
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         collective.broadcast(data, root, out=data, name="broadcast_array")
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from collective.namesake import warn_of_namesake
 
 if TYPE_CHECKING:  # the names below, for type checkers, editors and the reference
-    from collective import backends, training
+    from collective import backends, distribute, training
     from collective.errors import CollectiveError, UsageError
     from collective.library import Disagreement, PeerLost, Timeout
     from collective.operations.allgather import allgather, allgather_async
@@ -78,7 +78,7 @@ _HOMES = {
     "training.sweep.runner": "fit_many",
     "training.unedited.distribute": "distribute_keras",
 }
-_MODULES = ("backends", "training")
+_MODULES = ("backends", "distribute", "training")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = sorted([*_HOME_OF, *_MODULES])
 

@@ -1,13 +1,17 @@
 """The logger of this package, ``logging.getLogger("collective")``.
 
 Its one handler writes lines such as ``warning: ...`` to standard error. A program that
-wants the records elsewhere replaces it in ``log.handlers``.
+wants the records elsewhere replaces it in ``log.handlers``. ``COLLECTIVE_LOG=debug`` shows
+what was chosen, and why; ``warning`` and ``error`` show less.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+
+VARIABLE = "COLLECTIVE_LOG"
 
 
 class _ToStderr(logging.Handler):
@@ -18,8 +22,14 @@ class _ToStderr(logging.Handler):
         print(text, file=sys.stderr, flush=True)
 
 
+def _level(name: str) -> int:
+    """The level of a name such as ``debug``; by default that of ``info``."""
+    level = logging.getLevelName(name.strip().upper() or "INFO")
+    return level if isinstance(level, int) else logging.INFO
+
+
 log = logging.getLogger("collective")
 if not log.handlers:
     log.addHandler(_ToStderr())
     log.propagate = False
-    log.setLevel(logging.INFO)
+    log.setLevel(_level(os.environ.get(VARIABLE, "")))

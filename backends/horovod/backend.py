@@ -90,6 +90,9 @@ class HorovodBackend(Overlap, ShardCollectives):
                     out[i] = total
         return out
 
+    def _gather_rows(self, tensor: Any) -> Any:
+        return self.hvd.allgather(tensor, name=self._name())
+
     def _name(self) -> str | None:
         """The name by which ranks match a call: its function, and its number there.
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collective.distribute.command import EXAMPLE, PROGRAM, main, parser
+    from collective.distribute.strategy import Strategy
 
 _HOMES = {
+    "collective.distribute.strategy": ("Strategy",),
     "collective.distribute.command": ("EXAMPLE", "PROGRAM", "main", "parser"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = ["EXAMPLE", "PROGRAM", "main", "parser"]
+__all__ = ["EXAMPLE", "PROGRAM", "Strategy", "main", "parser"]
 
 
 def __getattr__(name: str) -> Any:

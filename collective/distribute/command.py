@@ -76,10 +76,11 @@ def main(argv: list[str] | None = None) -> int:
         _same_hashes(place)
         os.environ.update(gpus.share(place))  # the script may take "the first GPU"
         args = parser().parse_args(argv)
+        what = _what(args)  # before TensorFlow is loaded, which takes seconds
         with quiet():
             from collective.training.unedited.script import Script
 
-            script = Script(*_what(args))
+            script = Script(*what)
             distribution = _distribute(args)
     except CollectiveError as error:
         if error.everywhere:
@@ -110,6 +111,11 @@ def _what(args: argparse.Namespace) -> tuple[str, str, list[str]]:
         return "", args.module[0], args.module[1:]
     if not args.command or args.module is not None:
         raise UsageError("which script?", hint=EXAMPLE)
+    if not os.path.isfile(args.command[0]):
+        raise UsageError(
+            f"cannot read the script {args.command[0]!r}",
+            hint="the path of a Python file",
+        )
     return args.command[0], "", args.command[1:]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
+from collective.distribute.scope import backend_for
 from collective.log import log
 from collective.training import compatibility, keras_compat
 from collective.training.evaluation.evaluate import open_backend, open_inputs
@@ -169,6 +170,7 @@ def fit(
         ProcessExit: The job needs nothing more of this process, as that it leaves an
             elastic job.
     """
+    backend = backend_for(model, backend)
     named = isinstance(backend, str) and isinstance(model, keras.Model)
     backend = open_backend(
         backend,
@@ -241,6 +243,7 @@ def fit(
             features=asked,
         )
         model = prepared.model
+        contexts.callback(keras_compat.switch_on_gradient_sum, model.optimizer)
         compare_models(backend, model)
         check_states_of_rows(model)
         own_step = keras_compat.overrides(model, "train_step")
@@ -323,6 +326,15 @@ def fit(
             )
             validate = lambda: evaluation(hooks.hooks, position.epoch)  # noqa: E731
 
+        log.debug(
+            "backend %r (%s), %s; features: %s; plan of the step: %s; observers: %s",
+            backend.name,
+            backend.chosen_because,
+            f"bucket_bytes={getattr(backend, 'bucket_bytes', None)}",
+            ", ".join(sorted(asked | compatibility.of_backend(backend))) or "none",
+            plan,
+            ", ".join(type(observer).__name__ for observer in observers),
+        )
         loop = Loop(
             position,
             step,

@@ -45,6 +45,12 @@ def check_model(model: keras.Model, backend: Backend) -> None:
             f"model {model.name!r} is not compiled",
             hint="model.compile(optimizer=..., loss=...) before collective.fit",
         )
+    if keras_compat.overrides(model, "make_train_function"):
+        raise UsageError(
+            f"model {model.name!r} has a make_train_function of its own, which would be "
+            "left out",
+            hint="override train_step, or train it by python itself",
+        )
     if keras_compat.distribution_ignored():
         log.warning(
             "Keras ignores the script's %s on TensorFlow. HINT: collectiverun -np N "

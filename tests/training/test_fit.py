@@ -46,6 +46,26 @@ def refused(backend, message: str, made, **more) -> None:
     assert error.value.everywhere
 
 
+def test_a_plain_fit_afterwards_sums_gradients(backend):
+    """The user's optimizer is again what it was."""
+    if backend.size > 1:
+        pytest.skip("each process would train by itself")
+    x, y = rows(12)
+
+    def make():
+        return model(lambda: keras.optimizers.SGD(0.1))()
+
+    with backend.scope():
+        made = make()
+    fit(made, x, y, batch_size=12, backend=backend, shuffle=False, verbose=0)
+    alone = make()
+    alone.set_weights(made.get_weights())
+    for each in (made, alone):
+        each.fit(x, y, batch_size=12, shuffle=False, verbose=0)
+    for one, other in zip(made.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
 # --- what it gives back -----------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.backends.devices import tensorflow_has_started
+from collective.distribute.scope import backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.exchange import gather_few
@@ -24,8 +25,11 @@ from collective.training.input.source import Source
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
 from collective.training.prepared import build_to_evaluate, get_partition, runs_eagerly
-from collective.training.variants.custom_step.evaluation import make_evaluation
-from collective.training.verification import compare_settings
+from collective.training.variants.custom_step.evaluation import (
+    has_own_step,
+    make_evaluation,
+)
+from collective.training.verification import compare_settings, verify_test
 
 
 def evaluate(
@@ -64,7 +68,7 @@ def evaluate(
     Raises:
         UsageError: The model does not fit the data, or these are no data.
     """
-    backend = open_backend(backend)
+    backend = open_backend(backend_for(model, backend))
     with guarded(backend):
         compare_settings(backend)
         data = as_data(x, y, sample_weight)
@@ -76,7 +80,10 @@ def evaluate(
             )
         prepared = build_to_evaluate(model, backend, inputs.spec)
         use_weights_of_rank_zero(model, backend)
-        evaluation = make_evaluation(prepared, backend, inputs, steps)
+        plan = None
+        if not has_own_step(model):
+            plan = verify_test(prepared, backend, inputs)
+        evaluation = make_evaluation(prepared, backend, inputs, steps, plan)
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
         with runs_eagerly(model):
             logs = dict(sorted(evaluation(hooks).items()))

@@ -19,7 +19,9 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
+from collective.distribute.scope import backend_for
 from collective.errors import UsageError
+from collective.log import log
 from collective.training import keras_compat
 from collective.training.evaluation.evaluate import (
     open_backend,
@@ -40,7 +42,7 @@ from collective.training.loop.callbacks import BatchHooks, Callbacks, Hooks
 from collective.training.prepared import get_prepared, runs_eagerly
 from collective.training.step.draws import warn_of_draws
 from collective.training.step.rows import without_none
-from collective.training.verification import compare_settings
+from collective.training.verification import compare_settings, couples_rows, is_wanted
 
 
 def predict(
@@ -78,7 +80,7 @@ def predict(
         UsageError: These are no data, or there are no rows; or an output of the model
             has not one entry for each row.
     """
-    backend = open_backend(backend)
+    backend = open_backend(backend_for(model, backend))
     with guarded(backend):
         compare_settings(backend)
         inputs = open_inputs(as_data(x), backend, batch_size, steps)
@@ -101,6 +103,7 @@ class _Prediction:
         self.model, self.backend = model, backend
         self.inputs, self.steps = inputs, steps
         self.spec = without_none(inputs.spec)
+        self.whole = False  # whether every rank predicts all rows
         self._function, self._used = _function(model, backend, self.spec)
         # Which replicas each rank has; several ranks may hold one together.
         own = [backend.local_replicas[0], backend.local_replicas[-1]]
@@ -113,6 +116,8 @@ class _Prediction:
     def run(self, hooks: Hooks) -> Any:
         """All outputs, on every rank."""
         model, batch_hooks = self.model, BatchHooks(hooks, "predict")
+        self._build()
+        self.whole = self._is_coupled()
         model.stop_predicting = False
         hooks.call("on_predict_begin", (), {})
         at_once = "on_predict_batch_end" in hooks.used
@@ -127,8 +132,6 @@ class _Prediction:
             return outputs[-1]
 
         for number, batch in enumerate(self._batches()):
-            if number == 0:
-                self._build()
             batch_hooks.before(number)
             sizes.append(int(batch.global_rows))
             parts.append(self._outputs(batch))
@@ -153,6 +156,8 @@ class _Prediction:
             self.inputs.reset()
             return self.inputs.epoch(self.steps)
         replicas = self.backend.local_replicas, self.backend.replicas
+        if self.whole:
+            replicas = range(1), 1
         return iter(self.inputs.dataset(0, self.steps, *replicas))
 
     def _build(self) -> None:
@@ -162,6 +167,28 @@ class _Prediction:
                 spec = self.inputs.spec.x
                 self.model(tf.nest.map_structure(_one_row, spec))
         use_weights_of_rank_zero(self.model, self.backend)
+
+    def _is_coupled(self) -> bool:
+        """Whether what the model predicts for a row depends on the rows beside it."""
+        backend, name = self.backend, self.model.name
+        if backend.replicas == 1 or not couples_rows(
+            self.model, backend, self.inputs, is_wanted()
+        ):
+            return False
+        words = (
+            f"model {name!r} couples the rows of a batch: what it predicts for a row "
+            "depends on the rows beside it"
+        )
+        strategy = getattr(backend, "strategy", None) is not None
+        if isinstance(self.inputs, Batches) or strategy:
+            raise UsageError(
+                f"{words}, and each replica has a part of them",
+                hint="predict arrays, on backend native or mpi: every rank then "
+                "predicts whole batches; or by python itself",
+            )
+        if backend.rank == 0:
+            log.warning("%s; every rank predicts all rows", words)
+        return True
 
     def _outputs(self, batch: Batch) -> Any:
         """The outputs for the rows of this process, as arrays; None for no rows."""
@@ -183,7 +210,7 @@ class _Prediction:
         """
         found = [part for part in parts if part is not None]
         mine = _concatenate(found) if found else None
-        if len(self._holders) == 1 and self.backend.size == 1:
+        if self.whole or (len(self._holders) == 1 and self.backend.size == 1):
             return mine
         own = sum(self._share(size, self.backend.local_replicas) for size in sizes)
         self._check_rows(mine, own)

@@ -8,6 +8,7 @@ agree before each step that all have a batch, and the same one.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,9 @@ from collective.training.input.permutation import permute
 from collective.training.input.pipeline import Batch
 from collective.training.input.plan import share
 from collective.training.variants.virtual.pieces import VirtualReplicas
+
+# Batches at the begin of a pass that come whole, too: ``first_batches``.
+_WHOLE = 2
 
 
 class Batches(Feed):
@@ -54,6 +58,8 @@ class Batches(Feed):
         self.spec = self._adapter.spec
         self.batch_size = self._adapter.rows
         self._begun = False
+        self._ahead: Iterator[Any] | None = None  # an epoch that was begun to be read
+        self._first: list[tuple[Any, Any, Any]] = []
         self._agreement = Agreement(backend)
 
     @property
@@ -67,8 +73,24 @@ class Batches(Feed):
         """As ``Feed.start``; from the beginning of the data."""
         self.reset()
 
+    def first_batches(self) -> list[tuple[Any, Any, Any]]:
+        """``(x, y, sample_weight)`` of the next two batches, with all of their rows.
+
+        Before anything else is read; the next epoch still has them. Reads no more than
+        that epoch would: what a generator or a seeded shuffle gives is not lost.
+        """
+        if self._ahead is None:
+            epoch = self._keras.epoch()
+            most = min(_WHOLE, self._keras.steps or _WHOLE)
+            read = list(itertools.islice(epoch, most))
+            self._ahead = itertools.chain(read, epoch)
+            self._first = [whole for _, whole in read]
+        return self._first
+
     def reset(self) -> None:
         """Begins from the start of the data."""
+        if self._ahead is not None:  # it is at the start
+            return
         self._adapter.close()
         self._keras.reset()
 
@@ -87,10 +109,10 @@ class Batches(Feed):
             UsageError: On every rank: the ranks have different batches, or the data
                 have no rows at all.
         """
-        batches = self._agreed(self._keras.epoch())
+        batches = self._agreed()
         first = next(batches, None)
         if first is None and self._begun:  # a pass has just ended: begin the next
-            batches = self._agreed(self._keras.epoch())
+            batches = self._agreed()
             first = next(batches, None)
         if first is None:
             self._end()
@@ -109,6 +131,7 @@ class Batches(Feed):
 
     def close(self) -> None:
         """As ``Feed.close``."""
+        self._ahead = None
         self._adapter.close()
 
     def _end(self) -> None:
@@ -124,9 +147,11 @@ class Batches(Feed):
             stacklevel=2,
         )
 
-    def _agreed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches, each one checked to be the same on every rank."""
-        for batch in batches:
+    def _agreed(self) -> Iterator[Batch]:
+        """The batches of an epoch, each one checked to be the same on every rank."""
+        batches, self._ahead = self._ahead or self._keras.epoch(), None
+        self._first = []
+        for batch, _ in batches:
             batch = self._agreement.checked(batch)
             if int(batch.global_rows):
                 yield batch
@@ -155,26 +180,23 @@ class _Shares(keras_compat.DataAdapter):
         self.rows: int | None = None
 
         @tf.autograph.experimental.do_not_convert
-        def cut(*element: Any) -> Batch:
-            whole = keras_compat.unpack(element if len(element) > 1 else element[0])
+        def cut(number: tf.Tensor, element: Any) -> tuple[Batch, Any]:
+            whole = keras_compat.unpack(element)
             leaf = leaves.first_leaf(whole[0])
             _check_axes(whole)
             rows = leaves.count_rows(leaf)
             self.rows = leaf.shape[0]
             start, _ = share(rows, low, replicas)
             _, stop = share(rows, high, replicas)
-            # None is no leaf for tf.nest: Batch takes it as it is.
-            x, y, weight = tf.nest.map_structure(
-                lambda t: None if t is None else leaves.slice_leaf(t, start, stop),
-                whole,
-            )
+            x, y, weight = _rows(whole, start, stop)
             mark = None if alone else leaves.checksum(whole)
-            return Batch(x, y, weight, rows, checksum=mark)
+            kept = tf.where(number < _WHOLE, rows, 0)
+            return Batch(x, y, weight, rows, checksum=mark), _rows(whole, 0, kept)
 
-        self._dataset = data.get_tf_dataset().map(cut).prefetch(2)
+        self._dataset = data.get_tf_dataset().enumerate().map(cut).prefetch(2)
         spec: Batch = tf.nest.map_structure(
             lambda s: None if _absent(s) else leaves.open_rows(s),
-            self._dataset.element_spec,
+            self._dataset.element_spec[0],
         )
         number = tf.TensorSpec([], tf.int64)
         self.spec = spec._replace(global_rows=number, checksum=None)
@@ -212,6 +234,13 @@ class _Shares(keras_compat.DataAdapter):
         """Has workers stop, if they run."""
         if self._within_epoch:
             self.on_epoch_end()
+
+
+def _rows(tree: Any, start: Any, stop: Any) -> Any:
+    """Rows of each tensor. None is no leaf for tf.nest: it stays."""
+    return tf.nest.map_structure(
+        lambda t: None if t is None else leaves.slice_leaf(t, start, stop), tree
+    )
 
 
 def _absent(leaf: Any) -> bool:

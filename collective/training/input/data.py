@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
+from collective.distribute.datasets import original
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.exchange import broadcast_object
@@ -112,6 +113,7 @@ def as_data(
     """
     if x is None:
         raise UsageError("no data are given: x is None", hint="fit(model, x, y)")
+    x = original(x)
     if isinstance(x, keras_compat.DataAdapter):
         return x
     rows = isinstance(x, tf.data.Dataset) and of_rows
@@ -154,12 +156,12 @@ def plan_shuffle(
 
     Keras' own order follows from the seed of the script, where it has set one: rank 0's.
     """
+    of_script = keras_compat.global_seed()
+    if backend.size > 1 and not backend.elastic:  # whatever the arguments of this rank
+        of_script = broadcast_object(backend, of_script)
     of_arrays = isinstance(data, Arrays | CastFloats)
     if not shuffle or seed is not None or not of_arrays:
         return bool(shuffle), seed or 0
-    of_script = keras_compat.global_seed()
-    if backend.size > 1 and not backend.elastic:
-        of_script = broadcast_object(backend, of_script)
     if of_script is None:
         return True, 0
     return (WITHIN_BATCHES if shuffle == "batch" else ROWS), of_script

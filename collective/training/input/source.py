@@ -35,9 +35,11 @@ class Source(abc.ABC):
         random_access: Whether ``read`` takes rows in any order. If not, the rows can
             only be read in the order of the data: ``in_order`` replaces ``read``, and
             nothing is shuffled here.
+        preview: Some first rows, of a source without random access.
     """
 
     random_access: ClassVar[bool] = True
+    preview: Row | None = None
 
     @abc.abstractmethod
     def __len__(self) -> int:

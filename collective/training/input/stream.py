@@ -15,7 +15,7 @@ from collective.errors import UsageError
 from collective.training.input.leaves import checksum
 from collective.training.input.source import Row, Source, row_spec
 
-_FINGERPRINT_ROWS = 8
+_FIRST_ROWS = 32
 
 
 class Stream(Source):
@@ -56,7 +56,9 @@ class Stream(Source):
         self._dataset = dataset
         # Computed here, on every rank: each pass advances a seeded shuffle, so all ranks
         # must make the same number of passes.
-        self._fingerprint = int(checksum(tuple(dataset.take(_FINGERPRINT_ROWS))))
+        for batch in dataset.take(_FIRST_ROWS).batch(_FIRST_ROWS):
+            self.preview = _as_row(batch)
+        self._fingerprint = int(checksum(self.preview))
 
     def __len__(self) -> int:
         return self._rows

@@ -78,8 +78,9 @@ def takes_training(model: keras.Model) -> bool:
 
 
 def overrides(model: keras.Model, method: str) -> bool:
-    """Whether the user's class replaces a method of ``keras.Model``."""
-    return getattr(type(model), method) is not getattr(keras.Model, method)
+    """Whether the user's class, or the model itself, replaces a ``keras.Model`` method."""
+    of_class = getattr(type(model), method) is not getattr(keras.Model, method)
+    return of_class or method in vars(model)
 
 
 def compiled_arguments(model: keras.Model) -> dict[str, Any]:

@@ -54,6 +54,12 @@ def switch_off_gradient_sum(optimizer: keras.Optimizer) -> None:
         single._all_reduce_sum_gradients = lambda pairs: list(pairs)
 
 
+def switch_on_gradient_sum(optimizer: keras.Optimizer) -> None:
+    """Undoes ``switch_off_gradient_sum``: a plain ``model.fit`` sums gradients again."""
+    for single in single_optimizers(optimizer):
+        vars(single).pop("_all_reduce_sum_gradients", None)
+
+
 def learning_rates(optimizer: keras.Optimizer) -> list[tf.Tensor]:
     """The rates now: of schedules and of a user's functions, too."""
     return [
@@ -283,3 +289,16 @@ def finish(optimizer: keras.Optimizer, variables: Iterable[keras.Variable]) -> N
     """What Keras does at the end of ``fit``: averages of the weights replace them."""
     core = core_optimizer(optimizer)
     core.finalize_variable_values(flatten_partitioned(variables))
+
+
+@contextlib.contextmanager
+def dense_gradients(optimizer: keras.Optimizer) -> Iterator[None]:
+    """Inside, the optimizer sees the sum of the look-ups of each row of a table."""
+    original = optimizer.apply
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in grads]
+        return original(dense, trainable_variables)
+
+    with mock.patch.object(optimizer, "apply", apply):
+        yield

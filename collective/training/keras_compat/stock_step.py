@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.keras_compat.layers import mask_of, set_mask
 from collective.training.keras_compat.losses import whole_losses
 from collective.training.keras_compat.model import takes_training
@@ -106,7 +107,7 @@ def stock_step(
         pieces: ``(x, share of the rows)`` of consecutive rows. The model is then called
             for each of them, and the loss and the metrics see the predictions of all.
     """
-    x, y, sample_weight = batch
+    x = batch[0]
     with whole_losses(), tf.GradientTape() as tape:
         values = _Values(trainable, state, tape)
         with values:
@@ -114,15 +115,8 @@ def stock_step(
             y_pred, added = _call(model, x, pieces, training, values)
             layers = model._flatten_layers()
             adding = [layer.name for layer in layers if layer._get_own_losses()]
-            # An empty list leaves ``model.losses`` as they are.
-            losses = added if pieces else []
-            with mock.patch.object(model, "_losses_override", losses):
-                parts = dict(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
-                loss = model._compute_loss(**parts, training=training)
-            count = tf.shape(tf.nest.flatten(x)[0])[0]
-            model._loss_tracker.update_state(loss, sample_weight=count)
+            loss, metrics = _judged(model, batch, y_pred, added, pieces, training)
             scaled = tf.cast(loss, tf.float64) * loss_scale
-            metrics = model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
             logs = numbers(metrics)
     gradients: list[np.ndarray | None] = []
     if training:
@@ -147,6 +141,47 @@ def stock_step(
         added=float(sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in added)),
         adding=adding,
     )
+
+
+def _judged(
+    model: keras.Model,
+    batch: tuple[Any, Any, Any],
+    y_pred: Any,
+    added: list[Any],
+    pieces: Sequence[tuple[Any, float]],
+    training: bool,
+) -> tuple[Any, dict[str, Any]]:
+    """Loss and metrics of predictions, inside a scope."""
+    x, y, sample_weight = batch
+    # An empty list leaves ``model.losses`` as they are.
+    with mock.patch.object(model, "_losses_override", added if pieces else []):
+        parts = dict(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+        loss = model._compute_loss(**parts, training=training)
+    count = count_rows(first_leaf(x))
+    model._loss_tracker.update_state(loss, sample_weight=count)
+    return loss, model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def stock_tensors(
+    model: keras.Model,
+    trainable: Sequence[keras.Variable],
+    state: Sequence[keras.Variable],
+    batch: tuple[Any, Any, Any],
+    *,
+    training: bool,
+) -> list[Any]:
+    """Predictions, loss and metrics of Keras' own step, and what it assigns.
+
+    To be traced: writes no variable. Arguments as of ``stock_step``.
+    """
+    with whole_losses(), tf.GradientTape() as tape:
+        values = _Values(trainable, state, tape)
+        with values:
+            model.reset_metrics()
+            y_pred, added = _call(model, batch[0], (), training, values)
+            found = _judged(model, batch, y_pred, added, (), training)
+    written = [values.get_current_value(v) for v in values.written.values()]
+    return [t for t in tf.nest.flatten([y_pred, found, written]) if t is not None]
 
 
 def _call(

@@ -32,8 +32,17 @@ _NO_LOOK_UPS = {"accumulate", "shard_optimizer", "virtual_replicas"}
 _WHOLE = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-def replace_calls(job: Job, options: Mapping[str, Any]) -> None:
-    """Replaces the three methods, for every model there is and will be."""
+def replace_calls(
+    job: Job,
+    options: Mapping[str, Any],
+    applies: Callable[[keras.Model], bool] | None = None,
+) -> None:
+    """Replaces the three methods, for every model there is and will be.
+
+    Args:
+        options: Of ``collective.fit``.
+        applies: To which models; None: to all. Others have Keras' own.
+    """
     # As ``Model`` has them from a class above it, they are set on ``Model`` itself.
     model, backend = keras.Model, job.backend
 
@@ -52,10 +61,10 @@ def replace_calls(job: Job, options: Mapping[str, Any]) -> None:
     def predict(self: keras.Model, **given: Any) -> Any:
         return collective.predict(self, **given, backend=backend)
 
-    job.replace(model, "fit", _together(job, FIT, model.fit, fit))
-    job.replace(model, "evaluate", _together(job, EVALUATE, model.evaluate, evaluate))
-    job.replace(model, "predict", _together(job, PREDICT, model.predict, predict))
-    if backend.size > 1:
+    for call, ours in ((FIT, fit), (EVALUATE, evaluate), (PREDICT, predict)):
+        stock = getattr(model, ours.__name__)
+        job.replace(model, ours.__name__, _together(job, call, stock, ours, applies))
+    if backend.size > 1 and applies is None:
         for name in _WHOLE:
             job.replace(model, name, _noted(job, getattr(model, name)))
 
@@ -115,8 +124,17 @@ def fit_seed(model: keras.Model) -> int:
     return int(words[0])
 
 
+def are_replaced() -> bool:
+    """Whether Keras' methods are ours already."""
+    return hasattr(keras.Model.fit, "stock")
+
+
 def _together(
-    job: Job, call: str, stock: Callable[..., Any], ours: Callable[..., Any]
+    job: Job,
+    call: str,
+    stock: Callable[..., Any],
+    ours: Callable[..., Any],
+    applies: Callable[[keras.Model], bool] | None,
 ) -> Callable[..., Any]:
     """A method with the signature and documentation of Keras' own."""
     signature = inspect.signature(stock)
@@ -124,7 +142,8 @@ def _together(
 
     @functools.wraps(stock)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if job.inside or _FROM_KERAS_FIT in kwargs:
+        not_ours = applies is not None and not applies(self)
+        if job.inside or _FROM_KERAS_FIT in kwargs or not_ours:
             return stock(self, *args, **kwargs)
         signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         _check_keras()
@@ -132,6 +151,7 @@ def _together(
         with job.calling(call):
             return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
 
+    method.stock = stock  # type: ignore[attr-defined]
     return method
 
 

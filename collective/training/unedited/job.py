@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -38,12 +39,15 @@ class Job:
 
     Attributes:
         used: The calls that the script has made so far.
+        around_writes: Contexts around each write of a file, on every rank: rank 0 alone
+            reads what it writes.
         seed: What random generators were seeded with where the script had set no seed.
     """
 
     def __init__(self, backend: Backend):
         self.backend = backend
         self.used: set[str] = set()
+        self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
         self.seed: int | None = None
         self._noted: set[str] = set()
         self._depth = 0
@@ -122,7 +126,9 @@ class Job:
             Exception: As ``write`` raised it; on every rank if rank 0's did.
         """
         result, failure = None, None
-        with self.calling(SAVE, path) as same:
+        with self.calling(SAVE, path) as same, contextlib.ExitStack() as around:
+            for context in self.around_writes:
+                around.enter_context(context())
             if self.backend.rank == 0 or not same:
                 try:
                     result = write()

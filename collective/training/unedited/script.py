@@ -34,10 +34,6 @@ class Script:
             _first_on_path(os.getcwd())
             self.spec = _find(module)
             path = self.spec.origin or module
-        elif not os.path.isfile(path):
-            raise UsageError(
-                f"cannot read the script {path!r}", hint="the path of a Python file"
-            )
         else:
             _first_on_path(os.path.dirname(os.path.realpath(path)))
         self.path = path

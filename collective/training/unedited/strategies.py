@@ -1,64 +1,120 @@
-"""A script's own ``tf.distribute`` strategy, where a backend sums the gradients.
+"""A script's own ``tf.distribute`` strategies: they become ours, over the job's backend.
 
-``with strategy.scope():`` has no effect then: the model's variables are ordinary ones,
-or those of our own strategy. The strategy still counts its replicas, by which scripts
-choose their batch size.
+``tf.distribute.MirroredStrategy()`` in a script is a ``collective.distribute.Strategy``
+whose replicas are the ranks. Backends that are made of a strategy of TensorFlow's own
+allow no second one beside it, where they have several processes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from collective.distribute.strategy import Strategy
 from collective.errors import UsageError
 from collective.training.keras_compat import entry_points
 from collective.training.unedited.job import Job
 
+_LIBRARIES = ("keras", "tensorflow", "tf_keras", "collective")
 
-def _kinds() -> list[type[Any]]:
+
+def _kinds() -> dict[type[Any], bool]:
+    """The strategies that become ours, and whether each is of the devices of one host."""
     distribute = tf.distribute
-    return [
-        distribute.MirroredStrategy,
-        distribute.MultiWorkerMirroredStrategy,
-        distribute.OneDeviceStrategy,
-        distribute.experimental.CentralStorageStrategy,
-    ]
+    return {
+        distribute.MirroredStrategy: True,
+        distribute.MultiWorkerMirroredStrategy: False,
+        distribute.OneDeviceStrategy: True,
+        distribute.experimental.CentralStorageStrategy: True,
+    }
+
+
+def _others() -> list[type[Any]]:
+    """The strategies that cannot become ours."""
+    distribute = tf.distribute
+    return [distribute.TPUStrategy, distribute.experimental.ParameterServerStrategy]
 
 
 def replace_strategies(job: Job) -> None:
-    """Takes the effect from strategies that are not the backend's own."""
+    """Has the constructors of TensorFlow's strategies, and ``get_strategy``, give ours."""
     if hasattr(job.backend, "strategy"):
         _keep_when_cleared(job)
-    if job.backend.size > 1 and hasattr(job.backend, "strategy"):
-        _refuse(job)
+        if job.backend.size > 1:
+            _refuse(job, _kinds(), "it has a strategy of its own")
         return
-    for kind in _kinds():
-        for name, ours in (
-            ("scope", _scope),
-            ("run", _run),
-            ("experimental_distribute_dataset", _distribute_dataset),
-        ):
-            stock = getattr(kind, name)
-            job.replace(kind, name, _unless_own(job, stock, ours))
+    for kind, one_host in _kinds().items():
+        job.replace(kind, "__init__", _becomes_ours(job, one_host))
+    if job.backend.size > 1:
+        _refuse(job, _others(), "its replicas are the ranks of the job")
+    job.replace(tf.distribute, "get_strategy", _get_strategy(job))
 
 
-def _refuse(job: Job) -> None:
-    """TensorFlow crashes where a second strategy is made beside one of many workers."""
-
+def _refuse(job: Job, kinds: Iterable[type[Any]], why: str) -> None:
     def init(self: Any, *_: Any, **__: Any) -> None:
         raise UsageError(
-            f"the script makes a {type(self).__name__}, and backend "
-            f"{job.backend.name!r} has a strategy of its own",
-            hint="backend native or mpi",
+            f"the script makes a {type(self).__name__}, which backend "
+            f"{job.backend.name!r} cannot run: {why}",
+            hint="tf.distribute.MirroredStrategy() in the script, and backend native or "
+            "mpi",
         )
 
-    for kind in _kinds():
+    for kind in kinds:
         job.replace(kind, "__init__", init)
+
+
+def _becomes_ours(job: Job, one_host: bool) -> Callable[..., None]:
+    """What makes a strategy of TensorFlow's in the place of its ``__init__``."""
+
+    def init(self: Any, *_: Any, **__: Any) -> None:
+        self.__class__ = Strategy
+        _open(job, self, one_host)
+
+    return init
+
+
+def _open(job: Job, strategy: Strategy, one_host: bool) -> None:
+    strategy.open(job.backend, None, one_host)
+    job.used.add("a strategy")
+    made = weakref.ref(strategy)
+
+    @contextlib.contextmanager
+    def reading_locally() -> Iterator[None]:
+        found = made()
+        if found is None:
+            yield
+            return
+        found.extended.average_written()
+        with found.extended.reading_locally():
+            yield
+
+    job.around_writes.append(reading_locally)
+
+
+def _get_strategy(job: Job) -> Callable[[], Any]:
+    """Without a scope, the script's ``get_strategy()`` is ours; Keras' is TensorFlow's."""
+    stock = tf.distribute.get_strategy
+
+    @functools.cache
+    def by_default() -> Strategy:
+        strategy = object.__new__(Strategy)
+        _open(job, strategy, one_host=True)
+        return strategy
+
+    @functools.wraps(stock)
+    def get_strategy() -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "").split(".")[0]
+        if tf.distribute.has_strategy() or caller in _LIBRARIES:
+            return stock()
+        return by_default()
+
+    return get_strategy
 
 
 def use_by_default(strategy: Any) -> None:
@@ -78,44 +134,3 @@ def _keep_when_cleared(job: Job) -> None:
 
     for place in entry_points.places_of(stock):
         job.replace(*place, clear_session)
-
-
-def _unless_own(
-    job: Job, stock: Callable[..., Any], ours: Callable[..., Any]
-) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self is getattr(job.backend, "strategy", None):
-            return stock(self, *args, **kwargs)
-        return ours(job, stock, self, *args, **kwargs)
-
-    return method
-
-
-def _scope(job: Job, stock: Callable[..., Any], strategy: Any) -> Any:
-    job.warn_once(
-        type(strategy).__name__,
-        "the script's %s has no effect: backend %r sums the gradients",
-        job.backend.name,
-    )
-    return contextlib.nullcontext(strategy)
-
-
-def _run(
-    job: Job, stock: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """A training loop of the script's own: right on one replica, without its scope."""
-    if strategy.num_replicas_in_sync > 1:
-        raise UsageError(
-            f"the script calls run() of a {type(strategy).__name__} with "
-            f"{strategy.num_replicas_in_sync} replicas: only Keras' fit, evaluate and "
-            "predict can be distributed",
-            hint="run the script by python itself, or use fit",
-        )
-    return stock(strategy, *args, **kwargs)
-
-
-def _distribute_dataset(
-    job: Job, stock: Callable[..., Any], strategy: Any, dataset: Any, *_: Any, **__: Any
-) -> Any:
-    return dataset

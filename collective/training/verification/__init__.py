@@ -4,17 +4,20 @@
 and ``compare_models`` compare what the ranks are about to do. All run before the first update.
 """
 
+from collective.training.verification.predictions import couples_rows
 from collective.training.verification.ranks import (
     compare_data,
     compare_models,
     compare_settings,
 )
-from collective.training.verification.verify import is_wanted, verify_step
+from collective.training.verification.verify import is_wanted, verify_step, verify_test
 
 __all__ = [
     "compare_data",
     "compare_models",
     "compare_settings",
+    "couples_rows",
     "is_wanted",
     "verify_step",
+    "verify_test",
 ]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training import keras_compat
@@ -21,9 +24,14 @@ from collective.training.verification.differences import (
     differences,
     outside,
     tolerance,
+    updates,
 )
+from collective.training.verification.first_rows import count, cut, uneven
+from collective.training.verification.graph import Traced, is_zero, trace
 from collective.training.verification.pieces import (
-    cut,
+    UntracedTest,
+    apply_pieces,
+    packed,
     test_in_pieces,
     train_in_pieces,
     undo_writes,
@@ -31,6 +39,8 @@ from collective.training.verification.pieces import (
 
 # A scale that keeps gradients in float16 from vanishing, and few from overflowing.
 _LOSS_SCALE = 256.0
+# What a weight of the loss that is zero at first is compared with.
+_RAISED = 0.5
 # Differences that have one cause.
 _ALIKE = {
     "failure": ("loss", "gradient", "metric"),
@@ -48,35 +58,66 @@ class Check:
     """The comparison of a model's step.
 
     Args:
-        step: Our step, an ``UntracedStep``.
-        rows: Rows of the first batch, ``()`` for what is absent.
-        sizes: The pieces; one, where the step always sees its whole batch.
+        step: Our step, an ``UntracedStep``; to test only, an ``UntracedTest``.
+        batches: Rows of the first batches to train on, ``()`` for what is absent.
+        validation: Rows to test with.
+        pieces: Into how many the rows are cut; one, where the step always sees its
+            whole batch.
+        sync_batch_norm: Whether layers of batch normalization see whole batches.
+        updates: Whether the weights after the batches are compared, too.
     """
 
     def __init__(
         self,
-        step: Step,
-        rows: Rows,
+        step: Step | UntracedTest,
+        batches: Sequence[Rows],
         validation: Rows | None,
-        sizes: Sequence[int],
+        pieces: int,
         sync_batch_norm: bool = False,
+        updates: bool = False,
     ):
         self.step = step
         self.model = step.model
-        self.rows = rows
+        self.batches = batches
         self.validation = validation
-        self.sizes = list(sizes)
-        self.explain = Explanation(self.model, self.sizes)
+        self.pieces = pieces
+        self.sizes: list[int] = []
         self.sync_batch_norm = sync_batch_norm
+        self.updates = updates
         self.tolerance = tolerance(self.model)
         overflows = keras_compat.expects_overflow(self.model.optimizer)
         self.loss_scale = _LOSS_SCALE if overflows else 1.0
         trackers = keras_compat.loss_trackers(self.model)
         self.losses = ["loss", *(tracker.name for tracker in trackers)]
         self.notes: list[str] = []
+        #: What must be computed on gathered predictions: ``loss``, ``metric``.
+        self.gather: set[str] = set()
 
-    def run(self) -> StepPlan:
+    def traced(self) -> list[Traced | None]:
+        """Keras' own step on such rows as graphs: in training, and as a test."""
+        prepared = self.step.prepared
+        known = [*prepared.trainable, *prepared.state]
+        places = prepared.trainable, prepared.state
+
+        def graph(rows: Rows, training: bool) -> Traced | None:
+            def stock(rows: Rows) -> Any:
+                batch = Rows(*map(or_none, rows))
+                return keras_compat.stock_tensors(
+                    self.model, *places, batch, training=training
+                )
+
+            with keras_compat.fixed_randomness():
+                return trace(stock, rows, known)
+
+        found = [graph(self.batches[0], True)] if self.batches else []
+        tests = [] if self.validation is None else [self.validation]
+        return found + [graph(rows, False) for rows in tests]
+
+    def run(self, traced: Sequence[Traced | None] = ()) -> StepPlan:
         """Runs it. No variable is changed.
+
+        Args:
+            traced: What ``traced`` has found.
 
         Raises:
             UsageError: Our step would train another model than Keras'.
@@ -84,20 +125,77 @@ class Check:
         """
         with (
             keras_compat.fixed_randomness(),
-            keras_compat.moving_statistics(len(self.sizes) > 1) as normalizing,
+            keras_compat.moving_statistics(self.pieces > 1) as normalizing,
         ):
-            gather = self._judge(self._outcomes(self.rows, training=True))
+            for rows in self.batches:
+                self._judge(self._outcomes(rows, training=True))
             if self.validation is not None:
-                gather |= self._judge(self._outcomes(self.validation, training=False))
-        if len(self.sizes) > 1:
+                self._judge(self._outcomes(self.validation, training=False))
+            for rows in self.batches[:1]:
+                with self._raised(traced) as raised:
+                    if raised:
+                        self._judge_if_possible(rows)
+            if self.updates and not self.gather:
+                self._compare_updates()
+        if self.pieces > 1:
             normalizing = [] if self.sync_batch_norm else normalizing
             self.notes += by_nature(normalizing)
         notes = tuple(dict.fromkeys(self.notes))
         look_ups = tuple(sorted(self.step.forward.counted.items()))
-        return StepPlan("loss" in gather, "metric" in gather, notes, look_ups)
+        return StepPlan("loss" in self.gather, "metric" in self.gather, notes, look_ups)
+
+    @contextlib.contextmanager
+    def _raised(self, traced: Sequence[Traced | None]) -> Iterator[bool]:
+        """Gives weights of the loss that are zero now, and raised later, a value.
+
+        Yields:
+            Whether there are any.
+        """
+        outside = [v for found in traced if found for v in found.outside]
+        state = [v for v in self.step.prepared.state if "float" in str(v.dtype)]
+        zeros = [v for v in [*outside, *state] if is_zero(v)]
+        for variable in zeros:
+            variable.assign(_RAISED * tf.ones_like(tf.convert_to_tensor(variable)))
+        try:
+            yield bool(zeros)
+        finally:
+            for variable in zeros:
+                variable.assign(tf.zeros_like(tf.convert_to_tensor(variable)))
+
+    def _judge_if_possible(self, rows: Rows) -> None:
+        """As ``_judge``; nothing where the model cannot be run with such values."""
+        with contextlib.suppress(NotComparable):
+            self._judge(self._outcomes(rows, training=True))
+
+    def _compare_updates(self) -> None:
+        """The weights after Keras' own training steps, and after ours."""
+        step, weights = self.step, self.step.prepared.trainable
+        if isinstance(step, UntracedTest):
+            return
+        found = []
+        for ours in (False, True):
+            with undo_writes():
+                for rows in self.batches:
+                    if ours:
+                        apply_pieces(step, rows, uneven(count(rows), self.pieces))
+                    else:
+                        with keras_compat.dense_gradients(self.model.optimizer):
+                            self.model.train_step(packed(rows))
+                found.append([np.array(v) for v in weights])
+        before = [np.array(v) for v in weights]
+        rows = self.batches[0]
+        first, _ = self._stock(rows, training=True)
+        for difference in updates(weights, before, first.gradients, *found):
+            raise self.explain.not_keras(difference)
+
+    @property
+    def explain(self) -> Explanation:
+        """For the rows that are compared now."""
+        return Explanation(self.model, self.sizes)
 
     def _outcomes(self, rows: Rows, training: bool) -> Outcomes:
         """The step by Keras and by us; a third time where they differ."""
+        self.sizes = uneven(count(rows), self.pieces)
         stock, written = self._stock(rows, training)
         if len(self.sizes) > 1 and (stock.outside or written):
             raise outside([*stock.outside, *written])
@@ -127,6 +225,7 @@ class Check:
         try:
             with undo_writes():
                 if training:
+                    assert isinstance(self.step, Step)
                     return train_in_pieces(self.step, rows, sizes, self.loss_scale)
                 return test_in_pieces(self.step, rows, sizes)
         except UsageError:
@@ -165,12 +264,15 @@ class Check:
         prepared = self.step.prepared
         return list(differences(prepared, stock, other, self.losses, not training))
 
-    def _judge(self, outcomes: Outcomes) -> set[str]:
-        """What must be computed on gathered predictions: ``loss``, ``metric``."""
-        gather: set[str] = set()
+    def _judge(self, outcomes: Outcomes) -> None:
+        """Adds to ``gather`` what gathered predictions make right.
+
+        What has been found with the rows before needs not be found again.
+        """
         for difference in outcomes.found:
             part = "metric" if difference.kind == "metric" else "loss"
-            if part == "loss" and part in gather:
+            noted = self.explain.gather_note(difference)
+            if noted in self.notes or (part == "loss" and part in self.gather):
                 continue
             if self._is_rounding(difference, outcomes):
                 continue
@@ -180,9 +282,8 @@ class Check:
                 raise self.explain.not_keras(difference)
             if self._differs_alike(difference, outcomes, outcomes.gathered):
                 raise self.explain.cause(difference, outcomes)
-            gather.add(part)
-            self.notes.append(self.explain.gather_note(difference))
-        return gather
+            self.gather.add(part)
+            self.notes.append(noted)
 
     def _differs_alike(
         self,

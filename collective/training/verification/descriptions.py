@@ -252,7 +252,8 @@ def describe_model(model: keras.Model) -> dict[str, str]:
         parts[f"variable {number}"] = f"{path} {variable.dtype}{shape}{trainable}"
     for method in ("train_step", "test_step", "compute_loss", "compute_metrics"):
         if keras_compat.overrides(model, method):
-            parts[method] = describe(getattr(type(model), method))
+            of_class = getattr(type(model), method)
+            parts[method] = describe(vars(model).get(method, of_class))
     parts |= _compiled(model)
     return {"class of the model": describe(type(model))} | {
         name: short(text) for name, text in parts.items()

@@ -5,9 +5,9 @@ In the user's words: the cause of a difference, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -23,13 +23,15 @@ _TOLERANCES = {"float64": 1e-8, "float32": 1e-4, "float16": 0.03, "bfloat16": 0.
 # Of the largest gradient: those that are zero but for rounding have no norm of their own.
 _FLOOR = 0.1
 _TINY = 1e-37
+# Of updates: relative, and the least share of the largest gradient to look at.
+_UPDATE, _CLEAR = 0.02, 0.05
 # Losses and metrics are as good as zero below this share of the tolerance.
 _SMALL_LOG = 1e-2
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One of them.
+    """One difference between two outcomes of a step.
 
     Attributes:
         kind: ``loss``, ``metric``, ``gradient``, ``state`` or ``weight``.
@@ -79,6 +81,39 @@ def tolerance(model: keras.Model) -> float:
     return _TOLERANCES["float64"]
 
 
+class Pair(NamedTuple):
+    """One tensor in two outcomes of a step.
+
+    Attributes:
+        kind: ``loss``, ``metric``, ``gradient``, ``state``, ``weight`` or ``log``.
+        before: The variable, of what is compared by its change.
+    """
+
+    kind: str
+    name: str
+    expected: Any
+    got: Any
+    before: Any = None
+
+
+def differing(
+    pairs: Iterable[Pair], allowed: float, validation: bool = False
+) -> Iterator[Difference]:
+    """The pairs that differ by more than rounding, in their order."""
+    pairs = list(pairs)
+    norms = [np.linalg.norm(p.expected) for p in pairs if p.kind == "gradient"]
+    floor = _FLOOR * max(norms, default=0.0) * allowed
+    for kind, name, expected, got, before in pairs:
+        if kind in ("loss", "metric", "log"):
+            alike = close_logs(expected, got, allowed)
+        elif before is not None:
+            alike = _same_change(before, expected, got, allowed)
+        else:
+            alike = _close(expected, got, allowed, floor * (kind == "gradient"))
+        if not alike:
+            yield Difference(kind, name, _text(expected), _text(got), validation)
+
+
 def differences(
     prepared: PreparedModel,
     stock: StepOutcome,
@@ -91,46 +126,66 @@ def differences(
     Args:
         losses: The names in ``logs`` that are losses, not metrics.
     """
-    allowed = tolerance(prepared.model)
-    common = [name for name in stock.logs if name in own.logs]
-    for name in sorted(common, key=lambda name: name not in losses):
-        expected, got = stock.logs[name], own.logs[name]
-        if not close_logs(expected, got, allowed):
-            kind = "loss" if name in losses else "metric"
-            yield Difference(kind, name, _text(expected), _text(got), validation)
-    if validation:
-        return  # a test step has no gradients, and what it assigns is not kept
-    yield from _gradients(prepared.trainable, stock, own, allowed)
-    for variable, expected, got in zip(
-        prepared.state, stock.state, own.state, strict=False
-    ):
-        alike = _same_change(variable, expected, got, allowed)
-        if not (alike or keras_compat.is_seed_state(variable)):
-            yield Difference("state", variable.path, _text(expected), _text(got))
-    weights = prepared.trainable
-    for i, expected in stock.weights.items():
-        got = own.weights[i] if i in own.weights else np.asarray(weights[i])
-        if not _close(expected, got, allowed):
-            yield Difference("weight", weights[i].path, _text(expected), _text(got))
+    pairs = _pairs(prepared, stock, own, losses, validation)
+    yield from differing(pairs, tolerance(prepared.model), validation)
 
 
-def _gradients(
-    trainable: Sequence[keras.Variable],
+def _pairs(
+    prepared: PreparedModel,
     stock: StepOutcome,
     own: StepOutcome,
-    allowed: float,
-) -> Iterator[Difference]:
-    norms = [np.linalg.norm(g) for g in stock.gradients if g is not None]
-    floor = _FLOOR * max(norms, default=0.0) * allowed
+    losses: Sequence[str],
+    validation: bool,
+) -> Iterator[Pair]:
+    common = [name for name in stock.logs if name in own.logs]
+    for name in sorted(common, key=lambda name: name not in losses):
+        kind = "loss" if name in losses else "metric"
+        yield Pair(kind, name, stock.logs[name], own.logs[name])
+    if validation:
+        return  # a test step has no gradients, and what it assigns is not kept
+    weights = prepared.trainable
     for variable, expected, got in zip(
-        trainable, stock.gradients, own.gradients, strict=True
+        weights, stock.gradients, own.gradients, strict=True
     ):
         expected = np.zeros(variable.shape) if expected is None else expected
         got = np.zeros(variable.shape) if got is None else got
-        if not _close(expected, got, allowed, floor):
-            stock_norm, own_norm = np.linalg.norm(expected), np.linalg.norm(got)
+        yield Pair("gradient", variable.path, expected, got)
+    for variable, old, new in zip(prepared.state, stock.state, own.state, strict=False):
+        if not keras_compat.is_seed_state(variable):
+            yield Pair("state", variable.path, old, new, variable)
+    for i, expected in stock.weights.items():
+        got = own.weights[i] if i in own.weights else np.asarray(weights[i])
+        yield Pair("weight", weights[i].path, expected, got)
+
+
+def updates(
+    trainable: Sequence[keras.Variable],
+    before: Sequence[np.ndarray],
+    gradients: Sequence[np.ndarray | None],
+    stock: Sequence[np.ndarray],
+    own: Sequence[np.ndarray],
+) -> Iterator[Difference]:
+    """Where weights after some updates differ by more than rounding can make of it.
+
+    An optimizer that divides by the size of a gradient makes much of one that is zero
+    but for rounding: entries with a small gradient are left out.
+
+    Args:
+        before: The weights before.
+        gradients: Those of the first update.
+    """
+    largest = max(np.abs(g).max(initial=0) for g in gradients if g is not None)
+    for variable, old, gradient, expected, got in zip(
+        trainable, before, gradients, stock, own, strict=True
+    ):
+        if gradient is None:
+            continue
+        chosen = np.abs(gradient) > _CLEAR * max(np.abs(gradient).max(), largest)
+        change, other = (expected - old)[chosen], (got - old)[chosen]
+        if not _close(change, other, _UPDATE):
+            size = np.linalg.norm(change), np.linalg.norm(other)
             yield Difference(
-                "gradient", variable.path, f"norm {stock_norm:.4g}", f"{own_norm:.4g}"
+                "update", variable.path, f"norm {size[0]:.4g}", f"{size[1]:.4g}"
             )
 
 
@@ -169,7 +224,7 @@ def _text(value: Any) -> str:
     array = np.asarray(value, np.float64)
     if array.size == 1:
         return f"{array.item():.6g}"
-    return f"an array of norm {np.linalg.norm(array):.6g}"
+    return f"norm {np.linalg.norm(array):.6g}"
 
 
 def same_predictions(outcomes: Outcomes, allowed: float) -> bool:
@@ -260,6 +315,7 @@ class Explanation:
         """The error where our step differs from Keras' even with all rows at once."""
         names = {
             "loss": self._loss(difference),
+            "update": f"the optimizer's update of {difference.name!r}",
             "gradient": f"the gradient of {difference.name!r}",
             "metric": f"metric {difference.name!r}",
         }

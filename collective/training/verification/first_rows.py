@@ -1,20 +1,30 @@
-"""A few rows of a source, the same on every rank, without reading it as a training does."""
+"""The first rows of the data, the same on every rank, that the training still has.
+
+They are the user's own: labels that are made up have no ignored ones, no rare classes
+and no positive ones, by which a loss may divide.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from collective.training.input.batches import Batches
-from collective.training.input.leaves import present
-from collective.training.input.pipeline import Batch, Input
-from collective.training.input.source import Source
+from collective.training.input.leaves import count_rows, first_leaf, present
+from collective.training.input.pipeline import Input
+from collective.training.input.source import Row, Source
+from collective.training.step.accumulation import slice_rows
 from collective.training.step.rows import Rows
 
-# Of an axis whose length differs from batch to batch.
-_OPEN_AXIS = 5
+# A few rows of a large model take seconds; a small one may have so many.
+_FEW, _MANY = 7, 32
+_LARGE_ROW, _LARGE_MODEL = 1 << 16, 5_000_000
+# In which proportion they are cut: unevenly, so that a mean of means differs from the
+# mean, and unlike most widths of a network.
+_SHARES = (11, 7, 13, 5, 3)
 
 
 def read_rows(source: Source, numbers: np.ndarray) -> Rows | None:
@@ -28,58 +38,71 @@ def read_rows(source: Source, numbers: np.ndarray) -> Rows | None:
     """
     if not source.random_access:
         return None
-    row = source.read(tf.constant(numbers, tf.int64))
-    parts: list[Any] = [() if part is None else part for part in row]
-    if not tf.nest.flatten(parts[0]):
-        return None
-    return Rows(*parts)
+    return _as_rows(source.read(tf.constant(numbers, tf.int64)))
 
 
-def first_rows(inputs: Input | Batches, most: int) -> Rows | None:
-    """The first rows of the first batch; made up where they can be read once only.
+def first_batches(inputs: Input | Batches) -> list[Rows]:
+    """The first two global batches, or what is known of them; none of empty data.
 
-    Returns:
-        At most ``most`` rows; None where they are no plain tensors.
+    Every rank calls it, before anything else reads the data.
     """
-    rows = None
-    if isinstance(inputs, Input):
-        rows = read_rows(inputs.source, inputs.plan.row_numbers(0, 1)[:most])
-    return made_up_rows(inputs.spec, most) if rows is None else rows
+    if isinstance(inputs, Batches):
+        found = [_as_rows(batch) for batch in inputs.first_batches()]
+        return [rows for rows in found if rows is not None and count(rows)]
+    size = inputs.global_batch_size
+    first = inputs.source.preview
+    if first is None:
+        numbers = inputs.plan.row_numbers(0, 2)
+        split = numbers[:size], numbers[size : 2 * size]
+        batches = [read_rows(inputs.source, part) for part in split if part.size]
+        return [rows for rows in batches if rows is not None]
+    known = _as_rows(first)
+    if known is None:
+        return []
+    parts = [slice_rows(known, start, start + size) for start in (0, size)]
+    return [part for part in parts if count(part)]
 
 
-def made_up_rows(spec: Batch, number: int) -> Rows | None:
-    """Rows of these shapes, for data that can be read once only.
-
-    Numbers are random, labels, tokens and flags 0 or 1, which every vocabulary has.
-
-    Returns:
-        None where a leaf is no plain tensor of numbers.
-    """
-    if not all(map(_is_plain, present((spec.x, spec.y, spec.sample_weight)))):
-        return None
-    rng = np.random.default_rng(0)
-
-    def made(leaf: tf.TensorSpec, bits: bool) -> tf.Tensor:
-        shape = [number, *(size or _OPEN_AXIS for size in leaf.shape[1:])]
-        bits = bits or not leaf.dtype.is_floating
-        values = rng.integers(0, 2, shape) if bits else rng.normal(size=shape)
-        return tf.cast(tf.constant(values), leaf.dtype)
-
-    def part(tree: Any, bits: bool = False) -> Any:
-        tree = tree if present(tree) else ()
-        return tf.nest.map_structure(lambda leaf: made(leaf, bits), tree)
-
-    x, y, weight = part(spec.x), part(spec.y, bits=True), part(spec.sample_weight)
-    weight = tf.nest.map_structure(lambda t: tf.abs(t) + 0.5, weight)
-    return Rows(x, y, weight) if tf.nest.flatten(x) else None
-
-
-def _is_plain(leaf: Any) -> bool:
-    if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.rank:
-        return False
-    return leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool
+def _as_rows(row: Row) -> Rows | None:
+    """With ``()`` for None; None without any input."""
+    parts = [() if part is None else part for part in row]
+    return Rows(*parts) if present(parts[0]) else None
 
 
 def count(rows: Rows) -> int:
-    """How many there are."""
-    return int(tf.nest.flatten(rows.x)[0].shape[0])
+    """Number of rows."""
+    return int(count_rows(first_leaf(rows.x)))
+
+
+def fewer(rows: Rows, most: int) -> Rows:
+    """The first rows."""
+    return slice_rows(rows, 0, most) if count(rows) > most else rows
+
+
+def compared_rows(model: Any, rows: Rows) -> int:
+    """How many rows a comparison takes: more where they cost little."""
+    of_one = sum(
+        int(np.prod([size or 1 for size in leaf.shape[1:]])) * leaf.dtype.size
+        for leaf in tf.nest.flatten(rows.x)
+    )
+    size = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    large = of_one > _LARGE_ROW or size > _LARGE_MODEL
+    return _FEW if large else _MANY
+
+
+def uneven(rows: int, pieces: int) -> list[int]:
+    """Sizes of so many pieces, as unlike as they can be; fewer where rows are few."""
+    shares = np.resize(_SHARES, pieces)
+    if rows < 2 * pieces:
+        shares = np.ones(pieces)
+    stops = np.round(np.cumsum(shares) * rows / shares.sum()).astype(int)
+    return [int(n) for n in np.diff([0, *stops]) if n]
+
+
+def cut(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
+    """Consecutive pieces of these sizes."""
+    stops = np.cumsum(sizes)
+    return [
+        slice_rows(rows, int(stop - size), int(stop))
+        for size, stop in zip(sizes, stops, strict=True)
+    ]

@@ -13,19 +13,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from collective.training.input.leaves import count_rows
 from collective.training.input.pipeline import Batch
 from collective.training.keras_compat import StepOutcome
+from collective.training.prepared import PreparedModel
 from collective.training.step import layer_state
-from collective.training.step.accumulation import slice_rows
-from collective.training.step.forward import Sums, global_loss
+from collective.training.step.forward import Forward, Sums, global_loss
 from collective.training.step.inputs import read_weights
-from collective.training.step.report import Averages
-from collective.training.step.rows import Rows
+from collective.training.step.report import Averages, Layout
+from collective.training.step.rows import Rows, or_none
 from collective.training.step.step import Step
+from collective.training.verification.first_rows import cut
 
 # Both define some of them.
 _CLASSES = (
@@ -47,13 +50,14 @@ class UntracedStep(Step):
         """Nothing: to trace a large model takes longer than to run it a few times."""
 
 
-def cut(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
-    """Consecutive pieces of these sizes."""
-    stops = np.cumsum(sizes)
-    return [
-        slice_rows(rows, int(stop - size), int(stop))
-        for size, stop in zip(sizes, stops, strict=True)
-    ]
+class UntracedTest:
+    """What of a step a test needs, of a model whose optimizer may not be built."""
+
+    def __init__(self, prepared: PreparedModel):
+        self.prepared = prepared
+        self.model = prepared.model
+        self.forward = Forward(prepared, None)
+        self.layout = Layout(prepared.model)
 
 
 def train_in_pieces(
@@ -68,15 +72,9 @@ def train_in_pieces(
     """
     count = tf.constant(sum(sizes), tf.int64)
     scale = tf.constant(loss_scale, tf.float32)
-    prepared, forward = step.prepared, step.forward
-    weights = read_weights(prepared)
-    forward.pieces = len(sizes), 1
-    parts = []
-    starts = np.cumsum([0, *sizes])
-    for replica, piece in enumerate(cut(rows, sizes)):
-        position = tf.constant([0, replica, 0, starts[replica]], tf.int64)
-        parts.append(forward.train(weights, piece, count, scale, position))
-    sums = _added(parts)
+    forward = step.forward
+    weights = read_weights(step.prepared)
+    sums = _added(_sums_of_pieces(step, rows, sizes, count, scale))
     gradients: list[np.ndarray | None] = [None] * len(weights.trainable)
     for i, gradient in zip(forward.connected, step._divide(sums), strict=True):
         gradients[i] = gradient.numpy().astype(np.float64) / loss_scale
@@ -97,7 +95,22 @@ def train_in_pieces(
     )
 
 
-def test_in_pieces(step: Step, rows: Rows, sizes: Sequence[int]) -> StepOutcome:
+def _sums_of_pieces(
+    step: Step, rows: Rows, sizes: Sequence[int], count: tf.Tensor, scale: tf.Tensor
+) -> list[Sums]:
+    weights = read_weights(step.prepared)
+    step.forward.pieces = len(sizes), 1
+    parts = []
+    starts = np.cumsum([0, *sizes])
+    for replica, piece in enumerate(cut(rows, sizes)):
+        position = tf.constant([0, replica, 0, starts[replica]], tf.int64)
+        parts.append(step.forward.train(weights, piece, count, scale, position))
+    return parts
+
+
+def test_in_pieces(
+    step: Step | UntracedTest, rows: Rows, sizes: Sequence[int]
+) -> StepOutcome:
     """A test step: the logs only; otherwise as ``train_in_pieces``."""
     count = tf.constant(sum(sizes), tf.int64)
     weights = read_weights(step.prepared)
@@ -114,13 +127,43 @@ def _added(parts: Sequence[Sums]) -> Sums:
     return functools.reduce(lambda a, b: tf.nest.map_structure(tf.add, a, b), parts)
 
 
-def _logs(step: Step, sums: Sums, count: tf.Tensor) -> dict[str, Any]:
+def _logs(step: Step | UntracedTest, sums: Sums, count: tf.Tensor) -> dict[str, Any]:
     """What the user would see of one such step."""
     loss, outputs = global_loss(sums)
     report = step.layout.pack(loss, count, (0.0, 0.0), outputs, sums.metrics)
     averages = Averages(step.layout)
     averages.add(report)
     return averages.logs()
+
+
+def apply_pieces(step: Step, rows: Rows, sizes: Sequence[int]) -> None:
+    """A whole step, which writes the variables: sums of pieces, then the optimizer."""
+    scale = tf.constant(1.0, tf.float32)
+    count = tf.constant(sum(sizes), tf.int64)
+    sums = _added(_sums_of_pieces(step, rows, sizes, count, scale))
+    weights = read_weights(step.prepared)
+    gradients = step._divide(sums)
+    step._assign_state(weights, sums.state)
+    step._apply(gradients, sums)
+
+
+def predict_in_pieces(model: keras.Model, data: Any, sizes: Sequence[int]) -> Any:
+    """What ``predict_step`` gives for pieces, joined; None where there is not one a row.
+
+    Args:
+        data: ``Rows``, of which a model may take x only.
+    """
+    parts = [model.predict_step(packed(piece)) for piece in cut(data, sizes)]
+    leaves = [tf.nest.flatten(part) for part in parts]
+    for part, size in zip(leaves, sizes, strict=True):
+        if any(not t.shape.rank or int(count_rows(t)) != size for t in part):
+            return None
+    return [tf.concat(column, axis=0) for column in zip(*leaves, strict=True)]
+
+
+def packed(rows: Rows) -> Any:
+    """The ``data`` of a step, as Keras gives them."""
+    return keras.utils.pack_x_y_sample_weight(*map(or_none, rows))
 
 
 @contextlib.contextmanager

@@ -7,13 +7,16 @@ folder for the next one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -24,7 +27,7 @@ from collective.errors import CollectiveError, UsageError
 from collective.launch import versions
 from collective.log import log
 from collective.net import private_files
-from collective.training import exchange
+from collective.training import exchange, keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
@@ -33,14 +36,21 @@ from collective.training.step.rows import Rows
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification.check import Check, NotComparable
 from collective.training.verification.descriptions import describe_model
-from collective.training.verification.first_rows import count, first_rows
-from collective.training.verification.pieces import UntracedStep
+from collective.training.verification.first_rows import (
+    compared_rows,
+    count,
+    fewer,
+    first_batches,
+)
+from collective.training.verification.graph import Traced, kind_of_rows
+from collective.training.verification.pieces import UntracedStep, UntracedTest
+from collective.training.verification.settings import describe_settings
 
 VARIABLE = "COLLECTIVE_VERIFY"
 _known: dict[str, StepPlan] = {}
-# Rows that are compared, and how they are cut: unevenly, so that a mean of means differs
-# from the mean.
-_ROWS, _PIECES = 7, (4, 2, 1)
+_tested: WeakKeyDictionary[keras.Model, dict[Any, StepPlan]] = WeakKeyDictionary()
+# Where several replicas or micro-batches share a batch.
+_PIECES = 3
 # Gradients of Keras' step and of ours are in memory at once, beside those of the training.
 _MOST_BYTES = 2 << 30
 
@@ -61,21 +71,20 @@ def verify_step(
     sync_batch_norm: bool = False,
     enabled: bool = True,
     verbose: str | int = "auto",
-    pieces: Sequence[int] | None = None,
+    pieces: int | None = None,
     virtual: VirtualReplicas | None = None,
 ) -> StepPlan:
     """Compares our step with Keras' own before it trains; every rank calls it.
 
-    Rank 0 computes loss, gradients, metrics and state of a few rows of the first batch
-    twice: by Keras' own step at once, and by ours in pieces as replicas would. No
-    variable is changed.
+    Rank 0 computes loss, gradients, metrics, state and the updated weights on rows of the
+    first two batches twice: by Keras' own step at once, and by ours in pieces as replicas
+    would. No variable is changed.
 
     Args:
-        inputs: What will be trained on; where it is no ``Input``, it has ``spec``.
         enabled: False: nothing is done. So it is with ``COLLECTIVE_VERIFY=0``. That of
             rank 0 counts.
-        pieces: Sizes to cut the rows into; by default unevenly where several replicas or
-            micro-batches share a batch, else not at all.
+        pieces: Into how many the rows are cut; by default into several where replicas or
+            micro-batches share a batch, else one.
         virtual: The virtual replicas that share a batch; None: the backend's replicas.
 
     Returns:
@@ -85,71 +94,121 @@ def verify_step(
         UsageError: On every rank: the step would train another model than Keras', and
             why it probably does.
     """
+    replicas = virtual.count if virtual else backend.most_replicas
+    if pieces is None:
+        pieces = _PIECES if accumulate > 1 or replicas > 1 else 1
+
+    def compared() -> tuple[StepPlan, str]:
+        _check_comparable(prepared, backend)
+        batches = _rows(inputs, prepared)
+        tested = _rows(validation, prepared)[:1] if validation is not None else []
+        if not batches:
+            raise NotComparable("its data have no rows yet")
+        step = UntracedStep(prepared, backend, inputs.spec, seed=seed)
+        own = backend.synchronous and prepared.partition is None
+        own = own and getattr(backend, "strategy", None) is None
+        check = Check(
+            step,
+            batches if compared_rows(prepared.model, batches[0]) > 7 else batches[:1],
+            tested[0] if tested else None,
+            pieces,
+            sync_batch_norm,
+            updates=own and not keras_compat.expects_overflow(prepared.model.optimizer),
+        )
+        try:
+            return _plan(check)
+        except NotComparable:
+            # A model may need a number of rows: that of a whole batch.
+            if not isinstance(inputs, Input):
+                raise
+            whole = first_batches(inputs)[:1]
+            if not whole or count(whole[0]) == count(batches[0]):
+                raise
+            return _plan(Check(step, whole, None, pieces, sync_batch_norm))
+
+    if isinstance(inputs, Batches) and is_wanted(enabled):
+        inputs.first_batches()  # on every rank, whatever a generator draws from
+    return _decided(backend, compared, is_wanted(enabled), "the step", verbose)
+
+
+def verify_test(
+    prepared: PreparedModel, backend: Backend, inputs: Input | Batches
+) -> StepPlan:
+    """Compares our test step with Keras' own, as ``verify_step``.
+
+    Always in pieces: even of one replica, the results of several batches are added up.
+    Once for a model as it is compiled, and a kind of data.
+    """
+    of_model = _tested.setdefault(prepared.model, {})
+    key = repr(inputs.spec), *keras_compat.compiled_settings(prepared.model)
+    if key in of_model:
+        return of_model[key]
+
+    def compared() -> tuple[StepPlan, str]:
+        _check_comparable(prepared, backend)
+        batches = _rows(inputs, prepared)
+        if not batches:
+            raise NotComparable("its data have no rows")
+        return _plan(Check(UntracedTest(prepared), [], batches[0], _PIECES))
+
+    if isinstance(inputs, Batches) and is_wanted():
+        inputs.first_batches()
+    of_model[key] = _decided(backend, compared, is_wanted(), "the evaluation", 0)
+    return of_model[key]
+
+
+def _rows(inputs: Input | Batches, prepared: PreparedModel) -> list[Rows]:
+    """The rows to compare, of each of the first batches."""
+    batches = first_batches(inputs)
+    return [fewer(b, compared_rows(prepared.model, b)) for b in batches]
+
+
+def _decided(
+    backend: Backend,
+    compared: Callable[[], tuple[StepPlan, str]],
+    wanted: bool,
+    what: str,
+    verbose: str | int,
+) -> StepPlan:
+    """What rank 0 finds, on every rank; or the same error on every rank."""
     # Rank 0 decides, so that no rank waits where a variable is not set on all hosts.
     plan, line, refusal = StepPlan(), None, None
-    if backend.rank == 0 and is_wanted(enabled):
-        replicas = virtual.count if virtual else backend.most_replicas
-        cut = accumulate > 1 or replicas > 1
-        sizes = pieces or (_PIECES if cut else (_ROWS,))
+    if backend.rank == 0 and wanted:
         start = time.perf_counter()
         with backend.only_rank_zero("the comparison with Keras' own step"):
             try:
-                plan, how = _plan(
-                    prepared, backend, inputs, validation, sizes, seed, sync_batch_norm
-                )
+                plan, how = compared()
             except NotComparable as why:
                 first = str(why).strip().split("\n")[0]
                 how = f"could not be compared with Keras' own: {first}"
             except UsageError as error:
                 how, refusal = "", (error.message, error.hint)
-        line = f"the step {how} ({time.perf_counter() - start:.1f} s)"
+        line = f"{what} {how} ({time.perf_counter() - start:.1f} s)"
     if backend.size > 1:
         plan, line, refusal = exchange.broadcast_object(backend, (plan, line, refusal))
     if refusal is not None:
         raise UsageError(refusal[0], hint=refusal[1])
-    if backend.rank == 0 and line is not None and str(verbose) != "0":
-        for text in (*plan.notes, line):
-            log.info(text)
+    if backend.rank == 0 and line is not None:
+        for text in plan.notes:  # another result is said whatever verbose says
+            log.warning(text)
+        if "could not" in line:
+            log.warning(line)
+        elif str(verbose) != "0":
+            log.info(line)
     return plan
 
 
-def _plan(
-    prepared: PreparedModel,
-    backend: Backend,
-    inputs: Input | Batches,
-    validation: Input | Batches | None,
-    sizes: Sequence[int],
-    seed: int | None,
-    sync_batch_norm: bool,
-) -> tuple[StepPlan, str]:
+def _plan(check: Check) -> tuple[StepPlan, str]:
     """The plan, and how it was found; on rank 0."""
-    _check_comparable(prepared, backend)
-    rows = first_rows(inputs, sum(sizes))
-    if rows is None:
-        raise NotComparable("its data are no plain tensors, or can be read once only")
-    tested = None if validation is None else first_rows(validation, sum(sizes))
-    sizes = _fitted(sizes, count(rows))
-    description = _description(prepared.model, rows, tested, sizes)
-    text = f"{description} {sync_batch_norm}"
-    key = hashlib.sha256(text.encode()).hexdigest()
-    known = _read(key)
+    traced = check.traced()
+    text = _description(check, traced)
+    key = hashlib.sha256(text.encode()).hexdigest() if text else ""
+    known = _read(key) if key else None
     if known is not None:
         return known, "equals Keras' own, as an earlier run has verified"
-    step = UntracedStep(prepared, backend, inputs.spec, seed=seed)
-    if tested is not None and count(tested) != count(rows):
-        tested = None
-    try:
-        plan = Check(step, rows, tested, sizes, sync_batch_norm).run()
-    except NotComparable:
-        # A model may need a number of rows: that of a whole batch.
-        if not isinstance(inputs, Input):
-            raise
-        more = first_rows(inputs, min(inputs.global_batch_size, inputs.rows))
-        if more is None or count(more) == count(rows):
-            raise
-        sizes = _fitted(sizes, count(more))
-        plan = Check(step, more, None, sizes, sync_batch_norm).run()
-    _write(key, plan)
+    plan = check.run(traced)
+    if key:
+        _write(key, plan)
     return plan, "equals Keras' own, verified"
 
 
@@ -170,23 +229,20 @@ def _check_comparable(prepared: PreparedModel, backend: Backend) -> None:
         raise NotComparable(f"its gradients have {size >> 30} GiB")
 
 
-def _fitted(sizes: Sequence[int], rows: int) -> list[int]:
-    """The sizes in proportion for another number of rows; none is 0."""
-    stops = np.round(np.cumsum(sizes) * rows / sum(sizes)).astype(int)
-    return [int(n) for n in np.diff([0, *stops]) if n]
-
-
-def _description(
-    model: keras.Model, rows: Rows, tested: Rows | None, sizes: Sequence[int]
-) -> str:
-    """All that the outcome depends on, as text."""
-    specs = tf.nest.map_structure(lambda t: f"{t.dtype}{t.shape}", (rows, tested or ()))
+def _description(check: Check, traced: Sequence[Traced | None]) -> str:
+    """All that the outcome depends on, as text; none where that cannot be known."""
+    digests = [found.digest if found else None for found in traced]
+    if None in digests:
+        return ""
+    rows = [*check.batches, *([] if check.validation is None else [check.validation])]
     return json.dumps(
         {
-            "model": describe_model(model),
-            "rows": str(specs),
-            "sizes": list(sizes),
-            "floatx": keras.config.floatx(),
+            "graphs": digests,
+            "model": describe_model(check.model),
+            "rows": [kind_of_rows(part) for part in rows],
+            "numbers": [count(part) for part in rows],
+            "pieces": [check.pieces, check.sync_batch_norm, check.updates],
+            "settings": describe_settings(),
             "versions": versions.installed(),
             "own": _own_code(),
         },
@@ -194,6 +250,7 @@ def _description(
     )
 
 
+@functools.cache
 def _own_code() -> str:
     """A hash of the code of the step, which changes more often than its version."""
     digest = hashlib.sha256()

@@ -236,8 +236,8 @@ def test_a_setting_of_one_rank_is_refused_by_name(name, backend):
 
 @on_ranks
 def test_a_stream_that_differs_after_its_first_rows(backend):
-    """The first 8 rows are alike, and every batch is compared before its step."""
-    changed = np.where(np.arange(ROWS)[:, None] == 17, x + backend.rank, x)
+    """The first 32 rows are alike, and every batch is compared before its step."""
+    changed = np.where(np.arange(ROWS)[:, None] == 37, x + backend.rank, x)
     stream = tf.data.Dataset.from_tensor_slices((changed.astype("float32"), y))
     words = "rank 1 has other rows in this batch than rank 0"
     with pytest.raises(UsageError, match=words) as error:

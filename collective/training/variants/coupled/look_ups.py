@@ -66,7 +66,8 @@ def planned(
             hint=f"one of: {', '.join(CHOICES)}",
         )
     model = prepared.model
-    has_tables = any(
+    # Also a table of the user's own, read by ``ops.take``: the check has seen it.
+    has_tables = bool(plan.look_ups) or any(
         isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers()
     )
     singles = keras_compat.single_optimizers(model.optimizer)

@@ -9,12 +9,12 @@ alone meanwhile, so that models with noise are compared, too.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -26,18 +26,37 @@ from collective.training import compatibility, keras_compat
 from collective.training.exchange import broadcast_object, gather
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
-from collective.training.input.plan import share
 from collective.training.keras_compat import path_of, record_applied, tf_variable
+from collective.training.step.accumulation import slice_rows
 from collective.training.step.rows import Rows
 from collective.training.variables import all_variables, broadcast_model
 from collective.training.variants.custom_step.building import packed
 from collective.training.variants.custom_step.replica import flat_logs
 from collective.training.variants.custom_step.step import CustomStep
-from collective.training.verification.first_rows import first_rows
+from collective.training.verification import is_wanted
+from collective.training.verification.differences import Pair, differing, tolerance
+from collective.training.verification.first_rows import (
+    count,
+    fewer,
+    first_batches,
+    uneven,
+)
 
-# Rows of each replica: unlike each other, and unlike most widths of a network.
-PIECES = (11, 7, 13, 5)
+# Rows of each replica, about: a gradient of few rows hides what couples them.
+_ROWS = 11
+# A step may differentiate several times: a multiple of what one pass may be off.
+_LOOSER = 20
 Values = dict[str, np.ndarray]
+# What is compared, and why it may differ.
+_WORDS = {
+    "gradient": (
+        "the gradient of",
+        "a loss couples rows of the batch, or sums over them",
+    ),
+    "metric": ("the metric variable", "it is no sum over rows"),
+    "state": ("the state", "it is no mean over rows"),
+    "log": ("the returned", "it is no mean over rows and no metric's result"),
+}
 
 
 def check_step(
@@ -54,21 +73,23 @@ def check_step(
     Raises:
         UsageError: On every rank, naming what differs.
     """
-    backend, model = step.backend, step.model
+    backend, model, name = step.backend, step.model, step.local.method.__name__
     if backend.most_replicas == 1 or not broadcast_object(backend, wanted):
         return []
     begin = time.perf_counter()
     broadcast_model(model, backend)
-    whole = first_rows(inputs, sum(PIECES))
-    if whole is None:
-        return [
-            "its train_step is not compared with Keras': the data are no plain tensors"
-        ]
-    cut = _cut(len(tf.nest.flatten(whole.x)[0]), backend.replicas)
+    batches = first_batches(inputs)
+    if not batches:
+        return []
+    whole = fewer(batches[0], _ROWS * backend.replicas)
+    sizes = uneven(count(whole), backend.replicas)
+    if len(sizes) < backend.replicas:
+        sizes += [0] * (backend.replicas - len(sizes))
+    cut = [0, *np.cumsum(sizes).tolist()]
     start, stop = cut[backend.rank], cut[backend.rank + 1]
     state = step.local.state
     noise = keras_compat.FixedNoise(start, stop, cut[-1])
-    mine: Rows = tf.nest.map_structure(lambda t: t[start:stop], whole)
+    mine: Rows = slice_rows(whole, start, stop)
     batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
     with undone(model, state) as variables:
         with keras_compat.fixed_noise(noise), _explained(model):
@@ -81,20 +102,19 @@ def check_step(
             "has computed from its part of the rows"
         )
     elif backend.rank == 0:
-        problem = _compare_with_keras(model, state, whole, cut[-1], ours)
+        problem = _compare_with_keras(step, whole, ours)
     problem = broadcast_object(backend, problem)
     if problem:
         raise UsageError(
-            f"model {model.name!r}: its train_step on {cut[-1]} rows cut into "
+            f"model {model.name!r}: its {name} on {cut[-1]} rows cut into "
             f"{backend.replicas} pieces is not that on the rows in one piece: {problem}",
             hint="take means over rows, and couple no rows of a batch; or "
             f"{compatibility.FEATURES['own_step'].without}; or verify=False, where that "
             "is what you mean",
         )
     seconds = time.perf_counter() - begin
-    sizes = [b - a for a, b in itertools.pairwise(cut)]
     lines = [
-        f"train_step of {model.name!r}: the same on {cut[-1]} rows in pieces of "
+        f"{name} of {model.name!r}: the same on {cut[-1]} rows in pieces of "
         f"{', '.join(map(str, sizes))} as in one piece ({seconds:.1f} s)"
     ]
     if noise.normalizes and not step.local.synchronizes:
@@ -103,6 +123,18 @@ def check_step(
             "replicas"
         )
     return lines
+
+
+_checked: WeakKeyDictionary[keras.Model, set[Any]] = WeakKeyDictionary()
+
+
+def check_once(step: CustomStep, inputs: Input | Batches) -> None:
+    """As ``check_step``, once for a model as it is compiled and a kind of data."""
+    of_model = _checked.setdefault(step.model, set())
+    key = repr(inputs.spec), step.local.method.__name__, step.model.optimizer
+    if key not in of_model:
+        check_step(step, inputs, is_wanted())
+        of_model.add(key)
 
 
 @contextlib.contextmanager
@@ -121,14 +153,6 @@ def _explained(model: keras.Model) -> Iterator[None]:
         ) from error
 
 
-def _cut(rows: int, replicas: int) -> list[int]:
-    """Where the replicas' pieces begin, and the last one stops."""
-    if replicas <= len(PIECES) and sum(PIECES[:replicas]) <= rows:
-        return [sum(PIECES[:r]) for r in range(replicas + 1)]
-    total = min(rows, 2 * replicas + 1)
-    return [share(total, r, replicas)[0] for r in range(replicas)] + [total]
-
-
 def _differing(backend: Backend, variables: list[Any]) -> str:
     """The first variable whose value is not the same on all ranks; or nothing."""
     sums = [
@@ -140,77 +164,46 @@ def _differing(backend: Backend, variables: list[Any]) -> str:
     return path_of(variables[differ[0]]) if differ.size else ""
 
 
-def _compare_with_keras(
-    model: keras.Model, state: list[Any], whole: Rows, total: int, ours: Trial
-) -> str:
+def _compare_with_keras(step: CustomStep, whole: Rows, ours: Trial) -> str:
     """On rank 0: what differs, in words; nothing where all agrees."""
-    rows = tf.nest.map_structure(lambda t: t[:total], whole)
+    model, state, total = step.model, step.local.state, count(whole)
+    method = step.local.method
 
-    def step() -> dict[str, Any]:
+    def by_keras() -> dict[str, Any]:
         with keras_compat.intercept(keras_compat.Hooks()):
-            return flat_logs(model.train_step(packed(rows)))
+            return flat_logs(method(packed(whole)))
 
     noise = keras_compat.FixedNoise(0, total, total)
     with undone(model, state), keras_compat.fixed_noise(noise), _explained(model):
-        return differences(ours, run(model, state, step))
+        return _problem(model, run(model, state, by_keras), ours)
 
 
-def differences(ours: Trial, keras_trial: Trial) -> str:
+def _problem(model: keras.Model, stock: Trial, ours: Trial) -> str:
     """The first thing in which two trials differ beyond rounding, in words."""
-    kinds: list[tuple[str, Callable[[str], str], str, str]] = [
-        (
-            "gradients",
-            lambda key: " for ".join(map(repr, key.split("|")[:2])),
-            "the gradient of",
-            "a loss couples rows of the batch, or sums over them",
-        ),
-        ("metrics", repr, "the metric variable", "it is no sum over rows"),
-        (
-            "state",
-            lambda key: repr(key.split("|")[0]),
-            "the state",
-            "it is no mean over rows",
-        ),
-        (
-            "logs",
-            repr,
-            "the returned",
-            "it is no mean over rows and no metric's result",
-        ),
-    ]
-    for kind, name, what, why in kinds:
-        mine, theirs = getattr(ours, kind), getattr(keras_trial, kind)
+    pairs = []
+    for kind in _WORDS:
+        mine, theirs = ours.values[kind], stock.values[kind]
         if set(mine) != set(theirs):
             odd = sorted(set(mine) ^ set(theirs))[0]
-            return f"{name(odd)} is there in one case only"
-        worst, by = _worst(mine, theirs)
-        if by > 1:
-            size = by * _tolerance(theirs[worst])
-            return f"{what} {name(worst)} differs by {size:.2g} of its size; {why}"
-    return ""
+            return f"{_shown(odd)} is there in one case only"
+        pairs += [
+            Pair(kind, name, value, mine[name])
+            for name, value in theirs.items()
+            if keras_compat.SEED_STATE not in name
+            and np.issubdtype(value.dtype, np.number)
+        ]
+    found = next(differing(pairs, _LOOSER * tolerance(model)), None)
+    if found is None:
+        return ""
+    what, why = _WORDS[found.kind]
+    seen = f"{found.stock} in one piece, {found.own} in pieces"
+    return f"{what} {_shown(found.name)} differs ({seen}); {why}"
 
 
-def _worst(mine: Values, theirs: Values) -> tuple[str, float]:
-    """Where the values differ most, and how many tolerances."""
-    largest = max((np.abs(v).max(initial=0) for v in theirs.values()), default=0)
-    worst, most = "", 0.0
-    for key, value in theirs.items():
-        if keras_compat.SEED_STATE in key or not np.issubdtype(value.dtype, np.number):
-            continue
-        value = value.astype(np.float64)
-        # What is small beside all others is made of what cancels out.
-        scale = max(np.abs(value).max(initial=0), 1e-4 * largest, 1e-30)
-        by = np.abs(mine[key].astype(np.float64) - value).max(initial=0) / scale
-        by = by / _tolerance(theirs[key]) if np.isfinite(by) else 0.0
-        if by > most:
-            worst, most = key, by
-    return worst, most
-
-
-def _tolerance(value: np.ndarray) -> float:
-    """Relative rounding that a few operations may add up to."""
-    half = keras.config.dtype_policy().name.startswith("mixed_")
-    return 0.05 if half else 1e-7 if value.dtype == np.float64 else 2e-3
+def _shown(key: str) -> str:
+    """The name of a variable, and of the optimizer that it has a gradient for."""
+    parts = [part for part in key.split("|")[:2] if not part.isdigit()]
+    return " for ".join(map(repr, parts))
 
 
 @dataclass
@@ -218,15 +211,12 @@ class Trial:
     """What a step has done.
 
     Attributes:
-        gradients: Those that optimizers applied, in order, by variable.
-        metrics: Variables of the metrics afterwards.
-        state: All other variables afterwards, but those that optimizers write.
+        values: By kind: ``gradient``, those that optimizers applied, in order, by
+            variable; ``metric``, the metrics' variables afterwards; ``log``, what it
+            returned; ``state``, all other variables, but those that optimizers write.
     """
 
-    gradients: Values
-    metrics: Values
-    logs: Values
-    state: Values
+    values: dict[str, Values]
 
 
 def run(
@@ -245,16 +235,17 @@ def run(
         updated |= {id(tf_variable(v)) for v in [*variables, *optimizer.variables]}
     metrics = {id(tf_variable(v)): v for v in model.metrics_variables}
     others = {id(tf_variable(v)): v for v in [*all_variables(model), *state]}
-    return Trial(
-        gradients,
-        {path_of(v): _array(v) for v in metrics.values()},
-        {name: _array(value) for name, value in logs.items()},
-        {
+    values = {
+        "gradient": gradients,
+        "metric": {path_of(v): _array(v) for v in metrics.values()},
+        "log": {name: _array(value) for name, value in logs.items()},
+        "state": {
             f"{path_of(v)}|{place}": _array(v)
             for place, (key, v) in enumerate(others.items())
             if key not in updated and key not in metrics
         },
-    )
+    }
+    return Trial(values)
 
 
 @contextlib.contextmanager

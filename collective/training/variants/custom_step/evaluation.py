@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 
 from collective.backends.base import Backend
@@ -13,6 +14,7 @@ from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.prepared import PreparedModel
 from collective.training.step.plan import StepPlan
+from collective.training.variants.custom_step.check import check_once
 from collective.training.variants.custom_step.step import CustomStep
 
 
@@ -26,6 +28,7 @@ class CustomEvaluation(BatchwiseEvaluation):
         super().__init__(*args)
         spec = self.input.spec
         self.step = CustomStep(self.prepared, self.backend, spec, method="test_step")
+        check_once(self.step, self.input)
 
     def _begin(self) -> None:
         self.model.reset_metrics()
@@ -40,6 +43,11 @@ class CustomEvaluation(BatchwiseEvaluation):
         return self.step.layout.logs(np.sum(reports, axis=0), reports)
 
 
+def has_own_step(model: keras.Model) -> bool:
+    """Whether a model is evaluated by its own ``test_step``, or trained by its own."""
+    return any(keras_compat.overrides(model, m) for m in ("train_step", "test_step"))
+
+
 def make_evaluation(
     prepared: PreparedModel,
     backend: Backend,
@@ -48,7 +56,6 @@ def make_evaluation(
     plan: StepPlan | None = None,
 ) -> BatchwiseEvaluation:
     """The evaluation that a model needs; arguments as of ``Evaluation``."""
-    model = prepared.model
-    if any(keras_compat.overrides(model, m) for m in ("train_step", "test_step")):
+    if has_own_step(prepared.model):
         return CustomEvaluation(prepared, backend, inputs, steps)
     return Evaluation(prepared, backend, inputs, steps, plan)

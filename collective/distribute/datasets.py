@@ -1,0 +1,117 @@
+"""Distributed data sets, made by TensorFlow from the rows of this process."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from collective.distribute import rows, tf_internal
+from collective.errors import UsageError
+
+_Policy = tf.data.experimental.AutoShardPolicy
+# Of each distributed data set, the one of whole batches that it was made from.
+_originals: weakref.WeakKeyDictionary[Any, tf.data.Dataset] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def original(data: Any) -> Any:
+    """Of a distributed data set of ours, the data set of whole batches; else the data.
+
+    Raises:
+        UsageError: It was made by a function: each rank has batches of its own.
+    """
+    if not isinstance(data, tf.distribute.DistributedDataset):
+        return data
+    if data in _originals:
+        return _originals[data]
+    raise UsageError(
+        "fit, evaluate and predict take the batches of all replicas, and this "
+        "distributed data set has those of one rank: it was made by "
+        "distribute_datasets_from_function, or by another strategy",
+        hint="pass the tf.data.Dataset itself, batched by the global batch size",
+    )
+
+
+def distribute(extended: Any, dataset: Any, options: Any) -> Any:
+    """``strategy.experimental_distribute_dataset``."""
+    _refuse_per_replica(options)
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        return dataset
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy in (_Policy.OFF, _Policy.FILE, _Policy.HINT):
+        return _as_tensorflow(extended, dataset, options)
+    backend, devices = extended.backend, len(extended.worker_devices)
+    mine = rows.own_rows(dataset, backend.rank, backend.size, devices)
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = _Policy.OFF
+    result = tf_internal.get_distributed_dataset(
+        mine.with_options(off),
+        extended._input_workers_with_options(options),
+        extended._container_strategy(),
+        options=options,
+    )
+    # All replicas end at the same step: next() need not ask the others.
+    result._enable_get_next_as_optional = False
+    _originals[result] = dataset
+    return result
+
+
+def _as_tensorflow(extended: Any, dataset: tf.data.Dataset, options: Any) -> Any:
+    """OFF: each rank reads all of its own data. FILE: the files are dealt out.
+
+    Batches have a replica's size; ranks may end at different steps, and those that have
+    no rows left get empty batches.
+    """
+    rows.check(dataset, 1)
+    return tf_internal.get_distributed_dataset(
+        dataset,
+        extended._input_workers_with_options(options),
+        extended._container_strategy(),
+        num_replicas_in_sync=extended._num_replicas_in_sync,
+        input_context=_context(extended, False),
+        options=options,
+    )
+
+
+def from_function(
+    extended: Any, make: Callable[..., Any], options: Any, one_host: bool
+) -> Any:
+    """``strategy.distribute_datasets_from_function``.
+
+    Args:
+        one_host: The function is written for one pipeline, whose elements the replicas
+            of one host share: the ranks deal them out. Else each rank has a pipeline.
+    """
+    _refuse_per_replica(options)
+    backend, devices = extended.backend, len(extended.worker_devices)
+
+    def dealt(context: Any) -> tf.data.Dataset:
+        dataset = make(context)
+        return rows.dealt_out(dataset, backend.rank, backend.size, devices)
+
+    return tf_internal.get_distributed_datasets_from_function(
+        dealt if one_host else make,
+        extended._input_workers_with_options(options),
+        [_context(extended, one_host)],
+        extended._container_strategy(),
+        options=options,
+    )
+
+
+def _context(extended: Any, one_host: bool) -> tf.distribute.InputContext:
+    backend = extended.backend
+    pipelines, number = (1, 0) if one_host else (backend.size, backend.rank)
+    return tf.distribute.InputContext(pipelines, number, extended._num_replicas_in_sync)
+
+
+def _refuse_per_replica(options: Any) -> None:
+    per_replica = tf.distribute.InputReplicationMode.PER_REPLICA
+    if options and options.experimental_replication_mode == per_replica:
+        raise NotImplementedError(
+            "InputReplicationMode.PER_REPLICA is not supported: a rank has one pipeline "
+            "for all of its devices\nHINT: InputReplicationMode.PER_WORKER"
+        )

@@ -1,0 +1,194 @@
+"""What crosses processes: sums, gathers and first values, over any backend.
+
+A ``tf.distribute.CrossDeviceOps``, which is TensorFlow's public interface for it: values
+of this process' devices are summed by TensorFlow, and those sums by the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.backends.capabilities import ShardCollectives
+from collective.distribute import tf_internal
+from collective.distribute.order import Order
+from collective.errors import UsageError
+
+SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+
+class Exchange(tf.distribute.CrossDeviceOps):
+    """Collectives over the local devices of all processes.
+
+    Args:
+        backend: With processes: native, mpi, horovod; or one process.
+    """
+
+    def __init__(self, backend: Backend):
+        super().__init__()
+        self.backend = backend
+        self._order = Order(backend)
+
+    @property
+    def _num_between_graph_workers(self) -> int:  # so the base class takes no shortcut
+        return self.backend.size
+
+    def reduce_implementation(
+        self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
+    ) -> Any:
+        """As TensorFlow's."""
+        pairs = [(per_replica_value, destinations)]
+        return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
+
+    def batch_reduce_implementation(
+        self, reduce_op: Any, value_destination_pairs: Any, options: Any
+    ) -> list[Any]:
+        """All dense values in one all-reduce; then each ``IndexedSlices`` by gathers."""
+        pairs = list(value_destination_pairs)
+        replicas = self.backend.size * len(pairs[0][0].values)
+        values = [_local_sum(value) for value, _ in pairs]
+        dense = [i for i, v in enumerate(values) if not _is_sparse(v)]
+        for i, total in zip(dense, self.sum([values[i] for i in dense]), strict=True):
+            values[i] = total
+        for i, value in enumerate(values):
+            if _is_sparse(value):
+                values[i] = tf.IndexedSlices(
+                    self.gather(value.values, 0),
+                    self.gather(value.indices, 0),
+                    value.dense_shape,
+                )
+            if reduce_op == MEAN:
+                values[i] = _divided(values[i], replicas)
+        return [
+            self.broadcast(value, destinations)
+            for value, (_, destinations) in zip(values, pairs, strict=True)
+        ]
+
+    def _gather_implementation(
+        self, per_replica_value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        local = per_replica_value.values
+        mine = local[0] if len(local) == 1 else tf.concat(local, axis)
+        return self.broadcast(self.gather(mine, axis), destinations)
+
+    # The collectives have no gradients: ``ReplicaContext`` adds those.
+
+    def sum(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
+        """The sum of each tensor over the processes."""
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if not tensors or self.backend.size == 1:
+            return tensors
+        _refuse_xla()
+        sizes = ", ".join(str(tensor.shape) for tensor in tensors[:3])
+        return self._order.run(
+            f"a sum of {len(tensors)} tensors {sizes}", tensors, self.backend.all_reduce
+        )
+
+    def from_rank_zero(self, value: tf.Tensor) -> tf.Tensor:
+        """Rank 0's value, on every process; shapes and dtypes agree."""
+        if self.backend.size == 1:
+            return value
+        if value.dtype == tf.string:
+            mine = tf.reshape(value, [-1])
+            first = self._gather_strings(mine[: 0 if self.backend.rank else None])
+            return tf.reshape(first, tf.shape(value))
+        if tf.executing_eagerly():
+            name = f"rank 0's value of shape {value.shape}"
+
+            def broadcast(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+                array = self.backend.broadcast_array(tensors[0].numpy())
+                return [tf.constant(array, value.dtype)]
+
+            return self._order.run(name, [value], broadcast)[0]
+        through = tf.uint8 if value.dtype == tf.bool else value.dtype
+        sent = tf.cast(value, through)
+        total = self.sum([tf.zeros_like(sent) if self.backend.rank else sent])[0]
+        return tf.cast(total, value.dtype)
+
+    def gather(self, tensor: Any, axis: int) -> tf.Tensor:
+        """Concatenates along an axis; lengths may differ between processes."""
+        tensor = tf.convert_to_tensor(tensor)
+        if self.backend.size == 1:
+            return tensor
+        if tensor.dtype == tf.string:
+            return self._gather_whole_strings(tensor, axis)
+        _refuse_xla()
+        through = tf.uint8 if tensor.dtype == tf.bool else tensor.dtype
+        rows = tf.cast(_axis_first(tensor, axis), through)
+        backend = self.backend
+        if not isinstance(backend, ShardCollectives):
+            raise UsageError(
+                f"backend {backend.name!r} cannot gather", hint="backend native or mpi"
+            )
+
+        def gather_rows(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            return [backend.gather_rows(tensors[0])]
+
+        name = f"a gather along axis {axis} of {tensor.shape.rank} axes"
+        whole = self._order.run(name, [rows], gather_rows)[0]
+        whole = tf.ensure_shape(whole, [None, *rows.shape[1:]])
+        return tf.cast(_axis_back(whole, axis), tensor.dtype)
+
+    def _gather_whole_strings(self, tensor: tf.Tensor, axis: int) -> tf.Tensor:
+        rows = _axis_first(tensor, axis)
+        flat = self._gather_strings(tf.reshape(rows, [-1]))
+        shape = tf.concat([[-1], tf.shape(rows)[1:]], 0)
+        whole = tf.ensure_shape(tf.reshape(flat, shape), [None, *rows.shape[1:]])
+        return _axis_back(whole, axis)
+
+    def _gather_strings(self, strings: tf.Tensor) -> tf.Tensor:
+        """Strings ``[n]`` of all processes, by their lengths and their bytes."""
+        lengths = self.gather(tf.strings.length(strings), 0)
+        data = tf.io.decode_raw(tf.strings.reduce_join(strings), tf.uint8)
+        data = tf.cast(self.gather(data, 0), tf.int32)
+        letters = tf.gather(tf.constant([bytes([i]) for i in range(256)]), data)
+        words = tf.RaggedTensor.from_row_lengths(letters, lengths)
+        return tf.strings.reduce_join(words, axis=1)
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, tf.IndexedSlices)
+
+
+def _local_sum(value: Any) -> Any:
+    """The sum over the devices of this process."""
+    values = value.values
+    if len(values) == 1:
+        return values[0]
+    return tf_internal.reduce_local_values(value, values[0].device, tf.add_n, SUM)
+
+
+def _divided(value: Any, by: int) -> Any:
+    if _is_sparse(value):
+        return tf.IndexedSlices(
+            _divided(value.values, by), value.indices, value.dense_shape
+        )
+    return value / tf.cast(by, value.dtype)  # of integers: float64, as TensorFlow's
+
+
+def _axis_first(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    order = _order_with_first(tensor, axis)
+    return tensor if axis == 0 else tf.transpose(tensor, order)
+
+
+def _axis_back(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    order = np.argsort(_order_with_first(tensor, axis))
+    return tensor if axis == 0 else tf.transpose(tensor, order)
+
+
+def _order_with_first(tensor: tf.Tensor, axis: int) -> list[int]:
+    axes = list(range(tensor.shape.rank))
+    return [axes.pop(axis), *axes]
+
+
+def _refuse_xla() -> None:
+    if tf_internal.is_compiled_by_xla():
+        raise UsageError(
+            "XLA cannot compile a collective of several processes",
+            hint="leave jit_compile=True out of the tf.function around strategy.run; a "
+            "function of one replica without collectives may have it",
+        )

@@ -1,0 +1,221 @@
+"""``strategy.extended``: TensorFlow's for local devices, with the other processes added."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.distribute import datasets, tf_internal, variables
+from collective.distribute.exchange import MEAN, Exchange
+from collective.distribute.one_replica import OneReplica
+from collective.distribute.resolver import Resolver
+
+
+class Extended(tf_internal.MirroredExtended):
+    """One replica on each of this process' devices, and on those of all other ones.
+
+    Args:
+        container: The strategy.
+        backend: What crosses processes.
+        devices: Names of this process' devices.
+        one_host: Whether the program was written for the devices of one host.
+
+    Attributes:
+        reads_locally: Whether a variable whose replicas differ is read without the
+            other processes, which have no part in what runs.
+    """
+
+    def __init__(
+        self, container: Any, backend: Backend, devices: Sequence[str], one_host: bool
+    ):
+        self.backend = backend
+        self.exchange = Exchange(backend)
+        self.reads_locally = False
+        self._one_host = one_host
+        super().__init__(
+            container, devices=list(devices), cross_device_ops=self.exchange
+        )
+        self._cluster_resolver = Resolver(backend)
+        self._one_replica = OneReplica(self)
+        self._written: list[weakref.ref[Any]] = []  # in the order of their making
+
+    # --- how many, and which ----------------------------------------------------------
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self.backend.size * len(self._devices)
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return self.backend.rank * len(self._devices) + replica_id
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group - self.backend.rank * len(self._devices)
+
+    def _in_multi_worker_mode(self) -> bool:
+        return self.backend.size > 1
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints: rank 0."""
+        return bool(self.backend.rank == 0)
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries: rank 0."""
+        return self.should_checkpoint
+
+    # --- variables --------------------------------------------------------------------
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        variable = super()._create_variable(next_creator, **kwargs)
+        strategy = self._container_strategy()
+        variable = variables.adapted(strategy, variable)
+        if isinstance(variable, variables.WrittenByReplicas):
+            self._written.append(weakref.ref(variable))
+        return variable
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Any:
+        """Rank 0's first value; other devices of a process copy that of its first."""
+        stock = super()._get_variable_creator_initial_value(
+            replica_id, device, primary_var, **kwargs
+        )
+        if replica_id or self.backend.size == 1:
+            return stock
+
+        def first_value() -> tf.Tensor:
+            value = stock() if callable(stock) else stock
+            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+            return self.exchange.from_rank_zero(value)
+
+        return first_value
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """ONLY_FIRST_REPLICA: the first replica of the job, not that of each process.
+
+        Except for the count of an optimizer's steps: it goes up by one everywhere, and
+        a collective for it at each step would be in vain.
+        """
+        if self.backend.size > 1 and not _counts_steps(destinations):
+            # The dtype of a number is that of the variable.
+            dtype = getattr(destinations, "dtype", None)
+            value = tf.convert_to_tensor(tensor, dtype)
+            tensor = self.exchange.from_rank_zero(value)
+        return super()._broadcast_to(tensor, destinations)
+
+    def read_var(self, replica_local_var: Any) -> Any:
+        """The value outside of replicas, as checkpoints keep it."""
+        if isinstance(replica_local_var, variables.WrittenByReplicas):
+            return replica_local_var._get_cross_replica()
+        return super().read_var(replica_local_var)
+
+    def average_written(self) -> None:
+        """Makes variables that replicas write the same on all; every process calls it."""
+        for found in self._written:
+            variable = found()
+            if variable is not None:
+                variable.average()
+
+    @contextlib.contextmanager
+    def reading_locally(self) -> Iterator[None]:
+        """Where rank 0 alone reads variables, after ``average_written``."""
+        before, self.reads_locally = self.reads_locally, True
+        try:
+            yield
+        finally:
+            self.reads_locally = before
+
+    # --- reductions -------------------------------------------------------------------
+
+    def _use_merge_call(self) -> bool:
+        return True
+
+    def _get_cross_device_ops(self, value: Any) -> Exchange:
+        return self.exchange
+
+    def _reduce_to(
+        self, reduce_op: Any, value: Any, destinations: Any, options: Any
+    ) -> Any:
+        if tf_internal.is_mirrored(value):
+            if reduce_op == MEAN:
+                return value
+            raise ValueError(
+                "a value that is the same on all replicas cannot be summed over them: "
+                f"{value}"
+            )
+
+        def one(part: Any) -> Any:
+            spread = isinstance(part, tf_internal.DistributedValues)
+            if not spread and self.backend.size == 1:
+                return tf_internal.reduce_non_distributed_value(
+                    reduce_op, part, destinations, len(self._devices)
+                )
+            return self.exchange.reduce(
+                reduce_op, part, destinations=self._named(destinations)
+            )
+
+        if tf.nest.is_nested(value):
+            return tf.nest.map_structure(one, value)
+        return one(value)
+
+    def _batch_reduce_to(
+        self, reduce_op: Any, value_destination_pairs: Any, options: Any
+    ) -> Any:
+        pairs = [(value, self._named(to)) for value, to in value_destination_pairs]
+        return self.exchange.batch_reduce(reduce_op, pairs, options)
+
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        return self.exchange._gather(
+            value, destinations=self._named(destinations), axis=axis
+        )
+
+    def _named(self, destinations: Any) -> Any:
+        """An argument of a tf.function has the device "", which is no destination."""
+        if isinstance(destinations, str) and not destinations:
+            return self._devices[0]
+        return destinations
+
+    # --- running ----------------------------------------------------------------------
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        if len(self._devices) > 1:
+            return super()._call_for_each_replica(fn, args, kwargs)
+        return self._one_replica.call(fn, args, kwargs or {})
+
+    # --- data -------------------------------------------------------------------------
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        return datasets.distribute(self, dataset, options)
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: Any
+    ) -> Any:
+        return datasets.from_function(self, dataset_fn, options, self._one_host)
+
+    def _experimental_distribute_values_from_function(
+        self, value_fn: Callable[..., Any]
+    ) -> Any:
+        context = tf.distribute.experimental.ValueContext
+        numbers = map(self._get_replica_id_in_sync_group, range(len(self._devices)))
+        total = self._num_replicas_in_sync
+        values = [value_fn(context(number, total)) for number in numbers]
+        return tf_internal.regroup(values, always_wrap=True)
+
+
+def _counts_steps(variable: Any) -> bool:
+    """Whether a variable is ``iterations`` of a Keras optimizer."""
+    shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
+    if shape is None or shape.rank != 0 or dtype is None or not dtype.is_integer:
+        return False
+    return "iteration" in getattr(variable, "name", "").split("/")[-1]

@@ -1,0 +1,79 @@
+"""``collective.fit`` of a model that was made in a strategy's scope.
+
+The step of ``collective.fit`` sums by the backend itself; here it runs inside of the
+strategy, so that it finds the model's variables on each device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from collective.backends.base import Backend
+from collective.backends.tf_strategy import StrategyBackend
+from collective.distribute.exchange import SUM
+from collective.errors import UsageError
+
+
+class _InStrategy(Backend):
+    """Methods of a backend whose steps run as the one replica of this process."""
+
+    strategy: Any
+
+    scope = StrategyBackend.scope
+    run = StrategyBackend.run
+    assign = StrategyBackend.assign
+
+    @contextlib.contextmanager
+    def only_rank_zero(self, what: str) -> Iterator[None]:
+        """Variables are read without the other ranks: the step has made them the same."""
+        inner = self.strategy.extended.backend
+        reading = self.strategy.extended.reading_locally()
+        with super().only_rank_zero(what), inner.only_rank_zero(what), reading:
+            yield
+
+
+class _OnDevices(_InStrategy):
+    """Methods of a backend with a replica on each of several devices of a process."""
+
+    replica = StrategyBackend.replica
+
+    def all_reduce(
+        self, tensors: Sequence[Any], rounded: Sequence[int] = ()
+    ) -> list[Any]:
+        """Over the devices by TensorFlow, then over the processes."""
+        self.require_all_ranks()
+        context = tf.distribute.get_replica_context()
+        return list(context.all_reduce(SUM, [tf.identity(t) for t in tensors]))
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise UsageError(
+            "what was asked for needs one replica in each process, and the strategy has "
+            f"{len(self.local_replicas)}",
+            hint="Strategy(devices=1), and more processes",
+        )
+
+    reduce_scatter = all_gather = all_to_all = _refuse
+
+
+def backend_of(strategy: Any) -> Backend:
+    """The backend by which ``collective.fit`` trains models of a strategy's scope."""
+    extended = strategy.extended
+    backend, devices = extended.backend, len(extended.worker_devices)
+    several = devices > 1
+    methods = _OnDevices if several else _InStrategy
+    kind = type(backend)
+    found = copy.copy(backend)
+    found.__class__ = type(kind.__name__, (methods, kind), {"__doc__": kind.__doc__})
+    found.strategy = strategy
+    if several:
+        found.replicas = backend.size * devices
+        found.local_replicas = range(
+            backend.rank * devices, (backend.rank + 1) * devices
+        )
+        found.overlaps = False
+    return found

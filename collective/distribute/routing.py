@@ -1,0 +1,24 @@
+"""Keras' ``fit``, ``evaluate`` and ``predict`` of models made in a strategy's scope.
+
+Stock Keras trains other models under a strategy: it clips before the sum, averages
+uneven shards as even ones, and fails on an uneven first batch. So these calls run
+``collective.fit``, ``evaluate`` and ``predict``.
+"""
+
+from __future__ import annotations
+
+from collective.backends.base import Backend
+from collective.distribute.scope import strategy_of
+from collective.training.unedited.calls import are_replaced, replace_calls
+from collective.training.unedited.job import Job
+
+_jobs: list[Job] = []  # as long as the process
+
+
+def route(backend: Backend) -> None:
+    """Replaces the calls, for models of our strategies alone; a second call does nothing."""
+    if _jobs or are_replaced():
+        return
+    job = Job(backend)
+    replace_calls(job, {}, lambda model: strategy_of(model) is not None)
+    _jobs.append(job)

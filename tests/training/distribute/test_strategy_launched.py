@@ -1,0 +1,139 @@
+"""Starts the cases of ``test_strategy.py`` on ranks, and programs that must fail by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import launch
+
+pytestmark = launch.STARTS_RANKS
+CASES = str(Path(__file__).with_name("test_strategy.py"))
+MATRIX = pytest.mark.matrix
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks"),
+    [
+        ("native", 2),
+        pytest.param("native", 3, marks=MATRIX),
+        pytest.param("mpi", 2, marks=MATRIX),
+        pytest.param("mpi", 3, marks=MATRIX),
+        pytest.param("horovod", 2, marks=MATRIX),
+    ],
+)
+def test_cases(backend, ranks, tmp_path):
+    needs = {"mpi": "mpi4py", "horovod": "horovod"}.get(backend, "numpy")
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"no {needs}")
+    done = launch.launch(backend, ranks, [CASES], tmp_path, seconds=400)
+    assert done.passed() > 30
+
+
+BEGIN = """
+import sys
+import keras
+import tensorflow as tf
+from collective.distribute import Strategy
+strategy = Strategy(sys.argv[1])
+rank = strategy.cluster_resolver.task_id
+with strategy.scope():
+    metric = keras.metrics.Mean(name="seen")
+strategy.run(lambda: metric.update_state(1.0))
+"""
+TRAIN = """
+def replica():
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce("SUM", tf.ones([3]))
+step = tf.function(lambda: strategy.run(replica))
+step()
+"""
+ONE_READS = BEGIN + "if rank == 0: print(metric.result())\n" + TRAIN
+ONE_READS_AT_THE_END = BEGIN + TRAIN + "if rank == 0: print(metric.result())\n"
+ONE_FAILS = (
+    BEGIN
+    + TRAIN
+    + """
+def fails():
+    if rank == 1: raise RuntimeError("no rows today")
+    return replica()
+strategy.run(fails)
+step()
+"""
+)
+
+
+@pytest.mark.parametrize("backend", ["native", pytest.param("mpi", marks=MATRIX)])
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (ONE_READS, "rank 0 reads variable 'seen"),
+        (ONE_READS_AT_THE_END, "rank 0 reads variable 'seen"),
+        (ONE_FAILS, "no rows today"),
+    ],
+    ids=["one rank reads", "one rank reads at the end", "one rank fails"],
+)
+def test_ends_by_name(backend, text, named, tmp_path):
+    if backend == "mpi" and importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("no MPI")
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    words = [*launch.command(backend, 2), sys.executable, str(program), backend]
+    code, output = launch.run(words, launch.environment(COLLECTIVE_TIMEOUT="5"), 120)
+    assert code not in (0, None), output
+    assert named in output
+
+
+UNEDITED = """
+import collective
+import tensorflow as tf
+collective.distribute_keras("native", output="all")
+distribute = tf.distribute
+kinds = [
+    lambda: distribute.MirroredStrategy(["CPU:0"]),
+    lambda: distribute.OneDeviceStrategy("/cpu:0"),
+    lambda: distribute.experimental.CentralStorageStrategy(),
+    lambda: distribute.get_strategy(),
+    lambda: distribute.MultiWorkerMirroredStrategy(),
+]
+for make in kinds:
+    strategy = make()
+    contexts = []
+    def make_data(context):
+        contexts.append(context)
+        return tf.data.Dataset.range(8).batch(context.get_per_replica_batch_size(4))
+    rows = []
+    for batch in strategy.distribute_datasets_from_function(make_data):
+        rows.append(strategy.experimental_local_results(batch)[0].numpy().tolist())
+    c, r = contexts[0], strategy.cluster_resolver.task_id
+    assert strategy.num_replicas_in_sync == c.num_replicas_in_sync == 2
+    if make is kinds[-1]:
+        assert (c.num_input_pipelines, c.input_pipeline_id) == (2, r)
+        shard = tf.data.Dataset.range(4).shard(2, r)
+        assert [int(i) for i in shard] == [r, r + 2]
+        assert rows == [[0, 1], [2, 3], [4, 5], [6, 7]], rows
+    else:
+        assert (c.num_input_pipelines, c.input_pipeline_id) == (1, 0)
+        assert rows == ([[2, 3], [6, 7]] if r else [[0, 1], [4, 5]]), rows
+    with strategy.scope():
+        assert distribute.get_strategy() is strategy
+for other in (distribute.TPUStrategy, distribute.experimental.ParameterServerStrategy):
+    try:
+        other(None)
+    except collective.UsageError as error:
+        assert other.__name__ in str(error)
+    else:
+        raise AssertionError(other)
+"""
+
+
+def test_strategies_of_a_script(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(UNEDITED)
+    words = [*launch.command("native", 2), sys.executable, str(program)]
+    env = launch.environment(TF_CONFIG="{}")
+    code, output = launch.run(words, env, 120)
+    assert code == 0, output
