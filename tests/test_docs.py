@@ -53,8 +53,8 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.launches
-def test_the_script_of_the_readme_runs(tmp_path):
-    (script,) = blocks(ROOT / "README.md", "python")
+def test_the_script_of_the_home_page_runs(tmp_path):
+    (script,) = blocks(ROOT / "docs" / "index.md", "python")
     assert sum(map(bool, script.splitlines())) <= 12
     (tmp_path / "my_script.py").write_text(script)
     command = [sys.executable, "-m", "collective.launch", "-np", "2"]
