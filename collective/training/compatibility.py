@@ -203,9 +203,7 @@ NOT_BUILT = _pairs(
 
 def of_backend(backend: Backend) -> set[str]:
     """The features that a training has by its backend."""
-    # In ours, a replica may assign as it does without one.
-    strategy = getattr(backend, "strategy", None)
-    replicated = strategy is not None and not hasattr(strategy, "fit_backend")
+    replicated = getattr(backend, "strategy", None) is not None
     found = {
         "asynchronous": not backend.synchronous,
         "devices": len(backend.local_replicas) > 1,

@@ -28,7 +28,9 @@ def main(strategy: tf.distribute.Strategy) -> None:
 
     for batch in strategy.experimental_distribute_dataset(dataset(BATCH)):
         step(batch)
-    finish(w=model.get_weights(), scale=float(optimizer.dynamic_scale))
+    finish(
+        w=model.get_weights(), scale=keras.ops.convert_to_numpy(optimizer.dynamic_scale)
+    )
 
 
 if __name__ == "__main__":
