@@ -51,8 +51,8 @@ MUTATIONS = (
     Mutation(
         "mean",
         "an all-reduce averages instead of summing",
-        "tf.distribute.ReduceOp.SUM",
-        "tf.distribute.ReduceOp.MEAN",
+        "context.all_reduce(tf.distribute.ReduceOp.SUM,",
+        "context.all_reduce(tf.distribute.ReduceOp.MEAN,",
         ["tests/training/test_equivalence.py", "-k", "mirrored"],
     ),
     Mutation(
@@ -110,8 +110,8 @@ MUTATIONS = (
     Mutation(
         "epoch",
         "every epoch has the order of the first",
-        "key = self.seed, epoch",
-        "key = self.seed, 0",
+        "permute(positions, self.rows, (self.seed, epoch))",
+        "permute(positions, self.rows, (self.seed, 0))",
         ["tests/training/input/test_inputs.py", "-k", "epoch"],
     ),
     Mutation(

@@ -21,7 +21,7 @@ from collective.errors import UsageError
 from tests import launch
 from tests.training.small import NAMES
 
-HERE = "tests/training/verification/test_programs.py"
+HERE = "tests/training/verification/test_against_keras.py"
 ROWS, BATCH, FEATURES, CLASSES = 44, 16, 5, 3
 on_ranks = pytest.mark.skipif(not launch.launched(), reason="needs several ranks")
 pytestmark = pytest.mark.usefixtures("clean_keras")
