@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from collective.errors import UsageError
 from collective.training.input.leaves import checksum
-from collective.training.input.source import Row, Source, row_spec
+from collective.training.input.source import Row, Source, explain, row_spec
 
 _FIRST_ROWS = 32
 
@@ -56,8 +56,11 @@ class Stream(Source):
         self._dataset = dataset
         # Computed here, on every rank: each pass advances a seeded shuffle, so all ranks
         # must make the same number of passes.
-        for batch in dataset.take(_FIRST_ROWS).batch(_FIRST_ROWS):
-            self.preview = _as_row(batch)
+        try:
+            for batch in dataset.take(_FIRST_ROWS).batch(_FIRST_ROWS):
+                self.preview = _as_row(batch)
+        except tf.errors.OpError as error:
+            raise explain(error) or error from error
         self._fingerprint = int(checksum(self.preview))
 
     def __len__(self) -> int:

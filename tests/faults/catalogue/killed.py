@@ -29,8 +29,13 @@ def killed(place: str, rank: int, backend: str = "native", launcher: str = "") -
         f"the job ends, and names the rank; {RESUMED}",
         code=128 + signal.SIGKILL,
         seconds=5 if backend == "native" else 10,
-        messages=(NAMED[by].format(rank), "HINT: .*--resume continues from .*runs"),
-        inside=f"kill {place} {rank} 7",
+        # The checkpoint in whose writing it is killed is the first one.
+        messages=(
+            NAMED[by].format(rank),
+            *(["HINT: .*--resume continues from .*runs"] * (place != "checkpoint")),
+        ),
+        # Rows are read ahead of the step, and a checkpoint is to be there.
+        inside=f"kill {place} {rank} {11 if place == 'input' else 7}",
         holds=goes_on_from_checkpoint,
         backend=backend,
         launcher=launcher,
