@@ -15,7 +15,7 @@ from collective.training.unedited.job import Job
 from collective.training.unedited.keras_distribution.devices import (
     replace_keras_distribution,
 )
-from collective.training.unedited.loops import segments
+from collective.training.unedited.loops import notice, segments
 from collective.training.unedited.loops.notice import warn_of_updates
 from tests.training.unedited.test_unedited import Ranks
 
@@ -129,7 +129,8 @@ def update(optimizer):
     optimizer.apply([tf.ones([2])], [keras.Variable(np.ones(2, "float32"))])
 
 
-def test_the_first_update_of_a_loop_is_reported(job, capsys):
+def test_the_first_update_of_a_loop_is_reported(job, capsys, monkeypatch):
+    monkeypatch.setattr(notice, "_DROP_INS", ())  # other tests here import one
     warn_of_updates(job)
     with job.calling("Model.fit") if job.backend.size == 1 else _inside(job):
         update(keras.optimizers.SGD())
