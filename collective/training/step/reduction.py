@@ -97,10 +97,12 @@ def sum_tensors(
     """Sums in one call; scalars and small vectors travel in one tensor.
 
     Args:
-        tensors: The local sums, of one dtype and of static shapes.
+        tensors: The local sums, of one dtype.
         rounded: Places of the gradients, which may travel in 16 bits.
     """
-    small = [i for i, t in enumerate(tensors) if t.shape.num_elements() <= SMALL]
+    small = [i for i, t in enumerate(tensors) if is_small(t)]
+    if not small:
+        return list(backend.all_reduce(tensors, rounded))
     large = [i for i in range(len(tensors)) if i not in set(small)]
     flat = tf.concat([tf.reshape(tensors[i], [-1]) for i in small], axis=0)
     head, *rest = backend.all_reduce(
@@ -112,6 +114,12 @@ def sum_tensors(
     for i, piece in zip(small, tf.split(head, sizes), strict=True):
         total[i] = tf.reshape(piece, tensors[i].shape)
     return [total[i] for i in range(len(tensors))]
+
+
+def is_small(tensor: tf.Tensor) -> bool:
+    """Whether its shape is known, and it travels with others."""
+    size = tensor.shape.num_elements()
+    return size is not None and size <= SMALL
 
 
 def _by_rank(

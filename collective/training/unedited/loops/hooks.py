@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from collective.training import keras_compat
 from collective.training.unedited.loops.rows import Piece
-from collective.training.unedited.loops.sums import LoopSums
 from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled.replica import entered
 from collective.training.variants.custom_step.replica import (
     OrderedReplica,
+    OrderedSums,
     ReplicaHooks,
     Share,
 )
@@ -37,9 +37,8 @@ class LoopHooks(ReplicaHooks):
         summed: Gradients that are global already, by id.
     """
 
-    def __init__(self, sums: LoopSums, share: Share, sums_over_rows: bool):
-        super().__init__(sums, share)  # type: ignore[arg-type]
-        self.sums: LoopSums = sums  # type: ignore[assignment]
+    def __init__(self, sums: OrderedSums, share: Share, sums_over_rows: bool):
+        super().__init__(sums, share)
         self.sums_over_rows = sums_over_rows
         self.summed: dict[int, Any] = {}
 
@@ -109,7 +108,7 @@ class LoopHooks(ReplicaHooks):
             *place,
             self.share.global_rows,
             maybe_empty=True,
-            sums=self.sums,  # type: ignore[arg-type]
+            sums=self.sums,
             share=self.share,
             sums_over_rows=self.sums_over_rows,
         )
@@ -141,7 +140,9 @@ class LoopReplica(OrderedReplica):
         return gradient if self.sums_over_rows else super().of_part(gradient)
 
 
-def gather_rows(sums: LoopSums, tensor: tf.Tensor, start: Any, total: Any) -> tf.Tensor:
+def gather_rows(
+    sums: OrderedSums, tensor: tf.Tensor, start: Any, total: Any
+) -> tf.Tensor:
     """Every rank's rows of a tensor, as one: in the order of the batch.
 
     Args:

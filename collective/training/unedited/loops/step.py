@@ -25,9 +25,9 @@ from collective.training.unedited.loops.hooks import (
     gather_rows,
 )
 from collective.training.unedited.loops.rows import Piece
-from collective.training.unedited.loops.sums import LoopSums
 from collective.training.unedited.loops.writes import live_metrics, recorded_writes
 from collective.training.variants.custom_step.replica import (
+    OrderedSums,
     Share,
     written_variables,
 )
@@ -95,11 +95,11 @@ class RowStep:
     agree: Callable[[RowStep, Any], Plan]
     may_be_rows: Callable[[Any], list[int]] | None = None
     plan: Plan | None = None
-    sums: LoopSums = field(init=False)
+    sums: OrderedSums = field(init=False)
     calls: int = 0
 
     def __post_init__(self) -> None:
-        self.sums = LoopSums(self.job.backend)
+        self.sums = OrderedSums(self.job.backend)
         self._traced = tf.function(self._in_graph, autograph=False)
 
     def __call__(self, inputs: Any) -> Any:
@@ -324,7 +324,7 @@ def _change(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
 
 
 def _is_summed(
-    variable: tf.Variable, updated: set[int], sums: LoopSums | None = None
+    variable: tf.Variable, updated: set[int], sums: OrderedSums | None = None
 ) -> bool:
     """Whether ranks may have written different values."""
     if id(variable) in updated or (sums and variable is sums.order):

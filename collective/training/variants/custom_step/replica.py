@@ -38,7 +38,7 @@ from collective.training import keras_compat
 from collective.training.input.leaves import count_rows, first_leaf
 from collective.training.keras_compat import Hooks
 from collective.training.step import finite, look_ups
-from collective.training.step.reduction import sum_tensors
+from collective.training.step.reduction import is_small, sum_tensors
 from collective.training.step.rows import Rows
 from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled.replica import ReplicaContext, entered
@@ -101,19 +101,27 @@ class OrderedSums:
         """Sums tensors of one dtype; the first ``gradients`` of them are gradients."""
         if tf.executing_eagerly():  # backends sum within a graph
             values = [tf.constant(t.numpy()) for t in tensors]  # no tape's
-            traced = self._in_graph.get_concrete_function(values)
+            specs = [tf.TensorSpec(_open(value), value.dtype) for value in values]
+            traced = self._in_graph.get_concrete_function(specs)
             return list(traced(values))
         with tf.control_dependencies(list(tensors)):
             begin = self.order.assign_add(1, read_value=False)
         with tf.control_dependencies([begin]):
             tensors = [tf.identity(t) for t in tensors]
         totals = sum_tensors(self.backend, tensors, list(range(gradients)))
+        for total, tensor in zip(totals, tensors, strict=True):
+            total.set_shape(tensor.shape)
         with tf.control_dependencies(totals):
             self.order.assign_add(1, read_value=False)
         return totals
 
     def _sum_exactly(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return sum_tensors(self.backend, tensors, [])
+
+
+def _open(value: tf.Tensor) -> list[int | None]:
+    """The shape, open where rows of tables or batches are: one trace for all."""
+    return list(value.shape) if is_small(value) else [None, *value.shape[1:]]
 
 
 @dataclass(eq=False)
