@@ -7,14 +7,11 @@ pip overwrites files of one with files of the other, without a word.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from collective.log import log
-
-_FOLDER = Path(__file__).resolve().parent.parent
+_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
-def warn_of_namesake(folder: Path = _FOLDER) -> None:
+def warn_of_namesake(folder: str | os.PathLike[str] = _FOLDER) -> None:
     """Warns where the distribution ``collective`` is installed beside this one.
 
     Args:
@@ -28,6 +25,8 @@ def warn_of_namesake(folder: Path = _FOLDER) -> None:
         if name.startswith("collective-") and name.endswith(".dist-info")
     ]
     if ours and theirs:
+        from collective.log import log  # each import of the package comes by here
+
         version = theirs[0].removesuffix(".dist-info").partition("-")[2]
         log.warning(
             f"another project named collective ({version}) is installed in {folder}, and "

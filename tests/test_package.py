@@ -13,6 +13,7 @@ import pytest
 import setuptools
 
 from collective import namesake
+from collective.log import log
 from tests import checkout, launch
 
 # A user's folders and files that have names of this checkout.
@@ -132,7 +133,7 @@ def test_import_brings_no_tensorflow():
 
 
 def test_a_package_of_the_same_name_is_named(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(namesake.log, "propagate", True)
+    monkeypatch.setattr(log, "propagate", True)
     tmp_path.joinpath("keras_collective-0.2.0.dist-info").mkdir()
     namesake.warn_of_namesake(tmp_path)
     assert not caplog.messages
