@@ -29,12 +29,16 @@ def why_not() -> str:
     return ""
 
 
-def _configuration(nodes: Nodes, home: Path) -> str:
-    daemon = program("slurmd")
-    assert daemon
-    lines = [
+def settings(home: Path, daemon: str) -> list[str]:
+    """Lines of slurm.conf that every Slurm of the tests has.
+
+    Args:
+        home: The folder of its state and logs.
+        daemon: The path of slurmd; Debian keeps the plug-ins beside it.
+    """
+    plugins = next((Path(daemon).parents[1] / "lib").glob("*/slurm-wlm"), None)
+    return [
         "ClusterName=test",
-        f"SlurmctldHost=node1({NETWORK}.1)",
         "AuthType=auth/none",
         "CredType=cred/none",
         "SlurmUser=root",
@@ -45,12 +49,22 @@ def _configuration(nodes: Nodes, home: Path) -> str:
         f"SlurmdSpoolDir={home}/%n",
         f"SlurmctldLogFile={home}/ctld.log",
         f"SlurmdLogFile={home}/%n.log",
-        "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
         "SwitchType=switch/none",
         "MpiDefault=none",
         "SlurmdParameters=config_overrides",
         "ReturnToService=2",
+        *([f"PluginDir={plugins}"] if plugins else []),
+    ]
+
+
+def _configuration(nodes: Nodes, home: Path) -> str:
+    daemon = program("slurmd")
+    assert daemon
+    lines = [
+        *settings(home, daemon),
+        f"SlurmctldHost=node1({NETWORK}.1)",
+        "ProctrackType=proctrack/linuxproc",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_CPU",
         "JobRequeue=1",
@@ -58,9 +72,6 @@ def _configuration(nodes: Nodes, home: Path) -> str:
         f"NodeName=node[1-{nodes.count}] NodeAddr={NETWORK}.[1-{nodes.count}] CPUs={CPUS}",
         "PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE",
     ]
-    plugins = next((Path(daemon).parents[1] / "lib").glob("*/slurm-wlm"), None)
-    if plugins:
-        lines.append(f"PluginDir={plugins}")
     return "\n".join(lines) + "\n"
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.slurm import settings
 from tests.launch import capture
 
 ROOT = Path(__file__).parents[3]
@@ -54,33 +55,15 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     home = tmp_path_factory.mktemp("slurm")
     host = socket.gethostname().split(".")[0]
     ports = free_ports(3)
-    plugins = next((Path(DAEMON).parents[1] / "lib").glob("*/slurm-wlm"), None)
     lines = [
-        "ClusterName=test",
+        *settings(home, DAEMON),
         f"SlurmctldHost={host}(127.0.0.1)",
         f"SlurmctldPort={ports[0]}",
-        "AuthType=auth/none",
-        "CredType=cred/none",
-        "SlurmUser=root",
-        "SlurmdUser=root",
-        f"StateSaveLocation={home}",
-        f"SlurmctldPidFile={home}/ctld.pid",
-        f"SlurmdPidFile={home}/%n.pid",
-        f"SlurmdSpoolDir={home}/%n",
-        f"SlurmctldLogFile={home}/ctld.log",
-        f"SlurmdLogFile={home}/%n.log",
         "ProctrackType=proctrack/pgid",
-        "TaskPlugin=task/none",
-        "SwitchType=switch/none",
-        "MpiDefault=none",
-        "SlurmdParameters=config_overrides",
-        "ReturnToService=2",
         f"NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4",
         f"NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4",
         "PartitionName=all Nodes=ALL Default=YES",
     ]
-    if plugins:
-        lines.append(f"PluginDir={plugins}")
     (home / "slurm.conf").write_text("\n".join(lines) + "\n")
     env = {
         **{n: v for n, v in os.environ.items() if not n.startswith("SLURM_")},
