@@ -91,13 +91,15 @@ def _own(physical: list[Any], environment: Environment, each: int) -> list[Any]:
     if len(physical) <= each:
         return physical
     first = environment.local_rank * each
-    if each > 1 and first + each > len(physical):
+    if each == 1:  # ranks may share a GPU
+        first %= len(physical)
+    elif first + each > len(physical):
         raise UsageError(
             f"{environment.local_size} ranks with {each} GPUs each need more than the "
             f"{len(physical)} GPUs of this host",
             hint="fewer ranks or devices, or CUDA_VISIBLE_DEVICES= to train on CPUs",
         )
-    return [*physical, *physical][first % len(physical) :][:each]
+    return physical[first : first + each]
 
 
 def _keep_freed_memory() -> None:

@@ -26,6 +26,7 @@ from collective.backends import launching
 from collective.backends.auto import measurements
 from collective.backends.auto.forked import in_a_fork
 from collective.backends.auto.measurements import Found, Point, fit
+from collective.backends.base import Backend
 from collective.backends.devices import gpus, tensorflow_has_started
 from collective.backends.horovod import installed
 from collective.backends.horovod.backend import HorovodBackend
@@ -122,14 +123,16 @@ def _on_gpus(environment: Environment, options: Options) -> str | None:
     """
     if not gpus() or len(granted()) < environment.local_size:
         return None  # NCCL refuses two ranks on one GPU
-    for name in (MultiWorkerBackend.name, HorovodBackend.name):
-        usable = BACKENDS[name].availability(environment).usable
-        if name == MultiWorkerBackend.name:  # it must be made before TensorFlow starts
-            usable = usable and not tensorflow_has_started()
-        else:
-            usable = usable and installed.has_nccl()
-        if usable and set_options(options) <= options_of(name):
-            return name
+
+    def fits(kind: type[Backend]) -> bool:
+        takes_all = set_options(options) <= options_of(kind.name)
+        return takes_all and kind.availability(environment).usable
+
+    # The first must be made before TensorFlow starts.
+    if not tensorflow_has_started() and fits(MultiWorkerBackend):
+        return MultiWorkerBackend.name
+    if fits(HorovodBackend) and installed.has_nccl():
+        return HorovodBackend.name
     return None
 
 

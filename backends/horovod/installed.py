@@ -30,12 +30,11 @@ def misfit() -> str | None:
     Returns:
         A few words; None where it can.
     """
-    spec = importlib.util.find_spec("horovod")
-    if version() is None or spec is None or not spec.submodule_search_locations:
+    folder = _folder()
+    if version() is None or folder is None:
         return "Horovod is not installed"
-    folder = Path(spec.submodule_search_locations[0])
     library = f"mpi_lib{sysconfig.get_config_var('EXT_SUFFIX')}"
-    built = [file.name for file in (folder / "tensorflow").glob("mpi_lib*.so")]
+    built = [file.name for file in _libraries(folder)]
     if not built:
         return "Horovod is installed, but was built without TensorFlow"
     if library not in built:
@@ -54,9 +53,16 @@ def misfit() -> str | None:
 
 def has_nccl() -> bool:
     """Whether the installed Horovod was built with NCCL, by the names its library uses."""
-    spec = importlib.util.find_spec("horovod")
-    folders = (spec.submodule_search_locations if spec else None) or []
-    libraries = [
-        f for path in folders for f in Path(path).glob("tensorflow/mpi_lib*.so")
-    ]
+    folder = _folder()
+    libraries = [] if folder is None else _libraries(folder)
     return any(b"ncclAllReduce" in library.read_bytes() for library in libraries)
+
+
+def _folder() -> Path | None:
+    spec = importlib.util.find_spec("horovod")
+    found = spec and spec.submodule_search_locations
+    return Path(found[0]) if found else None
+
+
+def _libraries(folder: Path) -> list[Path]:
+    return list((folder / "tensorflow").glob("mpi_lib*.so"))

@@ -28,6 +28,7 @@ from collective.backends.launching import run
 from collective.backends.registry import BACKENDS
 from collective.backends.registry import ranks as ranks_of
 from collective.environment import Environment, detect
+from collective.environment.gpus import granted
 from collective.errors import UsageError
 
 EXCLUDED_OPTIONS = ("options", "test", "verbose", "timeline")
@@ -183,9 +184,7 @@ def _groups(
     if ranks < 1 or (at_once is not None and at_once < 1):
         raise UsageError("at_once and ranks must be at least 1", hint="at_once: 1")
     cores = sorted(os.sched_getaffinity(0))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = [*map(str, range(gpus()))] if visible is None else visible.split(",")
-    devices = [d for d in devices if d] if gpus() else []
+    devices = granted() if gpus() else []
     room = max(1, len(devices or cores) // ranks)
     at_once = min(room if at_once is None else at_once, jobs)
     if devices and at_once * ranks > len(devices):

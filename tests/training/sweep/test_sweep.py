@@ -72,6 +72,7 @@ def test_as_many_at_a_time_as_there_are_groups(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "run", pretend)
     monkeypatch.setattr(runner, "gpus", lambda: 4)
+    monkeypatch.setattr(runner, "granted", lambda: list("0123"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     lines = []
