@@ -27,7 +27,7 @@ from collective.backends.capabilities import Overlap, ShardCollectives
 from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
 from collective.backends.tf_strategy import StrategyBackend
-from collective.buckets import in_buckets, reduce_flat
+from collective.buckets import reduce_flat
 from collective.environment import Environment
 from collective.errors import UsageError
 
@@ -115,15 +115,12 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives, Overlap):
         import tensorflow as tf
 
         reduce = super()._all_reduce
-        totals: list[Any] = [None] * len(tensors)
-        for bucket in in_buckets(tensors, self.bucket_bytes):
-            # tf.identity: all_reduce refuses a tensor that has no device yet.
-            sums = reduce_flat(
-                [tensors[i] for i in bucket], lambda v: reduce([tf.identity(v)])[0]
-            )
-            for i, total in zip(bucket, sums, strict=True):
-                totals[i] = total
-        return totals
+        # tf.identity: all_reduce refuses a tensor that has no device yet.
+        return reduce_flat(
+            tensors,
+            lambda vector: reduce([tf.identity(vector)])[0],
+            bytes_each=self.bucket_bytes,
+        )
 
     def _default_bucket_bytes(self) -> int | None:
         """NCCL sums while the rest is computed; the ring over gRPC competes with it."""

@@ -67,19 +67,28 @@ def by_dtype(
 
 
 def reduce_flat(
-    tensors: Sequence[Any], reduce: Callable[[Any], Any], alone: float = math.inf
+    tensors: Sequence[Any],
+    reduce: Callable[[Any], Any],
+    alone: float = math.inf,
+    bytes_each: int | None = None,
 ) -> list[Any]:
-    """Reduces dense tensors of TensorFlow as one flat vector for each dtype.
+    """Reduces dense tensors of TensorFlow as one flat vector for each bucket and dtype.
 
     Args:
-        tensors: Their shapes must be static where ``alone`` is given.
+        tensors: Their shapes must be static where ``alone`` or ``bytes_each`` is given.
         reduce: Maps a vector to a vector of the same shape.
         alone: As for ``by_dtype``.
+        bytes_each: As for ``in_buckets``; None: one bucket.
     """
     import tensorflow as tf
 
     out: list[Any] = [None] * len(tensors)
-    for indices in by_dtype(tensors, alone=alone):
+    groups = (
+        indices
+        for bucket in in_buckets(tensors, bytes_each)
+        for indices in by_dtype(tensors, bucket, alone)
+    )
+    for indices in groups:
         known = [tensors[i].shape.num_elements() for i in indices]
         sizes = [
             tf.size(tensors[i]) if size is None else size
