@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import common
 import numpy as np
+import workloads
 
 from collective import backends
 from collective.backends.quiet import quiet
@@ -26,7 +26,7 @@ BATCHES = {"resnet50": 16, "transformer": 64}
 
 def main() -> None:
     """Runs the pairs and prints medians and their ratio."""
-    p = common.parser(__doc__)
+    p = workloads.parser(__doc__)
     p.add_argument("model", choices=BATCHES, nargs="?", default="resnet50")
     p.add_argument("--pairs", type=int, default=2)
     p.add_argument("--all", action="store_true", help="leave out no checkpoint")
@@ -49,13 +49,13 @@ def main() -> None:
             self.due_count += due
             return due
 
-    shape, batch = common.SHAPES[args.model], BATCHES[args.model]
+    shape, batch = workloads.SHAPES[args.model], BATCHES[args.model]
     steps = 2 * BLOCK * (args.pairs + 1) + BLOCK + 1
-    data = common.random_rows(steps * batch, shape)
+    data = workloads.random_rows(steps * batch, shape)
 
     def make() -> keras.Model:
         adam = keras.optimizers.Adam(1e-4)
-        return common.compiled(args.model, adam, shape, jit_compile=False)
+        return workloads.compiled(args.model, adam, shape, jit_compile=False)
 
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Alternating(folder)
@@ -74,7 +74,7 @@ def main() -> None:
         f"{checkpoint.due_count} that were due; {len(without)} pairs"
     )
     pairs = with_it[: len(without)], without
-    common.print_pairs(("with", "without"), pairs, BLOCK)
+    workloads.print_pairs(("with", "without"), pairs, BLOCK)
 
 
 if __name__ == "__main__":

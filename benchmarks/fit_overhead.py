@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-import common
+import workloads
 
 from collective import backends
 from collective.backends.quiet import quiet
@@ -22,7 +22,7 @@ SIZES = {"mlp": (6400, 64), "cnn": (3200, 64), "resnet50": (384, 16)}
 
 def main() -> None:
     """Runs the pairs and prints medians and their ratio."""
-    p = common.parser(__doc__)
+    p = workloads.parser(__doc__)
     p.add_argument("model", choices=SIZES, nargs="?", default="cnn")
     p.add_argument("--pairs", type=int, default=15)
     args = p.parse_args()
@@ -33,12 +33,14 @@ def main() -> None:
         from collective import training
 
     rows, batch = SIZES[args.model]
-    shape = common.SHAPES[args.model]
-    x, y = common.random_rows(rows, shape)
+    shape = workloads.SHAPES[args.model]
+    x, y = workloads.random_rows(rows, shape)
 
     def make() -> keras.Model:
         options = {"metrics": ["accuracy"], "jit_compile": False}
-        return common.compiled(args.model, keras.optimizers.SGD(1e-3), shape, **options)
+        return workloads.compiled(
+            args.model, keras.optimizers.SGD(1e-3), shape, **options
+        )
 
     plain, ours, theirs = make(), [], []
 
@@ -60,7 +62,7 @@ def main() -> None:
     )  # fmt: skip
     steps = -(-rows // batch)
     print(f"{args.model}, batch {batch}, {args.pairs} pairs of epochs of {steps} steps")
-    common.print_pairs(
+    workloads.print_pairs(
         ("collective.fit", "keras.Model.fit"), (ours[1:], theirs[1:]), steps
     )
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import common
 import numpy as np
+import workloads
 
 import collective
 from collective.bench.measure import Bench, Subject
@@ -58,7 +58,7 @@ class Tcp:
 
 def main() -> None:
     """Measures and prints."""
-    parser = common.parser(__doc__)
+    parser = workloads.parser(__doc__)
     parser.add_argument("--bytes", type=int, default=16 << 20)
     parser.add_argument("--gigabits", type=float, required=True, help="of each link")
     parser.add_argument("--rounds", type=int, default=30)
@@ -78,7 +78,7 @@ def main() -> None:
         contestants[name] = lambda b=bench: b.time(b.source, b.target, 1, 1)
     version, timer = mpi()
     contestants["MPI_Allreduce"] = lambda: timer(bench.source, bench.target, 1, 1)
-    found = common.take_turns(
+    found = workloads.take_turns(
         {name: partial(timed, run) for name, run in contestants.items()},
         options.rounds,
     )

@@ -27,8 +27,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-import common
 import numpy as np
+import workloads
 
 from collective.backends import Options
 from collective.backends.devices import configure
@@ -41,7 +41,7 @@ TENSORS, MEGABYTES = 160, 100
 
 def main() -> None:
     """Starts the jobs and prints a line for each contestant; or is a rank of one."""
-    p = common.parser(__doc__)
+    p = workloads.parser(__doc__)
     p.add_argument("--launch", default="mpirun -np 2", type=shlex.split)
     p.add_argument("--rounds", type=int, default=3, help="jobs of each kind")
     p.add_argument("--turns", type=int, default=15, help="of each contestant in a job")

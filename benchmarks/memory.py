@@ -20,8 +20,8 @@ import subprocess
 import sys
 from typing import Any
 
-import common
 import numpy as np
+import workloads
 
 from collective.backends.quiet import quiet
 
@@ -31,7 +31,7 @@ ROWS, LENGTH, WORDS, WIDTH = 4, 8, 65536, 512
 
 def main() -> None:
     """Starts a process, or ranks, without the option and with it."""
-    p = common.parser(__doc__)
+    p = workloads.parser(__doc__)
     p.add_argument(
         "what", choices=("shard-optimizer", "tensor-parallel", "model-parallel")
     )
@@ -41,7 +41,7 @@ def main() -> None:
     if args.child:
         train(args.what, args.child)
         return
-    launch = [] if args.what == "model-parallel" else [*common.LAUNCH, str(args.np)]
+    launch = [] if args.what == "model-parallel" else [*workloads.LAUNCH, str(args.np)]
     for given in (1, args.np):
         command = [*launch, sys.executable, __file__, args.what, "--child", str(given)]
         out = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@
         --launch "python -m tests.hosts.lab --hosts 2 --slots 1 --rate 1gbit"
     python benchmarks/options.py --launch "horovodrun -np 2" --backend horovod ...
     python benchmarks/options.py --launch "" --backend single --steps 5 --rounds 1 \
-        --with "" --with=--recompute --model benchmarks.common:transformer \
+        --with "" --with=--recompute --model benchmarks.workloads:transformer \
         --data synthetic:256x64x1:10
 
 All other options are those of each training. Printed are milliseconds: the median of
@@ -25,17 +25,22 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import common
 import numpy as np
+import workloads
 
 
 def main() -> None:
     """Runs the rounds and prints a line for each kind of training."""
-    parser = common.parser(__doc__)
+    parser = workloads.parser(__doc__)
     add = parser.add_argument
     add("--with", dest="kinds", action="append", required=True, metavar="OPTIONS",
         help="of one kind of training; may be repeated")  # fmt: skip
-    add("--launch", default=[*common.LAUNCH, "2"], type=shlex.split, metavar="COMMAND")
+    add(
+        "--launch",
+        default=[*workloads.LAUNCH, "2"],
+        type=shlex.split,
+        metavar="COMMAND",
+    )
     add("--backend", default="native")
     add("--steps", default="300")
     add("--rounds", type=int, default=3)
@@ -45,7 +50,7 @@ def main() -> None:
         kind: partial(train, options.launch, [*more, *shlex.split(kind)])
         for kind in options.kinds
     }
-    found = common.take_turns(trainings, options.rounds)
+    found = workloads.take_turns(trainings, options.rounds)
     print(
         f"{'step':>8} {'lowest':>8} {'highest':>8} {'all-reduce':>10} {'peak MiB':>8}"
     )
@@ -63,9 +68,11 @@ def train(launch: list[str], options: list[str]) -> dict:
     """What ``train.py --json`` writes."""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, "run.json")
-        program = [sys.executable, str(common.ROOT / "train.py"), "--verbose", "0"]
+        program = [sys.executable, str(workloads.ROOT / "train.py"), "--verbose", "0"]
         command = [*launch, *program, *options, "--json", str(written)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=common.ROOT)
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, cwd=workloads.ROOT
+        )
         return json.loads(written.read_text())
 
 

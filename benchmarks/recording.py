@@ -17,8 +17,8 @@ import os
 import time
 from collections.abc import Callable
 
-import common
 import numpy as np
+import workloads
 
 import collective
 from collective import recorder, session
@@ -30,7 +30,7 @@ SETTLE = 3  # steps at the beginning of a block that are not timed
 
 def main() -> None:
     """Takes part in all blocks; rank 0 prints medians and the ratio."""
-    p = common.parser(__doc__)
+    p = workloads.parser(__doc__)
     p.add_argument("what", choices=SIZES, nargs="?", default="cnn")
     p.add_argument("--blocks", type=int, default=600, help="pairs of them")
     args = p.parse_args()
@@ -95,8 +95,8 @@ def training_step(what: str) -> Callable[[], None]:
         backend = collective.backends.get("native")
         from collective.training.input.pipeline import Input
 
-    plan = Input(common.random_rows(4096, (8, 8, 1)), 64)
-    make = common.training_step(what, backend, plan)
+    plan = Input(workloads.random_rows(4096, (8, 8, 1)), 64)
+    make = workloads.training_step(what, backend, plan)
     ahead = iter(plan.dataset(0, 10**6, backend.local_replicas, backend.replicas))
     numbers = itertools.count()
 

@@ -18,9 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import common
+import workloads
 
-sys.path.insert(0, str(common.ROOT))
+sys.path.insert(0, str(workloads.ROOT))
 from tests.launch import run
 
 STEPS = 60
@@ -66,12 +66,12 @@ def seconds(launch: list[str], module: str) -> float:
 
 def main() -> None:
     """Runs the rounds and prints a line for each."""
-    parser = common.parser(__doc__)
+    parser = workloads.parser(__doc__)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     # As Ctrl-C: the job that is under way ends, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    ours = [*common.LAUNCH, "3", "--min-np", "2"]
+    ours = [*workloads.LAUNCH, "3", "--min-np", "2"]
     hosts = f"localhost:1,127.0.0.1:1,{socket.gethostname()}:1"
     theirs = ["horovodrun", "--gloo", "-np", "3", "--min-np", "2", "-H", hosts]
     hasty = [*theirs, "--gloo-timeout-seconds", "3"]
@@ -80,7 +80,7 @@ def main() -> None:
         "with 3 s": lambda: seconds(hasty, "horovod.tensorflow"),
         "the drop-in": lambda: seconds(ours, "collective.tensorflow"),
     }
-    found = common.take_turns(ways, options.runs)
+    found = workloads.take_turns(ways, options.runs)
     print(f"{'':>16} {'median s':>9} {'lowest':>7} {'highest':>8}")
     for name, times in found.items():
         middle = statistics.median(times)

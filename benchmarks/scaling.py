@@ -16,9 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import common
+import workloads
 
-TRAIN = common.ROOT / "train.py"
+TRAIN = workloads.ROOT / "train.py"
 
 
 def rates(commands: list[list[str]], options: list[str]) -> float:
@@ -39,7 +39,7 @@ def rates(commands: list[list[str]], options: list[str]) -> float:
 
 def main() -> None:
     """Runs the rounds and prints medians and shares of twice one core."""
-    parser = common.parser(__doc__)
+    parser = workloads.parser(__doc__)
     parser.add_argument("--rows", type=int, default=32, help="of each process")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
@@ -50,7 +50,7 @@ def main() -> None:
     def on(core: int) -> list[str]:
         return ["taskset", "-c", str(core), sys.executable]
 
-    launch = [*common.LAUNCH, "2", sys.executable]
+    launch = [*workloads.LAUNCH, "2", sys.executable]
     single = [str(options.rows), "--backend", "single"]
     both = [str(2 * options.rows), "--backend", "native"]
     ways = {
@@ -58,7 +58,7 @@ def main() -> None:
         "apart": lambda: rates([on(first), on(second)], more + single),
         "native": lambda: rates([launch], more + both),
     }
-    found = common.take_turns(ways, options.rounds)
+    found = workloads.take_turns(ways, options.rounds)
     print(f"{'':>8} {'samples/s':>10} {'of twice alone':>15} {'of apart':>9}")
     for name, all_rates in found.items():
         twice, apart = (

@@ -37,13 +37,13 @@ def first_step() -> float:
 
     with quiet():
         backend = backends.get("native")
-        import common
         import keras
+        import workloads
 
         from collective import training
-    shape = common.SHAPES["mlp"]
-    model = common.compiled("mlp", keras.optimizers.SGD(0.1), shape)
-    training.fit(model, common.random_rows(64, shape), backend=backend,
+    shape = workloads.SHAPES["mlp"]
+    model = workloads.compiled("mlp", keras.optimizers.SGD(0.1), shape)
+    training.fit(model, workloads.random_rows(64, shape), backend=backend,
                  global_batch_size=64, epochs=1, verbose=0)  # fmt: skip
     return time.monotonic()
 

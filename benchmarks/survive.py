@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from common import LAUNCH, ROOT
+from workloads import LAUNCH, ROOT
 
 from collective.training.observers.ledger.verify import check
 

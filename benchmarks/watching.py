@@ -13,8 +13,8 @@ from __future__ import annotations
 import tempfile
 import time
 
-import common
 import numpy as np
+import workloads
 
 from collective import backends
 from collective.backends.quiet import quiet
@@ -24,7 +24,7 @@ STEPS = 100
 
 def main() -> None:
     """Runs the rounds; rank 0 prints medians and ratios."""
-    p = common.parser(__doc__)
+    p = workloads.parser(__doc__)
     p.add_argument("model", nargs="?", default="cnn")
     p.add_argument("--backend", default="auto")
     p.add_argument("--batch", type=int, default=64)
@@ -41,8 +41,8 @@ def main() -> None:
     plan = Input(datasets.load("digits").train, args.batch)
     batches = plan.dataset(0, 22, backend.local_replicas, backend.replicas)
     held = [batch for batch in batches if int(batch.global_rows) == args.batch]
-    plain = common.training_step(args.model, backend, plan)
-    alarm = common.training_step(
+    plain = workloads.training_step(args.model, backend, plan)
+    alarm = workloads.training_step(
         args.model, backend, plan, lambda model: [DesyncAlarm(model, backend, STEPS)]
     )
     seconds: dict[str, list[float]] = {"plain": [], "alarm": [], "check": []}
