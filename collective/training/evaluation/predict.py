@@ -294,9 +294,7 @@ def _drawing(
     """Around a pass over the rows of this process: its draws are those of its rows."""
     if backend.size == 1 or not backend.synchronous:
         return contextlib.nullcontext([])
-    # In an elastic job, numbers that change between calls.
-    number = backend.replica() if backend.elastic else backend.local_replicas[0]
-    first, _ = share(batch.global_rows, number, backend.replica_count())
+    first, _ = share(batch.global_rows, backend.replica(), backend.replica_count())
     count = count_rows(first_leaf(batch.x))
     return keras_compat.draw_rows(keras_compat.Place(first, count, batch.global_rows))
 
