@@ -162,6 +162,7 @@ def test_nothing_is_told_of_a_rank_that_leaves_in_good_order(tmp_path):
 COMES_AND_GOES = (
     PRELUDE
     + """
+    import ctypes, threading
     from collective import recorder, session
 
     who = os.environ["COLLECTIVE_RANK"]
@@ -177,6 +178,9 @@ COMES_AND_GOES = (
             recorder.in_step(17, time.perf_counter())
             time.sleep(1)  # until the other ranks wait in the next collective
             os.kill(os.getpid(), signal.SIGKILL)
+        if "HELD_SECONDS" in os.environ:  # the watching thread cannot run meanwhile
+            held = int(os.environ["HELD_SECONDS"])
+            threading.Timer(0.3, ctypes.PyDLL(None).sleep, [held]).start()
         try:
             collective.allreduce(np.ones(5), name=name)
         except collective.PeerLost:
@@ -188,8 +192,9 @@ COMES_AND_GOES = (
 )
 
 
-def test_those_who_joined_are_told_of_by_their_number_now(tmp_path):
-    variables = {"COLLECTIVE_MAX_NP": "3", "COLLECTIVE_RECORDER": str(tmp_path)}
+@pytest.mark.parametrize("late", [{}, {"HELD_SECONDS": "2"}], ids=["", "held"])
+def test_those_who_joined_are_told_of_by_their_number_now(late, tmp_path):
+    variables = {"COLLECTIVE_MAX_NP": "3", "COLLECTIVE_RECORDER": str(tmp_path), **late}
     ranks = Ranks(2, COMES_AND_GOES, **variables)
     ranks.add([7], 8, COMES_AND_GOES, COLLECTIVE_JOINS="1", **variables)
     ended = ranks.finish()

@@ -108,9 +108,9 @@ void Recorder::RequestDump(const std::string& reason) {
     pending_ = true;
     Wake();
   }
-  while (DumpInProgress() && watching_ && !closing_) {
-    SleepFor(2 * kMillisecond);
-  }
+  // Also for a death that the watching thread has yet to report, as it does
+  // soon after another dump: it is to see this rank wait.
+  AwaitDumps();
 }
 
 bool Recorder::ClaimDeath() {
