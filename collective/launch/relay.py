@@ -25,6 +25,10 @@ _MESSAGE = re.compile(
 _RANK_LINE = re.compile(r"\[(\d+)\] (.*)")
 # Open MPI's own message about a host that does not answer any more.
 _LOST_HOST = re.compile(r"Remote daemon *:.* on node (\S+)")
+# The same where the remote shell to it ended first. Before any rank has started it means
+# what it says: all daemons report back before the first rank is started.
+_LOST_SHELL = "A daemon failed to report back after being spawned"
+_REMOTE_HOST = re.compile(r"Remote host: +(\S+)")
 # How a rank ends that was killed, or crashed. It is the cause: ranks that were connected
 # to it exit with a code of their own, and may be reported before it.
 _KILLED = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
@@ -79,6 +83,7 @@ class Relay(RankOutput):
         self.ends: dict[int, RankEnd] = {}
         self.left: set[int] = set()  # asked to end; the job continues without them
         self.lost_hosts: list[str] = []
+        self._lost_shell = False  # the next line that names a host names the lost one
         self._on_failure, self._on_wait = on_failure, on_wait
         self._on_answer = on_answer
         self._verbose = verbose
@@ -120,6 +125,10 @@ class Relay(RankOutput):
             return self._note(int(rank), host, what, bool(early))
         if lost := _LOST_HOST.search(line):
             self.lost_hosts.append(lost[1])
+        self._lost_shell |= _LOST_SHELL in line and bool(self.started)
+        if self._lost_shell and (lost := _REMOTE_HOST.search(line)):
+            self.lost_hosts.append(lost[1])
+            self._lost_shell = False
         of_rank = _RANK_LINE.search(line)
         if not of_rank:
             return super()._is_shown(line)

@@ -114,10 +114,18 @@ def test_a_real_time_signal_is_understood():
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("named", [True, False])
-def test_a_lost_host_is_a_failure_though_mpirun_says_zero(tmp_path, named):
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "",
+        "echo '  Remote daemon : [x@0,1] on node b' >&2",
+        "echo 'A daemon failed to report back after being spawned. This could' >&2\n"
+        "echo '  Remote host:    b' >&2\nexit 1",
+    ],
+    ids=["unnamed", "named", "by its shell"],
+)
+def test_a_lost_host_is_a_failure_whatever_mpirun_says(tmp_path, lost):
     mpirun = tmp_path / "mpirun"
-    lost = "echo '  Remote daemon : [x@0,1] on node b' >&2" if named else ""
     mpirun.write_text(
         "#!/bin/sh\n"
         "[ $1 = --version ] && echo 'mpirun (Open MPI) 5.0.11' && exit\n"
