@@ -86,9 +86,14 @@ PARALLEL  = --numprocesses $(or $(WORKERS),3) --dist worksteal
 # These are held to ends in time, and run with as many workers as there are cores.
 test-faults: WORKERS ?= 2
 
-# CHECKED=1 after make check: without the unit tests, which it has run.
+# CHECKED=1 after make check: without the unit tests, which it has run. CHANGED=1: only
+# what a change since the last commit can reach; CHANGED=main: since that commit.
 test: core
+ifdef CHANGED
+	files=$$($(BIN)/python -m tests.changed $(CHANGED:1=HEAD)) && $(PYTEST) $(PARALLEL) $$files
+else
 	$(PYTEST) $(PARALLEL) $(if $(CHECKED),-m "(launches or trains) and $(LEFT_OUT)")
+endif
 
 # Everything: hours on two cores.
 test-all: check test-wheel test-equivalence test-compare test-horovod test-mpis test-versions mutations soak
