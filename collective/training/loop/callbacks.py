@@ -56,6 +56,13 @@ def flatten(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
     return keras.tree.flatten(callbacks) if callbacks else []
 
 
+def expects_nan(callbacks: Callbacks, backend: Backend) -> bool:
+    """Whether a callback of rank 0 ends the training at a loss that is not finite."""
+    kind = keras.callbacks.TerminateOnNaN
+    mine = any(isinstance(callback, kind) for callback in flatten(callbacks))
+    return bool(backend.broadcast_array(np.array([mine]))[0])
+
+
 class Hooks:
     """Calls hooks on rank 0, and makes every rank follow.
 
