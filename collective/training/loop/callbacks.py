@@ -21,6 +21,7 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import failure, keras_compat
 from collective.training.exchange import broadcast_object
+from collective.training.loop import callback_state
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.prepared import get_partition
@@ -95,6 +96,7 @@ class Hooks:
         )
         self._trainable = keras_compat.trainable_flags(model)
         self._ready = False
+        self._state = callback_state.CallbackState(self.callbacks)
         self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
 
     def agree(self) -> None:
@@ -104,6 +106,8 @@ class Hooks:
         """
         if self.backend.rank == 0 and not self._ready:
             self._ready = True
+            if self.backend.size > 1:
+                self._state.begin()
             for callback in self.callbacks:
                 callback.set_params(self.params)
                 callback.set_model(self.model)
@@ -131,9 +135,10 @@ class Hooks:
         if hook not in self.used:
             return
         error: Exception | None = None
+        drawn = False
         if self.backend.rank == 0 and self._last.get(hook) != place:
             self._last[hook] = place
-            error = self._run(hook, args)
+            drawn, error = self._run_and_look(hook, args)
         if self.backend.size == 1:
             if error is not None:
                 raise error
@@ -141,8 +146,8 @@ class Hooks:
         stops = [float(getattr(self.model, name, False)) for name in _STOPS]
         trainable = keras_compat.trainable_flags(self.model)
         changed = trainable != self._trainable
-        flags = np.array([*stops, float(changed), float(error is not None)])
-        *agreed, changed, failed = self.backend.broadcast_array(flags)
+        flags = np.array([*stops, float(changed), drawn, float(error is not None)])
+        *agreed, changed, drawn, failed = self.backend.broadcast_array(flags)
         if failed:
             raise failure.share(error, f"a callback's {hook}", self.backend)
         for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
@@ -151,7 +156,23 @@ class Hooks:
         if changed:
             self._trainable = list(self.backend.broadcast_array(np.array(trainable)))
             keras_compat.set_trainable_flags(self.model, self._trainable)
+        if drawn:
+            callback_state.share_random_state(self.backend)
         self._follow(hook)
+
+    def _run_and_look(
+        self, hook: str, args: tuple[Any, ...]
+    ) -> tuple[bool, Exception | None]:
+        """As ``_run``; and whether random numbers were drawn, which others then miss.
+
+        Not between batches: threads that read data may draw at any time.
+        """
+        if "batch" in hook or self.backend.size == 1:
+            return False, self._run(hook, args)
+        before = callback_state.random_state()
+        error = self._run(hook, args)
+        after = callback_state.random_state()
+        return callback_state.states_differ(before, after), error
 
     def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
         """Calls the hook; returns what a callback raised, for all ranks to raise.
@@ -188,6 +209,11 @@ class Hooks:
         parts = get_partition(self.model)
         if parts is not None:
             parts.broadcast_shards()
+
+    def share_state(self) -> None:
+        """Gives every rank what rank 0's callbacks have gathered; every rank calls it."""
+        if self.backend.size > 1 and self.used:
+            self._state.share(self.backend, self.model, self.params)
 
     def agreed_logs(self, hook: str, logs: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's logs, on every rank: a callback may have added to them."""
@@ -320,6 +346,7 @@ class RankZeroCallbacks(Observer):
     def end(self) -> None:
         """Calls ``on_train_end``."""
         self.hooks.call("on_train_end", (), dict(self._logs))
+        self.hooks.share_state()
 
     def _end_batches(self) -> None:
         averages = self.position.averages
