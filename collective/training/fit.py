@@ -13,6 +13,7 @@ from collective.backends.base import Backend
 from collective.distribute.scope import backend_for
 from collective.log import log
 from collective.training import compatibility, keras_compat
+from collective.training.compiled_flags import as_compiled
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
@@ -239,6 +240,7 @@ def fit(
         if virtual is not None:
             virtual_checks.check_batch(virtual, inputs)
         pieces = virtual.count if virtual else backend.replicas
+        contexts.enter_context(as_compiled(model, backend))
         prepared = prepare(
             model,
             backend,

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import io
 import pickle
-import random
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -232,22 +231,3 @@ def _warn(name: str, why: str) -> None:
         name,
         why,
     )
-
-
-def random_state() -> tuple[Any, ...]:
-    """The states of Python's and NumPy's global generators."""
-    return random.getstate(), np.random.get_state(legacy=True)
-
-
-def states_differ(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether something was drawn between two ``random_state``."""
-    mine, theirs = one[1], other[1]
-    same = all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    return one[0] != other[0] or not same
-
-
-def share_random_state(backend: Backend) -> None:
-    """Gives every rank the states of rank 0. Every rank calls it."""
-    python, of_numpy = broadcast_object(backend, random_state())
-    random.setstate(python)
-    np.random.set_state(of_numpy)

@@ -19,7 +19,7 @@ import numpy as np
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
-from collective.training import failure, keras_compat
+from collective.training import failure, host_random, keras_compat
 from collective.training.exchange import broadcast_object
 from collective.training.loop import callback_state
 from collective.training.loop.observer import FinishedStep, Observer
@@ -120,9 +120,9 @@ class Hooks:
     def call(self, hook: str, place: tuple[int, ...], *args: Any) -> None:
         """Runs a hook on rank 0; afterwards all ranks have the same model again.
 
-        After hooks of a batch only what ends the training and the learning rate are
-        broadcast; after all others, the end of the epoch among them, every variable of
-        model and optimizer is. No hook is called twice for the same place, though an
+        After hooks of a batch what ends the training and the learning rate are
+        broadcast; after all others, the end of the epoch among them, and where a hook of
+        a batch has assigned a variable, every variable of model and optimizer is. No hook is called twice for the same place, though an
         elastic job repeats what a dead rank has interrupted.
 
         Args:
@@ -135,10 +135,10 @@ class Hooks:
         if hook not in self.used:
             return
         error: Exception | None = None
-        drawn = False
+        drawn = assigned = False
         if self.backend.rank == 0 and self._last.get(hook) != place:
             self._last[hook] = place
-            drawn, error = self._run_and_look(hook, args)
+            drawn, assigned, error = self._run_and_look(hook, args)
         if self.backend.size == 1:
             if error is not None:
                 raise error
@@ -146,8 +146,9 @@ class Hooks:
         stops = [float(getattr(self.model, name, False)) for name in _STOPS]
         trainable = keras_compat.trainable_flags(self.model)
         changed = trainable != self._trainable
-        flags = np.array([*stops, float(changed), drawn, float(error is not None)])
-        *agreed, changed, drawn, failed = self.backend.broadcast_array(flags)
+        found = changed, drawn, assigned, error is not None
+        flags = self.backend.broadcast_array(np.array([*stops, *map(float, found)]))
+        *agreed, changed, drawn, assigned, failed = flags
         if failed:
             raise failure.share(error, f"a callback's {hook}", self.backend)
         for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
@@ -157,22 +158,29 @@ class Hooks:
             self._trainable = list(self.backend.broadcast_array(np.array(trainable)))
             keras_compat.set_trainable_flags(self.model, self._trainable)
         if drawn:
-            callback_state.share_random_state(self.backend)
-        self._follow(hook)
+            host_random.share(self.backend)
+        self._follow(hook, bool(assigned))
 
     def _run_and_look(
         self, hook: str, args: tuple[Any, ...]
-    ) -> tuple[bool, Exception | None]:
-        """As ``_run``; and whether random numbers were drawn, which others then miss.
+    ) -> tuple[bool, bool, Exception | None]:
+        """As ``_run``; and what the others then miss: random numbers, assigned weights.
 
-        Not between batches: threads that read data may draw at any time.
+        Between batches, numbers are not looked at: threads that read data draw, too.
+        At all other times every rank gets the weights anyway.
         """
-        if "batch" in hook or self.backend.size == 1:
-            return False, self._run(hook, args)
-        before = callback_state.random_state()
+        if self.backend.size == 1:
+            return False, False, self._run(hook, args)
+        if "batch" in hook:
+            with keras_compat.assignments() as seen:
+                error = self._run(hook, args)
+            optimizer = _optimizer(self.model)
+            rates = _learning_rate(optimizer) if optimizer is not None else []
+            watched = set(map(id, self._variables)) - set(map(id, rates))
+            return False, bool(seen & watched), error
+        before = host_random.state()
         error = self._run(hook, args)
-        after = callback_state.random_state()
-        return callback_state.states_differ(before, after), error
+        return host_random.differ(before, host_random.state()), False, error
 
     def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
         """Calls the hook; returns what a callback raised, for all ranks to raise.
@@ -197,12 +205,12 @@ class Hooks:
             check_frozen_layers(self.model, hook)
         return None
 
-    def _follow(self, hook: str) -> None:
+    def _follow(self, hook: str, assigned: bool) -> None:
         """Gives every rank what the hook may have changed on rank 0."""
         if hook.startswith(("on_test_batch", "on_predict")):
             return
         self.backend.broadcast(outside_variables(self.model))
-        if "batch" in hook:
+        if "batch" in hook and not assigned:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
             return
         self.backend.broadcast(self._variables)
