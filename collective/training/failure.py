@@ -42,15 +42,11 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         yield
     except BaseException as error:
         alike = isinstance(error, CollectiveError) and error.everywhere
-        if any(error is shared for shared in _shared):
-            if backend.rank == 0:
-                recorder.request_dump(_description(backend.rank, error))
+        if any(error is one for one in (*_shared, *_alike)):
             raise
         if isinstance(error, CollectiveError):
             error.rank = backend.rank
         if backend.size == 1 or alike or isinstance(error, SystemExit):
-            raise
-        if any(error is one for one in _alike):
             raise
         exit_code = backend.ended_by_another(error)
         if exit_code is not None:

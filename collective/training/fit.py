@@ -12,7 +12,7 @@ import keras
 from collective.backends.base import Backend
 from collective.distribute.scope import backend_for
 from collective.log import log
-from collective.training import compatibility, keras_compat
+from collective.training import compatibility, host_random, keras_compat
 from collective.training.compiled_flags import as_compiled
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
@@ -54,6 +54,7 @@ from collective.training.variants.virtual import settings
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import (
     compare_data,
+    compare_graphs,
     compare_models,
     is_wanted,
     verify_step,
@@ -318,6 +319,7 @@ def fit(
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
         else:
+            before = host_random.state()
             step = Step(
                 prepared,
                 backend,
@@ -328,6 +330,8 @@ def fit(
                 sync_batch_norm=synchronizes,
                 virtual=virtual,
             )
+            drawn = host_random.differ(before, host_random.state())
+            compare_graphs(backend, step.graph, drawn)
         validate = None
         if validation is not None:
             evaluation = make_evaluation(

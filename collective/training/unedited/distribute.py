@@ -19,6 +19,7 @@ from collective.fit_options import NAMES
 from collective.training import compatibility
 from collective.training.unedited import strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
+from collective.training.unedited.data_cache import replace_cache
 from collective.training.unedited.files import replace_mkdir, replace_savers
 from collective.training.unedited.job import Job
 from collective.training.unedited.keras_distribution.devices import (
@@ -26,6 +27,7 @@ from collective.training.unedited.keras_distribution.devices import (
 )
 from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.loops.notice import warn_of_updates
+from collective.training.unedited.removals import replace_removals
 
 OUTPUTS = ("rank0", "all")
 _distribution: Distribution | None = None
@@ -48,6 +50,8 @@ class Distribution:
             warn_of_updates(job)
             replace_savers(job)
             replace_mkdir(job)
+            replace_removals(job)
+            replace_cache(job)
         strategies.use_by_default(getattr(backend, "strategy", None))
 
     def undo(self) -> None:

@@ -4,11 +4,17 @@ Prints what each part has found, of every rank, for ``test_details`` to compare.
 """
 
 import json
+import os
 import random
+import shutil
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
+import tensorflow as tf
+
+FOLDER = sys.argv[1]
 
 keras.utils.set_random_seed(1)
 x = np.random.rand(32, 4).astype("float32")
@@ -99,6 +105,79 @@ def callbacks():
     return [collects.losses, collects.drawn, store, stops.best_epoch, best, later]
 
 
-for part in (architectures, not_finite, callbacks):
+class Clips(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        for weight in self.model.trainable_weights:
+            weight.assign(keras.ops.clip(weight, -0.1, 0.1))
+
+
+def clipping():
+    return trained_with(Clips())
+
+
+def trained_with(*callbacks):
+    trained = model(4, keras.layers.Dense(3))
+    history = trained.fit(x, y, 8, epochs=2, verbose=0, callbacks=list(callbacks))
+    return [history.history["loss"], [w.tolist() for w in trained.get_weights()]]
+
+
+def frozen():
+    """As compiled, whatever ``trainable`` says later."""
+    losses = []
+    for flag in (False, True):
+        trained = model(4, keras.layers.Dense(3))
+        trained.layers[0].trainable = flag
+        trained.compile("sgd", "mse")
+        trained.fit(x, y, 8, verbose=0)
+        trained.layers[0].trainable = not flag
+        losses += trained.fit(x, y, 8, verbose=0).history["loss"]
+        assert trained.layers[0].trainable is not flag
+    return losses
+
+
+class Draws(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs * np.random.rand()
+
+
+def constants():
+    """Numbers that are drawn while Keras traces."""
+    return [model(4, Draws()).fit(x, y, 8, verbose=0).history["loss"], np.random.rand()]
+
+
+def files():
+    """Written, removed and renamed by every rank; a cache, too."""
+    rows = tf.data.Dataset.from_tensor_slices((x, y))
+    rows = rows.cache(os.path.join(FOLDER, "cache")).batch(8)
+    losses = model().fit(rows, epochs=2, verbose=0).history["loss"]
+    path, logs = os.path.join(FOLDER, "a.txt"), os.path.join(FOLDER, "logs")
+    if os.path.exists(logs):
+        shutil.rmtree(logs)
+    os.makedirs(logs)
+    for _ in range(2):
+        with open(path, "w") as file:
+            file.write("a")
+        os.rename(path, path + "b")
+        with open(path + "b") as file:
+            assert file.read() == "a"
+        Path(path + "b").unlink()
+    saved = os.path.join(FOLDER, "m.weights.h5")
+    trained = model()
+    trained.save_weights(saved)
+    trained.load_weights(saved)
+    os.remove(saved)
+    try:
+        os.remove(saved)
+    except FileNotFoundError:
+        losses.append(1.0)
+    trained.fit(
+        x, y, verbose=0, callbacks=[keras.callbacks.CSVLogger(os.path.join(logs, "l"))]
+    )
+    assert os.listdir(logs) == ["l"]
+    shutil.rmtree(logs)
+    return [losses, sorted(n for n in os.listdir(FOLDER) if "cache" not in n)]
+
+
+for part in (architectures, not_finite, callbacks, clipping, frozen, constants, files):
     found[part.__name__] = part()
 print("FOUND", json.dumps(found), file=sys.stderr, flush=True)
