@@ -8,7 +8,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -54,7 +54,7 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         if _fails_alike(error, backend):
             _alike[:] = [error]
             if backend.rank:
-                _leave_printing_to_rank_zero(error)
+                _when_uncaught(error, lambda: None, prints=False)
             raise
         if isinstance(error, KeyboardInterrupt):
             recorder.close()
@@ -124,17 +124,28 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
         except Exception:
             error = CollectiveError(f"rank 0: {text}", hint="see what rank 0 printed")
         assert error is not None
-        _leave_printing_to_rank_zero(error)
+        _when_uncaught(error, lambda: None, prints=False)
+    else:
+        text = _description(backend.rank, error)
+        _when_uncaught(error, lambda: recorder.request_dump(text), prints=True)
     _shared[:] = [error]
     return error
 
 
-def _leave_printing_to_rank_zero(error: BaseException) -> None:
-    """Has the interpreter not print this error here, should nobody catch it."""
+def _when_uncaught(
+    error: BaseException, action: Callable[[], None], prints: bool
+) -> None:
+    """Has the interpreter do this with an error that nobody catches.
+
+    Args:
+        prints: Whether it prints the error: one rank does.
+    """
     printing = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
-        if value is not error:
+        if value is error:
+            action()
+        if value is not error or prints:
             printing(kind, value, trace)
 
     sys.excepthook = hook
