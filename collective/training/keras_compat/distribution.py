@@ -37,7 +37,7 @@ def distribution_ignored() -> bool:
     return current_distribution() is not None and not known
 
 
-def layouts_of(distribution: Any) -> dict[str, tuple[str | None, ...]]:
-    """The axes of each pattern in the ``LayoutMap`` of a ``ModelParallel``."""
-    found = distribution._layout_map
-    return {pattern: tuple(layout.axes) for pattern, layout in found.items()}
+def layout_of(distribution: Any, path: str) -> tuple[str | None, ...] | None:
+    """The axes that the ``LayoutMap`` of a ``ModelParallel`` gives a variable; or None."""
+    layout = distribution._layout_map[path]
+    return None if layout is None else tuple(layout.axes)

@@ -21,6 +21,7 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import failure, keras_compat
 from collective.training.exchange import broadcast_object
+from collective.training.keras_compat import Values
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.prepared import get_partition
@@ -29,8 +30,12 @@ from collective.training.variables import (
     outside_variables,
     replicated_variables,
 )
+from collective.training.variants.memory.whole import ShardedVariables
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
+_FLAGS = (
+    len(_STOPS) + 3
+)  # which hooks send, beside whether they ask for whole variables
 HOOKS = tuple(
     f"on_{what}_{when}"
     for what in (
@@ -124,18 +129,20 @@ class Hooks:
         if hook not in self.used:
             return
         error: Exception | None = None
+        written: Values = {}
         if self.backend.rank == 0 and self._last.get(hook) != place:
             self._last[hook] = place
-            error = self._run(hook, args)
+            error, written = self._run(hook, args)
         if self.backend.size == 1:
+            self._put(written)
             if error is not None:
                 raise error
             return
         stops = [float(getattr(self.model, name, False)) for name in _STOPS]
         trainable = keras_compat.trainable_flags(self.model)
         changed = trainable != self._trainable
-        flags = np.array([*stops, float(changed), float(error is not None)])
-        *agreed, changed, failed = self.backend.broadcast_array(flags)
+        flags = [*stops, float(changed), float(error is not None), float(bool(written))]
+        *agreed, changed, failed, wrote = self._agree(flags)
         if failed:
             raise failure.share(error, f"a callback's {hook}", self.backend)
         for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
@@ -144,19 +151,56 @@ class Hooks:
         if changed:
             self._trainable = list(self.backend.broadcast_array(np.array(trainable)))
             keras_compat.set_trainable_flags(self.model, self._trainable)
+        if wrote:
+            self._put(written)
         self._follow(hook)
 
-    def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
-        """Calls the hook; returns what a callback raised, for all ranks to raise.
+    def _agree(self, flags: list[float]) -> np.ndarray:
+        """Rank 0's flags. Before, the others take part in what its hook asks for."""
+        mine = np.array([*flags, 0.0])
+        while True:
+            *agreed, gathers = self.backend.broadcast_array(mine)
+            if not gathers:
+                return np.array(agreed)
+            self._sharded.gather()
+
+    def _gather(self) -> Values:
+        """On rank 0, within a hook: whole values of all sharded variables."""
+        if self.backend.size == 1:
+            return self._sharded.gather()
+        with self.backend.with_all_ranks():
+            self.backend.broadcast_array(np.array([*([0.0] * _FLAGS), 1.0]))
+            return self._sharded.gather()
+
+    def _put(self, written: Values) -> None:
+        """Gives every rank its shards of what a hook has written on rank 0."""
+        if self.backend.size > 1:
+            self._sharded.put_from_rank_zero(written)
+        elif written:
+            self._sharded.put(written)
+
+    @property
+    def _sharded(self) -> ShardedVariables:
+        found = get_partition(self.model)
+        assert found is not None
+        return found
+
+    def _run(self, hook: str, args: tuple[Any, ...]) -> tuple[Exception | None, Values]:
+        """Calls the hook; it sees whole variables, also of a model in shards.
 
         Raises at once where a callback used a collective, which the others do not.
+
+        Returns:
+            What a callback raised, for all ranks to raise; and whole values of the
+            sharded variables that it has written.
         """
         what = f"a callback's {hook}"
-        parts = None if "batch" in hook else get_partition(self.model)
+        parts = get_partition(self.model)
+        whole = contextlib.nullcontext() if parts is None else parts.whole(self._gather)
         with (
             self.backend.only_rank_zero(what),
             recorder.span(recorder.OTHER, what),
-            parts.unchanged(what) if parts else contextlib.nullcontext(),
+            whole as variables,
         ):
             try:
                 for callback in self.callbacks:
@@ -164,10 +208,11 @@ class Hooks:
             except CollectiveError:
                 raise
             except Exception as error:
-                return error
+                return error, {}
+            written = variables.written() if variables is not None else {}
         if "batch" not in hook and _optimizer(self.model) is not None:
             check_frozen_layers(self.model, hook)
-        return None
+        return None, written
 
     def _follow(self, hook: str) -> None:
         """Gives every rank what the hook may have changed on rank 0."""

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
+import keras
 import numpy as np
 
 from collective.backends.base import Backend
@@ -30,8 +32,10 @@ CALLS = (
     "Model.predict",
     "a save of a model",
     "a step of a training loop",
+    "keras.distribution.set_distribution",
+    "a read of weights that ranks have shards of",
 )
-FIT, EVALUATE, PREDICT, SAVE, LOOP = CALLS
+FIT, EVALUATE, PREDICT, SAVE, LOOP, DISTRIBUTION, WHOLE = CALLS
 
 
 class Job:
@@ -42,6 +46,9 @@ class Job:
         around_writes: Contexts around each write of a file, on every rank: rank 0 alone
             reads what it writes.
         seed: What random generators were seeded with where the script had set no seed.
+        grouped: The backend with several ranks to a replica, by how many.
+        split_layers: The layers of the script that are split over such ranks.
+        whole: Whether the variables of such layers are whole now.
     """
 
     def __init__(self, backend: Backend):
@@ -49,6 +56,9 @@ class Job:
         self.used: set[str] = set()
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
         self.seed: int | None = None
+        self.grouped: dict[int, Backend] = {}
+        self.split_layers: WeakSet[keras.Layer] = WeakSet()
+        self.whole = False
         self._noted: set[str] = set()
         self._depth = 0
         self._replaced = contextlib.ExitStack()
