@@ -51,7 +51,8 @@ def model_axis(distribution: Any) -> tuple[str, int] | None:
         return None
     mesh, rows = distribution.device_mesh, distribution.batch_dim_name
     sizes = zip(mesh.axis_names, mesh.shape, strict=True)
-    found = [(name, size) for name, size in sizes if name != rows and size > 1]
+    used = keras_compat.axes_used(distribution) - {rows}
+    found = [(name, size) for name, size in sizes if name in used and size > 1]
     if len(found) > 1:
         raise UsageError(
             f"the script's ModelParallel has a mesh of shape {tuple(mesh.shape)}: weights "
@@ -105,6 +106,7 @@ def _building(job: Job, kind: type[Any]) -> Any:
         if split is None:
             return stock(self, *args, **kwargs)
         axis, parts = split
+        make_groups(job, keras_compat.current_distribution())
         stock_layers.split(self, axis)
         with job.grouped[parts].scope():
             type(self).build(self, *args, **kwargs)
