@@ -66,10 +66,12 @@ lint: $(VENV)/ready
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'collective/native/*.cc' 'collective/native/*.h')
 
 # The site, in build/site: strict, so a broken link fails; it loads nothing from elsewhere.
+# Then each page in Chromium, where there is one (apt-get install chromium).
 docs: $(VENV)/ready
-	$(BIN)/python -c 'import material, mkdocstrings' 2> /dev/null || \
+	$(BIN)/python -c 'import material, mkdocstrings, playwright' 2> /dev/null || \
 		COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python -m mkdocs build --strict
+	$(PYTEST) tests/test_site.py
 
 typecheck: $(VENV)/ready
 	$(BIN)/mypy -p collective
@@ -86,9 +88,14 @@ PARALLEL  = --numprocesses $(or $(WORKERS),3) --dist worksteal
 # These are held to ends in time, and run with as many workers as there are cores.
 test-faults: WORKERS ?= 2
 
-# CHECKED=1 after make check: without the unit tests, which it has run.
+# CHECKED=1 after make check: without the unit tests, which it has run. CHANGED=1: only
+# what a change since the last commit can reach; CHANGED=main: since that commit.
 test: core
+ifdef CHANGED
+	files=$$($(BIN)/python -m tests.changed $(CHANGED:1=HEAD)) && $(PYTEST) $(PARALLEL) $$files
+else
 	$(PYTEST) $(PARALLEL) $(if $(CHECKED),-m "(launches or trains) and $(LEFT_OUT)")
+endif
 
 # Everything: hours on two cores.
 test-all: check test-wheel test-equivalence test-compare test-horovod test-mpis test-versions mutations soak

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,14 @@ def python() -> str:
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
     known = name.endswith(".py") and name != "__main__.py"
     return f"python {name if known else 'script.py'}"
+
+
+def wait_until(ended: Callable[[], bool], seconds: float) -> bool:
+    """Polls; whether it has ended in time."""
+    end = time.monotonic() + seconds
+    while not (done := ended()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return done
 
 
 @dataclass(frozen=True)
@@ -246,6 +255,17 @@ class Backend(ABC):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
+
+    def fails_alike(self, mark: int, seconds: float) -> bool:
+        """Whether every rank calls this with the same mark, within some seconds.
+
+        For a rank that has failed: others may be in other collectives, which this does
+        not disturb. After False the job can only be ended.
+
+        Args:
+            mark: Describes the failure; below 2**53.
+        """
+        return False
 
     def ended_by_another(self, error: BaseException) -> int | None:
         """The exit code of another rank that ended the job, if the error says only that."""

@@ -75,7 +75,7 @@ MUTATIONS = (
         "a broadcast always sends what rank 0 holds",
         "        return root_rank\n",
         "        return 0\n",
-        ["tests/collective/test_others.py", "-k", "broadcast"],
+        ["tests/collective/test_data_movement.py", "-k", "broadcast"],
         ranks=2,
     ),
     Mutation(
@@ -119,7 +119,7 @@ MUTATIONS = (
         "an all-gather puts the parts in another order",
         "ranks.PostedBy(member),",
         "ranks.PostedBy((member + 1) % n),",
-        ["tests/collective/test_others.py", "-k", "allgather"],
+        ["tests/collective/test_data_movement.py", "-k", "allgather"],
         ranks=2,
     ),
 )

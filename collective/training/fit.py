@@ -20,7 +20,11 @@ from collective.training.input.data import FitData, fit_data, plan_shuffle
 from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
-from collective.training.loop.callbacks import Callbacks, RankZeroCallbacks
+from collective.training.loop.callbacks import (
+    Callbacks,
+    RankZeroCallbacks,
+    expects_nan,
+)
 from collective.training.loop.loop import Loop
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
@@ -37,6 +41,7 @@ from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
 from collective.training.prepared import prepare, runs_eagerly
 from collective.training.refusals import check_batch, check_labels, check_states_of_rows
+from collective.training.step import finite
 from collective.training.step.step import Step
 from collective.training.variables import gradient_sizes
 from collective.training.variants.coupled import batch_norm, look_ups
@@ -247,6 +252,8 @@ def fit(
         compare_models(backend, model)
         check_states_of_rows(model)
         own_step = keras_compat.overrides(model, "train_step")
+
+        contexts.enter_context(finite.ignored(expects_nan(callbacks, backend)))
 
         # How the step computes what is no sum over rows.
         options: dict[str, Any] = {

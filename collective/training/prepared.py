@@ -66,6 +66,10 @@ class PreparedModel:
         return on_input_devices
 
 
+class ModelMisfit(UsageError):
+    """A model cannot be built for its data; ``__cause__`` is what Keras has raised."""
+
+
 # What Keras raises where a model does not fit its data.
 _MISFITS = ValueError, TypeError, KeyError, RuntimeError, AttributeError
 
@@ -198,7 +202,7 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
             if spec.y is None:
                 hint += "; labels are y=, or come with x from a data set: a tuple in "
                 hint += "place of x is several inputs, as in Keras"
-            raise UsageError(
+            raise ModelMisfit(
                 f"model {model.name!r} does not fit the data (a row of x has shape "
                 f"{shape}): {first}",
                 hint=hint + ", or choose another --data",

@@ -14,7 +14,7 @@ import tensorflow as tf
 import collective
 from collective.errors import UsageError
 from tests.training.small import NAMES, gather, model, rows
-from tests.training.test_words import X2, Y2, X, Y, both
+from tests.training.test_fit_arguments import X2, Y2, X, Y, both
 
 pytestmark = [
     pytest.mark.on_ranks,

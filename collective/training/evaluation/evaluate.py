@@ -88,6 +88,7 @@ def evaluate(
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
         with runs_eagerly(model):
             logs = dict(sorted(evaluation(hooks).items()))
+        hooks.share_state()
         show(logs, hooks)
         return logs if return_dict else keras_compat.in_metric_order(model, logs)
 

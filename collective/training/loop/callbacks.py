@@ -9,7 +9,6 @@ wait for ranks that do not call it; it raises instead.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +20,8 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
 from collective.training import failure, keras_compat
 from collective.training.exchange import broadcast_object
-from collective.training.keras_compat import Values
+from collective.training.loop import callback_state
+from collective.training.loop.hook_shards import HookShards
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.prepared import get_partition
@@ -30,12 +30,8 @@ from collective.training.variables import (
     outside_variables,
     replicated_variables,
 )
-from collective.training.variants.memory.whole import ShardedVariables
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
-_FLAGS = (
-    len(_STOPS) + 3
-)  # which hooks send, beside whether they ask for whole variables
 HOOKS = tuple(
     f"on_{what}_{when}"
     for what in (
@@ -59,6 +55,13 @@ def flatten(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return keras.tree.flatten(callbacks) if callbacks else []
+
+
+def expects_nan(callbacks: Callbacks, backend: Backend) -> bool:
+    """Whether a callback of rank 0 ends the training at a loss that is not finite."""
+    kind = keras.callbacks.TerminateOnNaN
+    mine = any(isinstance(callback, kind) for callback in flatten(callbacks))
+    return bool(backend.broadcast_array(np.array([mine]))[0])
 
 
 class Hooks:
@@ -92,7 +95,9 @@ class Hooks:
             replicated_variables(model) if _optimizer(model) is not None else []
         )
         self._trainable = keras_compat.trainable_flags(model)
+        self._shards = HookShards(model, backend, len(_STOPS) + 3)
         self._ready = False
+        self._state = callback_state.CallbackState(self.callbacks)
         self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
 
     def agree(self) -> None:
@@ -102,6 +107,8 @@ class Hooks:
         """
         if self.backend.rank == 0 and not self._ready:
             self._ready = True
+            if self.backend.size > 1:
+                self._state.begin()
             for callback in self.callbacks:
                 callback.set_params(self.params)
                 callback.set_model(self.model)
@@ -129,20 +136,20 @@ class Hooks:
         if hook not in self.used:
             return
         error: Exception | None = None
-        written: Values = {}
+        drawn = False
         if self.backend.rank == 0 and self._last.get(hook) != place:
             self._last[hook] = place
-            error, written = self._run(hook, args)
+            drawn, error = self._run_and_look(hook, args)
         if self.backend.size == 1:
-            self._put(written)
+            self._shards.put()
             if error is not None:
                 raise error
             return
         stops = [float(getattr(self.model, name, False)) for name in _STOPS]
         trainable = keras_compat.trainable_flags(self.model)
         changed = trainable != self._trainable
-        flags = [*stops, float(changed), float(error is not None), float(bool(written))]
-        *agreed, changed, failed, wrote = self._agree(flags)
+        flags = np.array([*stops, float(changed), drawn, float(error is not None)])
+        *agreed, changed, drawn, failed = self._shards.agree(flags)
         if failed:
             raise failure.share(error, f"a callback's {hook}", self.backend)
         for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
@@ -151,56 +158,34 @@ class Hooks:
         if changed:
             self._trainable = list(self.backend.broadcast_array(np.array(trainable)))
             keras_compat.set_trainable_flags(self.model, self._trainable)
-        if wrote:
-            self._put(written)
+        if drawn:
+            callback_state.share_random_state(self.backend)
         self._follow(hook)
 
-    def _agree(self, flags: list[float]) -> np.ndarray:
-        """Rank 0's flags. Before, the others take part in what its hook asks for."""
-        mine = np.array([*flags, 0.0])
-        while True:
-            *agreed, gathers = self.backend.broadcast_array(mine)
-            if not gathers:
-                return np.array(agreed)
-            self._sharded.gather()
+    def _run_and_look(
+        self, hook: str, args: tuple[Any, ...]
+    ) -> tuple[bool, Exception | None]:
+        """As ``_run``; and whether random numbers were drawn, which others then miss.
 
-    def _gather(self) -> Values:
-        """On rank 0, within a hook: whole values of all sharded variables."""
-        if self.backend.size == 1:
-            return self._sharded.gather()
-        with self.backend.with_all_ranks():
-            self.backend.broadcast_array(np.array([*([0.0] * _FLAGS), 1.0]))
-            return self._sharded.gather()
+        Not between batches: threads that read data may draw at any time.
+        """
+        if "batch" in hook or self.backend.size == 1:
+            return False, self._run(hook, args)
+        before = callback_state.random_state()
+        error = self._run(hook, args)
+        after = callback_state.random_state()
+        return callback_state.states_differ(before, after), error
 
-    def _put(self, written: Values) -> None:
-        """Gives every rank its shards of what a hook has written on rank 0."""
-        if self.backend.size > 1:
-            self._sharded.put_from_rank_zero(written)
-        elif written:
-            self._sharded.put(written)
-
-    @property
-    def _sharded(self) -> ShardedVariables:
-        found = get_partition(self.model)
-        assert found is not None
-        return found
-
-    def _run(self, hook: str, args: tuple[Any, ...]) -> tuple[Exception | None, Values]:
-        """Calls the hook; it sees whole variables, also of a model in shards.
+    def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
+        """Calls the hook; returns what a callback raised, for all ranks to raise.
 
         Raises at once where a callback used a collective, which the others do not.
-
-        Returns:
-            What a callback raised, for all ranks to raise; and whole values of the
-            sharded variables that it has written.
         """
         what = f"a callback's {hook}"
-        parts = get_partition(self.model)
-        whole = contextlib.nullcontext() if parts is None else parts.whole(self._gather)
         with (
             self.backend.only_rank_zero(what),
             recorder.span(recorder.OTHER, what),
-            whole as variables,
+            self._shards.whole(),
         ):
             try:
                 for callback in self.callbacks:
@@ -208,11 +193,10 @@ class Hooks:
             except CollectiveError:
                 raise
             except Exception as error:
-                return error, {}
-            written = variables.written() if variables is not None else {}
+                return error
         if "batch" not in hook and _optimizer(self.model) is not None:
             check_frozen_layers(self.model, hook)
-        return None, written
+        return None
 
     def _follow(self, hook: str) -> None:
         """Gives every rank what the hook may have changed on rank 0."""
@@ -226,6 +210,11 @@ class Hooks:
         parts = get_partition(self.model)
         if parts is not None:
             parts.broadcast_shards()
+
+    def share_state(self) -> None:
+        """Gives every rank what rank 0's callbacks have gathered; every rank calls it."""
+        if self.backend.size > 1 and self.used:
+            self._state.share(self.backend, self.model, self.params)
 
     def agreed_logs(self, hook: str, logs: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's logs, on every rank: a callback may have added to them."""
@@ -358,6 +347,7 @@ class RankZeroCallbacks(Observer):
     def end(self) -> None:
         """Calls ``on_train_end``."""
         self.hooks.call("on_train_end", (), dict(self._logs))
+        self.hooks.share_state()
 
     def _end_batches(self) -> None:
         averages = self.position.averages

@@ -5,12 +5,13 @@ With the same random numbers on every rank, for scripts that set no seed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -21,6 +22,7 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.compatibility import works
 from collective.training.keras_compat import entry_points
+from collective.training.prepared import ModelMisfit
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
 from collective.training.unedited.keras_distribution.devices import check_current
 from collective.training.unedited.keras_distribution.model_parallel import backend_for
@@ -150,11 +152,22 @@ def _together(
         signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         _check_keras()
         check_current(job)
-        with job.calling(call):
+        with job.calling(call), _as_keras_raises():
             return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
 
     method.stock = stock  # type: ignore[attr-defined]
     return method
+
+
+@contextlib.contextmanager
+def _as_keras_raises() -> Iterator[None]:
+    """Raises what Keras or the script's own layers raised, for the script to catch."""
+    try:
+        yield
+    except ModelMisfit as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
 
 
 def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import collective
 from collective.errors import UsageError
 from tests.training import test_kinds as kinds
 from tests.training.small import NAMES, gather, model, rows
-from tests.training.test_words import X, Y
+from tests.training.test_fit_arguments import X, Y
 
 pytestmark = [
     pytest.mark.on_ranks,

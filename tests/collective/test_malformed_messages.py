@@ -1,4 +1,4 @@
-"""What a stranger sends to a listener disturbs nobody: it is dropped, or named."""
+"""Malformed messages from strangers: a listener drops them, or names the sender."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""The words of ``keras.Model.fit``: each trains, reports and calls hooks as Keras does.
+"""The arguments of ``keras.Model.fit``: each trains, reports and calls hooks as Keras does.
 
 The reference is stock Keras, one process, on the same data without a shuffle. Plain, in
 one process; ``test_on_ranks`` starts this file and those of data and prediction on
@@ -18,7 +18,6 @@ import tensorflow as tf
 
 import collective
 from collective.errors import UsageError
-from collective.training.names import in_arguments
 from tests import launch
 from tests.training.small import NAMES, gather, model, rows
 
@@ -93,14 +92,14 @@ WORDS = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_words_mean_what_they_mean_in_keras(backend, name):
+def test_arguments_mean_what_they_mean_in_keras(backend, name):
     both(backend, (X, Y), **WORDS[name])
 
 
 @pytest.mark.parametrize(
     "words", [{"run_eagerly": True}, {"steps_per_execution": 4}, {"jit_compile": False}]
 )
-def test_words_of_compile(backend, words):
+def test_arguments_of_compile(backend, words):
     both(backend, (X, Y), model(**words), epochs=2, batch_size=10)
 
 
@@ -305,7 +304,7 @@ def test_what_a_callback_raises_every_rank_raises_and_backup_goes_on(backend, tm
         np.testing.assert_allclose(value, other, rtol=1e-4, atol=1e-6)
 
 
-def test_the_words_of_earlier_versions(backend):
+def test_arguments_of_earlier_versions(backend):
     """``data=`` and ``global_batch_size=``; a tuple in place of x is inputs, as in Keras."""
     words = {"epochs": 2, "verbose": 0, "backend": backend, "shuffle": False}
     new = collective.fit(model()(), X, Y, batch_size=10, **words)
@@ -332,25 +331,15 @@ def test_the_words_of_earlier_versions(backend):
         ((X, Y), {"validation_data": (X,)}, "validation_data= has 1 parts"),
     ],
 )
-def test_what_is_refused_names_words_of_the_api(backend, data, words, message):
+def test_what_is_refused_names_arguments_of_the_api(backend, data, words, message):
     with pytest.raises(UsageError, match=message) as error:
         collective.fit(model()(), *data, backend=backend, verbose=0, **words)
     assert "\nHINT: " in str(error.value) and "--" not in str(error.value)
 
 
-def test_options_in_messages_become_arguments():
-    message = (
-        "drop --shard-optimizer, or --checkpoint-every 100; --accumulate K, --steps"
-    )
-    assert in_arguments(message) == (
-        "drop shard_optimizer=True, or Checkpoint(folder, every=100); accumulate=K, steps="
-    )
-    assert in_arguments("--steps-more") == "--steps-more"
-
-
 # What may differ between ranks, or have one of them wait for ever.
 BRIEFLY = {
-    "test_words": "callback or hooks or stateful or divide or too_many or split",
+    "test_fit_arguments": "callback or hooks or stateful or divide or too_many or split",
     "test_kinds": "unknown or workers or infinite or once or that_ends or apart or no_row",
     "evaluation/test_predict": "ragged or zero or ends_a_pass or other_kinds or refused",
 }

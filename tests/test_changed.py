@@ -1,0 +1,28 @@
+"""Which tests a change can reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.changed import reaching
+
+
+@pytest.mark.parametrize(
+    ("file", "test"),
+    [
+        ("collective/hosts/__init__.py", "tests/collective/launching/test_slurm.py"),
+        # By a name that the package imports when it is first used.
+        ("collective/training/fit.py", "tests/training/test_fit.py"),
+        # By what the test starts: a file, a module, and what that one starts.
+        ("tests/hosts/ranks_renewed.py", "tests/hosts/test_growing.py"),
+        ("collective/launch/rank.py", "tests/collective/launching/test_reachable.py"),
+        ("collective/native/job.cc", "tests/collective/test_allreduce.py"),
+    ],
+)
+def test_a_change_reaches(file, test):
+    assert test in reaching({file})
+
+
+def test_a_change_does_not_reach_all():
+    assert len(reaching({"collective/bench/measure.py"})) < 15
+    assert not reaching({"docs/index.md"})
