@@ -290,6 +290,15 @@ class Backend(ABC):
         finally:
             self._rank_zero_code = ""
 
+    @contextlib.contextmanager
+    def with_all_ranks(self) -> Iterator[None]:
+        """Inside ``only_rank_zero``: collectives run, for the other ranks take part."""
+        what, self._rank_zero_code = self._rank_zero_code, ""
+        try:
+            yield
+        finally:
+            self._rank_zero_code = what
+
 
 class OneProcess(Backend):
     """A backend whose replicas are all in one process: a launcher starts no more."""

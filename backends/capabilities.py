@@ -20,9 +20,10 @@ An option given to a backend without the class is an error before anything start
 from __future__ import annotations
 
 import contextlib
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from collective.backends.base import Backend
@@ -157,6 +158,19 @@ class TensorParallel(Backend):
         self.tensor = TensorGroup(self.rank, self.size, parts, self.require_all_ranks)
         self.replicas = self.size // parts
         self.local_replicas = range(self.rank // parts, self.rank // parts + 1)
+
+    def grouped(self, parts: int) -> TensorParallel:
+        """This backend, with ``parts`` ranks to a replica. Every rank calls it.
+
+        Both backends work, whichever is used last: they share the job.
+
+        Raises:
+            UsageError: The ranks cannot be cut into such groups.
+        """
+        found = copy.copy(self)
+        found.options = replace(self.options, tensor_parallel=parts)
+        found._share_replicas()
+        return found
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Layers made in it are split over the group."""

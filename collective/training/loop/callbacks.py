@@ -9,7 +9,6 @@ wait for ranks that do not call it; it raises instead.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from collective.errors import CollectiveError, UsageError
 from collective.training import failure, host_random, keras_compat
 from collective.training.exchange import broadcast_object
 from collective.training.loop import callback_state
+from collective.training.loop.hook_shards import HookShards
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.prepared import get_partition
@@ -95,6 +95,7 @@ class Hooks:
             replicated_variables(model) if _optimizer(model) is not None else []
         )
         self._trainable = keras_compat.trainable_flags(model)
+        self._shards = HookShards(model, backend, len(_STOPS) + 4)
         self._ready = False
         self._state = callback_state.CallbackState(self.callbacks)
         self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
@@ -140,6 +141,7 @@ class Hooks:
             self._last[hook] = place
             drawn, assigned, error = self._run_and_look(hook, args)
         if self.backend.size == 1:
+            self._shards.put()
             if error is not None:
                 raise error
             return
@@ -147,8 +149,8 @@ class Hooks:
         trainable = keras_compat.trainable_flags(self.model)
         changed = trainable != self._trainable
         found = changed, drawn, assigned, error is not None
-        flags = self.backend.broadcast_array(np.array([*stops, *map(float, found)]))
-        *agreed, changed, drawn, assigned, failed = flags
+        flags = np.array([*stops, *map(float, found)])
+        *agreed, changed, drawn, assigned, failed = self._shards.agree(flags)
         if failed:
             raise failure.share(error, f"a callback's {hook}", self.backend)
         for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
@@ -188,11 +190,10 @@ class Hooks:
         Raises at once where a callback used a collective, which the others do not.
         """
         what = f"a callback's {hook}"
-        parts = None if "batch" in hook else get_partition(self.model)
         with (
             self.backend.only_rank_zero(what),
             recorder.span(recorder.OTHER, what),
-            parts.unchanged(what) if parts else contextlib.nullcontext(),
+            self._shards.whole(),
         ):
             try:
                 for callback in self.callbacks:

@@ -25,6 +25,7 @@ from collective.training.keras_compat import entry_points
 from collective.training.prepared import ModelMisfit
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
 from collective.training.unedited.keras_distribution.devices import check_current
+from collective.training.unedited.keras_distribution.model_parallel import backend_for
 
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
@@ -53,15 +54,16 @@ def replace_calls(
         ours = {"seed": seed, "sync_batch_norm": "auto", **options}
         own = {"own_step"} if keras_compat.overrides(self, "train_step") else set()
         features = own | {name for name in _NO_LOOK_UPS if ours.get(name)}
-        if works({"look_ups", *features}, backend):
+        chosen = backend_for(job, self)
+        if works({"look_ups", *features}, chosen):
             ours.setdefault("embedding_gradients", "keras")
-        return collective.fit(self, **given, **ours, backend=backend)
+        return collective.fit(self, **given, **ours, backend=chosen)
 
     def evaluate(self: keras.Model, **given: Any) -> Any:
-        return collective.evaluate(self, **given, backend=backend)
+        return collective.evaluate(self, **given, backend=backend_for(job, self))
 
     def predict(self: keras.Model, **given: Any) -> Any:
-        return collective.predict(self, **given, backend=backend)
+        return collective.predict(self, **given, backend=backend_for(job, self))
 
     for call, ours in ((FIT, fit), (EVALUATE, evaluate), (PREDICT, predict)):
         stock = getattr(model, ours.__name__)

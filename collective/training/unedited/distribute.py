@@ -25,6 +25,7 @@ from collective.training.unedited.job import Job
 from collective.training.unedited.keras_distribution.devices import (
     replace_keras_distribution,
 )
+from collective.training.unedited.keras_distribution.whole_models import replace_reading
 from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.loops.notice import warn_of_updates
 from collective.training.unedited.removals import replace_removals
@@ -52,6 +53,7 @@ class Distribution:
             replace_mkdir(job)
             replace_removals(job)
             replace_cache(job)
+            replace_reading(job)
         strategies.use_by_default(getattr(backend, "strategy", None))
 
     def undo(self) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
+import keras
 import numpy as np
 
 from collective.backends.base import Backend
@@ -30,9 +32,11 @@ CALLS = (
     "Model.predict",
     "a save of a model",
     "a step of a training loop",
+    "keras.distribution.set_distribution",
+    "a read of weights that ranks have shards of",
     "a removal or renaming of a file",
 )
-FIT, EVALUATE, PREDICT, SAVE, LOOP, REMOVE = CALLS
+FIT, EVALUATE, PREDICT, SAVE, LOOP, DISTRIBUTION, WHOLE, REMOVE = CALLS
 _REMOVAL = CALLS.index(REMOVE)
 
 
@@ -45,6 +49,9 @@ class Job:
             reads what it writes.
         made: Files and folders that this rank has written, or found made by another.
         seed: What random generators were seeded with where the script had set no seed.
+        grouped: The backend with several ranks to a replica, by how many.
+        split_layers: The layers of the script that are split over such ranks.
+        whole: Whether the variables of such layers are whole now.
     """
 
     def __init__(self, backend: Backend):
@@ -53,6 +60,9 @@ class Job:
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
         self.seed: int | None = None
         self.made: set[str] = set()
+        self.grouped: dict[int, Backend] = {}
+        self.split_layers: WeakSet[keras.Layer] = WeakSet()
+        self.whole = False
         self._noted: set[str] = set()
         self._depth = 0
         self._pending: np.ndarray | None = None  # rank 0's call, received early

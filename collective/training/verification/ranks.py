@@ -7,6 +7,7 @@ the first difference.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
+from collective.training.prepared import get_partition
 from collective.training.verification.descriptions import (
     describe,
     describe_model,
@@ -67,8 +69,12 @@ def compare_settings(backend: Backend) -> None:
 
 def compare_models(backend: Backend, model: keras.Model) -> None:
     """Refuses ranks with another model, loss, metric or optimizer."""
-    if backend.size > 1:
-        compare(backend, describe_model(model))
+    if backend.size == 1:
+        return
+    shards = get_partition(model)  # their shapes may differ
+    with contextlib.nullcontext() if shards is None else shards.whole_shapes():
+        mine = describe_model(model)
+    compare(backend, mine)
 
 
 def compare_graphs(backend: Backend, graph: tf.Graph, drawn: bool) -> None:
