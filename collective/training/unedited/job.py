@@ -141,8 +141,10 @@ class Job:
     def remove(self, paths: Sequence[str], remove: Callable[[], Any]) -> Any:
         """Removes or renames a file on rank 0, when every rank has come to it.
 
-        A rank that comes to another call removes what it has made itself, and nothing
-        else: for rank 0, which may be behind or ahead, there was no such file.
+        Where rank 0 removes another file than this rank, then it is behind, and removes
+        what this rank has made already; or the file has another name on each rank. A
+        rank alone removes what it has made itself, and nothing else: another rank that
+        is ahead has made it, and for rank 0 there was no such file.
 
         Returns:
             What ``remove`` returns; None on ranks that removed nothing.
@@ -150,22 +152,28 @@ class Job:
         Raises:
             Exception: What rank 0's removal has raised, on every rank.
         """
-        detail = "\0".join(paths)
+        path = paths[0]
         if self.backend.rank == 0:
-            return self.write(detail, remove, REMOVE)
-        mine = _message(REMOVE, detail)
+            return self.write(path, remove, REMOVE)
+        mine, failure = _message(REMOVE, path), None
         with ends_the_job(self.backend):
             first = self._first_call(mine)
-            failure = None
-            if first[0] == _REMOVAL and (first[1] == mine[1] or paths[0] in self.made):
+            while first[0] == _REMOVAL and first[1] != mine[1] and self._made(first):
+                broadcast_object(self.backend, None)
+                first = self._first_call(mine)
+            if first[0] == _REMOVAL and (first[1] == mine[1] or path in self.made):
                 failure = broadcast_object(self.backend, None)
             else:
                 self._pending = first
-        if tuple(first) == tuple(mine):
-            if failure is not None:
-                raise failure
-            return None
-        return remove() if paths[0] in self.made else None
+        if tuple(first) != tuple(mine):
+            return remove() if path in self.made else None
+        if failure is not None:
+            raise failure
+        return None
+
+    def _made(self, call: np.ndarray) -> bool:
+        """Whether rank 0 removes what this rank has made."""
+        return any(call[1] == _message(REMOVE, path)[1] for path in self.made)
 
     def write(self, path: str, write: Callable[[], Any], call: str = SAVE) -> Any:
         """Writes a file on rank 0, and on ranks whose path is another one.
