@@ -29,6 +29,7 @@ from collective.training.unedited.keras_distribution.whole_models import replace
 from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.loops.notice import warn_of_updates
 from collective.training.unedited.removals import replace_removals
+from collective.training.unedited.tracking import record_on_rank_zero
 
 OUTPUTS = ("rank0", "all")
 _distribution: Distribution | None = None
@@ -101,6 +102,7 @@ def distribute_keras(
         backend = backends.get(backend, options)
     if backend.rank and output == OUTPUTS[0]:
         _silence()
+    record_on_rank_zero(backend.rank)
     _distribution = Distribution(backend, fit_options, loops)
     return _distribution
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collective.training.unedited.tracking import record_on_rank_zero
 from tests import launch
 
 SCRIPT = str(Path(__file__).with_name("details_script.py"))
@@ -34,6 +36,16 @@ def assert_close(mine, theirs, where):
         assert mine == theirs, where
     else:
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, err_msg=where)
+
+
+def test_other_ranks_record_no_experiment(monkeypatch):
+    for name in ("WANDB_MODE", "NEPTUNE_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, "of the user")
+    record_on_rank_zero(0)
+    assert os.environ["WANDB_MODE"] == "of the user"
+    record_on_rank_zero(1)
+    assert os.environ["WANDB_MODE"] == "disabled"
+    assert os.path.isdir(os.environ["MLFLOW_TRACKING_URI"].removeprefix("file:"))
 
 
 @pytest.mark.launches
