@@ -89,8 +89,8 @@ class Extended(tf_internal.MirroredExtended):
         stock = super()._get_variable_creator_initial_value(
             replica_id, device, primary_var, **kwargs
         )
-        if replica_id or self.backend.size == 1:
-            return stock
+        if replica_id or self.backend.size == 1 or self._is_one_replica:
+            return stock  # within ``as_one_replica``, fit and evaluate broadcast it
 
         def first_value() -> tf.Tensor:
             value = stock() if callable(stock) else stock

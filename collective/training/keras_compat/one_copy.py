@@ -32,15 +32,15 @@ def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
 
     def plain(self: Any) -> Any:
         value = vars(self).get("_value")
-        parts = getattr(value, "values", ())
-        return parts[0] if len(parts) == 1 else value
+        parts = getattr(value, "values", None)
+        return value if parts is None else parts[0]
 
     def initialize_in_scope(self: Any, value: Any) -> None:
         with strategy.scope():
             initialize(self, value)
 
     def set_of(name: str) -> Any:
-        return lambda self, value: vars(self).__setitem__(name, value)
+        return lambda self, value: self.__dict__.__setitem__(name, value)
 
     replaced = (
         (variable, "_value", property(plain, set_of("_value"))),
