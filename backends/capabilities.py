@@ -10,6 +10,7 @@ Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
     ModelParallel           model_parallel          single, native, mpi
     ShardCollectives        none                    single, native, mpi, horovod, tf-multiworker
     MatchedByOrder          none                    mpi
+    SummedInGraph           none                    horovod, tf-multiworker
     Recording               none                    native
     Serving                 parameter_servers       tf-parameter-server
 
@@ -20,16 +21,19 @@ An option given to a backend without the class is an error before anything start
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from collective import deadline
 from collective.backends.base import Backend
 from collective.backends.devices import configure, gpus, local_devices
 from collective.backends.options import Options
 from collective.buckets import BYTES_BETWEEN_HOSTS
 from collective.environment import Environment, detect
+from collective.environment.seconds import START_SECONDS, START_TIMEOUT, seconds
 from collective.errors import UsageError
 from collective.log import log
 
@@ -273,6 +277,32 @@ class ShardCollectives(Backend):
 
     def _gather_rows(self, tensor: Any) -> Any:
         raise NotImplementedError
+
+
+class SummedInGraph(Backend):
+    """A backend whose collectives run in TensorFlow's graph, where none can be watched.
+
+    So each call of the graph counts as a wait for the other ranks. It may take
+    ``COLLECTIVE_TIMEOUT`` and twice as long as the longest before.
+    """
+
+    _longest = 0.0  # seconds of a call
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls a ``tf.function`` that uses ``run``, as ``Backend.call``, in time."""
+        begin = time.monotonic()
+        with deadline.waiting("in a step or its collectives", 2 * self._longest):
+            result = super().call(*args, **kwargs)
+        self._longest = max(self._longest, time.monotonic() - begin)
+        return result
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Begins to watch; within it, connects the ranks. Every rank calls it."""
+        deadline.watch(self.rank, self.abort)
+        limit = START_TIMEOUT, seconds(START_TIMEOUT, START_SECONDS)
+        with deadline.waiting("to start", limit=limit):
+            yield
 
 
 class MatchedByOrder(Backend):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 from unittest import mock
@@ -22,8 +21,12 @@ import numpy as np
 
 from collective import environment as environments
 from collective.backends import world
-from collective.backends.base import Availability
-from collective.backends.capabilities import Overlap, ShardCollectives
+from collective.backends.base import Availability, end_process
+from collective.backends.capabilities import (
+    Overlap,
+    ShardCollectives,
+    SummedInGraph,
+)
 from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
 from collective.backends.tf_strategy import StrategyBackend
@@ -35,7 +38,7 @@ COMMUNICATIONS = ("auto", "ring", "nccl")
 _BYTES_ON_GPUS = 16 << 20  # NCCL's latency is hidden from some megabytes on
 
 
-class MultiWorkerBackend(StrategyBackend, ShardCollectives, Overlap):
+class MultiWorkerBackend(SummedInGraph, StrategyBackend, ShardCollectives, Overlap):
     """A replica in each process, summed by TensorFlow's own collectives."""
 
     name = "tf-multiworker"
@@ -70,11 +73,12 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives, Overlap):
         configure(options, environment, self.overlaps)
         kind = tf.distribute.experimental.CommunicationImplementation
         try:
-            self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
-                communication_options=tf.distribute.experimental.CommunicationOptions(
-                    implementation=kind[options.communication.upper()]
+            with self._starting():
+                self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                    communication_options=tf.distribute.experimental.CommunicationOptions(
+                        implementation=kind[options.communication.upper()]
+                    )
                 )
-            )
         except RuntimeError as error:
             raise UsageError(
                 f"backend {self.name!r} must be made before TensorFlow's first "
@@ -172,6 +176,4 @@ class _StrategyWorld:
 
     def Abort(self, exit_code: int) -> None:
         """Ends this rank; TensorFlow's collectives then fail on the others."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
+        end_process(exit_code)

@@ -20,7 +20,11 @@ from typing import Any
 import numpy as np
 
 from collective.backends.base import Availability, python
-from collective.backends.capabilities import Overlap, ShardCollectives
+from collective.backends.capabilities import (
+    Overlap,
+    ShardCollectives,
+    SummedInGraph,
+)
 from collective.backends.devices import configure
 from collective.backends.horovod import installed
 from collective.backends.options import Options
@@ -35,7 +39,7 @@ LOST = re.compile("Horovod has been shut down|gloo/transport")
 ENDED_BY_LAUNCHER_SECONDS = 10
 
 
-class HorovodBackend(Overlap, ShardCollectives):
+class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
     """A replica in each process, summed by Horovod."""
 
     name = "horovod"
@@ -49,7 +53,8 @@ class HorovodBackend(Overlap, ShardCollectives):
             import horovod.tensorflow as hvd
         except Exception as error:
             raise UsageError(f"Horovod cannot be loaded: {error}", hint=BUILD) from None
-        hvd.init()
+        with self._starting():
+            hvd.init()
         if hvd.size() != environment.size:
             raise UsageError(
                 f"{environment.launcher} started {environment.size} processes, but "

@@ -13,6 +13,7 @@ from tests.faults.job import Job
 from tests.faults.undisturbed import as_undisturbed
 
 CONTINUES = "the job continues; the losses are the undisturbed ones"
+NOT_STARTED = '[ "$OMPI_COMM_WORLD_RANK" != 1 ] || sleep 1000; exec "$@"'
 WAITED = (r"no progress for 1 s", "rank 1 is not in a collective", "HINT")
 
 
@@ -20,6 +21,22 @@ def _continues(job: Job) -> None:
     process = job.struck(1)
     time.sleep(3)
     os.kill(process, signal.SIGCONT)
+
+
+def stopped(backend: str, message: str) -> Fault:
+    """Rank 1, for ever. The first step, with its tracing, must be in time."""
+    seconds = 10
+    return Fault(
+        f"SIGSTOP to a rank, for ever, COLLECTIVE_TIMEOUT={seconds}",
+        training(backend=backend),
+        "the job ends, and says who waits in what",
+        code=1,
+        seconds=4 * seconds,
+        messages=(message, "rank 1 is stopped", "HINT"),
+        inside="stop forward 1 5",
+        backend=backend,
+        variables={"COLLECTIVE_TIMEOUT": str(seconds)},
+    )
 
 
 def late(name: str, inside: str, **more) -> Fault:
@@ -79,6 +96,19 @@ FAULTS = [
         messages=("waited 3 s for rank 1 in all-reduce", "HINT"),
         inside="stop forward 1 5",
         variables={"COLLECTIVE_TIMEOUT": "3"},
+    ),
+    stopped("mpi", r"rank 0 waited \d+ s for other ranks in MPI_Allreduce of"),
+    stopped("tf-multiworker", r"rank 0 waited \d+ s for other ranks in a step"),
+    stopped("horovod", r"rank 0 waited \d+ s for other ranks in a step"),
+    Fault(
+        "a rank does not start, COLLECTIVE_START_TIMEOUT=5",
+        ["sh", "-c", NOT_STARTED, "sh", *training(backend="mpi")],
+        "the job ends, and says what the others wait in",
+        code=1,
+        seconds=5 + 10,
+        messages=("rank 0 waited 5 s for other ranks in MPI_Init", "HINT"),
+        backend="mpi",
+        variables={"COLLECTIVE_START_TIMEOUT": "5"},
     ),
     *(
         jumps(seconds, backend)
