@@ -66,10 +66,12 @@ lint: $(VENV)/ready
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files 'collective/native/*.cc' 'collective/native/*.h')
 
 # The site, in build/site: strict, so a broken link fails; it loads nothing from elsewhere.
+# Then each page in Chromium, where there is one (apt-get install chromium).
 docs: $(VENV)/ready
-	$(BIN)/python -c 'import material, mkdocstrings' 2> /dev/null || \
+	$(BIN)/python -c 'import material, mkdocstrings, playwright' 2> /dev/null || \
 		COLLECTIVE_BUILD_CORE=0 $(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python -m mkdocs build --strict
+	$(PYTEST) tests/test_site.py
 
 typecheck: $(VENV)/ready
 	$(BIN)/mypy -p collective

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,14 @@ def end_process(exit_code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
+
+
+def wait_until(ended: Callable[[], bool], seconds: float) -> bool:
+    """Polls; whether it has ended in time."""
+    end = time.monotonic() + seconds
+    while not (done := ended()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return done
 
 
 @dataclass(frozen=True)
@@ -258,6 +267,17 @@ class Backend(ABC):
         """
         end_process(exit_code)
 
+    def fails_alike(self, mark: int, seconds: float) -> bool:
+        """Whether every rank calls this with the same mark, within some seconds.
+
+        For a rank that has failed: others may be in other collectives, which this does
+        not disturb. After False the job can only be ended.
+
+        Args:
+            mark: Describes the failure; below 2**53.
+        """
+        return False
+
     def ended_by_another(self, error: BaseException) -> int | None:
         """The exit code of another rank that ended the job, if the error says only that."""
         return None
@@ -280,6 +300,15 @@ class Backend(ABC):
             yield
         finally:
             self._rank_zero_code = ""
+
+    @contextlib.contextmanager
+    def with_all_ranks(self) -> Iterator[None]:
+        """Inside ``only_rank_zero``: collectives run, for the other ranks take part."""
+        what, self._rank_zero_code = self._rank_zero_code, ""
+        try:
+            yield
+        finally:
+            self._rank_zero_code = what
 
 
 class OneProcess(Backend):

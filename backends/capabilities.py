@@ -21,10 +21,11 @@ An option given to a backend without the class is an error before anything start
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from collective import deadline
@@ -33,7 +34,6 @@ from collective.backends.devices import configure, gpus, local_devices
 from collective.backends.options import Options
 from collective.buckets import BYTES_BETWEEN_HOSTS
 from collective.environment import Environment, detect
-from collective.environment.seconds import START_SECONDS, START_TIMEOUT, seconds
 from collective.errors import UsageError
 from collective.log import log
 
@@ -161,6 +161,19 @@ class TensorParallel(Backend):
         self.tensor = TensorGroup(self.rank, self.size, parts, self.require_all_ranks)
         self.replicas = self.size // parts
         self.local_replicas = range(self.rank // parts, self.rank // parts + 1)
+
+    def grouped(self, parts: int) -> TensorParallel:
+        """This backend, with ``parts`` ranks to a replica. Every rank calls it.
+
+        Both backends work, whichever is used last: they share the job.
+
+        Raises:
+            UsageError: The ranks cannot be cut into such groups.
+        """
+        found = copy.copy(self)
+        found.options = replace(self.options, tensor_parallel=parts)
+        found._share_replicas()
+        return found
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Layers made in it are split over the group."""
@@ -295,14 +308,6 @@ class SummedInGraph(Backend):
             result = super().call(*args, **kwargs)
         self._longest = max(self._longest, time.monotonic() - begin)
         return result
-
-    @contextlib.contextmanager
-    def _starting(self) -> Iterator[None]:
-        """Begins to watch; within it, connects the ranks. Every rank calls it."""
-        deadline.watch(self.rank, self.abort)
-        limit = START_TIMEOUT, seconds(START_TIMEOUT, START_SECONDS)
-        with deadline.waiting("to start", limit=limit):
-            yield
 
 
 class MatchedByOrder(Backend):

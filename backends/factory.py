@@ -18,6 +18,14 @@ from collective.environment.base import MAX_NP, MIN_NP
 from collective.errors import CollectiveError, UsageError
 
 
+def check_name(name: str) -> None:
+    """Raises UsageError where no backend has this name; loads none."""
+    if name != "auto" and name not in BACKENDS:
+        raise UsageError(
+            f"unknown backend {name!r}", hint=f"one of: {', '.join(BACKENDS)}"
+        )
+
+
 def get(
     name: str = "auto",
     options: Options | None = None,
@@ -44,10 +52,7 @@ def get(
     if name == "auto":
         choice = choose(environment, options, gradients)
         name = choice.name
-    if name not in BACKENDS:
-        raise UsageError(
-            f"unknown backend {name!r}", hint=f"one of: {', '.join(BACKENDS)}"
-        )
+    check_name(name)
     refuse_foreign_options(name, options)
     kind = BACKENDS[name]
     found = kind.availability(environment.current)

@@ -21,7 +21,7 @@ import numpy as np
 
 from collective import deadline, recorder
 from collective.backends import world
-from collective.backends.base import Availability
+from collective.backends.base import Availability, wait_until
 from collective.backends.capabilities import (
     Elastic,
     MatchedByOrder,
@@ -51,10 +51,12 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
 
         self._mpi = MPI
         self._lost = False
-        deadline.watch(self.rank, self.abort)
+        # Beside all other messages: which ranks have failed.
+        self._failures = None if self.elastic else self.world.Dup()
         if self.elastic:
             self._raise_errors()
         self._configure_devices(self.environment)
+        deadline.watch(self.rank, self.abort)
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
@@ -173,12 +175,22 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
 
     def close(self) -> None:
         """Frees the communicator; MPI itself ends with the process."""
-        if not self.elastic and self.world != self._mpi.COMM_NULL:
+        if self._failures is not None and self.world != self._mpi.COMM_NULL:
+            self._failures.Free()
             self.world.Free()
 
     def abort(self, exit_code: int) -> None:
         """``MPI_Abort``: ends every rank."""
         self.world.Abort(exit_code)
+
+    def fails_alike(self, mark: int, seconds: float) -> bool:
+        """By an ``MPI_Iallreduce`` on a communicator for this alone."""
+        if self._failures is None:
+            return False
+        both, most = np.array([mark, -mark]), np.empty(2, np.int64)
+        request = self._failures.Iallreduce(both, most, op=self._mpi.MAX)
+        self._failing = request, both, most  # MPI writes there until it has ended
+        return wait_until(request.Test, seconds) and bool(most[0] == -most[1])
 
     @contextlib.contextmanager
     def _same_outcome(self, what: str) -> Iterator[None]:

@@ -21,7 +21,7 @@ import numpy as np
 import collective
 from collective import library, mpi_library, session, timeline
 from collective.backends import world
-from collective.backends.base import Availability
+from collective.backends.base import Availability, wait_until
 from collective.backends.capabilities import (
     Collective,
     Elastic,
@@ -34,7 +34,14 @@ from collective.backends.capabilities import (
 from collective.backends.options import Options
 from collective.environment import Environment, HorovodGloo, slurm
 from collective.errors import CollectiveError, UsageError
-from collective.operations.kinds import Sum, algorithm_number, transport_number
+from collective.operations.call import Call
+from collective.operations.kinds import (
+    Kind,
+    Max,
+    Sum,
+    algorithm_number,
+    transport_number,
+)
 
 ENDED = "ended the job with exit code"
 ROUNDED_FROM = 1024  # elements
@@ -211,6 +218,25 @@ class NativeBackend(
             f"rank {self.rank} {ENDED} {exit_code}".encode()
         )
         super().abort(exit_code)
+
+    def fails_alike(self, mark: int, seconds: float) -> bool:
+        """By an all-reduce that is matched by its name, whatever else a rank does."""
+        if self.elastic:
+            return False
+        both, most = np.array([mark, -mark]), np.empty(2, np.int64)
+        call = Call(
+            Kind.ALL_REDUCE,
+            [(both, most)],
+            most,
+            name="failures",
+            op=int(Max),
+            order=1,
+        )
+        self._failing = handle = call.start()  # which would wait if it were forgotten
+        if not wait_until(handle.done, seconds):
+            return False
+        handle.wait()
+        return bool(most[0] == -most[1])
 
     def ended_by_another(self, error: BaseException) -> int | None:
         """Reads the exit code from the error that ``abort`` makes every collective raise."""

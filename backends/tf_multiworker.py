@@ -19,6 +19,7 @@ from unittest import mock
 
 import numpy as np
 
+from collective import deadline
 from collective import environment as environments
 from collective.backends import world
 from collective.backends.base import Availability, end_process
@@ -73,12 +74,12 @@ class MultiWorkerBackend(SummedInGraph, StrategyBackend, ShardCollectives, Overl
         configure(options, environment, self.overlaps)
         kind = tf.distribute.experimental.CommunicationImplementation
         try:
-            with self._starting():
-                self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
-                    communication_options=tf.distribute.experimental.CommunicationOptions(
-                        implementation=kind[options.communication.upper()]
-                    )
+            self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                communication_options=tf.distribute.experimental.CommunicationOptions(
+                    implementation=kind[options.communication.upper()]
                 )
+            )
+            deadline.watch(self.rank, self.abort)
         except RuntimeError as error:
             raise UsageError(
                 f"backend {self.name!r} must be made before TensorFlow's first "

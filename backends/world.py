@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 import collective
-from collective import deadline, library
+from collective import library
 from collective.backends.base import Availability, end_process, python
 from collective.elastic import membership_file
 from collective.environment import Environment, HorovodGloo, slurm
-from collective.environment.seconds import START_SECONDS, START_TIMEOUT, seconds
 from collective.errors import UsageError
 from collective.mpi_library import SRUN_HINT
 from collective.net import interfaces
@@ -80,15 +79,12 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
         UsageError: When MPI cannot be loaded, or sees another number of processes
             than the launcher: mpirun of one MPI with mpi4py of another.
     """
-    start = START_TIMEOUT, seconds(START_TIMEOUT, START_SECONDS)
-    deadline.watch(environment.rank, end_process)
     try:
         if elastic:
             import mpi4py
 
             mpi4py.rc.finalize = False
-        with deadline.waiting("in MPI_Init", limit=start):
-            from mpi4py import MPI
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UsageError(f"MPI cannot be loaded: {error}", hint=HINT_INSTALL) from None
     world = MPI.COMM_WORLD
@@ -111,10 +107,7 @@ def start_mpi(environment: Environment, elastic: bool = False) -> Any:
             "pip install --force-reinstall --no-binary mpi4py mpi4py",
         )
     membership_file.write(membership_file.JOINED)
-    with deadline.waiting("in MPI_Comm_dup", limit=start):
-        ours = world.Dup()  # so that our messages never match those of the user's calls
-    deadline.watch(environment.rank, ours.Abort)
-    return ours
+    return world.Dup()  # messages of ours never match those of the user's own calls
 
 
 def can_serve(environment: Environment) -> bool:

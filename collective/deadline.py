@@ -55,16 +55,11 @@ class waiting(contextlib.AbstractContextManager[None]):
     Args:
         what: For what, as in "in MPI_Barrier".
         more: Seconds that it may take beyond the time-out.
-        limit: The variable that sets the time-out, and its value; by default
-            ``COLLECTIVE_TIMEOUT``.
     """
 
-    def __init__(
-        self, what: str, more: float = 0.0, limit: tuple[str, float] | None = None
-    ):
-        self.what = what
+    def __init__(self, what: str, more: float = 0.0):
+        self.what, self.more = what, more
         self.since = 0.0
-        self._more, self._limit = more, limit
 
     def __enter__(self) -> None:
         if _end is not None:
@@ -79,16 +74,6 @@ class waiting(contextlib.AbstractContextManager[None]):
     ) -> None:
         _waits.pop(id(self), None)
 
-    @property
-    def variable(self) -> str:
-        """What gives it more time."""
-        return TIMEOUT if self._limit is None else self._limit[0]
-
-    @property
-    def seconds(self) -> float:
-        """How long it may take."""
-        return self._more + (_limit if self._limit is None else self._limit[1])
-
 
 def _watch() -> None:
     stops = Stops()
@@ -97,7 +82,7 @@ def _watch() -> None:
         now = stops.look()
         for wait in list(_waits.values()):
             waited = now - wait.since - stops.since(wait.since)
-            if waited > wait.seconds:
+            if waited > _limit + wait.more:
                 _end_job(wait, waited)
 
 
@@ -110,11 +95,11 @@ def _end_job(wait: waiting, waited: float) -> None:
     print(
         f"rank {_rank}: error: {happened}\n"
         "HINT: a rank that does not say this is stopped, stuck or in another call; one "
-        f"that is only slow is given more time by {wait.variable}=seconds",
+        f"that is only slow is given more time by {TIMEOUT}=seconds",
         file=sys.stderr,
         flush=True,
     )
-    recorder.close()  # its end is no second incident
+    recorder.close()  # the end of this process is not a second incident
     assert _end is not None
     _end(EXIT_CODE)
 

@@ -62,8 +62,11 @@ class CollectiveError(Exception):
         return f"{self.message}\nHINT: {self.hint}"
 
 
-class UsageError(CollectiveError):
-    """The user asked for something impossible: exit code 2, nothing was started."""
+class UsageError(CollectiveError, ValueError):
+    """The user asked for something impossible: exit code 2, nothing was started.
+
+    A ``ValueError``, as what Keras raises for the same: scripts that catch that go on.
+    """
 
     exit_code = 2
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from collective import deadline
 from collective.backends.base import Availability, python
 from collective.backends.capabilities import (
     Overlap,
@@ -53,8 +54,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
             import horovod.tensorflow as hvd
         except Exception as error:
             raise UsageError(f"Horovod cannot be loaded: {error}", hint=BUILD) from None
-        with self._starting():
-            hvd.init()
+        hvd.init()
         if hvd.size() != environment.size:
             raise UsageError(
                 f"{environment.launcher} started {environment.size} processes, but "
@@ -62,6 +62,7 @@ class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
                 hint=f"{BUILD}, or horovodrun --gloo -np {environment.size} ...",
             )
         self.hvd = hvd
+        deadline.watch(self.rank, self.abort)
         # Calls traced so far in each function.
         self._traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         configure(options, environment, self.overlaps)

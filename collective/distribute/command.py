@@ -10,6 +10,7 @@ import argparse
 import ast
 import contextlib
 import functools
+import importlib.machinery
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from collective import recorder
+from collective.backends.factory import check_name
 from collective.backends.quiet import quiet
 from collective.environment import Environment, detect, detect_rank, gpus
 from collective.errors import CollectiveError, ProcessExit, UsageError
@@ -76,7 +78,9 @@ def main(argv: list[str] | None = None) -> int:
         _same_hashes(place)
         os.environ.update(gpus.share(place))  # the script may take "the first GPU"
         args = parser().parse_args(argv)
-        what = _what(args)  # before TensorFlow is loaded, which takes seconds
+        # Before TensorFlow is loaded, which takes seconds.
+        what = _what(args)
+        check_name(args.backend)
         with quiet():
             from collective.training.unedited.script import Script
 
@@ -108,6 +112,7 @@ def _same_hashes(place: Environment) -> None:
 def _what(args: argparse.Namespace) -> tuple[str, str, list[str]]:
     """Path, module, and arguments of the script."""
     if args.module:
+        _check_module(args.module[0])
         return "", args.module[0], args.module[1:]
     if not args.command or args.module is not None:
         raise UsageError("which script?", hint=EXAMPLE)
@@ -117,6 +122,16 @@ def _what(args: argparse.Namespace) -> tuple[str, str, list[str]]:
             hint="the path of a Python file",
         )
     return args.command[0], "", args.command[1:]
+
+
+def _check_module(module: str) -> None:
+    """Refuses a module of which not even the first package is there."""
+    first = module.split(".")[0]
+    path = [os.getcwd(), *sys.path]
+    if first in sys.modules or first in sys.builtin_module_names:
+        return
+    if importlib.machinery.PathFinder.find_spec(first, path) is None:
+        raise UsageError(f"no module named {module}", hint="its name, as in import")
 
 
 def _distribute(args: argparse.Namespace) -> Distribution:
@@ -148,6 +163,7 @@ def _fit_options(given: list[str]) -> dict[str, Any]:
 
 def _run(script: Script, distribution: Distribution) -> int:
     """Runs the script; a rank that fails ends the job."""
+    from collective.training.unedited.job import REMOVE, SAVE
     from collective.training.unedited.loops.notice import NAME as LOOP
     from collective.training.unedited.script import print_failure
 
@@ -171,7 +187,7 @@ def _run(script: Script, distribution: Distribution) -> int:
     except BaseException as error:
         return _failed(error, distribution)
     job = distribution.job
-    reported = job.used - {"a save of a model"} or job.warned(LOOP)
+    reported = job.used - {SAVE, REMOVE} or job.warned(LOOP)
     if backend.size > 1 and backend.rank == 0 and not reported:
         print_message(
             f"the script called no fit, evaluate or predict of a Keras model: each of "

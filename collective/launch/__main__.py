@@ -11,7 +11,7 @@ try:
     from collective import environment, hosts
     from collective.elastic import generations
     from collective.errors import CollectiveError, UsageError
-    from collective.launch import command_line, single_host, versions
+    from collective.launch import command_line, plain_keras, single_host, versions
     from collective.launch.discovery import Discovery
     from collective.launch.options import LaunchOptions
     from collective.launch.output import print_message, settled
@@ -74,6 +74,9 @@ def _launch(options: LaunchOptions, arguments: Sequence[str]) -> int:
     if options.requeue_on and options.min_np is None:
         options = dataclasses.replace(options, min_np=size)  # nothing else is elastic
     _check_elastic(options, size)
+    start = command_line.start_of(size)
+    if text := plain_keras.warning(options.command, size, start):
+        print_message(text)
     others = [host.name for host in placed if not hosts.is_local(host)]
     if not others and not (options.use_mpi or options.requeue_on):
         _note_unused(options)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from collective.errors import UsageError
-from collective.launch import horovod_settings, remote_shell
+from collective.launch import horovod_settings, plain_keras, remote_shell
 from collective.launch.options import LaunchOptions
 from collective.launch.output import OutputStyle
 from collective.launch.versions import installed
@@ -124,8 +124,14 @@ def _check(parsed: argparse.Namespace) -> None:
         raise UsageError("--gloo and --mpi exclude each other", hint="give one of them")
 
 
+def start_of(ranks: int | None) -> str:
+    """What to type in front of a command."""
+    return f"collectiverun -np {ranks}" if ranks else "collectiverun"
+
+
 def _check_keras(parsed: argparse.Namespace) -> None:
     if not parsed.keras:
+        plain_keras.check_program(parsed.command, start_of(parsed.num_proc))
         for option in ("backend", "output", "loops"):
             if getattr(parsed, option):
                 raise UsageError(

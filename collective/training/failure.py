@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import pickle
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -18,17 +19,21 @@ from collective.errors import CollectiveError, EndedByAnotherRank, UsageError
 from collective.training.exchange import broadcast_object
 from collective.training.names import arguments_named
 
-# Errors of rank 0 that every rank raises: the last one, for ``ends_the_job``.
+# Errors that every rank raises, for ``ends_the_job``: the last of rank 0's, and the last
+# that each rank had by itself.
 _shared: list[BaseException] = []
+_alike: list[BaseException] = []
+# For how long a rank that fails looks for others that fail alike.
+_ALIKE_SECONDS = 3.0
 
 
 @contextlib.contextmanager
 def ends_the_job(backend: Backend) -> Iterator[None]:
     """Ends all ranks when one of them leaves the block by an exception.
 
-    An error that every rank raises alike needs no help: each ends by itself. After any
-    other the rest would wait in the next collective, so the rank that failed prints
-    what happened and aborts the job with its exit code.
+    An error that every rank raises alike is raised to the caller, who may catch it and
+    go on. After any other the rest would wait in the next collective, so the rank that
+    failed prints what happened and aborts the job with its exit code.
 
     Raises:
         EndedByAnotherRank: The error says only that another rank has ended the job.
@@ -37,9 +42,7 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         yield
     except BaseException as error:
         alike = isinstance(error, CollectiveError) and error.everywhere
-        if any(error is shared for shared in _shared):
-            if backend.rank == 0:
-                recorder.request_dump(_description(backend.rank, error))
+        if any(error is one for one in (*_shared, *_alike)):
             raise
         if isinstance(error, CollectiveError):
             error.rank = backend.rank
@@ -48,6 +51,11 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         exit_code = backend.ended_by_another(error)
         if exit_code is not None:
             raise EndedByAnotherRank(exit_code) from None
+        if _fails_alike(error, backend):
+            _alike[:] = [error]
+            if backend.rank:
+                _when_uncaught(error, lambda: None, prints=False)
+            raise
         if isinstance(error, KeyboardInterrupt):
             recorder.close()
             print(f"rank {backend.rank}: interrupted", file=sys.stderr, flush=True)
@@ -64,6 +72,28 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
         print(f"rank {backend.rank}: {what}", file=sys.stderr, flush=True)
         backend.abort(exit_code)
         raise
+
+
+def _fails_alike(error: BaseException, backend: Backend) -> bool:
+    """Whether every rank has failed with this error, at the same line.
+
+    After an error in the middle of a graph, parts of its sums may still be awaited by
+    the backend: that is never alike. Nor is an end of memory.
+    """
+    if not isinstance(error, Exception) or isinstance(error, CollectiveError):
+        return False
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error, tf.errors.OpError):
+        calls = [vars(kind).get("call") for kind in type(backend).__mro__]
+        codes = [getattr(call, "__code__", None) for call in calls]
+        if any(frame.f_code in codes for frame, _ in frames):
+            return False
+    kind, (frame, line) = type(error), frames[-1]
+    where = f"{kind.__module__}.{kind.__qualname__} {frame.f_code.co_filename}:{line}"
+    digest = hashlib.sha256(where.encode()).digest()
+    with contextlib.suppress(Exception):  # a rank has ended meanwhile
+        return backend.fails_alike(int.from_bytes(digest[:6], "big"), _ALIKE_SECONDS)
+    return False
 
 
 def share(error: Exception | None, what: str, backend: Backend) -> Exception:
@@ -94,17 +124,28 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
         except Exception:
             error = CollectiveError(f"rank 0: {text}", hint="see what rank 0 printed")
         assert error is not None
-        _print_on_rank_zero(error)
+        _when_uncaught(error, lambda: None, prints=False)
+    else:
+        text = _description(backend.rank, error)
+        _when_uncaught(error, lambda: recorder.request_dump(text), prints=True)
     _shared[:] = [error]
     return error
 
 
-def _print_on_rank_zero(error: BaseException) -> None:
-    """Has the interpreter not print this error here, should nobody catch it."""
+def _when_uncaught(
+    error: BaseException, action: Callable[[], None], prints: bool
+) -> None:
+    """Has the interpreter do this with an error that nobody catches.
+
+    Args:
+        prints: Whether it prints the error: one rank does.
+    """
     printing = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
-        if value is not error:
+        if value is error:
+            action()
+        if value is not error or prints:
             printing(kind, value, trace)
 
     sys.excepthook = hook

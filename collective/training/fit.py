@@ -12,7 +12,8 @@ import keras
 from collective.backends.base import Backend
 from collective.distribute.scope import backend_for
 from collective.log import log
-from collective.training import compatibility, keras_compat
+from collective.training import compatibility, host_random, keras_compat
+from collective.training.compiled_flags import as_compiled
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
@@ -20,7 +21,11 @@ from collective.training.input.data import FitData, fit_data, plan_shuffle
 from collective.training.input.feed import ENDLESS, PlannedFeed
 from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
-from collective.training.loop.callbacks import Callbacks, RankZeroCallbacks
+from collective.training.loop.callbacks import (
+    Callbacks,
+    RankZeroCallbacks,
+    expects_nan,
+)
 from collective.training.loop.loop import Loop
 from collective.training.loop.observer import Observer
 from collective.training.loop.position import Position
@@ -37,6 +42,7 @@ from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
 from collective.training.prepared import prepare, runs_eagerly
 from collective.training.refusals import check_batch, check_labels, check_states_of_rows
+from collective.training.step import finite
 from collective.training.step.step import Step
 from collective.training.variables import gradient_sizes
 from collective.training.variants.coupled import batch_norm, look_ups
@@ -48,6 +54,7 @@ from collective.training.variants.virtual import settings
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import (
     compare_data,
+    compare_graphs,
     compare_models,
     is_wanted,
     verify_step,
@@ -234,6 +241,7 @@ def fit(
         if virtual is not None:
             virtual_checks.check_batch(virtual, inputs)
         pieces = virtual.count if virtual else backend.replicas
+        contexts.enter_context(as_compiled(model, backend))
         prepared = prepare(
             model,
             backend,
@@ -247,6 +255,8 @@ def fit(
         compare_models(backend, model)
         check_states_of_rows(model)
         own_step = keras_compat.overrides(model, "train_step")
+
+        contexts.enter_context(finite.ignored(expects_nan(callbacks, backend)))
 
         # How the step computes what is no sum over rows.
         options: dict[str, Any] = {
@@ -309,6 +319,7 @@ def fit(
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
         else:
+            before = host_random.state()
             step = Step(
                 prepared,
                 backend,
@@ -319,6 +330,8 @@ def fit(
                 sync_batch_norm=synchronizes,
                 virtual=virtual,
             )
+            drawn = host_random.differ(before, host_random.state())
+            compare_graphs(backend, step.graph, drawn)
         validate = None
         if validation is not None:
             evaluation = make_evaluation(

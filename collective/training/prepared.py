@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import compatibility, keras_compat
+from collective.training import compatibility, host_random, keras_compat
 from collective.training.input.pipeline import Batch
 from collective.training.refusals import check_model
 from collective.training.variants.custom_step import building
@@ -64,6 +64,10 @@ class PreparedModel:
                 return function(*args)
 
         return on_input_devices
+
+
+class ModelMisfit(UsageError):
+    """A model cannot be built for its data; ``__cause__`` is what Keras has raised."""
 
 
 # What Keras raises where a model does not fit its data.
@@ -182,7 +186,10 @@ def runs_eagerly(model: keras.Model) -> Iterator[None]:
 
 def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -> None:
     """Makes the variables of the model, and those of its optimizer if they are whole."""
-    with backend.scope():
+    # Keras does not run a model here that is built: its code draws no numbers of NumPy.
+    built = all(layer.built for layer in keras_compat.layers_of(model))
+    quietly = host_random.unchanged() if built else contextlib.nullcontext()
+    with backend.scope(), quietly:
         try:
             keras_compat.build(model, spec[:3], optimizer=optimizer)
         except Exception as error:
@@ -198,7 +205,7 @@ def _build(model: keras.Model, backend: Backend, spec: Batch, optimizer: bool) -
             if spec.y is None:
                 hint += "; labels are y=, or come with x from a data set: a tuple in "
                 hint += "place of x is several inputs, as in Keras"
-            raise UsageError(
+            raise ModelMisfit(
                 f"model {model.name!r} does not fit the data (a row of x has shape "
                 f"{shape}): {first}",
                 hint=hint + ", or choose another --data",

@@ -1,6 +1,7 @@
 """One rank fails: what it tells, and how it ends the job."""
 
 import pytest
+import tensorflow as tf
 
 from collective.training.failure import ends_the_job
 
@@ -13,6 +14,10 @@ class Rank:
     """Rank 1 of 2; notes the exit code that it ends the job with."""
 
     rank, size = 1, 2
+    alike = False
+
+    def fails_alike(self, mark, seconds):
+        return self.alike
 
     def ended_by_another(self, error):
         return None
@@ -37,3 +42,16 @@ def test_a_rank_that_fails_ends_the_job(error, code, message, capfd):
     printed = capfd.readouterr().err
     assert message in printed
     assert ("Traceback" in printed) == (code == 1)
+
+
+def test_what_every_rank_raises_can_be_caught_and_others_not():
+    rank = Rank()
+    rank.alike = True
+    error = ValueError("of every rank")
+    with pytest.raises(ValueError) as caught, ends_the_job(rank), ends_the_job(rank):
+        raise error
+    assert caught.value is error
+    # Parts of a graph's sums may still be awaited: never alike.
+    Rank.call = lambda self, function: function()
+    with pytest.raises(Aborted), ends_the_job(rank):
+        rank.call(lambda: tf.debugging.assert_equal(1, 2))

@@ -29,6 +29,7 @@ from collective.training.variants.custom_step.evaluation import (
     has_own_step,
     make_evaluation,
 )
+from collective.training.variants.parallel import partition
 from collective.training.verification import compare_settings, verify_test
 
 
@@ -87,6 +88,7 @@ def evaluate(
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
         with runs_eagerly(model):
             logs = dict(sorted(evaluation(hooks).items()))
+        hooks.share_state()
         show(logs, hooks)
         return logs if return_dict else keras_compat.in_metric_order(model, logs)
 
@@ -151,12 +153,13 @@ def use_weights_of_rank_zero(model: keras.Model, backend: Backend) -> None:
     """
     if backend.size == 1 or get_partition(model) is not None:
         return
-    mark = 0
-    for variable in model.variables:
+    mark, shards = 0, partition.shards_of(model)
+    variables = [v for v in model.variables if id(v) not in shards]
+    for variable in variables:
         mark = zlib.crc32(np.asarray(variable).tobytes(), mark)
     marks = gather_few(backend, [mark])
     if (marks != marks[0]).any():
-        backend.broadcast(model.variables)
+        backend.broadcast(variables)
 
 
 def show(logs: Mapping[str, Any], hooks: Hooks) -> None:

@@ -90,6 +90,7 @@ def predict(
         hooks = open_hooks(callbacks, model, backend, verbose, batches)
         with recorder.span(recorder.OTHER, "prediction"):
             outputs = prediction.run(hooks)
+        hooks.share_state()
         show({}, hooks)
         return outputs
 

@@ -134,7 +134,7 @@ def as_data(
             )
         return as_source(x)
     mixed = isinstance(x, keras.utils.PyDataset) and bool(shuffle)
-    as_keras = seed is None and keras_compat.global_seed() is not None
+    as_keras = seed is None and keras_compat.tensorflow_seed() is not None
     if mixed and not as_keras and x.num_batches is not None:
         x, mixed = ShuffledItems(x, seed or 0), False
     weights = dict(class_weight) if class_weight else None
@@ -156,7 +156,7 @@ def plan_shuffle(
 
     Keras' own order follows from the seed of the script, where it has set one: rank 0's.
     """
-    of_script = keras_compat.global_seed()
+    of_script = keras_compat.tensorflow_seed()
     if backend.size > 1 and not backend.elastic:  # whatever the arguments of this rank
         of_script = broadcast_object(backend, of_script)
     of_arrays = isinstance(data, Arrays | CastFloats)

@@ -102,8 +102,11 @@ def passes(
         yield np.concatenate(list(batches.as_numpy_iterator()))
 
 
-def global_seed() -> int | None:
-    """The seed of TensorFlow's operations without one; None: it is not set."""
+def tensorflow_seed() -> int | None:
+    """The seed of TensorFlow's operations without one; None: it is not set.
+
+    The order of Keras follows it, and it stays after ``keras.backend.clear_session``.
+    """
     seed = context.global_seed()
     return None if seed is None else int(seed)
 

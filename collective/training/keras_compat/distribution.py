@@ -37,7 +37,13 @@ def distribution_ignored() -> bool:
     return current_distribution() is not None and not known
 
 
-def layouts_of(distribution: Any) -> dict[str, tuple[str | None, ...]]:
-    """The axes of each pattern in the ``LayoutMap`` of a ``ModelParallel``."""
-    found = distribution._layout_map
-    return {pattern: tuple(layout.axes) for pattern, layout in found.items()}
+def layout_of(distribution: Any, path: str) -> tuple[str | None, ...] | None:
+    """The axes that the ``LayoutMap`` of a ``ModelParallel`` gives a variable; or None."""
+    layout = distribution._layout_map[path]
+    return None if layout is None else tuple(layout.axes)
+
+
+def axes_used(distribution: Any) -> set[str]:
+    """The axes of the mesh that layouts of a ``ModelParallel`` name."""
+    layouts = distribution._layout_map.values()
+    return {axis for layout in layouts for axis in layout.axes if axis is not None}

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import keras
+from keras.src import api_export
 from keras.src.backend.common import global_state
 from keras.src.utils import file_utils
 
@@ -53,3 +54,9 @@ def places_of(function: Callable[..., Any]) -> list[tuple[ModuleType, str]]:
 def global_seed() -> int | None:
     """What ``keras.utils.set_random_seed`` was last called with; None: it was not."""
     return global_state.get_global_attribute("global_random_seed")
+
+
+def serialize_as(kind: type[Any], stock: type[Any]) -> None:
+    """Has Keras write objects of a class as those of one of its own."""
+    name = api_export.get_name_from_symbol(stock)
+    api_export.REGISTERED_OBJS_TO_NAMES[kind] = name

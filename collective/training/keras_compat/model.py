@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -128,6 +129,11 @@ def move_variable(variable: keras.Variable, device: str) -> None:
         variable._initialize(tf.identity(variable.value))
 
 
+def layers_of(model: keras.Model) -> list[keras.Layer]:
+    """The model and its layers, in the order of ``trainable_flags``."""
+    return list(model._flatten_layers())
+
+
 def trainable_flags(model: keras.Model) -> list[bool]:
     """Whether each layer is trainable, in an order that does not depend on it."""
     return [bool(layer.trainable) for layer in model._flatten_layers()]
@@ -148,3 +154,20 @@ def initial_epoch(model: keras.Model) -> int | None:
 def is_validated(model: keras.Model, epoch: int, frequency: Any) -> bool:
     """Whether ``validation_freq`` wants a validation after an epoch, from 0."""
     return bool(model._should_eval(epoch, frequency))
+
+
+@contextlib.contextmanager
+def assignments() -> Iterator[set[int]]:
+    """Collects the ids of the Keras variables that are assigned meanwhile.
+
+    ``assign_add``, ``set_weights`` and an optimizer's setters end in ``_direct_assign``.
+    """
+    seen: set[int] = set()
+    stock = keras.Variable._direct_assign
+
+    def noting(self: keras.Variable, *args: Any, **kwargs: Any) -> Any:
+        seen.add(id(self))
+        return stock(self, *args, **kwargs)
+
+    with mock.patch.object(keras.Variable, "_direct_assign", noting):
+        yield seen

@@ -9,7 +9,6 @@ wait for ranks that do not call it; it raises instead.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,8 +18,10 @@ import numpy as np
 from collective import recorder
 from collective.backends.base import Backend
 from collective.errors import CollectiveError, UsageError
-from collective.training import failure, keras_compat
+from collective.training import failure, host_random, keras_compat
 from collective.training.exchange import broadcast_object
+from collective.training.loop import callback_state
+from collective.training.loop.hook_shards import HookShards
 from collective.training.loop.observer import FinishedStep, Observer
 from collective.training.loop.position import Position
 from collective.training.prepared import get_partition
@@ -56,6 +57,13 @@ def flatten(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
     return keras.tree.flatten(callbacks) if callbacks else []
 
 
+def expects_nan(callbacks: Callbacks, backend: Backend) -> bool:
+    """Whether a callback of rank 0 ends the training at a loss that is not finite."""
+    kind = keras.callbacks.TerminateOnNaN
+    mine = any(isinstance(callback, kind) for callback in flatten(callbacks))
+    return bool(backend.broadcast_array(np.array([mine]))[0])
+
+
 class Hooks:
     """Calls hooks on rank 0, and makes every rank follow.
 
@@ -87,7 +95,9 @@ class Hooks:
             replicated_variables(model) if _optimizer(model) is not None else []
         )
         self._trainable = keras_compat.trainable_flags(model)
+        self._shards = HookShards(model, backend, len(_STOPS) + 4)
         self._ready = False
+        self._state = callback_state.CallbackState(self.callbacks)
         self._last: dict[str, tuple[int, ...]] = {}  # where each hook was called last
 
     def agree(self) -> None:
@@ -97,6 +107,8 @@ class Hooks:
         """
         if self.backend.rank == 0 and not self._ready:
             self._ready = True
+            if self.backend.size > 1:
+                self._state.begin()
             for callback in self.callbacks:
                 callback.set_params(self.params)
                 callback.set_model(self.model)
@@ -109,9 +121,9 @@ class Hooks:
     def call(self, hook: str, place: tuple[int, ...], *args: Any) -> None:
         """Runs a hook on rank 0; afterwards all ranks have the same model again.
 
-        After hooks of a batch only what ends the training and the learning rate are
-        broadcast; after all others, the end of the epoch among them, every variable of
-        model and optimizer is. No hook is called twice for the same place, though an
+        After hooks of a batch what ends the training and the learning rate are
+        broadcast; after all others, the end of the epoch among them, and where a hook of
+        a batch has assigned a variable, every variable of model and optimizer is. No hook is called twice for the same place, though an
         elastic job repeats what a dead rank has interrupted.
 
         Args:
@@ -124,18 +136,21 @@ class Hooks:
         if hook not in self.used:
             return
         error: Exception | None = None
+        drawn = assigned = False
         if self.backend.rank == 0 and self._last.get(hook) != place:
             self._last[hook] = place
-            error = self._run(hook, args)
+            drawn, assigned, error = self._run_and_look(hook, args)
         if self.backend.size == 1:
+            self._shards.put()
             if error is not None:
                 raise error
             return
         stops = [float(getattr(self.model, name, False)) for name in _STOPS]
         trainable = keras_compat.trainable_flags(self.model)
         changed = trainable != self._trainable
-        flags = np.array([*stops, float(changed), float(error is not None)])
-        *agreed, changed, failed = self.backend.broadcast_array(flags)
+        found = changed, drawn, assigned, error is not None
+        flags = np.array([*stops, *map(float, found)])
+        *agreed, changed, drawn, assigned, failed = self._shards.agree(flags)
         if failed:
             raise failure.share(error, f"a callback's {hook}", self.backend)
         for name, mine, value in zip(_STOPS, stops, agreed, strict=True):
@@ -144,7 +159,30 @@ class Hooks:
         if changed:
             self._trainable = list(self.backend.broadcast_array(np.array(trainable)))
             keras_compat.set_trainable_flags(self.model, self._trainable)
-        self._follow(hook)
+        if drawn:
+            host_random.share(self.backend)
+        self._follow(hook, bool(assigned))
+
+    def _run_and_look(
+        self, hook: str, args: tuple[Any, ...]
+    ) -> tuple[bool, bool, Exception | None]:
+        """As ``_run``; and what the others then miss: random numbers, assigned weights.
+
+        Between batches, numbers are not looked at: threads that read data draw, too.
+        At all other times every rank gets the weights anyway.
+        """
+        if self.backend.size == 1:
+            return False, False, self._run(hook, args)
+        if "batch" in hook:
+            with keras_compat.assignments() as seen:
+                error = self._run(hook, args)
+            optimizer = _optimizer(self.model)
+            rates = _learning_rate(optimizer) if optimizer is not None else []
+            watched = set(map(id, self._variables)) - set(map(id, rates))
+            return False, bool(seen & watched), error
+        before = host_random.state()
+        error = self._run(hook, args)
+        return host_random.differ(before, host_random.state()), False, error
 
     def _run(self, hook: str, args: tuple[Any, ...]) -> Exception | None:
         """Calls the hook; returns what a callback raised, for all ranks to raise.
@@ -152,11 +190,10 @@ class Hooks:
         Raises at once where a callback used a collective, which the others do not.
         """
         what = f"a callback's {hook}"
-        parts = None if "batch" in hook else get_partition(self.model)
         with (
             self.backend.only_rank_zero(what),
             recorder.span(recorder.OTHER, what),
-            parts.unchanged(what) if parts else contextlib.nullcontext(),
+            self._shards.whole(),
         ):
             try:
                 for callback in self.callbacks:
@@ -169,18 +206,23 @@ class Hooks:
             check_frozen_layers(self.model, hook)
         return None
 
-    def _follow(self, hook: str) -> None:
+    def _follow(self, hook: str, assigned: bool) -> None:
         """Gives every rank what the hook may have changed on rank 0."""
         if hook.startswith(("on_test_batch", "on_predict")):
             return
         self.backend.broadcast(outside_variables(self.model))
-        if "batch" in hook:
+        if "batch" in hook and not assigned:
             self.backend.broadcast(_learning_rate(self.model.optimizer))
             return
         self.backend.broadcast(self._variables)
         parts = get_partition(self.model)
         if parts is not None:
             parts.broadcast_shards()
+
+    def share_state(self) -> None:
+        """Gives every rank what rank 0's callbacks have gathered; every rank calls it."""
+        if self.backend.size > 1 and self.used:
+            self._state.share(self.backend, self.model, self.params)
 
     def agreed_logs(self, hook: str, logs: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's logs, on every rank: a callback may have added to them."""
@@ -313,6 +355,7 @@ class RankZeroCallbacks(Observer):
     def end(self) -> None:
         """Calls ``on_train_end``."""
         self.hooks.call("on_train_end", (), dict(self._logs))
+        self.hooks.share_state()
 
     def _end_batches(self) -> None:
         averages = self.position.averages

@@ -212,6 +212,11 @@ class Step:
         self.attachments.receive(report, size, number)
         return report
 
+    @property
+    def graph(self) -> tf.Graph:
+        """The forward and backward pass as it was traced: the same on every rank."""
+        return self._micro_batch.get_concrete_function().graph
+
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
         """Metrics of the whole global batch start from zero, as in Keras.
 

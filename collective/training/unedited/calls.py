@@ -5,12 +5,13 @@ With the same random numbers on every rank, for scripts that set no seed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -21,8 +22,10 @@ from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.compatibility import works
 from collective.training.keras_compat import entry_points
+from collective.training.prepared import ModelMisfit
 from collective.training.unedited.job import EVALUATE, FIT, PREDICT, Job
 from collective.training.unedited.keras_distribution.devices import check_current
+from collective.training.unedited.keras_distribution.model_parallel import backend_for
 
 VARIABLE = "COLLECTIVE_SEED"
 # With this argument Keras' own fit validates, where a script kept a reference to it.
@@ -51,15 +54,16 @@ def replace_calls(
         ours = {"seed": seed, "sync_batch_norm": "auto", **options}
         own = {"own_step"} if keras_compat.overrides(self, "train_step") else set()
         features = own | {name for name in _NO_LOOK_UPS if ours.get(name)}
-        if works({"look_ups", *features}, backend):
+        chosen = backend_for(job, self)
+        if works({"look_ups", *features}, chosen):
             ours.setdefault("embedding_gradients", "keras")
-        return collective.fit(self, **given, **ours, backend=backend)
+        return collective.fit(self, **given, **ours, backend=chosen)
 
     def evaluate(self: keras.Model, **given: Any) -> Any:
-        return collective.evaluate(self, **given, backend=backend)
+        return collective.evaluate(self, **given, backend=backend_for(job, self))
 
     def predict(self: keras.Model, **given: Any) -> Any:
-        return collective.predict(self, **given, backend=backend)
+        return collective.predict(self, **given, backend=backend_for(job, self))
 
     for call, ours in ((FIT, fit), (EVALUATE, evaluate), (PREDICT, predict)):
         stock = getattr(model, ours.__name__)
@@ -94,8 +98,8 @@ def _is_unseeded(job: Job) -> bool:
     With a seed of TensorFlow's, each epoch of Keras has the same order: none that a
     script without one expects.
     """
-    seeds = {entry_points.global_seed(), keras_compat.global_seed()}
-    return seeds == {job.seed}
+    seeds = {entry_points.global_seed(), keras_compat.tensorflow_seed()}
+    return seeds - {None} == {job.seed}  # clear_session forgets that of Keras
 
 
 def _seed() -> int:
@@ -148,11 +152,22 @@ def _together(
         signature.bind(self, *args, **kwargs)  # a TypeError as Keras' own
         _check_keras()
         check_current(job)
-        with job.calling(call):
+        with job.calling(call), _as_keras_raises():
             return ours(self, **dict(zip(names, args, strict=False)), **kwargs)
 
     method.stock = stock  # type: ignore[attr-defined]
     return method
+
+
+@contextlib.contextmanager
+def _as_keras_raises() -> Iterator[None]:
+    """Raises what Keras or the script's own layers raised, for the script to catch."""
+    try:
+        yield
+    except ModelMisfit as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
 
 
 def _noted(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:

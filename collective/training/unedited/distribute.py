@@ -19,13 +19,17 @@ from collective.fit_options import NAMES
 from collective.training import compatibility
 from collective.training.unedited import strategies
 from collective.training.unedited.calls import replace_calls, seed_all_ranks
+from collective.training.unedited.data_cache import replace_cache
 from collective.training.unedited.files import replace_mkdir, replace_savers
 from collective.training.unedited.job import Job
 from collective.training.unedited.keras_distribution.devices import (
     replace_keras_distribution,
 )
+from collective.training.unedited.keras_distribution.whole_models import replace_reading
 from collective.training.unedited.loops import distribute_loops
 from collective.training.unedited.loops.notice import warn_of_updates
+from collective.training.unedited.removals import replace_removals
+from collective.training.unedited.tracking import record_on_rank_zero
 
 OUTPUTS = ("rank0", "all")
 _distribution: Distribution | None = None
@@ -48,6 +52,9 @@ class Distribution:
             warn_of_updates(job)
             replace_savers(job)
             replace_mkdir(job)
+            replace_removals(job)
+            replace_cache(job)
+            replace_reading(job)
         strategies.use_by_default(getattr(backend, "strategy", None))
 
     def undo(self) -> None:
@@ -95,6 +102,7 @@ def distribute_keras(
         backend = backends.get(backend, options)
     if backend.rank and output == OUTPUTS[0]:
         _silence()
+    record_on_rank_zero(backend.rank)
     _distribution = Distribution(backend, fit_options, loops)
     return _distribution
 

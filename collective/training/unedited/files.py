@@ -70,7 +70,7 @@ def replace_mkdir(job: Job) -> None:
     Every rank runs ``if not os.path.exists(folder): os.makedirs(folder)``, and all but
     one would fail. A rank takes each folder once: a second ``mkdir`` fails as ever.
     """
-    stock, taken = os.mkdir, set[str]()
+    stock, taken = os.mkdir, job.made
     since = time.time() - _CLOCK_SECONDS
 
     @functools.wraps(stock)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
+import keras
 import numpy as np
 
 from collective.backends.base import Backend
@@ -30,8 +32,12 @@ CALLS = (
     "Model.predict",
     "a save of a model",
     "a step of a training loop",
+    "keras.distribution.set_distribution",
+    "a read of weights that ranks have shards of",
+    "a removal or renaming of a file",
 )
-FIT, EVALUATE, PREDICT, SAVE, LOOP = CALLS
+FIT, EVALUATE, PREDICT, SAVE, LOOP, DISTRIBUTION, WHOLE, REMOVE = CALLS
+_REMOVAL = CALLS.index(REMOVE)
 
 
 class Job:
@@ -41,7 +47,11 @@ class Job:
         used: The calls that the script has made so far.
         around_writes: Contexts around each write of a file, on every rank: rank 0 alone
             reads what it writes.
+        made: Files and folders that this rank has written, or found made by another.
         seed: What random generators were seeded with where the script had set no seed.
+        grouped: The backend with several ranks to a replica, by how many.
+        split_layers: The layers of the script that are split over such ranks.
+        whole: Whether the variables of such layers are whole now.
     """
 
     def __init__(self, backend: Backend):
@@ -49,8 +59,13 @@ class Job:
         self.used: set[str] = set()
         self.around_writes: list[Callable[[], AbstractContextManager[None]]] = []
         self.seed: int | None = None
+        self.made: set[str] = set()
+        self.grouped: dict[int, Backend] = {}
+        self.split_layers: WeakSet[keras.Layer] = WeakSet()
+        self.whole = False
         self._noted: set[str] = set()
         self._depth = 0
+        self._pending: np.ndarray | None = None  # rank 0's call, received early
         self._replaced = contextlib.ExitStack()
 
     def replace(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
@@ -103,9 +118,11 @@ class Job:
             self._depth -= 1
 
     def _meet(self, call: str, detail: str) -> bool:
-        digest = hashlib.sha256(detail.encode(errors="surrogateescape")).digest()
-        mine = np.array([CALLS.index(call), int.from_bytes(digest[:7], "big")])
-        first = self.backend.broadcast_array(mine)
+        mine = _message(call, detail)
+        first = self._first_call(mine)
+        while first[0] == _REMOVAL != mine[0]:  # of what is not there for this rank
+            broadcast_object(self.backend, None)
+            first = self._first_call(mine)
         if first[0] != mine[0]:
             raise CollectiveError(
                 f"rank {self.backend.rank} is in {call}, and rank 0 in "
@@ -116,8 +133,55 @@ class Job:
             )
         return bool(first[1] == mine[1])
 
-    def write(self, path: str, write: Callable[[], Any]) -> Any:
+    def _first_call(self, mine: np.ndarray) -> np.ndarray:
+        """The call that rank 0 makes next, and a digest of its detail."""
+        pending, self._pending = self._pending, None
+        return self.backend.broadcast_array(mine) if pending is None else pending
+
+    def remove(self, paths: Sequence[str], remove: Callable[[], Any]) -> Any:
+        """Removes or renames a file on rank 0, when every rank has come to it.
+
+        Where rank 0 removes another file than this rank, then it is behind, and removes
+        what this rank has made already; or the file has another name on each rank. A
+        rank alone removes what it has made itself, and nothing else: another rank that
+        is ahead has made it, and for rank 0 there was no such file.
+
+        Returns:
+            What ``remove`` returns; None on ranks that removed nothing.
+
+        Raises:
+            Exception: What rank 0's removal has raised, on every rank.
+        """
+        path = paths[0]
+        if self.backend.rank == 0:
+            return self.write(path, remove, REMOVE)
+        mine, failure = _message(REMOVE, path), None
+        with ends_the_job(self.backend):
+            first = self._first_call(mine)
+            while first[0] == _REMOVAL and first[1] != mine[1] and self._made(first):
+                broadcast_object(self.backend, None)
+                first = self._first_call(mine)
+            if first[0] == _REMOVAL and (first[1] == mine[1] or path in self.made):
+                failure = broadcast_object(self.backend, None)
+            else:
+                self._pending = first
+        if tuple(first) != tuple(mine):
+            return remove() if path in self.made else None
+        if failure is not None:
+            raise failure
+        return None
+
+    def _made(self, call: np.ndarray) -> bool:
+        """Whether rank 0 removes what this rank has made."""
+        return any(call[1] == _message(REMOVE, path)[1] for path in self.made)
+
+    def write(self, path: str, write: Callable[[], Any], call: str = SAVE) -> Any:
         """Writes a file on rank 0, and on ranks whose path is another one.
+
+        Args:
+            path: What distinguishes the file from others.
+            write: Writes or removes it.
+            call: Which of ``CALLS`` it is.
 
         Returns when it is written, so every rank can read it then: what ``write``
         returned; None on ranks that wrote nothing.
@@ -126,7 +190,7 @@ class Job:
             Exception: As ``write`` raised it; on every rank if rank 0's did.
         """
         result, failure = None, None
-        with self.calling(SAVE, path) as same, contextlib.ExitStack() as around:
+        with self.calling(call, path) as same, contextlib.ExitStack() as around:
             for context in self.around_writes:
                 around.enter_context(context())
             if self.backend.rank == 0 or not same:
@@ -139,6 +203,12 @@ class Job:
         if failure is not None:
             raise failure
         return result
+
+
+def _message(call: str, detail: str) -> np.ndarray:
+    """The number of a call, and a digest of its detail."""
+    digest = hashlib.sha256(detail.encode(errors="surrogateescape")).digest()
+    return np.array([CALLS.index(call), int.from_bytes(digest[:7], "big")])
 
 
 def _sendable(failure: Exception | None) -> Exception | None:

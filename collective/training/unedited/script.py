@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
+
+import keras
+import tensorflow as tf
 
 import collective
 from collective import python_command
-from collective.errors import CollectiveError, UsageError
+from collective.errors import UsageError
 
 _OWN = os.path.join(os.path.dirname(collective.__file__), "")  # this package's folder
 
@@ -84,25 +89,50 @@ def _find(module: str) -> ModuleSpec:
 def print_failure(error: BaseException) -> None:
     """Prints the traceback that Python would print for the script alone.
 
-    Of our own errors, which say themselves what to do, only the script's lines are shown.
+    Without the lines of this package, Keras and TensorFlow, also of what the error was
+    raised from; all lines after ``keras.config.disable_traceback_filtering()``.
     """
-    trace = error.__traceback__
-    while trace is not None and _is_own(trace):
-        trace = trace.tb_next
-    if not isinstance(error, CollectiveError):
-        traceback.print_exception(type(error), error, trace)
+    if keras.config.is_traceback_filtering_enabled():
+        shown = traceback.TracebackException.from_exception(error)
+        _leave_out_libraries(shown)
+        print("".join(shown.format()), end="", file=sys.stderr, flush=True)
         return
-    frames = [f for f in traceback.extract_tb(trace) if not _is_library(f.filename)]
-    print("Traceback (most recent call last):", file=sys.stderr)
-    print("".join(traceback.format_list(frames)), end="", file=sys.stderr)
-    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    traceback.print_exception(error)
 
 
-def _is_own(trace: TracebackType) -> bool:
-    """Whether a frame lies above the script."""
-    name = trace.tb_frame.f_code.co_filename
-    return _is_library(name) or name.startswith("<frozen importlib")
+def _leave_out_libraries(shown: traceback.TracebackException) -> None:
+    """Of an error and all that it was raised from; errors that have only such lines go."""
+    own = [frame for frame in shown.stack if not _is_machinery(frame.filename)]
+    shown.stack[:] = own
+    for name in ("__cause__", "__context__"):
+        other = getattr(shown, name)
+        if other is None:
+            continue
+        _leave_out_libraries(other)
+        if not other.stack:
+            setattr(shown, name, None)
 
 
-def _is_library(file: str) -> bool:
-    return file.startswith(_OWN)
+def _is_machinery(file: str) -> bool:
+    return file.startswith((*_MACHINERY, "<frozen importlib")) or file == _CONTEXTS
+
+
+def is_library(file: str) -> bool:
+    """Whether code is not the script's: of Python, an installed package or this one."""
+    return file.startswith((*_LIBRARIES, "<frozen "))
+
+
+def _folder(module: ModuleType) -> str:
+    return os.path.join(os.path.dirname(module.__file__ or ""), "")
+
+
+# The folders of this package, and of those whose lines say little of a script's error.
+_MACHINERY = *map(_folder, (collective, keras, tf)), _OWN
+_CONTEXTS = contextlib.__file__  # between our lines
+_LIBRARIES = (
+    _OWN,
+    *(
+        os.path.join(sysconfig.get_path(name), "")
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ),
+)

@@ -1,12 +1,14 @@
 """The step proves itself before it trains, and the ranks that they train alike.
 
-``verify_step`` compares the shared step with Keras' own on a few rows; ``compare_data``
-and ``compare_models`` compare what the ranks are about to do. All run before the first update.
+``verify_step`` compares the shared step with Keras' own on a few rows; ``compare_data``,
+``compare_models`` and ``compare_graphs`` compare what the ranks are about to do. All run
+before the first update.
 """
 
 from collective.training.verification.predictions import couples_rows
 from collective.training.verification.ranks import (
     compare_data,
+    compare_graphs,
     compare_models,
     compare_settings,
 )
@@ -14,6 +16,7 @@ from collective.training.verification.verify import is_wanted, verify_step, veri
 
 __all__ = [
     "compare_data",
+    "compare_graphs",
     "compare_models",
     "compare_settings",
     "couples_rows",

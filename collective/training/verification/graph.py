@@ -97,6 +97,27 @@ def _texts(nodes: Any, graph: Any) -> Iterator[str]:
         yield f"captured {outer.dtype} {outer.shape} {hashlib.sha256(text).hexdigest()}"
 
 
+def constants(graph: tf.Graph) -> list[str]:
+    """Each numeric constant of a graph, in an order that no name decides.
+
+    The same on ranks that have traced the same program. Numbers of NumPy, Python or the
+    clock that code draws while it is traced are constants.
+    """
+    definition = graph.as_graph_def()
+    nodes = list(definition.node)
+    for part in definition.library.function:
+        nodes += part.node_def
+    found = []
+    for node in nodes:
+        tensor = node.attr["value"].tensor if node.op == "Const" else None
+        if tensor is None or tensor.dtype == tf.string.as_datatype_enum:
+            continue
+        value = tf.make_ndarray(tensor)
+        shown = str(value) if value.size == 1 else f"{value.dtype}{list(value.shape)}"
+        found.append(f"{shown} {hashlib.sha256(value.tobytes()).hexdigest()[:16]}")
+    return sorted(found)
+
+
 def _plain(text: str) -> str:
     return _COUNTED.sub("", text)
 

@@ -36,8 +36,9 @@ def couples_rows(
 ) -> bool:
     """Whether predictions depend on the rows beside them; every rank calls it.
 
-    Rank 0 predicts a few rows at once and in pieces. Once for each model and kind of
-    data; what fails here fails in the prediction, which says why.
+    Rank 0 predicts a few rows at once and in pieces, with the other ranks where several
+    hold a replica together. Once for each model and kind of data; what fails here fails
+    in the prediction, which says why.
 
     Args:
         wanted: Whether to look; that of rank 0 counts.
@@ -46,7 +47,8 @@ def couples_rows(
     key = repr(inputs.spec)
     if key not in of_model:
         batches = first_batches(inputs)
-        mine = wanted and backend.rank == 0 and bool(batches)
+        takes_part = backend.rank == 0 or backend.tensor is not None
+        mine = wanted and takes_part and bool(batches)
         mine = mine and _differs(model, batches[0])
         of_model[key] = bool(broadcast_object(backend, mine))
     return of_model[key]

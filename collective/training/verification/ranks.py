@@ -7,6 +7,7 @@ the first difference.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,16 +17,19 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
+from collective.log import log
 from collective.training import exchange
 from collective.training.input.batches import Batches
 from collective.training.input.leaves import checksum
 from collective.training.input.pipeline import Input
+from collective.training.prepared import get_partition
 from collective.training.verification.descriptions import (
     describe,
     describe_model,
     short,
 )
 from collective.training.verification.first_rows import read_rows
+from collective.training.verification.graph import constants
 from collective.training.verification.settings import describe_settings
 
 # Data are compared whole up to so many bytes, by rows spread over the whole beyond.
@@ -65,8 +69,46 @@ def compare_settings(backend: Backend) -> None:
 
 def compare_models(backend: Backend, model: keras.Model) -> None:
     """Refuses ranks with another model, loss, metric or optimizer."""
-    if backend.size > 1:
-        compare(backend, describe_model(model))
+    if backend.size == 1:
+        return
+    shards = get_partition(model)  # their shapes may differ
+    with contextlib.nullcontext() if shards is None else shards.whole_shapes():
+        mine = describe_model(model)
+    compare(backend, mine)
+
+
+def compare_graphs(backend: Backend, graph: tf.Graph, drawn: bool) -> None:
+    """Refuses ranks whose code drew other numbers while it was traced.
+
+    Args:
+        graph: The traced step.
+        drawn: Whether NumPy's or Python's generators were asked meanwhile.
+    """
+    if drawn and backend.rank == 0:
+        log.warning(
+            "the model, its loss or a metric draws numbers of NumPy or Python in code "
+            "that is traced: they are constants of the graph, the same in every step. "
+            "Each fit draws its own; Keras keeps those of the first"
+        )
+    if backend.size == 1:
+        return
+    mine = constants(graph)
+    digest = short("\n".join(mine), 0)
+    same = digest == exchange.broadcast_object(backend, digest)
+    differs = exchange.gather_few(backend, [not same])[:, 0]
+    if not differs.any():
+        return
+    rank = int(np.argmax(differs))
+    first = set(exchange.broadcast_object(backend, mine))
+    other = next((c for c in mine if c not in first), "one that is missing ")
+    value = exchange.broadcast_object(backend, other, rank).rpartition(" ")[0]
+    raise UsageError(
+        f"the graph of the step has other constants on rank {rank} than on rank 0 "
+        f"({value}): code of the model, its loss or a metric gives another number on "
+        "each rank while it is traced, as a clock, a process id or os.urandom does",
+        hint="compute it before fit, the same on every rank; or draw it by "
+        "keras.random or tf.random",
+    )
 
 
 def describe_training(inputs: Input, model: keras.Model) -> dict[str, str]:

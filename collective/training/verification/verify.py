@@ -27,7 +27,7 @@ from collective.errors import CollectiveError, UsageError
 from collective.launch import versions
 from collective.log import log
 from collective.net import private_files
-from collective.training import exchange, keras_compat
+from collective.training import exchange, host_random, keras_compat
 from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Input
 from collective.training.prepared import PreparedModel
@@ -175,7 +175,8 @@ def _decided(
     plan, line, refusal = StepPlan(), None, None
     if backend.rank == 0 and wanted:
         start = time.perf_counter()
-        with backend.only_rank_zero("the comparison with Keras' own step"):
+        what_runs = "the comparison with Keras' own step"
+        with backend.only_rank_zero(what_runs), host_random.unchanged():
             try:
                 plan, how = compared()
             except NotComparable as why:

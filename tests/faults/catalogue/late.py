@@ -13,7 +13,6 @@ from tests.faults.job import Job
 from tests.faults.undisturbed import as_undisturbed
 
 CONTINUES = "the job continues; the losses are the undisturbed ones"
-NOT_STARTED = '[ "$OMPI_COMM_WORLD_RANK" != 1 ] || sleep 1000; exec "$@"'
 WAITED = (r"no progress for 1 s", "rank 1 is not in a collective", "HINT")
 
 
@@ -23,19 +22,19 @@ def _continues(job: Job) -> None:
     os.kill(process, signal.SIGCONT)
 
 
-def stopped(backend: str, message: str) -> Fault:
-    """Rank 1, for ever. The first step, with its tracing, must be in time."""
+def for_ever(name: str, inside: str, backend: str, *messages: str) -> Fault:
+    """Rank 1. The first step, with its tracing, must be in time."""
     seconds = 10
     return Fault(
-        f"SIGSTOP to a rank, for ever, COLLECTIVE_TIMEOUT={seconds}",
+        f"{name}, for ever, COLLECTIVE_TIMEOUT={seconds}",
         training(backend=backend),
         "the job ends, and says who waits in what",
         code=1,
         seconds=4 * seconds,
-        messages=(message, "rank 1 is stopped", "HINT"),
-        inside="stop forward 1 5",
+        messages=(*messages, "HINT"),
+        inside=inside,
         backend=backend,
-        variables={"COLLECTIVE_TIMEOUT": str(seconds)},
+        variables={"COLLECTIVE_TIMEOUT": str(seconds), "FAULT_SECONDS": "100000"},
     )
 
 
@@ -97,18 +96,23 @@ FAULTS = [
         inside="stop forward 1 5",
         variables={"COLLECTIVE_TIMEOUT": "3"},
     ),
-    stopped("mpi", r"rank 0 waited \d+ s for other ranks in MPI_Allreduce of"),
-    stopped("tf-multiworker", r"rank 0 waited \d+ s for other ranks in a step"),
-    stopped("horovod", r"rank 0 waited \d+ s for other ranks in a step"),
-    Fault(
-        "a rank does not start, COLLECTIVE_START_TIMEOUT=5",
-        ["sh", "-c", NOT_STARTED, "sh", *training(backend="mpi")],
-        "the job ends, and says what the others wait in",
-        code=1,
-        seconds=5 + 10,
-        messages=("rank 0 waited 5 s for other ranks in MPI_Init", "HINT"),
-        backend="mpi",
-        variables={"COLLECTIVE_START_TIMEOUT": "5"},
+    for_ever(
+        "SIGSTOP to a rank",
+        "stop forward 1 5",
+        "mpi",
+        r"rank 0 waited \d+ s for other ranks in MPI_Allreduce of",
+        "rank 1 is stopped",
+    ),
+    # TensorFlow itself notices a rank that is stopped.
+    *(
+        for_ever(
+            "a rank waits for its data",
+            "sleep input 1 5",
+            backend,
+            r"rank 0 waited \d+ s for other ranks in a step",
+            "rank 1 waits for the input of step",
+        )
+        for backend in ("tf-multiworker", "horovod")
     ),
     *(
         jumps(seconds, backend)

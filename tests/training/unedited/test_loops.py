@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from collective.errors import UsageError
 from collective.training.unedited.job import Job
-from collective.training.unedited.keras_distribution.devices import (
-    replace_keras_distribution,
-)
 from collective.training.unedited.loops import notice, segments
 from collective.training.unedited.loops.notice import warn_of_updates
 from tests.training.unedited.test_unedited import Ranks
@@ -27,7 +23,6 @@ def job():
     found = Job(Ranks(0, []))
     yield found
     found.undo()
-    keras.distribution.set_distribution(None)
 
 
 def in_line(function):
@@ -154,60 +149,3 @@ class _inside:
 
     def __exit__(self, *_):
         self.job._depth -= 1
-
-
-def test_keras_distribution_shows_the_job(job):
-    known = keras.distribution
-    before = known.list_devices()
-    replace_keras_distribution(job)
-    assert known.list_devices() == known.list_devices("cpu") == ["cpu:0", "cpu:1"]
-    assert known.list_devices("tpu") == [] and known.get_device_count() == 2
-    known.initialize()
-    known.initialize(num_processes=2, process_id=0)
-    parallel = known.DataParallel()
-    assert (parallel.num_processes, parallel.num_model_replicas) == (2, 2)
-    assert parallel.data_shard_id == 0
-    data = tf.data.Dataset.range(6).batch(3)
-    assert parallel.distribute_dataset(data) is data
-    with parallel.scope():
-        assert known.distribution() is parallel
-    known.set_distribution(parallel)
-    job.undo()
-    assert known.list_devices() == before and not hasattr(
-        keras.src.backend.tensorflow.distribution_lib, "num_processes"
-    )
-
-
-def layout(axes):
-    mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"))
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts["d/kernel"] = axes
-    return keras.distribution.ModelParallel(layout_map=layouts)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda k: k.DataParallel(devices=["cpu:0"]), "has 1 devices, and this job 2"),
-        (
-            lambda k: k.DataParallel(auto_shard_dataset=False),
-            "auto_shard_dataset=False",
-        ),
-        (lambda k: layout((None, "model")), "lays out 'd/kernel'"),
-    ],
-)
-def test_other_distributions_are_refused_by_name(job, make, text):
-    replace_keras_distribution(job)
-    with pytest.raises(UsageError, match=text):
-        keras.distribution.set_distribution(make(keras.distribution))
-    keras.distribution.set_distribution(layout((None, None)))
-
-
-def test_initialize_of_another_job_is_refused(job):
-    replace_keras_distribution(job)
-    with pytest.raises(
-        UsageError, match=r"initialize\(num_processes=4\) on rank 0 of 2"
-    ):
-        keras.distribution.initialize(num_processes=4)
-    with pytest.raises(UsageError, match="process_id=1"):
-        keras.distribution.initialize(process_id=1)

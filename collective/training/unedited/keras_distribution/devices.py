@@ -15,6 +15,10 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.unedited.job import Job
+from collective.training.unedited.keras_distribution.model_parallel import (
+    make_groups,
+    replace_building,
+)
 
 
 def replace_keras_distribution(job: Job) -> None:
@@ -47,6 +51,7 @@ def replace_keras_distribution(job: Job) -> None:
     stock = keras.distribution.set_distribution
     for place in keras_compat.places_of(stock):
         job.replace(*place, _setting(job, stock))
+    replace_building(job)
 
 
 def check_current(job: Job) -> None:
@@ -61,7 +66,7 @@ def check(job: Job, distribution: Any) -> None:
 
     Raises:
         UsageError: The distribution has other devices than the job, or keeps data
-            apart; or cuts weights.
+            apart; or splits weights, and the backend cannot.
     """
     kind, replicas = type(distribution).__name__, job.backend.replicas
     devices = distribution.device_mesh.devices.size
@@ -78,20 +83,7 @@ def check(job: Job, distribution: Any) -> None:
             hint="leave it out, and give every process the whole data: each computes "
             "its rows of every batch",
         )
-    if isinstance(distribution, keras.distribution.ModelParallel):
-        _check_layouts(distribution)
-
-
-def _check_layouts(distribution: Any) -> None:
-    """Refuses a layout that cuts weights."""
-    for pattern, axes in keras_compat.layouts_of(distribution).items():
-        if any(axis is not None for axis in axes):
-            raise UsageError(
-                f"the script's ModelParallel lays out {pattern!r} as {axes!r}, and no "
-                "weights are cut here",
-                hint="keras.distribution.DataParallel(), or the layers of "
-                "docs/how-to/parallel.md",
-            )
+    make_groups(job, distribution)
 
 
 def _default_kind() -> str:
@@ -114,9 +106,11 @@ def _check_process(job: Job, processes: int | None, process: int | None) -> None
 
 
 def _distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """Keeps a tensor where it is, unless the layout would cut more than its rows."""
+    """Keeps a tensor where it is, unless the layout would split more than its rows."""
     axes = tuple(getattr(layout, "axes", ()))
-    if any(axis is not None for axis in axes[1:]):
+    distribution = keras_compat.current_distribution()
+    rows = getattr(distribution, "batch_dim_name", axes[0] if axes else None)
+    if any(axes[1:]) or (axes and axes[0] not in (None, rows)):
         raise UsageError(
             f"a tensor cannot be laid out as {axes!r}: each rank has its rows of a "
             "batch, whole",

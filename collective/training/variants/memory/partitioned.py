@@ -9,20 +9,19 @@ numbers are summed over the ranks here.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.errors import CollectiveError, UsageError
+from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.variants.memory.shards import Shard
+from collective.training.variants.memory.whole import ShardedVariables
 
 # Those that treat each element alone. Not: Adafactor, Lamb and Muon.
 ELEMENTWISE = {
@@ -57,7 +56,7 @@ def check_optimizer(model: keras.Model, option: str, partitioned: bool) -> None:
         )
 
 
-class PartitionedVariables(ABC):
+class PartitionedVariables(ShardedVariables, ABC):
     """The variables of a model and its optimizer of which each rank has a shard.
 
     It keeps no reference to the model (``collective.training.prepared`` finds it by the
@@ -78,33 +77,13 @@ class PartitionedVariables(ABC):
     def __init__(
         self, model: keras.Model, backend: Backend, shards: Mapping[int, Shard]
     ):
-        self.optimizer, self.backend = model.optimizer, backend
-        self._shards = shards
+        every = [*model.variables, *model.optimizer.variables]
+        super().__init__(every, shards, backend)
+        self.optimizer = model.optimizer
         self._weights = list(model.weights)
         self._trainable = list(model.trainable_variables)
-        every = [*model.variables, *self.optimizer.variables]
-        self._sharded = [v for v in every if id(v) in shards]
         self._keras_clip = keras_compat.replace_clipping(self.optimizer, self._clip)
         self._norms = tf.zeros([0], tf.float64)
-
-    def shape_of(self, variable: keras.Variable) -> tuple[int, ...] | None:
-        """The whole shape of a variable of which ranks have shards; else None."""
-        shard = self._shards.get(id(variable))
-        return None if shard is None else shard.shape
-
-    def cut(self, variable: keras.Variable, value: np.ndarray) -> Any:
-        """What this rank's variable holds of a whole value."""
-        shard = self._shards.get(id(variable))
-        return value if shard is None else shard.cut(value)
-
-    def gather(self) -> dict[int, np.ndarray]:
-        """On rank 0 the sharded variables, whole, by ``id``. Every rank calls it."""
-        found = {}
-        for variable in self._sharded:
-            whole = self._shards[id(variable)].gather(variable)
-            if self.backend.rank == 0:
-                found[id(variable)] = np.asarray(whole)
-        return found
 
     def reduce_scatter(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Inside ``run``: this rank's shards of the sums over all replicas."""
@@ -143,40 +122,6 @@ class PartitionedVariables(ABC):
     def count_parameters(self) -> int:
         """Numbers in the weights of the whole model."""
         return sum(math.prod(self.shape_of(v) or v.shape) for v in self._weights)
-
-    @contextlib.contextmanager
-    def unchanged(self, what: str) -> Iterator[None]:
-        """Around code (``what``) that runs on rank 0 only, and so sees its shards only.
-
-        Raises:
-            CollectiveError: The code has changed a shard; other ranks cannot follow.
-        """
-        before = self._checksums()
-        yield
-        changed = [p for p, after in self._checksums().items() if before[p] != after]
-        if changed:
-            raise CollectiveError(
-                f"{what} has changed {changed[0]!r}, of which each rank has a shard, on "
-                "rank 0 only",
-                hint="leave out what sets weights, as EarlyStopping's "
-                "restore_best_weights; --checkpoint-dir has them whole",
-                everywhere=False,
-            )
-
-    def _checksums(self) -> dict[str, bytes]:
-        """A checksum of each of this rank's shards of weights."""
-        return {
-            v.path: tf.fingerprint(tf.reshape(v.value, [1, -1])).numpy().tobytes()
-            for v in self._weights
-            if id(v) in self._shards
-        }
-
-    @contextlib.contextmanager
-    def whole_shapes(self) -> Iterator[None]:
-        """Inside, variables have whole shapes: to read whole values from a file."""
-        shapes = [(v, self._shards[id(v)].shape) for v in self._sharded]
-        with keras_compat.replace_shapes(shapes):
-            yield
 
     def _exchange_norms(
         self, gradients: Sequence[tf.Tensor], connected: Sequence[int]

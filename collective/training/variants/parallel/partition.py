@@ -6,7 +6,11 @@ the first replica to the ranks with the same shard of other replicas.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+from weakref import WeakSet
 
 import keras
 import numpy as np
@@ -15,9 +19,11 @@ import tensorflow as tf
 from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.keras_compat import Values, Whole
 from collective.training.variants.memory import partitioned
 from collective.training.variants.memory.partitioned import PartitionedVariables
 from collective.training.variants.memory.shards import Shard
+from collective.training.variants.memory.whole import ShardedVariables
 from collective.training.variants.parallel.layers import TensorParallelLayer
 
 
@@ -31,6 +37,57 @@ def check(model: keras.Model, partitioned_before: bool) -> None:
     partitioned.check_optimizer(model, "--tensor-parallel", partitioned_before)
 
 
+def split_layers(layer: keras.layers.Layer) -> list[TensorParallelLayer]:
+    """The layers of a model, or of a layer, that are split over a group."""
+    return [
+        found
+        for found in layer._flatten_layers()
+        if isinstance(found, TensorParallelLayer) and found.shards
+    ]
+
+
+def parts_of(layer: keras.layers.Layer) -> int | None:
+    """Over how many ranks layers of it are split; None: every rank has them whole."""
+    groups = [found.group for found in split_layers(layer)]
+    return groups[0].parts if groups and groups[0] is not None else None
+
+
+def shards_of(layer: keras.layers.Layer) -> dict[int, Shard]:
+    """How its variables are cut, by ``id``; empty where every rank has them whole."""
+    shards: dict[int, Shard] = {}
+    for found in split_layers(layer):
+        shards |= found.shards
+    return shards
+
+
+@contextlib.contextmanager
+def without_group(layers: Iterable[TensorParallelLayer]) -> Iterator[None]:
+    """Inside, layers compute as the Keras layers that they are derived from."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(mock.patch.object(layer, "group", None))
+        yield
+
+
+class SplitLayers(ShardedVariables):
+    """The variables of a model, or of a layer, that is not prepared for a training.
+
+    Args:
+        layer: Built, with split layers in it.
+        backend: One with a tensor group.
+    """
+
+    def __init__(self, layer: keras.layers.Layer, backend: Backend):
+        self._layers = split_layers(layer)
+        super().__init__(layer.variables, shards_of(layer), backend)
+
+    @contextlib.contextmanager
+    def whole(self, fetch: Callable[[], Values]) -> Iterator[Whole]:
+        """Inside, the layers have whole variables, and use them without other ranks."""
+        with super().whole(fetch) as found, without_group(self._layers):
+            yield found
+
+
 class TensorParallelVariables(PartitionedVariables):
     """Shards of large layers, and of the optimizer's variables for them.
 
@@ -42,21 +99,26 @@ class TensorParallelVariables(PartitionedVariables):
     def __init__(self, model: keras.Model, backend: Backend):
         assert backend.tensor is not None
         self.group = backend.tensor
-        shards: dict[int, Shard] = {}
-        for layer in model._flatten_layers():
-            if isinstance(layer, TensorParallelLayer):
-                shards |= layer.shards
+        self._layers: WeakSet[Any] = WeakSet(split_layers(model))
+        shards = shards_of(model)
         if not shards:
             raise UsageError(
                 f"no layer of model {model.name!r} is split over the "
                 f"{self.group.parts} ranks of --tensor-parallel",
                 hint="take layers of collective.training.variants.parallel, made within "
                 "backend.scope() or by a function given to collective.training.fit; "
-                "--model transformer has some",
+                "--model transformer has some. With keras.distribution.ModelParallel: a "
+                "pattern in its LayoutMap that matches a variable's path",
             )
         slots = keras_compat.build_optimizer(model.optimizer, model.trainable_variables)
         shards |= {id(slot): shards[id(v)] for slot, v in slots if id(v) in shards}
         super().__init__(model, backend, shards)
+
+    @contextlib.contextmanager
+    def whole(self, fetch: Callable[[], Values]) -> Iterator[Whole]:
+        """Inside, the layers have whole variables, and use them without other ranks."""
+        with super().whole(fetch) as found, without_group(self._layers):
+            yield found
 
     def broadcast_shards(self) -> None:
         """Gives each rank the shards of the first replica; every rank calls it."""

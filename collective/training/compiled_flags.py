@@ -1,0 +1,66 @@
+"""Layers that were frozen, or not, when the model was compiled and first trained.
+
+Keras traces the training step once after ``compile``: a later ``layer.trainable = True``
+has no effect until the model is compiled again. So it is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+
+from collective.backends.base import Backend
+from collective.log import log
+from collective.training import keras_compat
+
+# Of each model: what ``compile`` has made, and the flags of its layers then.
+_known: WeakKeyDictionary[keras.Model, tuple[list[Any], list[bool]]] = (
+    WeakKeyDictionary()
+)
+
+
+@contextlib.contextmanager
+def as_compiled(model: Any, backend: Backend) -> Iterator[None]:
+    """Trains the layers of the first training after ``compile``, and says so.
+
+    Args:
+        model: A model; what makes one is new, and nothing is done.
+    """
+    if not isinstance(model, keras.Model) or not model.compiled:
+        yield
+        return
+    settings = [
+        weakref.ref(part)
+        for part in keras_compat.compiled_settings(model)
+        if part is not None
+    ]
+    former, flags = _known.get(model, ([], []))
+    now = keras_compat.trainable_flags(model)
+    if former != settings or len(now) != len(flags):
+        _known[model] = settings, now
+        yield
+        return
+    changed = [
+        (layer, wanted)
+        for layer, wanted, flag in zip(
+            keras_compat.layers_of(model), now, flags, strict=True
+        )
+        if wanted != flag
+    ]
+    if changed and backend.rank == 0:
+        log.warning(
+            "layer.trainable of %r has changed since the model was compiled: it is "
+            "trained as it was compiled, as Keras does (model.compile again to follow)",
+            changed[0][0].name,
+        )
+    keras_compat.set_trainable_flags(model, flags)
+    try:
+        yield
+    finally:
+        for layer, wanted in changed:
+            layer.trainable = wanted

@@ -1,0 +1,119 @@
+"""Keras variables that hold a shard, as code sees them that expects the whole.
+
+Inside ``whole_variables`` such a variable has the whole shape. Its whole value is fetched
+by the first read or write of any of them, for all at once: code that reads none, as most
+callbacks, costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+Values = Mapping[int, np.ndarray]
+"""Whole values, by ``id`` of the variable."""
+
+
+class Whole:
+    """What happens to variables inside ``whole_variables``.
+
+    Args:
+        variables: Each holds a shard.
+        fetch: Returns their whole values.
+    """
+
+    def __init__(
+        self, variables: Sequence[keras.Variable], fetch: Callable[[], Values]
+    ):
+        self._variables = variables
+        self._fetch = fetch
+        self._shards: list[Any] = []
+        self._before: Values = {}
+        self._assigned: set[int] = set()
+        self._fetching = False
+
+    def fetch(self) -> None:
+        """Gives the variables their whole values, once."""
+        if self._before or self._fetching:  # whole already, or it reads the shards now
+            return
+        self._fetching = True
+        try:
+            self._before = self._fetch()
+        finally:
+            self._fetching = False
+        for variable in self._variables:
+            self._shards.append(variable._value)
+            whole = tf.Variable(self._before[id(variable)], dtype=variable._dtype)
+            variable._value = whole
+
+    def assigned(self, variable: keras.Variable) -> None:
+        """Notes that a variable gets another value."""
+        self.fetch()
+        self._assigned.add(id(variable))
+
+    def written(self) -> dict[int, np.ndarray]:
+        """The values of those that were written to; called inside."""
+        if not self._before:
+            return {}
+        now = {id(v): np.asarray(v._value) for v in self._variables}
+        return {
+            key: value
+            for key, value in now.items()
+            if key in self._assigned or value.tobytes() != self._before[key].tobytes()
+        }
+
+    def put_back(self) -> None:
+        """Gives the variables their shards again."""
+        for variable, shard in zip(self._variables, self._shards, strict=False):
+            variable._value = shard
+
+
+@contextlib.contextmanager
+def whole_variables(
+    variables: Sequence[tuple[keras.Variable, tuple[int, ...]]],
+    fetch: Callable[[], Values],
+) -> Iterator[Whole]:
+    """Inside, variables that hold shards are whole.
+
+    Args:
+        variables: Each with its whole shape.
+        fetch: Returns whole values of all; called once, if any is read or written.
+    """
+    whole = Whole([variable for variable, _ in variables], fetch)
+    before = [(type(variable), variable._shape) for variable, _ in variables]
+    for variable, shape in variables:
+        variable._shape = shape
+        object.__setattr__(variable, "_whole", whole)
+        variable.__class__ = _fetching(type(variable))  # type: ignore[arg-type]
+    try:
+        yield whole
+    finally:
+        for (variable, _), (kind, shape) in zip(variables, before, strict=True):
+            variable.__class__ = kind
+            object.__delattr__(variable, "_whole")
+            variable._shape = shape
+        whole.put_back()
+
+
+@functools.cache
+def _fetching(kind: type[Any]) -> type[Any]:
+    """A kind of variable that fetches its whole value before it is read or written."""
+
+    class Fetching(kind):  # type: ignore[misc]
+        @property
+        def value(self) -> Any:
+            self._whole.fetch()
+            return super().value
+
+        def _direct_assign(self, value: Any) -> None:
+            self._whole.assigned(self)
+            super()._direct_assign(value)
+
+    Fetching.__name__ = kind.__name__
+    return Fetching

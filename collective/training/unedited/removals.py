@@ -1,0 +1,78 @@
+"""Files that an unedited script removes and renames: once, when no rank needs them."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import pathlib
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from collective.training.unedited.job import Job
+from collective.training.unedited.script import is_library
+
+_REMOVALS = (
+    *((os, name) for name in ("remove", "unlink", "rmdir", "rename", "replace")),
+    *((shutil, name) for name in ("rmtree", "move")),
+    *((pathlib.Path, name) for name in ("unlink", "rmdir", "rename", "replace")),
+)
+_RENAMINGS = ("rename", "replace", "move")
+
+
+def replace_removals(job: Job) -> None:
+    """Has rank 0 alone remove and rename what the script itself removes and renames.
+
+    Every rank runs ``os.remove(path)``, and all but one would fail, or one would remove
+    what another still reads. So the ranks meet first (``Job.remove``). Calls from
+    libraries, threads and child processes are left as they are.
+    """
+    for owner, name in _REMOVALS:
+        job.replace(owner, name, _removal(job, getattr(owner, name)))
+    stock = builtins.open
+
+    @functools.wraps(stock)
+    def noting(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        opened = stock(file, mode, *args, **kwargs)
+        if isinstance(file, str | os.PathLike) and {*mode} & {*"wax+"}:
+            job.made.add(os.path.abspath(file))
+        return opened
+
+    for module in (builtins, io):
+        job.replace(module, "open", noting)
+
+
+def _removal(job: Job, stock: Callable[..., Any]) -> Callable[..., Any]:
+    name, process = stock.__name__, os.getpid()
+
+    @functools.wraps(stock)
+    def remove(*args: Any, **kwargs: Any) -> Any:
+        paths = [os.fspath(a) for a in args[:2] if isinstance(a, str | os.PathLike)]
+        by_script = (
+            paths
+            and not job.inside
+            and os.getpid() == process
+            and threading.current_thread() is threading.main_thread()
+            and not is_library(sys._getframe(1).f_code.co_filename)
+        )
+        if not by_script:
+            return stock(*args, **kwargs)
+        whole = [os.path.abspath(os.fsdecode(path)) for path in paths]
+        result = job.remove(whole, lambda: stock(*args, **kwargs))
+        _forget(job, whole)
+        if name in _RENAMINGS and isinstance(args[0], pathlib.Path):
+            return type(args[0])(paths[1])
+        return paths[1] if name == "move" else result
+
+    return remove
+
+
+def _forget(job: Job, paths: Sequence[str]) -> None:
+    """Removed or renamed files were not made by this rank; new names were."""
+    below = os.path.join(paths[0], "")
+    job.made -= {p for p in job.made if (p + os.sep).startswith(below)}
+    job.made.update(paths[1:])

@@ -1,0 +1,198 @@
+"""An ordinary script with habits that ranks can stumble over: as ``python`` runs it.
+
+Prints what each part has found, of every rank, for ``test_details`` to compare.
+"""
+
+import json
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+FOLDER = sys.argv[1]
+
+keras.utils.set_random_seed(1)
+x = np.random.rand(32, 4).astype("float32")
+y = x[:, :1]
+found = {}
+
+
+def model(width=4, *more):
+    made = keras.Sequential([keras.Input((width,)), *more, keras.layers.Dense(1)])
+    made.compile("sgd", "mse")
+    return made
+
+
+class Refuses(keras.layers.Layer):
+    def call(self, inputs):
+        if not isinstance(inputs, keras.KerasTensor):
+            raise TypeError("of the layer")
+        return inputs
+
+
+class Collects(keras.callbacks.Callback):
+    """Is read after the training, and draws random numbers."""
+
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+
+    def on_train_begin(self, logs=None):
+        self.losses = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+        self.store.append(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.drawn = [np.random.rand(), random.random()]
+
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise KeyError("of the callback")
+
+
+best = 9.0
+
+
+def note(epoch, logs):
+    global best
+    best = min(best, logs["loss"])
+
+
+def architectures():
+    """Those that fail do not end the search."""
+    candidates = {
+        "shape": lambda: model(5),
+        "layer": lambda: model(4, Refuses()),
+        "callback": lambda: model(),
+        "not compiled": lambda: keras.Sequential([keras.layers.Dense(1)]),
+        "good": lambda: model(),
+    }
+    seen = {}
+    for name, make in candidates.items():
+        callbacks = [Fails()] if name == "callback" else []
+        try:
+            made = make()
+            seen[name] = made.fit(x, y, 8, verbose=0, callbacks=callbacks).history
+        except (ValueError, TypeError, KeyError) as error:
+            kinds = ValueError, TypeError, KeyError
+            seen[name] = [isinstance(error, kind) for kind in kinds]
+    return seen
+
+
+def not_finite():
+    stop = keras.callbacks.TerminateOnNaN()
+    history = model().fit(x, y * np.nan, 8, epochs=3, verbose=0, callbacks=[stop])
+    return np.isnan(history.history["loss"]).tolist()
+
+
+def callbacks():
+    trained, store = model(), []
+    collects = Collects(store)
+    stops = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
+    notes = keras.callbacks.LambdaCallback(on_epoch_end=note)
+    given = [collects, stops, notes]
+    trained.fit(x, y, 8, epochs=2, verbose=0, callbacks=given)
+    assert stops.model is trained
+    later = [np.random.rand(), random.random()]
+    return [collects.losses, collects.drawn, store, stops.best_epoch, best, later]
+
+
+class Clips(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        for weight in self.model.trainable_weights:
+            weight.assign(keras.ops.clip(weight, -0.1, 0.1))
+
+
+def clipping():
+    return trained_with(Clips())
+
+
+def trained_with(*callbacks):
+    trained = model(4, keras.layers.Dense(3))
+    history = trained.fit(x, y, 8, epochs=2, verbose=0, callbacks=list(callbacks))
+    return [history.history["loss"], [w.tolist() for w in trained.get_weights()]]
+
+
+def after_clear_session():
+    """As tuners call it: the seed of the order stays."""
+    keras.backend.clear_session()
+    return model().fit(x, y, 8, epochs=2, verbose=0).history["loss"]
+
+
+def frozen():
+    """As compiled, whatever ``trainable`` says later."""
+    losses = []
+    for flag in (False, True):
+        trained = model(4, keras.layers.Dense(3))
+        trained.layers[0].trainable = flag
+        trained.compile("sgd", "mse")
+        trained.fit(x, y, 8, verbose=0)
+        trained.layers[0].trainable = not flag
+        losses += trained.fit(x, y, 8, verbose=0).history["loss"]
+        assert trained.layers[0].trainable is not flag
+    return losses
+
+
+class Draws(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs * np.random.rand()
+
+
+def constants():
+    """Numbers that are drawn while Keras traces."""
+    return [model(4, Draws()).fit(x, y, 8, verbose=0).history["loss"], np.random.rand()]
+
+
+def files():
+    """Written, removed and renamed by every rank; a cache, too."""
+    rows = tf.data.Dataset.from_tensor_slices((x, y))
+    rows = rows.cache(os.path.join(FOLDER, "cache")).batch(8)
+    losses = model().fit(rows, epochs=2, verbose=0).history["loss"]
+    path, logs = os.path.join(FOLDER, "a.txt"), os.path.join(FOLDER, "logs")
+    if os.path.exists(logs):
+        shutil.rmtree(logs)
+    os.makedirs(logs)
+    for _ in range(2):
+        with open(path, "w") as file:
+            file.write("a")
+        os.rename(path, path + "b")
+        with open(path + "b") as file:
+            assert file.read() == "a"
+        Path(path + "b").unlink()
+    saved = os.path.join(FOLDER, "m.weights.h5")
+    trained = model()
+    trained.save_weights(saved)
+    trained.load_weights(saved)
+    os.remove(saved)
+    try:
+        os.remove(saved)
+    except FileNotFoundError:
+        losses.append(1.0)
+    trained.fit(
+        x, y, verbose=0, callbacks=[keras.callbacks.CSVLogger(os.path.join(logs, "l"))]
+    )
+    assert os.listdir(logs) == ["l"]
+    shutil.rmtree(logs)
+    return [losses, sorted(n for n in os.listdir(FOLDER) if "cache" not in n)]
+
+
+for part in (
+    architectures,
+    not_finite,
+    callbacks,
+    clipping,
+    after_clear_session,
+    frozen,
+    constants,
+    files,
+):
+    found[part.__name__] = part()
+print("FOUND", json.dumps(found), file=sys.stderr, flush=True)
