@@ -14,11 +14,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from collective import recorder
+from collective import deadline, recorder
 from collective.backends.options import Options
 from collective.environment import Environment, detect_rank
 from collective.errors import CollectiveError, UsageError
@@ -32,6 +32,13 @@ def python() -> str:
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
     known = name.endswith(".py") and name != "__main__.py"
     return f"python {name if known else 'script.py'}"
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """Ends this process at once, from any thread; the launcher then ends the others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def wait_until(ended: Callable[[], bool], seconds: float) -> bool:
@@ -227,7 +234,10 @@ class Backend(ABC):
         """Outside ``run``: the root's array, on every process. Shapes must agree."""
         self.require_all_ranks()
         array = np.array(array, order="C")
-        with recorder.span(recorder.BROADCAST, "by the backend", array.nbytes):
+        with (
+            recorder.span(recorder.BROADCAST, "by the backend", array.nbytes),
+            deadline.waiting("in a broadcast"),
+        ):
             if array.size:
                 self._broadcast_bytes(array.reshape(-1).view(np.uint8), root)
         return array
@@ -238,7 +248,10 @@ class Backend(ABC):
     def barrier(self) -> None:
         """Waits until every process has called it."""
         self.require_all_ranks()
-        with recorder.span(recorder.BARRIER, "by the backend"):
+        with (
+            recorder.span(recorder.BARRIER, "by the backend"),
+            deadline.waiting("in a barrier"),
+        ):
             self._barrier()
 
     def _barrier(self) -> None:
@@ -252,9 +265,7 @@ class Backend(ABC):
 
         By default the launcher ends every other rank.
         """
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
+        end_process(exit_code)
 
     def fails_alike(self, mark: int, seconds: float) -> bool:
         """Whether every rank calls this with the same mark, within some seconds.

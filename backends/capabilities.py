@@ -10,6 +10,7 @@ Elastic)``, or read the attribute that the class sets (``backend.overlaps``).
     ModelParallel           model_parallel          single, native, mpi
     ShardCollectives        none                    single, native, mpi, horovod, tf-multiworker
     MatchedByOrder          none                    mpi
+    SummedInGraph           none                    horovod, tf-multiworker
     Recording               none                    native
     Serving                 parameter_servers       tf-parameter-server
 
@@ -21,11 +22,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from collective import deadline
 from collective.backends.base import Backend
 from collective.backends.devices import configure, gpus, local_devices
 from collective.backends.options import Options
@@ -287,6 +290,24 @@ class ShardCollectives(Backend):
 
     def _gather_rows(self, tensor: Any) -> Any:
         raise NotImplementedError
+
+
+class SummedInGraph(Backend):
+    """A backend whose collectives run in TensorFlow's graph, where none can be watched.
+
+    So each call of the graph counts as a wait for the other ranks. It may take
+    ``COLLECTIVE_TIMEOUT`` and twice as long as the longest before.
+    """
+
+    _longest = 0.0  # seconds of a call
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls a ``tf.function`` that uses ``run``, as ``Backend.call``, in time."""
+        begin = time.monotonic()
+        with deadline.waiting("in a step or its collectives", 2 * self._longest):
+            result = super().call(*args, **kwargs)
+        self._longest = max(self._longest, time.monotonic() - begin)
+        return result
 
 
 class MatchedByOrder(Backend):

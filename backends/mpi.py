@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from collective import recorder
+from collective import deadline, recorder
 from collective.backends import world
 from collective.backends.base import Availability, wait_until
 from collective.backends.capabilities import (
@@ -56,6 +56,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
         if self.elastic:
             self._raise_errors()
         self._configure_devices(self.environment)
+        deadline.watch(self.rank, self.abort)
 
     @classmethod
     def availability(cls, environment: Environment) -> Availability:
@@ -82,7 +83,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
     def _sum_in_place(self, vector: np.ndarray) -> None:
         with (
             recorder.span(recorder.ALL_REDUCE, "by MPI", vector.nbytes),
-            self._same_outcome(),
+            self._same_outcome(f"in MPI_Allreduce of {vector.nbytes:,} bytes"),
         ):
             self.world.Allreduce(self._mpi.IN_PLACE, vector, op=self._mpi.SUM)
 
@@ -90,13 +91,13 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
         def scatter(array: np.ndarray, out: np.ndarray) -> None:
             self.world.Reduce_scatter_block(array, out)
 
-        return self._by_numpy(scatter, rows, rows.shape[1:])
+        return self._by_numpy(scatter, rows, rows.shape[1:], "MPI_Reduce_scatter_block")
 
     def _all_gather(self, row: Any) -> Any:
         def gather(array: np.ndarray, out: np.ndarray) -> None:
             self.world.Allgather(array, out)
 
-        return self._by_numpy(gather, row, [self.size, *row.shape])
+        return self._by_numpy(gather, row, [self.size, *row.shape], "MPI_Allgather")
 
     def _all_to_all(self, rows: Any, counts: Sequence[int]) -> Any:
         length = rows.shape[-1]
@@ -106,7 +107,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
         def exchange(array: np.ndarray, out: np.ndarray) -> None:
             self.world.Alltoallv([array, sent], [out, received])
 
-        return self._by_numpy(exchange, rows, [sum(counts), length])
+        return self._by_numpy(exchange, rows, [sum(counts), length], "MPI_Alltoallv")
 
     def _gather_rows(self, tensor: Any) -> Any:
         """``MPI_Allgatherv``, of which the ranks first exchange the lengths."""
@@ -115,9 +116,10 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
         def gather(array: np.ndarray) -> np.ndarray:
             array = np.ascontiguousarray(array)
             sizes = np.empty(self.size, np.int64)
-            self.world.Allgather(np.array([array.nbytes]), sizes)
-            out = aligned_empty(int(sizes.sum()), np.dtype(np.uint8))
-            self.world.Allgatherv(array.reshape(-1).view(np.uint8), [out, sizes])
+            with deadline.waiting("in MPI_Allgatherv"):
+                self.world.Allgather(np.array([array.nbytes]), sizes)
+                out = aligned_empty(int(sizes.sum()), np.dtype(np.uint8))
+                self.world.Allgatherv(array.reshape(-1).view(np.uint8), [out, sizes])
             return out.view(array.dtype).reshape(-1, *array.shape[1:])
 
         out = tf.numpy_function(gather, [tensor], tensor.dtype, name="mpi_allgather")
@@ -128,7 +130,8 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
         """By an ``MPI_Allreduce`` of 16 bytes, and of texts only where they differ."""
         mark = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "big")
         both = np.array([mark, -mark])
-        self.world.Allreduce(self._mpi.IN_PLACE, both, op=self._mpi.MAX)
+        with deadline.waiting(f"before {what}"):
+            self.world.Allreduce(self._mpi.IN_PLACE, both, op=self._mpi.MAX)
         if both[0] == -both[1]:
             return
         calls = self.world.allgather(what)
@@ -145,13 +148,14 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
         call: Callable[[np.ndarray, np.ndarray], None],
         tensor: Any,
         shape: Sequence[int],
+        name: str,
     ) -> Any:
-        """What a collective writes to an array of a shape, as a tensor."""
+        """What a collective of MPI writes to an array of a shape, as a tensor."""
         import tensorflow as tf
 
         def called(array: np.ndarray) -> np.ndarray:
             out = aligned_empty(math.prod(shape), array.dtype)
-            with self._same_outcome():
+            with self._same_outcome(f"in {name}"):
                 call(array, out)
             return out.reshape(list(shape))
 
@@ -161,12 +165,12 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
 
     def _broadcast_bytes(self, data: np.ndarray, root: int) -> None:
         """``MPI_Bcast``."""
-        with self._same_outcome():
+        with self._same_outcome("in MPI_Bcast"):
             self.world.Bcast(data, root=root)
 
     def _barrier(self) -> None:
         """``MPI_Barrier``."""
-        with self._same_outcome():
+        with self._same_outcome("in MPI_Barrier"):
             self.world.Barrier()
 
     def close(self) -> None:
@@ -189,19 +193,20 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
         return wait_until(request.Test, seconds) and bool(most[0] == -most[1])
 
     @contextlib.contextmanager
-    def _same_outcome(self) -> Iterator[None]:
+    def _same_outcome(self, what: str) -> Iterator[None]:
         """In an elastic job, a collective succeeds on all ranks or fails on all.
 
         When a rank dies, MPI may report success to some ranks, with a wrong sum (Open
         MPI 5.0.11 does, on several hosts).
         """
         if not self.elastic:
-            yield
+            with deadline.waiting(what):
+                yield
             return
         mpi = self._mpi
         dead = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
         failure: Any = None
-        with wait_report.waiting():
+        with wait_report.waiting(), deadline.waiting(what):
             try:
                 yield
             except mpi.Exception as error:
@@ -245,6 +250,7 @@ class MPIBackend(Elastic, ModelParallel, ShardCollectives, MatchedByOrder):
         self._hosts = [self._hosts[rank] for rank in former]
         place = place_on("mpirun", self.world.rank, self._hosts)
         self._renumber(place)
+        deadline.watch(self.rank, self.abort)
         recorder.renumber(place)
         return list(former)
 

@@ -13,17 +13,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
 
+from collective import deadline
 from collective import environment as environments
 from collective.backends import world
-from collective.backends.base import Availability
-from collective.backends.capabilities import Overlap, ShardCollectives
+from collective.backends.base import Availability, end_process
+from collective.backends.capabilities import (
+    Overlap,
+    ShardCollectives,
+    SummedInGraph,
+)
 from collective.backends.devices import configure, gpus
 from collective.backends.options import Options
 from collective.backends.tf_strategy import StrategyBackend
@@ -35,7 +39,7 @@ COMMUNICATIONS = ("auto", "ring", "nccl")
 _BYTES_ON_GPUS = 16 << 20  # NCCL's latency is hidden from some megabytes on
 
 
-class MultiWorkerBackend(StrategyBackend, ShardCollectives, Overlap):
+class MultiWorkerBackend(SummedInGraph, StrategyBackend, ShardCollectives, Overlap):
     """A replica in each process, summed by TensorFlow's own collectives."""
 
     name = "tf-multiworker"
@@ -75,6 +79,7 @@ class MultiWorkerBackend(StrategyBackend, ShardCollectives, Overlap):
                     implementation=kind[options.communication.upper()]
                 )
             )
+            deadline.watch(self.rank, self.abort)
         except RuntimeError as error:
             raise UsageError(
                 f"backend {self.name!r} must be made before TensorFlow's first "
@@ -172,6 +177,4 @@ class _StrategyWorld:
 
     def Abort(self, exit_code: int) -> None:
         """Ends this rank; TensorFlow's collectives then fail on the others."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
+        end_process(exit_code)

@@ -18,7 +18,7 @@ import numpy as np
 
 import collective
 from collective import library
-from collective.backends.base import Availability, python
+from collective.backends.base import Availability, end_process, python
 from collective.elastic import membership_file
 from collective.environment import Environment, HorovodGloo, slurm
 from collective.errors import UsageError
@@ -146,9 +146,7 @@ class CoreWorld:
 
     def Abort(self, exit_code: int) -> None:
         """Ends this rank; the launcher then ends the others."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
+        end_process(exit_code)
 
 
 def availability(environment: Environment) -> Availability:

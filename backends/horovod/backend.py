@@ -19,8 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from collective import deadline
 from collective.backends.base import Availability, python
-from collective.backends.capabilities import Overlap, ShardCollectives
+from collective.backends.capabilities import (
+    Overlap,
+    ShardCollectives,
+    SummedInGraph,
+)
 from collective.backends.devices import configure
 from collective.backends.horovod import installed
 from collective.backends.options import Options
@@ -35,7 +40,7 @@ LOST = re.compile("Horovod has been shut down|gloo/transport")
 ENDED_BY_LAUNCHER_SECONDS = 10
 
 
-class HorovodBackend(Overlap, ShardCollectives):
+class HorovodBackend(SummedInGraph, Overlap, ShardCollectives):
     """A replica in each process, summed by Horovod."""
 
     name = "horovod"
@@ -57,6 +62,7 @@ class HorovodBackend(Overlap, ShardCollectives):
                 hint=f"{BUILD}, or horovodrun --gloo -np {environment.size} ...",
             )
         self.hvd = hvd
+        deadline.watch(self.rank, self.abort)
         # Calls traced so far in each function.
         self._traced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         configure(options, environment, self.overlaps)

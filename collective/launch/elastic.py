@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from collective.elastic import generations, membership_file
 from collective.elastic.membership_file import MembershipFile
 from collective.elastic.running_time import Lasting
+from collective.environment.seconds import START_SECONDS, START_TIMEOUT
 from collective.launch import processes
-from collective.launch.options import INIT_SECONDS, LaunchOptions
+from collective.launch.options import LaunchOptions
 from collective.launch.output import print_message
 from collective.launch.supervisor import ProcessSpec, Supervisor, how_ended
 
@@ -66,7 +67,7 @@ class ElasticSupervisor(Supervisor):
         self.joining: set[int] = set()
         self.dismissed: set[int] = set()
         rank_timeout = options.rank_timeout_seconds
-        start_timeout = options.seconds("COLLECTIVE_START_TIMEOUT", INIT_SECONDS)
+        start_timeout = options.seconds(START_TIMEOUT, START_SECONDS)
         # A little before the ranks that wait would give up.
         self.absent = Lasting(min(rank_timeout, 0.9 * start_timeout))
         self.in_vain = Lasting(rank_timeout)

@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collective.elastic.generations import REQUEUE
 from collective.environment.base import MAX_NP, MIN_NP, RANK_TIMEOUT
+from collective.environment.seconds import TIMEOUT, TIMEOUT_SECONDS, seconds
 from collective.errors import UsageError
 from collective.launch.output import OutputStyle
 from collective.launch.remote_shell import RemoteShell
 
 ANSWER_SECONDS = 30  # for a host to answer before mpirun starts
-TIMEOUT_SECONDS = 600  # that ranks wait for each other (COLLECTIVE_TIMEOUT)
-INIT_SECONDS = 60  # the same in init (COLLECTIVE_START_TIMEOUT)
 START_SECONDS = 120  # for all ranks to start under mpirun
 
 
@@ -85,19 +82,9 @@ class LaunchOptions:
         """A time that an option or the environment sets.
 
         Raises:
-            UsageError: If it is no time.
+            UsageError: If it is not a positive number.
         """
-        text = self.variables.get(variable) or os.environ.get(variable) or otherwise
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        if not seconds > 0:
-            raise UsageError(
-                f"{variable}={text} is no time",
-                hint=f"give seconds, as in {variable}=90",
-            )
-        return seconds
+        return seconds(variable, otherwise, self.variables.get(variable, ""))
 
     @property
     def rank_timeout_seconds(self) -> float:
@@ -106,19 +93,19 @@ class LaunchOptions:
         Raises:
             UsageError: If it is no time, or the whole job would end before.
         """
-        most = self.seconds("COLLECTIVE_TIMEOUT", TIMEOUT_SECONDS)
-        seconds = self.rank_timeout or self.seconds(RANK_TIMEOUT, most / 2)
-        if seconds >= most:
+        most = self.seconds(TIMEOUT, TIMEOUT_SECONDS)
+        chosen = self.rank_timeout or self.seconds(RANK_TIMEOUT, most / 2)
+        if chosen >= most:
             raise UsageError(
-                f"--rank-timeout {seconds:g}: after {most:g} s the whole job ends",
-                hint=f"COLLECTIVE_TIMEOUT={2 * seconds:g}, or a shorter --rank-timeout",
+                f"--rank-timeout {chosen:g}: after {most:g} s the whole job ends",
+                hint=f"COLLECTIVE_TIMEOUT={2 * chosen:g}, or a shorter --rank-timeout",
             )
-        return seconds
+        return chosen
 
     @property
     def end_seconds(self) -> float:
         """How long a rank whose work is over may take to end."""
-        return self.seconds("COLLECTIVE_TIMEOUT", TIMEOUT_SECONDS)
+        return self.seconds(TIMEOUT, TIMEOUT_SECONDS)
 
     @property
     def rank_variables(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
-from collective.distribute.scope import backend_for
+from collective.distribute.models import as_one_process, backend_for
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
 from collective.training.compiled_flags import as_compiled
@@ -185,6 +185,7 @@ def fit(
         None if virtual_replicas is None else settings.THREADS,
     )
     with guarded(backend), contextlib.ExitStack() as contexts:
+        contexts.enter_context(as_one_process(model))
         virtual = virtual_checks.check_count(virtual_replicas, backend)
         features = {
             "accumulate": accumulate > 1,

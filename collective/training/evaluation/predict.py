@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.distribute.scope import backend_for
+from collective.distribute.models import backend_for
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat

@@ -22,6 +22,22 @@ def _continues(job: Job) -> None:
     os.kill(process, signal.SIGCONT)
 
 
+def for_ever(name: str, inside: str, backend: str, *messages: str) -> Fault:
+    """Rank 1. The first step, with its tracing, must be in time."""
+    seconds = 10
+    return Fault(
+        f"{name}, for ever, COLLECTIVE_TIMEOUT={seconds}",
+        training(backend=backend),
+        "the job ends, and says who waits in what",
+        code=1,
+        seconds=4 * seconds,
+        messages=(*messages, "HINT"),
+        inside=inside,
+        backend=backend,
+        variables={"COLLECTIVE_TIMEOUT": str(seconds), "FAULT_SECONDS": "100000"},
+    )
+
+
 def late(name: str, inside: str, **more) -> Fault:
     backend = more.pop("backend", "native")
     return Fault(
@@ -79,6 +95,24 @@ FAULTS = [
         messages=("waited 3 s for rank 1 in all-reduce", "HINT"),
         inside="stop forward 1 5",
         variables={"COLLECTIVE_TIMEOUT": "3"},
+    ),
+    for_ever(
+        "SIGSTOP to a rank",
+        "stop forward 1 5",
+        "mpi",
+        r"rank 0 waited \d+ s for other ranks in MPI_Allreduce of",
+        "rank 1 is stopped",
+    ),
+    # TensorFlow itself notices a rank that is stopped.
+    *(
+        for_ever(
+            "a rank waits for its data",
+            "sleep input 1 5",
+            backend,
+            r"rank 0 waited \d+ s for other ranks in a step",
+            "rank 1 is in no collective; .* in input of step",
+        )
+        for backend in ("tf-multiworker", "horovod")
     ),
     *(
         jumps(seconds, backend)

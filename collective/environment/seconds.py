@@ -1,0 +1,36 @@
+"""Times that environment variables set."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from collective.errors import UsageError
+
+TIMEOUT = "COLLECTIVE_TIMEOUT"  # that ranks wait for each other
+START_TIMEOUT = "COLLECTIVE_START_TIMEOUT"  # the same while they start
+TIMEOUT_SECONDS, START_SECONDS = 600.0, 60.0
+
+
+def seconds(variable: str, otherwise: float, text: str = "") -> float:
+    """The time that a variable sets.
+
+    Args:
+        variable: Its name.
+        otherwise: Where it is not set, or empty.
+        text: Its value, where it is not that of the environment.
+
+    Raises:
+        UsageError: If it is not a positive number.
+    """
+    text = text or os.environ.get(variable, "") or str(otherwise)
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not found > 0:
+        raise UsageError(
+            f"{variable}={text} is no time",
+            hint=f"give seconds, as in {variable}=90",
+        )
+    return found

@@ -1,0 +1,55 @@
+"""``COLLECTIVE_TIMEOUT`` for waits that the core does not watch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+# Ends with 7 if the deadline is met; with 0 if nothing ends the process.
+PROGRAM = """
+import os, time
+from collective import deadline
+
+deadline.watch(3, lambda code: os._exit(6 + code))
+{}
+"""
+WAITS = "with deadline.waiting('in MPI_Barrier'): time.sleep(20)"
+
+
+def ends(program: str, seconds: str = "0.5") -> tuple[int, str]:
+    """The exit code of such a program, and what it prints to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(program)],
+        env={**os.environ, "COLLECTIVE_TIMEOUT": seconds},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_wait_that_takes_too_long_ends_the_job():
+    code, printed = ends(WAITS)
+    assert code == 7
+    assert "rank 3 waited 1 s for other ranks in MPI_Barrier" in printed
+    assert "HINT" in printed and "COLLECTIVE_TIMEOUT=seconds" in printed
+
+
+ALLOWED = """
+with deadline.waiting("in a step"):
+    pass
+with deadline.waiting("in a step", 60):  # it may take more
+    child = os.fork()  # which does not wait for other ranks
+    time.sleep(1.5)
+    assert child == 0 or os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_nothing_else_ends_it():
+    assert ends(ALLOWED) == (0, "")
+
+
+def test_a_time_that_is_not_one_is_refused():
+    code, printed = ends("", "soon")
+    assert code == 1 and "COLLECTIVE_TIMEOUT=soon" in printed
