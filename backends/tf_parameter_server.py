@@ -121,7 +121,7 @@ class ParameterServerBackend(StrategyBackend, Serving):
         if environment.launched and environment.size < 3:
             return Availability(
                 False,
-                f"{environment.size} ranks are no chief, worker and server",
+                f"{environment.size} ranks are not a chief, worker and server",
                 f"mpirun -np 3 {python()}",
             )
         found = world.availability(environment)

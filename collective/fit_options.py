@@ -20,7 +20,7 @@ def count(text: str) -> int:
     """Reads an option that counts something.
 
     Raises:
-        argparse.ArgumentTypeError: If it is no whole number from 1 up.
+        argparse.ArgumentTypeError: If it is not a whole number from 1 up.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")

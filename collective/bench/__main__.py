@@ -114,7 +114,7 @@ def _sizes(text: str) -> list[int]:
         found = re.fullmatch(r"(\d+)([KMG]?)", part.strip())
         if not found:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is no list of sizes\nHINT: --sizes 4,64K,16M"
+                f"{text!r} is not a list of sizes\nHINT: --sizes 4,64K,16M"
             )
         sizes.append(int(found[1]) << shifts[found[2]])
     return sizes
@@ -124,7 +124,7 @@ def _offsets(text: str) -> list[int]:
     offsets = [int(part) if part.isdigit() else -1 for part in text.split(",")]
     if not all(0 <= offset < 4096 for offset in offsets):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of offsets in a page\nHINT: --offset 0,16"
+            f"{text!r} is not a list of offsets in a page\nHINT: --offset 0,16"
         )
     return offsets
 

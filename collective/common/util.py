@@ -109,7 +109,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Compares versions as numbers.
 
     Raises:
-        ValueError: If one is no string, or ``target`` has not three parts.
+        ValueError: If one is not a string, or ``target`` has not three parts.
     """
     from packaging import version
 

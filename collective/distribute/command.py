@@ -222,7 +222,7 @@ def _end(code: int, distribution: Distribution, show: Callable[[], None]) -> int
     Where they are not, they come here, too, and rank 0 ends the job meanwhile.
     """
     backend = distribution.job.backend
-    recorder.close()  # the end of a script that failed is no riddle of the network
+    recorder.close()  # the end of a script that failed needs no dump
     _wait_for_rank_zero(backend.rank)
     show()
     if backend.size > 1:

@@ -202,7 +202,7 @@ class Extended(tf_internal.MirroredExtended):
         )
 
     def _named(self, destinations: Any) -> Any:
-        """An argument of a tf.function has the device "", which is no destination."""
+        """An argument of a tf.function has the device "", which is not an destination."""
         if isinstance(destinations, str) and not destinations:
             return self._devices[0]
         return destinations

@@ -34,7 +34,7 @@ def own_rows(
         devices: Of each process.
 
     Raises:
-        UsageError: The elements are no batches, or each process would shuffle them in
+        UsageError: The elements are not batches, or each process would shuffle them in
             another order.
     """
     check(dataset, size * devices)

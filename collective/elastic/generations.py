@@ -19,7 +19,7 @@ from collective.elastic import membership_file
 from collective.errors import CollectiveError
 from collective.net import private_files
 
-# A name that nobody can guess, the same in all generations; and the number of this one.
+# A name that cannot be guessed, the same in all generations; and the number of this one.
 JOB_VARIABLE, NUMBER_VARIABLE = "COLLECTIVE_RESTARTABLE_JOB", "COLLECTIVE_GENERATION"
 # Set where no generation follows, but the whole job is started again from its checkpoint.
 REQUEUE = "COLLECTIVE_REQUEUE"

@@ -23,7 +23,7 @@ class Preemption:
     """Notices SIGTERM, while this context is entered.
 
     The first SIGTERM is noted; a second one ends the process at once. Outside the main
-    thread no signal is received. A process that this one forks is no rank, and gets the
+    thread no signal is received. A process that this one forks is not a rank, and gets the
     handler from before: Python joins its daemon processes after a single SIGTERM.
 
     Attributes:

@@ -1,7 +1,7 @@
 """A process that thinks it is alone, and is one of several.
 
 A cluster may start a program several times without a word about ranks. Each process would
-train by itself, on all of the data, and nobody would notice.
+train by itself, on all of the data, unnoticed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Variables named like ours that nothing reads: a misspelt time-out is no time-out."""
+"""Variables named like ours that nothing reads: a misspelt time-out is not a time-out."""
 
 from __future__ import annotations
 

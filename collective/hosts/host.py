@@ -86,7 +86,7 @@ def is_ipv6(text: str) -> bool:
 def is_local(host: Host) -> bool:
     """Whether a host is this machine: by its name, or by an address of ours.
 
-    A host with a user name counts as another: a process there runs as somebody else.
+    A host with a user name counts as another: a process there runs as another user.
     """
     if host.user:
         return False

@@ -91,7 +91,7 @@ class LaunchOptions:
         """``rank_timeout`` or its default.
 
         Raises:
-            UsageError: If it is no time, or the whole job would end before.
+            UsageError: If it is not a time, or the whole job would end before.
         """
         most = self.seconds(TIMEOUT, TIMEOUT_SECONDS)
         chosen = self.rank_timeout or self.seconds(RANK_TIMEOUT, most / 2)

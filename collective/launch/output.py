@@ -227,7 +227,7 @@ def never_block() -> None:
 
 
 def settled(code: int) -> int:
-    """Returns an exit code; if nobody reads our output, ends the process with it."""
+    """Returns an exit code; if our output is not read, ends the process with it."""
 
     def flush() -> None:
         for stream in (sys.stdout, sys.stderr):

@@ -70,7 +70,7 @@ class RankSupervisor(Supervisor):
     def _watch(self, parent: int) -> None:
         """Ends the rank when mpirun's daemon is killed: it then has another parent.
 
-        The parent-death signal of the kernel is no use here: it means the death of the
+        The parent-death signal of the kernel is of no use here: it means the death of the
         thread that started this process, and a daemon may end that thread any time.
         Meanwhile it reports to the launcher a rank that waits too long for others.
         """

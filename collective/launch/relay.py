@@ -114,7 +114,7 @@ class Relay(RankOutput):
 
     @property
     def unfinished(self) -> list[int]:
-        """Ranks that have started, and whose end nobody reported."""
+        """Ranks that have started, and whose end was not reported."""
         return sorted(set(self.started) - set(self.ends) - self.left)
 
     def _is_shown(self, line: str) -> bool:

@@ -43,7 +43,7 @@ class RemoteShell:
             return command
         limits = []
         if self.program == "ssh":
-            # Never ask for a password: nobody would see the question.
+            # Never ask for a password: the question would not be seen.
             timeout = f"ConnectTimeout={self.connect_seconds}"
             limits = ["-o", "BatchMode=yes", "-o", timeout]
         if path := os.environ.get("PYTHONPATH"):

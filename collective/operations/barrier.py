@@ -1,4 +1,4 @@
-"""Barrier: nobody leaves before everyone came."""
+"""Barrier: no rank leaves before all have come."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def _viewed(array: Any) -> np.ndarray:
         return np.asarray(array)
     except Exception as error:
         raise UsageError(
-            f"{type(array).__name__} is no array for NumPy: {error}",
+            f"{type(array).__name__} is not an array for NumPy: {error}",
             hint="convert it to a NumPy array first",
         ) from error
 

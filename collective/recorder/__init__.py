@@ -115,7 +115,7 @@ def _begin(environment: Environment, job: str, code: int) -> None:
 
 
 def close() -> None:
-    """Closes the recorder: the end of this process is no incident any more."""
+    """Closes the recorder: the end of this process is not an incident any more."""
     global _opened, _position
     if _opened is None or _opened[0] != os.getpid():
         return

@@ -42,7 +42,7 @@ class GradientReduction:
         local_layers: A layer or several, whose gradients stay this process' own.
 
     Raises:
-        ValueError: For options that do not go together; for what is no layer, or has
+        ValueError: For options that do not go together; for what is not a layer, or has
             no variables yet.
     """
 

@@ -28,7 +28,7 @@ class CallableList(list):
     """The variables of an optimizer; older scripts call ``optimizer.variables()``."""
 
     def __call__(self) -> CallableList:
-        """Itself."""
+        """The list itself."""
         return self
 
 
@@ -178,7 +178,7 @@ def distribute(
         name: Of the new one; the old one's by default.
 
     Raises:
-        ValueError: If it is wrapped already, or is no optimizer of Keras 3.
+        ValueError: If it is wrapped already, or is not an optimizer of Keras 3.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(

@@ -30,7 +30,7 @@ from collective.tensorflow_ops import ranks
 
 
 class _Adasum:
-    """Adaptive summation, which is no reduction of the core (see ``adasum``)."""
+    """Adaptive summation, which is not a reduction of the core (see ``adasum``)."""
 
     name = "Adasum"
 
@@ -62,7 +62,7 @@ def chosen(op: Reduction | int | None = None, average: bool | None = None) -> Re
         average: The old way to say Average or Sum.
 
     Raises:
-        ValueError: If both are given, or ``op`` is no reduction.
+        ValueError: If both are given, or ``op`` is not a reduction.
     """
     if average is not None:
         if op is not None:
@@ -81,7 +81,7 @@ def chosen(op: Reduction | int | None = None, average: bool | None = None) -> Re
         return _BY_NUMBER[op]
     if not isinstance(op, Reduction):
         raise ValueError(
-            f"op={op!r} is no reduction\n"
+            f"op={op!r} is not a reduction\n"
             "HINT: hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max or hvd.Product"
         )
     return op
@@ -182,7 +182,7 @@ def adasum(
         name: As for ``hvd.allreduce``.
 
     Raises:
-        NotImplementedError: If the number of ranks is no power of two; in a graph
+        NotImplementedError: If the number of ranks is not a power of two; in a graph
             ``tf.errors.InvalidArgumentError``, when it runs.
     """
     group = group_of(process_set)

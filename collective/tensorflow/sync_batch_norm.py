@@ -46,7 +46,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         everyone = tensorflow_ops.allgather(tf.stack([flat, spread, count])[None])
         means, variances, counts = tf.unstack(everyone, axis=1)
         share = counts / tf.reduce_sum(counts, axis=0)
-        # A rank without a row has statistics that are no numbers.
+        # A rank without a row has statistics that are not numbers.
         means = tf.where(counts > 0, means, 0)
         variances = tf.where(counts > 0, variances, 0)
         mean_of_all = tf.reduce_sum(share * means, axis=0)

@@ -4,7 +4,7 @@ Ranks match the collectives of a ``tf.function`` by name. Two runs may share a n
 if every rank runs them in the same order. Three rules give that:
 
 *   A collective's name has the innermost function that contains it, and its number in
-    that function's trace. Branches and loop bodies are no functions: they are traced
+    that function's trace. Branches and loop bodies are not functions: they are traced
     with the function around them. A function that is traced again, on one rank only
     or for another shape, gives the same names.
 *   Within one graph, collectives of different names are unordered: they overlap with
@@ -184,7 +184,7 @@ def _trace(graph: Any) -> _Trace:
 
 
 # What collectives read and calls of functions with collectives write. TensorFlow only
-# compares it; it is no input of any op, so nothing is captured and saved models need
+# compares it; it is not an input of any op, so nothing is captured and saved models need
 # not restore it.
 with tf.Graph().as_default():
     _ORDER = tf.compat.v1.placeholder(tf.resource, [], "collective_order")

@@ -1,7 +1,7 @@
 """Which features of a training work together: one table, as data.
 
 A pair that is not in the table works. ``IMPOSSIBLE`` has the pairs that mathematics
-forbids, each with the sentence that says why; ``NOT_BUILT`` those that nobody has built,
+forbids, each with the sentence that says why; ``NOT_BUILT`` those that are not built,
 each with what it would take. From the table are made the errors (``check``), the page
 ``docs/reference/compatibility.md``, and the test of all pairs.
 """
@@ -188,7 +188,7 @@ NOT_BUILT = _pairs(
         "shard_optimizer with tensor_parallel": (
             "variables that are cut already would be cut again"
         ),
-        "shard_optimizer with look_ups": "rows of a table are no rows of a flat shard",
+        "shard_optimizer with look_ups": "rows of a table are not rows of a flat shard",
         "shard_optimizer with devices": (
             "a strategy has the whole optimizer on each device"
         ),

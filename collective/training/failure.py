@@ -63,7 +63,7 @@ def ends_the_job(backend: Backend) -> Iterator[None]:
             raise
         if not isinstance(error, UsageError):  # that one says all there is to know
             recorder.request_dump(_description(backend.rank, error))
-        recorder.close()  # its end is no second incident
+        recorder.close()  # its end is not a second incident
         exit_code, what = 1, f"{type(error).__name__} ended the job"
         if isinstance(error, CollectiveError):
             exit_code, what = error.exit_code, f"error: {error}"
@@ -99,7 +99,7 @@ def _fails_alike(error: BaseException, backend: Backend) -> bool:
 def share(error: Exception | None, what: str, backend: Backend) -> Exception:
     """Rank 0's error, for every rank to raise; every rank calls it.
 
-    Where nobody catches it, rank 0 alone prints it.
+    Where it is not caught, rank 0 alone prints it.
 
     Args:
         error: On rank 0, the error.
@@ -135,7 +135,7 @@ def share(error: Exception | None, what: str, backend: Backend) -> Exception:
 def _when_uncaught(
     error: BaseException, action: Callable[[], None], prints: bool
 ) -> None:
-    """Has the interpreter do this with an error that nobody catches.
+    """Has the interpreter do this with an uncaught error.
 
     Args:
         prints: Whether it prints the error: one rank does.

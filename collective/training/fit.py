@@ -259,7 +259,7 @@ def fit(
 
         contexts.enter_context(finite.ignored(expects_nan(callbacks, backend)))
 
-        # How the step computes what is no sum over rows.
+        # How the step computes what is not a sum over rows.
         options: dict[str, Any] = {
             "accumulate": accumulate,
             "jit_compile": xla.chosen(jit_compile, model, backend, asked),

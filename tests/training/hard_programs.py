@@ -397,7 +397,7 @@ STATE = {
 
 
 def annealed() -> keras.Model:
-    """The loss has a weight that is no variable of the model."""
+    """The loss has a weight that is not a variable of the model."""
     weight = keras.Variable(1.0, dtype=keras.config.floatx())
     model = dense(loss=lambda y, p: weight * ops.mean(ops.square(y - p), axis=-1))()
     model.get_weight = lambda: weight

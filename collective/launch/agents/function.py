@@ -34,7 +34,7 @@ _KEPT_LINES = 40
 class Job:
     """What every node needs to know; it travels as the cluster sends objects."""
 
-    name: str  # that nobody can guess: also the folder of each node
+    name: str  # that cannot be guessed: also the folder of each node
     secret: str
     head: str  # HOST:PORT of node 0
     slots: Sequence[int]  # of each node

@@ -41,7 +41,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Leaves a variable as it is.
 
         Raises:
-            ValueError: If it is no variable.
+            ValueError: If it is not a variable.
         """
         if not isinstance(tf_variable(var), tf.Variable):
             raise ValueError("All local variables must be of tf.Variable type.")
@@ -133,7 +133,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         start_epoch: The first epoch.
         end_epoch: The first epoch no more; None for no end.
         staircase: Whether it is set once an epoch. Else for each batch, with an epoch
-            that is no whole number.
+            that is not a whole number.
         momentum_correction: Whether an optimizer with momentum has its velocity scaled
             with the learning rate.
         steps_per_epoch: Batches in an epoch; what ``fit`` knows by default.

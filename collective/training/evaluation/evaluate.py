@@ -67,7 +67,7 @@ def evaluate(
         ``model.metrics_names``; with ``return_dict``, numbers by name.
 
     Raises:
-        UsageError: The model does not fit the data, or these are no data.
+        UsageError: The model does not fit the data, or these are not data.
     """
     backend = open_backend(backend_for(model, backend))
     with guarded(backend), as_one_process(model):

@@ -97,7 +97,7 @@ class BatchwiseEvaluation(ABC):
         hooks.after(lambda: self._result(vectors), epoch)
         if not vectors:
             raise UsageError(
-                "there are no rows to evaluate",
+                "there are not rows to evaluate",
                 hint="pass data that can be read more than once: a generator gives its "
                 "batches only once",
             )

@@ -77,7 +77,7 @@ def predict(
         A NumPy array ``[rows, ...]``, a RaggedTensor, or a tree of these.
 
     Raises:
-        UsageError: These are no data, or there are no rows; or an output of the model
+        UsageError: These are not data, or there are not rows; or an output of the model
             has not one entry for each row.
     """
     backend = open_backend(backend_for(model, backend))
@@ -147,7 +147,7 @@ class _Prediction:
                 batch_hooks.after(functools.partial(dict, outputs=together))
         if not outputs:
             raise UsageError(
-                "there are no rows to predict", hint="pass data with at least one row"
+                "there are not rows to predict", hint="pass data with at least one row"
             )
         hooks.call("on_predict_end", (), {})
         return keras.tree.map_structure(_writable, _concatenate(outputs))

@@ -237,7 +237,7 @@ class _Shares(keras_compat.DataAdapter):
 
 
 def _rows(tree: Any, start: Any, stop: Any) -> Any:
-    """Rows of each tensor. None is no leaf for tf.nest: it stays."""
+    """Rows of each tensor. None is not a leaf for tf.nest: it stays."""
     return tf.nest.map_structure(
         lambda t: None if t is None else leaves.slice_leaf(t, start, stop), tree
     )

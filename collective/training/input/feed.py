@@ -35,7 +35,7 @@ class Feed(abc.ABC):
     ended: bool = False
 
     def epochs(self, steps: int) -> int:
-        """The epoch to stop before, for so many steps; ``ENDLESS``: nobody knows."""
+        """The epoch to stop before, for so many steps; ``ENDLESS`` where it is not known."""
         return ENDLESS
 
     @abc.abstractmethod
@@ -46,7 +46,7 @@ class Feed(abc.ABC):
 
         Args:
             step: The next step, counted over all epochs.
-            last_step: The step to stop before; ``ENDLESS`` where nobody knows.
+            last_step: The step to stop before; ``ENDLESS`` where it is not known.
             local_replicas: The replicas of this process, consecutive numbers.
             replicas: Number of replicas in the job.
         """

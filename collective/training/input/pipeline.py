@@ -69,7 +69,7 @@ class Input:
         steps_per_epoch: Steps of an epoch, the short one included.
 
     Raises:
-        UsageError: If there are no rows, or the batch size is below 1.
+        UsageError: If there are not rows, or the batch size is below 1.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What happens beside a training: observers, which the loop calls at fixed points.
 
 Checkpoints, the ledger, the timeline, progress, callbacks and elastic membership are one
-observer each. An observer that nobody asked for does not exist, and the loop skips
+observer each. An observer that was not asked for does not exist, and the loop skips
 methods that an observer does not override.
 
 Observers form layers around a step, the first in the list innermost. The loop calls

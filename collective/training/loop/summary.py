@@ -107,7 +107,7 @@ class Summary:
         text = json.dumps(content, indent=1, allow_nan=False)
         whole = not os.path.exists(path) or os.path.isfile(path)
         # A device or a pipe is written directly; a file beside it under a name that
-        # nobody else can have taken.
+        # no other process can have taken.
         part = f"{path}.{os.urandom(8).hex()}.part" if whole else path
         try:
             with open(part, "x" if whole else "w", encoding="utf-8") as file:

@@ -52,6 +52,6 @@ def _fits(dtype: tf.DType) -> bool:
 def _origin(old: tf.Tensor) -> tf.Tensor:
     """What changes are counted from: 0 where the old value is not finite.
 
-    A state may start at -inf; the change from there to a number is no number.
+    A state may start at -inf; the change from there to a number is not a number.
     """
     return tf.where(tf.math.is_finite(old), old, tf.zeros_like(old))

@@ -324,7 +324,7 @@ class _Names:
             self._new.setdefault(layer.name, f"{base}#{counts[base]}")
 
     def of(self, name: str) -> str:
-        """The name in this model; of what is no layer, without its number."""
+        """The name in this model; of what is not a layer, without its number."""
         return self._new.get(name) or re.sub(r"_\d+$", "", name)
 
     def replace(self, value: Any) -> Any:

@@ -305,7 +305,7 @@ class Explanation:
                 "compute it in a loss",
             )
         return _refusal(
-            f"{self._loss(difference)} couples the rows of a batch{where}, or is no mean "
+            f"{self._loss(difference)} couples the rows of a batch{where}, or is not a mean "
             f"over them: it cannot be cut ({seen})",
             "return a value for each row, or their mean; one replica without accumulate "
             "has whole batches",
@@ -338,7 +338,7 @@ class Explanation:
                 "add_weight(constraint=...)",
             )
         return _refusal(
-            f"state {difference.name!r} is no mean over rows: it counts or sums them, or "
+            f"state {difference.name!r} is not a mean over rows: it counts or sums them, or "
             f"keeps an extreme, and the step averages the changes of all replicas "
             f"({seen})",
             "keep a mean, or a ratio of means",

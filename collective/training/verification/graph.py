@@ -36,7 +36,7 @@ class Traced:
 
     Attributes:
         digest: Of operations, constants and captured tensors; None where it has Python
-            code, which nobody sees.
+            code, which is never seen.
         draws: Random operations of TensorFlow that keep a state of their own.
         outside: Scalar float variables that it reads and that are not in ``known``.
     """

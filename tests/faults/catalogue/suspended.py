@@ -101,7 +101,7 @@ FAULTS = [
         ranks=3,
     ),
     Fault(
-        "a process forked in fit, which nobody ends, --min-np 1",
+        "a process forked in fit, that does not end, --min-np 1",
         [sys.executable, "-c", FORKS],
         "it ends with the job",
         code=0,

@@ -263,7 +263,7 @@ BAD = {
     "flipped-manifest": (flip, storage.MANIFEST, "checkpoint.json is torn"),
     "short-manifest": (cut_short, storage.MANIFEST, "checkpoint.json is torn"),
     "empty": (empty, storage.MANIFEST, "it has no checkpoint.json"),
-    "foreign": (foreign, storage.MANIFEST, "it is no checkpoint of this program"),
+    "foreign": (foreign, storage.MANIFEST, "it is not a checkpoint of this program"),
     "other-plan": (
         other_plan,
         storage.MANIFEST,
@@ -317,7 +317,7 @@ def test_a_bad_one_is_passed_over_and_told(what, three, trained, tmp_path, capsy
     warned = f"warning: {folder / third} is not used: "
     (line,) = (w for w in printed.err.splitlines() if w.startswith(warned))
     assert message in line
-    assert "step-000000099 is not used: it is no checkpoint" in printed.err
+    assert "step-000000099 is not used: it is not a checkpoint" in printed.err
     for name in (first, second):
         harm(folder / name / file)
     with pytest.raises(UsageError, match=r"no checkpoint in .* can be used") as error:

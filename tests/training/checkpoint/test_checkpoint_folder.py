@@ -116,7 +116,7 @@ def test_a_full_disk_is_told_and_the_training_goes_on(alone, small_disk, capsys)
 
 
 def test_a_write_that_fails_is_told_and_leaves_nothing(alone, tmp_path, capsys):
-    """By a limit on the size of files, which nobody sees coming."""
+    """By a limit on the size of files, which is never seen coming."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def free(there: bool) -> None:

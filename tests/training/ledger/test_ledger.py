@@ -216,7 +216,7 @@ def test_what_is_no_ledger_is_told(tmp_path, capsys):
         path.write_text(content)
         assert main([str(path)]) == 2
         message = capsys.readouterr().err
-        assert f"{name} is no ledger: " in message and "\nHINT: " in message
+        assert f"{name} is not a ledger: " in message and "\nHINT: " in message
     assert main([str(tmp_path / "nowhere")]) == main([]) == 2
     with pytest.raises(UsageError, match="cannot be written to"):
         Ledger(tmp_path / "no" / "ledger")

@@ -77,7 +77,7 @@ def largest():
 
 
 def returned():
-    """What it returns is no sum or mean."""
+    """What it returns is not a sum or mean."""
     net, optimizer = model(), keras.optimizers.SGD(0.1)
 
     @tf.function

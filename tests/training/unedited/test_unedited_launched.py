@@ -147,7 +147,7 @@ try:
 except OSError as error:
     print("caught", flush=True)
 else:
-    raise AssertionError("a save that failed on rank 0 is no error here")
+    raise AssertionError("a save that failed on rank 0 is not an error here")
 path = keras.utils.get_file("t.txt", origin=f"file://{__file__}", cache_dir=folder)
 assert open(path).read() == open(__file__).read()
 print("end", flush=True)

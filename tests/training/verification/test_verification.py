@@ -325,7 +325,7 @@ class State(keras.layers.Layer):
     ids=["rows", "sum", "maximum"],
 )
 def test_state_that_counts_rows_is_refused(change):
-    refused(network(State(change, name="layer")), "state '.*layer/state' is no mean")
+    refused(network(State(change, name="layer")), "state '.*layer/state' is not a mean")
     assert verified(network(State(change)), pieces=1) == StepPlan()
 
 

@@ -78,7 +78,7 @@ def values_of(
     """The values of ``all_variables(model)`` now, for ``State.variables``.
 
     Without buffers, nothing is copied on a CPU: TensorFlow's tensors do not change, and
-    a variable whose memory somebody holds gets other memory with its next update. That
+    a variable whose memory is held elsewhere gets other memory with its next update. That
     memory is new, and to allocate it takes three times as long as to copy: a caller that
     takes states repeatedly passes the arrays of an earlier one.
 

@@ -210,7 +210,9 @@ def _check_position(state: State) -> None:
     """A step of this training has a loss, so their numbers agree."""
     numbers = (state.epoch, state.step)
     if any(type(n) is not int or n < 0 for n in numbers) or state.losses.ndim != 1:
-        raise Unusable(f"epoch {state.epoch!r} and step {state.step!r} are no position")
+        raise Unusable(
+            f"epoch {state.epoch!r} and step {state.step!r} are not a position"
+        )
     if state.losses.size > state.step:
         raise Unusable(
             f"it has {state.losses.size} losses, and its step is {state.step}"
@@ -220,11 +222,11 @@ def _check_position(state: State) -> None:
 def _manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     if not file.is_file():
-        raise Unusable(f"it is no checkpoint: it has no {MANIFEST}")
+        raise Unusable(f"it is not a checkpoint: it has no {MANIFEST}")
     try:
         body = json.loads(file.read_text())
         if body.get("format") != FORMAT:
-            raise Unusable("it is no checkpoint of this program")
+            raise Unusable("it is not a checkpoint of this program")
         if body["version"] != VERSION:
             raise Unusable(f"it is of version {body['version']}, here it is {VERSION}")
         checksum = body.pop("crc32")

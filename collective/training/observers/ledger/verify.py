@@ -62,7 +62,7 @@ def check(path: str | os.PathLike[str]) -> Proof:
     """Replays a ledger.
 
     Raises:
-        UsageError: If it cannot be read, or is no ledger.
+        UsageError: If it cannot be read, or is not a ledger.
     """
     plan, runs, steps, faults = _replay(path)
     per_epoch = plan.steps_per_epoch
@@ -200,7 +200,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]
 
 def _no_ledger(path: Any, why: str) -> UsageError:
     return UsageError(
-        f"{path} is no ledger: {why}",
+        f"{path} is not a ledger: {why}",
         hint="python train.py --ledger FILE writes one",
     )
 

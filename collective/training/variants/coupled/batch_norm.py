@@ -141,7 +141,7 @@ def _combined(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Scalar count, and mean and variance of each channel, over all replicas."""
     place = tf.one_hot(context.number, context.replicas, dtype=own.dtype)
-    # tf.where: a statistic that is no number stays in its place.
+    # tf.where: a statistic that is not a number stays in its place.
     lines = tf.where(place[:, None] > 0, own[None], tf.zeros_like(own)[None])
     lines.set_shape([context.replicas, own.shape[0]])
     everyone = context.all_reduce([lines])[0]

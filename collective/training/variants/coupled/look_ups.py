@@ -57,7 +57,7 @@ def planned(
     """The plan, with how the gradients of look-ups travel.
 
     Args:
-        global_rows: Rows of a batch; None where nobody knows.
+        global_rows: Rows of a batch; None where it is not known.
         features: Of the training, by their names in the table of compatibility.
     """
     if choice not in CHOICES:

@@ -53,9 +53,9 @@ _WORDS = {
         "the gradient of",
         "a loss couples rows of the batch, or sums over them",
     ),
-    "metric": ("the metric variable", "it is no sum over rows"),
-    "state": ("the state", "it is no mean over rows"),
-    "log": ("the returned", "it is no mean over rows and no metric's result"),
+    "metric": ("the metric variable", "it is not a sum over rows"),
+    "state": ("the state", "it is not a mean over rows"),
+    "log": ("the returned", "it is not a mean over rows and no metric's result"),
 }
 
 

@@ -224,7 +224,7 @@ class ReplicaHooks(Hooks):
             return finite.check(located, self.share.number, self.backend)
         sums = [tf.cast(tf.reduce_sum(g), tf.float32) for g in gradients]
         fine = tf.math.is_finite(tf.add_n(sums))
-        located = tf.one_hot(0, self.backend.most_replicas)  # where nobody knows
+        located = tf.one_hot(0, self.backend.most_replicas)  # where it is not known
         for seen in filter(_in_scope, self._located):
             found = tf.reduce_any(seen > 0)
             located = tf.where(found, tf.cast(seen, tf.float32), located)
@@ -249,7 +249,7 @@ class ReplicaHooks(Hooks):
     def on_loss(
         self, loss: Any, values: Any, weight: Any, mask: Any, reduction: str
     ) -> Any:
-        """Scales a loss that is no mean over the rows."""
+        """Scales a loss that is not a mean over the rows."""
         if self.alone:
             return loss
         if reduction == "sum":

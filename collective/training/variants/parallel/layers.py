@@ -82,7 +82,7 @@ class TensorParallelLayer(keras.layers.Layer):
         if regularizer is not None:
             if not isinstance(regularizer, SUMS):
                 self._refuse(
-                    f"has a regularizer that is no sum over {name}",
+                    f"has a regularizer that is not a sum over {name}",
                     "keras.regularizers.L1, L2 or L1L2",
                 )
             regularizer = _penalty_of_whole(regularizer, group)

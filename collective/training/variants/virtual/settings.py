@@ -89,7 +89,7 @@ def agree(virtual: VirtualReplicas, backend: Backend) -> None:
 
 
 def _instruction_set() -> str:
-    """The vector instructions of this processor; its architecture where nobody says."""
+    """The vector instructions of this processor; its architecture where that is not known."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

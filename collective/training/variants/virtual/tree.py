@@ -104,7 +104,7 @@ def sum_subtrees(
             keeps = carried & ~is_right
             left = pending[level]
             pending[level] = _choose(keeps, sums, _choose(adds, empty, left))
-            # The other half is another process': nobody here adds to this one.
+            # The other half is another process': nothing here is added to this one.
             closed[level] = _choose(closes, sums, closed[level])
             sums, carried = _add_if(adds, left, sums), adds
         return number + 1, tf.maximum(mark, own_mark), pending, closed
