@@ -36,6 +36,7 @@ class Extended(tf_internal.MirroredExtended):
         self.backend = backend
         self.exchange = Exchange(backend)
         self.reads_locally = False
+        self._is_one_replica = False
         self._one_host = one_host
         super().__init__(
             container, devices=list(devices), cross_device_ops=self.exchange
@@ -48,6 +49,8 @@ class Extended(tf_internal.MirroredExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
+        if self._is_one_replica:
+            return 1
         return self.backend.size * len(self._devices)
 
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
@@ -75,7 +78,7 @@ class Extended(tf_internal.MirroredExtended):
         variable = super()._create_variable(next_creator, **kwargs)
         strategy = self._container_strategy()
         variable = variables.adapted(strategy, variable)
-        if isinstance(variable, variables.WrittenByReplicas):
+        if isinstance(variable, variables.WrittenByReplicas | variables.ReadTogether):
             self._written.append(weakref.ref(variable))
         return variable
 
@@ -86,8 +89,8 @@ class Extended(tf_internal.MirroredExtended):
         stock = super()._get_variable_creator_initial_value(
             replica_id, device, primary_var, **kwargs
         )
-        if replica_id or self.backend.size == 1:
-            return stock
+        if replica_id or self.backend.size == 1 or self._is_one_replica:
+            return stock  # within ``as_one_replica``, fit and evaluate broadcast it
 
         def first_value() -> tf.Tensor:
             value = stock() if callable(stock) else stock
@@ -116,12 +119,32 @@ class Extended(tf_internal.MirroredExtended):
             return replica_local_var._get_cross_replica()
         return super().read_var(replica_local_var)
 
+    def _live(self, kind: type[Any]) -> list[Any]:
+        """Variables of a kind that replicas write, in the order of their making."""
+        found = [reference() for reference in self._written]
+        return [variable for variable in found if isinstance(variable, kind)]
+
     def average_written(self) -> None:
         """Makes variables that replicas write the same on all; every process calls it."""
-        for found in self._written:
-            variable = found()
-            if variable is not None:
-                variable.average()
+        for variable in self._live(variables.WrittenByReplicas):
+            variable.average()
+
+    @contextlib.contextmanager
+    def as_one_replica(self) -> Iterator[None]:
+        """Inside, each process runs what is written for one process; all enter it.
+
+        There is one replica, and its part of a variable is the value over all.
+        """
+        together = self._live(variables.ReadTogether)
+        for variable in together:
+            variable.values[0].assign(variable.read_value())
+        self._is_one_replica = True
+        try:
+            yield
+        finally:
+            self._is_one_replica = False
+            for variable in together:
+                variable.assign(variable.values[0].read_value())
 
     @contextlib.contextmanager
     def reading_locally(self) -> Iterator[None]:

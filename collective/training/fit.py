@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from collective.backends.base import Backend
-from collective.distribute.scope import backend_for
+from collective.distribute.models import as_one_process, backend_for
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
 from collective.training.compiled_flags import as_compiled
@@ -42,7 +42,7 @@ from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
 from collective.training.prepared import prepare, runs_eagerly
 from collective.training.refusals import check_batch, check_labels, check_states_of_rows
-from collective.training.step import finite
+from collective.training.step import finite, xla
 from collective.training.step.step import Step
 from collective.training.variables import gradient_sizes
 from collective.training.variants.coupled import batch_norm, look_ups
@@ -83,7 +83,7 @@ def fit(
     backend: str | Backend = "auto",
     steps: int | None = None,
     accumulate: int = 1,
-    jit_compile: bool = False,
+    jit_compile: bool | None = None,
     recompute: bool = False,
     shard_optimizer: bool = False,
     sync_batch_norm: bool | str = False,
@@ -135,8 +135,8 @@ def fit(
         backend: A name (see ``train.py --list-backends``) or a backend.
         steps: Updates in all; overrides ``epochs``.
         accumulate: Micro-batches an update is cut into, to save memory.
-        jit_compile: Whether XLA compiles the forward and backward pass. That of
-            ``model.compile`` has no effect.
+        jit_compile: Whether XLA compiles the forward and backward pass; by default as
+            Keras does: where ``model.compile`` says so, and on GPUs.
         recompute: Whether activations are computed again instead of kept, to save
             memory; see ``collective.training.variants.memory.recompute``.
         shard_optimizer: Whether each rank keeps a part of the optimizer's state only;
@@ -185,10 +185,11 @@ def fit(
         None if virtual_replicas is None else settings.THREADS,
     )
     with guarded(backend), contextlib.ExitStack() as contexts:
+        contexts.enter_context(as_one_process(model))
         virtual = virtual_checks.check_count(virtual_replicas, backend)
         features = {
             "accumulate": accumulate > 1,
-            "jit_compile": jit_compile,
+            "jit_compile": jit_compile is True,
             "recompute": recompute,
             "shard_optimizer": shard_optimizer,
             "virtual_replicas": virtual is not None,
@@ -261,7 +262,7 @@ def fit(
         # How the step computes what is no sum over rows.
         options: dict[str, Any] = {
             "accumulate": accumulate,
-            "jit_compile": jit_compile,
+            "jit_compile": xla.chosen(jit_compile, model, backend, asked),
             "recompute": recompute,
         }
         synchronizes = batch_norm.chosen(sync_batch_norm, prepared, backend, asked)

@@ -13,7 +13,7 @@ from collective import backends
 from collective.backends.base import Backend
 from collective.backends.capabilities import Serving
 from collective.backends.devices import tensorflow_has_started
-from collective.distribute.scope import backend_for
+from collective.distribute.models import as_one_process, backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.exchange import gather_few
@@ -70,7 +70,7 @@ def evaluate(
         UsageError: The model does not fit the data, or these are no data.
     """
     backend = open_backend(backend_for(model, backend))
-    with guarded(backend):
+    with guarded(backend), as_one_process(model):
         compare_settings(backend)
         data = as_data(x, y, sample_weight)
         inputs = open_inputs(data, backend, batch_size, steps)

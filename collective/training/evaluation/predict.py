@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from collective import recorder
 from collective.backends.base import Backend
-from collective.distribute.scope import backend_for
+from collective.distribute.models import backend_for
 from collective.errors import UsageError
 from collective.log import log
 from collective.training import keras_compat
@@ -295,7 +295,8 @@ def _drawing(
     """Around a pass over the rows of this process: its draws are those of its rows."""
     if backend.size == 1 or not backend.synchronous:
         return contextlib.nullcontext([])
-    first, _ = share(batch.global_rows, backend.replica(), backend.replica_count())
+    replica = tf.cast(backend.replica(), tf.int64)
+    first, _ = share(batch.global_rows, replica, backend.replica_count())
     count = count_rows(first_leaf(batch.x))
     return keras_compat.draw_rows(keras_compat.Place(first, count, batch.global_rows))
 

@@ -18,6 +18,7 @@ from collective.training.keras_compat.interception import *
 from collective.training.keras_compat.layers import *
 from collective.training.keras_compat.losses import *
 from collective.training.keras_compat.model import *
+from collective.training.keras_compat.one_copy import *
 from collective.training.keras_compat.optimizers import *
 from collective.training.keras_compat.randomness import *
 from collective.training.keras_compat.row_draws import *

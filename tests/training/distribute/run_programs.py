@@ -2,7 +2,7 @@
 
 ``run_programs.py HOW FOLDER [NAME ...]``; HOW is ``stock``, or the name of a backend with
 ``written`` (the strategy is ``collective.distribute.Strategy``) or ``unedited``:
-``native:written``.
+``native:written``; ``native:written:2`` gives each rank two devices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def names() -> list[str]:
 
 def main(how: str, folder: str, *wanted: str) -> None:
     sys.path.insert(0, str(PROGRAMS))
-    backend, _, way = how.partition(":")
+    backend, way, devices, *_ = [*how.split(":"), "", ""]
     given = None
     if way == "unedited":
         import collective
@@ -43,7 +43,8 @@ def main(how: str, folder: str, *wanted: str) -> None:
         # As unedited: which strategy the program would make.
         text = (PROGRAMS / f"{name}.py").read_text()
         one_host = "MultiWorker" not in text
-        strategy = Strategy(given, one_host=one_host)
+        several = int(devices) if devices else None
+        strategy = Strategy(given, several, one_host=one_host)
         importlib.import_module(name).main(strategy)
 
 

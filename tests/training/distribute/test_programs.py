@@ -16,10 +16,13 @@ from tests.training.distribute import run_programs
 pytestmark = launch.STARTS_RANKS
 SCRIPT = str(Path(run_programs.__file__))
 # In make test; the others are of the matrix.
-FEW = ["loop", "fit_dataset", "embedding", "data_of_one_host"]
+FEW = ["loop", "fit_dataset", "fit_own_step", "embedding", "data_of_one_host"]
 BOUND = {"float32": 1e-5, "float64": 1e-10}
 CASES = [
     ("native:unedited", 2, "float64", FEW, ()),
+    ("native:written:2", 2, "float64", ["loop"], ()),
+    ("native:written:2", 2, "float64", None, pytest.mark.matrix),
+    ("mpi:written:2", 2, "float64", None, pytest.mark.matrix),
     *(
         (f"{backend}:{way}", ranks, dtype, None, pytest.mark.matrix)
         for backend in ("native", "mpi", "horovod")

@@ -1,0 +1,62 @@
+"""Keras objects that were made in a strategy's scope, as ones made without a strategy.
+
+A variable of a ``tf.distribute`` strategy with one device in this process is a container
+of one plain ``tf.Variable``. Inside ``one_copy`` Keras sees the latter, and optimizers
+have no strategy: so code runs that a strategy would refuse, such as an assignment in a
+step, and nothing is summed twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+
+@contextlib.contextmanager
+def one_copy(model: keras.Model, strategy: Any) -> Iterator[None]:
+    """Inside, Keras' variables are those of this process' only device.
+
+    Args:
+        model: Made in the strategy's scope.
+        strategy: With one device in this process. Variables that are made inside are
+            made in its scope.
+    """
+    variable = keras.Variable
+    initialize = variable._initialize
+
+    def plain(self: Any) -> Any:
+        value = vars(self).get("_value")
+        parts = getattr(value, "values", None)
+        return value if parts is None else parts[0]
+
+    def initialize_in_scope(self: Any, value: Any) -> None:
+        with strategy.scope():
+            initialize(self, value)
+
+    def set_of(name: str) -> Any:
+        return lambda self, value: self.__dict__.__setitem__(name, value)
+
+    replaced = (
+        (variable, "_value", property(plain, set_of("_value"))),
+        (variable, "_initialize", initialize_in_scope),
+        (
+            BaseOptimizer,
+            "_distribution_strategy",
+            property(
+                lambda _: tf.distribute.get_strategy(),
+                set_of("_distribution_strategy"),
+            ),
+        ),
+        (model, "_distribute_strategy", None),
+    )
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in replaced:
+            new = not hasattr(owner, name)
+            stack.enter_context(mock.patch.object(owner, name, value, create=new))
+        yield
