@@ -25,6 +25,11 @@ _SHOWN_LINES = 60
 _SHOWN_WITHOUT_TRACEBACK = 12
 _BLOCK_SECONDS = 1.0  # that a message may wait for the reader of our standard error
 _KEPT_MESSAGES = 1000
+_HINTS = {
+    "SIGBUS": "\nHINT: `df -h /dev/shm /tmp` shows whether the memory that ranks share, or "
+    "a mapped file, has no room left; a data file that became shorter while it was read "
+    "has the same effect"
+}
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -247,4 +252,5 @@ def report_failure(rank: str, how: str, errors: Iterable[str]) -> None:
     shown = last_error_lines(errors)
     if shown:
         print_message("\n".join([f"the last lines of {rank} on stderr:", *shown]))
-    print_message(f"{rank} failed: it ended {how}")
+    hint = _HINTS.get(how.removeprefix("by "), "")
+    print_message(f"{rank} failed: it ended {how}{hint}")

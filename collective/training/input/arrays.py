@@ -72,6 +72,8 @@ class Arrays(Source):
         """As ``Source.batch_spec``, also of ragged and sparse tensors."""
 
         def spec(leaf: Any) -> Any:
+            if isinstance(leaf, np.ndarray):
+                leaf = leaf.view(np.ndarray)  # TensorFlow reads all of a mapped array
             return leaf if leaf is None else open_rows(tf.type_spec_from_value(leaf))
 
         return tf.nest.map_structure(spec, self.tree)

@@ -53,6 +53,12 @@ def test_the_last_on_the_screen_is_who_failed_and_why(tmp_path, to_files):
         assert (tmp_path / "out/rank.1/stderr").read_text().startswith("err 1\nTrace")
 
 
+def test_a_bus_error_has_a_hint(capsys):
+    for how in ("by SIGBUS", "by SIGSEGV"):
+        output.report_failure("rank 1", how, [])
+        assert ("df -h /dev/shm" in capsys.readouterr().err) is (how == "by SIGBUS")
+
+
 def test_numbers_of_files_are_as_wide_as_the_largest(tmp_path):
     made = output.RankOutput(3, 11, output.OutputStyle(directory=tmp_path))
     made.finish(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gzip
+import os
 import struct
 
 import numpy as np
@@ -138,6 +139,25 @@ def test_npz_that_cannot_be_read(tmp_path):
     fails("pickled.npz cannot be read", npz_sources, tmp_path / "pickled.npz")
     np.savez(tmp_path / "lengths.npz", x=X, y=Y[1:])
     fails("x has 29 rows, y has 28", npz_sources, tmp_path / "lengths.npz")
+
+
+def test_a_mapped_array_is_larger_than_a_tensor_may_be(tmp_path):
+    x = np.memmap(tmp_path / "x", np.float32, "w+", shape=(ROWS, 20_000_000))  # 2.3 GB
+    x[3, 7] = 5
+    source = Arrays(x, Y)
+    assert source.spec[0].shape == [20_000_000]
+    read, _, _ = rows_of(source, [3])
+    assert read[0, 7] == 5
+
+
+def test_npz_that_shrinks_while_it_is_read(tmp_path):
+    file = tmp_path / "data.npz"
+    np.savez(file, x=np.zeros((ROWS, 10_000), np.float32), y=Y)
+    source, _ = npz_sources(file)
+    rows_of(source, [ROWS - 1])
+    os.truncate(file, 5_000)  # to read what is gone would end the process by SIGBUS
+    with pytest.raises(Exception, match=f"{file} has become shorter while it is read"):
+        rows_of(source, [ROWS - 1])
 
 
 # TFRecord files
