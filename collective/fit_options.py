@@ -81,7 +81,9 @@ class FitOptions:
     shard_optimizer: bool = _option(
         "training", "each rank keeps a part of the optimizer's state only", False
     )
-    jit_compile: bool = _option("training", "compile the gradients with XLA", False)
+    jit_compile: bool | None = _option(
+        "training", "compile the gradients with XLA", None, action="store_true"
+    )
     sync_batch_norm: bool | str = _option(
         "training",
         "batch normalization has the statistics of all replicas' rows",

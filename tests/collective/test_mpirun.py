@@ -18,7 +18,7 @@ pytestmark = [
     launch.NEEDS_CORE,
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun"),
 ]
-FILES = ("allreduce", "others", "process_sets", "agreement", "order", "join")
+FILES = ("allreduce", "data_movement", "process_sets", "agreement", "order", "join")
 # As MPI numbers the ranks of a host, with each rank alone on its host.
 ALONE = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "OMPI_COMM_WORLD_LOCAL_RANK=0"]
 

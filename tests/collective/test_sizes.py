@@ -13,7 +13,7 @@ from tests.launch import STARTS_RANKS, capture
 
 ROOT = Path(__file__).parents[2]
 pytestmark = STARTS_RANKS
-FILES = ("allreduce", "others", "process_sets", "agreement", "order")
+FILES = ("allreduce", "data_movement", "process_sets", "agreement", "order")
 # Those that draw what they do, every root and every set, and who disagrees; not
 # those of many megabytes or of many threads, which take long on few cores.
 PROPERTIES = (

@@ -13,7 +13,7 @@ from tests import launch
 FOLDER = "tests/collective"
 FILES = [
     f"{FOLDER}/test_{name}.py"
-    for name in ("allreduce", "others", "process_sets", "agreement")
+    for name in ("allreduce", "data_movement", "process_sets", "agreement")
 ]
 
 

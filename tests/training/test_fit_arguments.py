@@ -142,9 +142,7 @@ def test_hooks_and_their_logs_are_those_of_keras(backend, together, form):
     collective.fit(made, X, Y, **words, **ours)
     collective.evaluate(made, X, Y, batch_size=10, verbose=0, **ours)
     collective.predict(made, X, batch_size=10, verbose=0, **ours)
-    if backend.rank:
-        assert got == []
-        return
+    # On each rank: the others' callbacks get what rank 0's have recorded.
     assert [call[:-1] for call in got] == [call[:-1] for call in wanted]
     for mine, theirs in zip(got, wanted, strict=True):
         assert mine[-1] == pytest.approx(theirs[-1], rel=1e-4, abs=1e-5), mine
