@@ -97,6 +97,11 @@ class FitOptions:
         choices=("combined", "keras"),
         metavar="CHOICE",
     )
+    per_replica: bool | str = _option(
+        "training",
+        "a train_step of the model's own has each replica's rows as a batch of their own",
+        False,
+    )
     verify: bool = _option(
         "training", "train without comparing the step with Keras' own first", True
     )
@@ -137,6 +142,7 @@ class FitOptions:
             "recompute": self.recompute,
             "shard_optimizer": self.shard_optimizer,
             "jit_compile": self.jit_compile,
+            "per_replica": self.per_replica,
         }
         return {name for name, is_on in on.items() if is_on}
 

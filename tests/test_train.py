@@ -140,10 +140,6 @@ IN_ONE_PROCESS = {
         "--backend native --devices 2",
         "error: devices is an option of backend 'tf-mirrored' and 'tf-central-storage'",
     ),
-    "small-batch": (
-        "--backend tf-mirrored --devices 4 --global-batch-size 3",
-        "a global batch of 3 rows cannot be shared by 4 replicas",
-    ),
     "json-nowhere": ("--json {tmp}/no/run.json", "run.json cannot be written"),
     "timeline-nowhere": ("--timeline {tmp}/no/t.json", "t.json cannot be written"),
 }
@@ -155,10 +151,6 @@ ON_RANKS = {
     "unusable-backend": (
         "--backend tf-mirrored",
         f"cannot be used here: {RANKS} processes were started",
-    ),
-    "small-batch": (
-        "--global-batch-size 2",
-        f"a global batch of 2 rows cannot be shared by {RANKS} replicas",
     ),
 }
 CASES = WRONG | (ON_RANKS if LAUNCHED else IN_ONE_PROCESS)

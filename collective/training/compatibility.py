@@ -36,6 +36,9 @@ FEATURES = {
         "train it by Keras' own fit with the drop-in: import collective.tensorflow.keras "
         "as hvd; hvd.init(); optimizer = hvd.DistributedOptimizer(optimizer)",
     ),
+    "per_replica": Feature(
+        "per_replica (replicas with batches of their own)", "drop per_replica"
+    ),
     "virtual_replicas": Feature("--virtual-replicas", "drop --virtual-replicas"),
     "coupled": Feature(
         "a loss or metric of the whole batch",
@@ -130,6 +133,9 @@ IMPOSSIBLE = _pairs(
         "batches with ledger": (
             "a ledger has the numbers of rows, and rows of such batches have none"
         ),
+        "per_replica with virtual_replicas, elastic": (
+            "the trained model then depends on the number of ranks, which may change"
+        ),
         "devices with elastic": "all replicas of one process die with it",
     }
 )
@@ -149,6 +155,7 @@ NOT_BUILT = _pairs(
         "own_step with look_ups": (
             "look-ups of a train_step would have to be gathered, however many a rank has"
         ),
+        "per_replica with accumulate": _ONE_AT_A_TIME,
         "own_step with recompute": "the step's own tape would have to record blocks",
         "own_step with shard_optimizer": (
             "its optimizers would have to be built for shards"

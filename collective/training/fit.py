@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,9 @@ from collective.training.failure import guarded
 from collective.training.input.batches import Batches
 from collective.training.input.data import FitData, fit_data, plan_shuffle
 from collective.training.input.feed import ENDLESS, PlannedFeed
+from collective.training.input.leaves import first_leaf
 from collective.training.input.pipeline import Input
+from collective.training.input.replica_batches import first_of, stacked
 from collective.training.input.source import Source
 from collective.training.loop.callbacks import (
     Callbacks,
@@ -46,6 +49,7 @@ from collective.training.step import finite, xla
 from collective.training.step.step import Step
 from collective.training.variables import gradient_sizes
 from collective.training.variants.coupled import batch_norm, look_ups
+from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.check import check_step
 from collective.training.variants.custom_step.evaluation import make_evaluation
 from collective.training.variants.custom_step.step import CustomStep
@@ -88,6 +92,7 @@ def fit(
     shard_optimizer: bool = False,
     sync_batch_norm: bool | str = False,
     embedding_gradients: str = "combined",
+    per_replica: bool | str = False,
     verify: bool = True,
     seed: int | None = None,
     check_every: int = 100,
@@ -152,6 +157,12 @@ def fit(
             backend; or ``keras``, that of each look-up, as in ``model.fit``. Adam and
             others train different models with the two; see
             ``collective.training.variants.coupled.look_ups``.
+        per_replica: For a ``train_step`` of the model's own: True: each replica's rows
+            are a batch of their own, as for steps that couple rows; ``batch``: each
+            replica has whole batches of the data, as for steps that know how many rows
+            a batch has. Gradients, metrics and state are averaged by rows; N replicas
+            train another model than one. See
+            ``collective.training.variants.custom_step.own_batches``.
         seed: None: order and random layers follow from the seeds of the script and of
             the layers, as in Keras. A number: they follow from it, and from the step.
         check_every: Steps from one comparison of the replicas' parameters and
@@ -195,6 +206,7 @@ def fit(
             "virtual_replicas": virtual is not None,
             "checkpoint": checkpoint is not None,
             "ledger": ledger is not None,
+            "per_replica": bool(per_replica) and backend.most_replicas > 1,
         }
         asked = {name for name, on in features.items() if on}
         compatibility.check(asked, backend)
@@ -218,6 +230,9 @@ def fit(
             data=data,
             global_batch_size=global_batch_size,
         )
+        stacks = per_replica == "batch" and backend.most_replicas > 1
+        if stacks:
+            given = _whole_batches(given, backend)
         inputs = _inputs(
             given, backend, virtual, steps_per_epoch, seed, shuffle, ledger
         )
@@ -246,7 +261,7 @@ def fit(
         prepared = prepare(
             model,
             backend,
-            inputs.spec,
+            first_of(inputs.spec) if stacks else inputs.spec,
             micro_batch_rows=-(-rows // (pieces * accumulate)),
             shard_optimizer=shard_optimizer,
             features=asked,
@@ -256,6 +271,12 @@ def fit(
         compare_models(backend, model)
         check_states_of_rows(model)
         own_step = keras_compat.overrides(model, "train_step")
+        of_batch = rows if isinstance(inputs, Input) else inputs.batch_size
+        if stacks:
+            of_batch = first_leaf(first_of(inputs.spec).x).shape[0]
+        per_replica = own_batches.chosen(per_replica, model, backend, of_batch)
+        if per_replica and sync_batch_norm == "auto":
+            sync_batch_norm = False
 
         contexts.enter_context(finite.ignored(expects_nan(callbacks, backend)))
 
@@ -301,7 +322,7 @@ def fit(
             "epochs": epochs,
             "steps": steps_per_epoch or inputs.steps_per_epoch,
         }
-        result = Result(position, params)
+        result = Result(position, params, per_replica)
         hooks = RankZeroCallbacks(callbacks, position, params)
         observers, membership = _observers(
             position, result, inputs, hooks, timeline, checkpoint, ledger, virtual
@@ -315,8 +336,10 @@ def fit(
             for name in ("accumulate", "recompute"):
                 del options[name]  # refused
             options["sync_batch_norm"] = synchronizes
+            options["per_replica"] = per_replica
             step = CustomStep(prepared, backend, inputs.spec, **options)
-            for line in check_step(step, inputs, is_wanted(verify)):
+            compared = is_wanted(verify) and not per_replica
+            for line in check_step(step, inputs, compared):
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
         else:
@@ -371,6 +394,16 @@ def fit(
         if checkpoint is not None and checkpoint.raises:
             checkpoint.raise_if_failed()
         return result
+
+
+def _whole_batches(given: FitData, backend: Backend) -> FitData:
+    """The data, of which each replica has whole batches."""
+    replicas, validation = backend.most_replicas, given.validation
+    return dataclasses.replace(
+        given,
+        train=stacked(given.train, replicas),
+        validation=None if validation is None else stacked(validation, replicas),
+    )
 
 
 def _inputs(

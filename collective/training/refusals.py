@@ -14,7 +14,7 @@ from collective.training.input.source import Source
 
 
 def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> int:
-    """Refuses a global batch that cannot give each replica a row.
+    """Says where a global batch cannot give each replica a row: some idle.
 
     Returns:
         The rows of a global batch; a guess where the data are batches of any size.
@@ -22,15 +22,16 @@ def check_batch(backend: Backend, inputs: Input | Batches, accumulate: int) -> i
     replicas = backend.most_replicas
     if accumulate < 1:
         raise UsageError("accumulate must be at least 1", hint="--accumulate 1")
-    if isinstance(inputs, Batches):
-        return inputs.batch_size or max(32, replicas)
-    rows = inputs.global_batch_size
-    if rows < replicas:
-        raise UsageError(
-            f"a global batch of {rows} rows cannot be shared by {replicas} replicas",
-            hint=f"--global-batch-size {replicas} or more, or fewer replicas",
+    known = (
+        inputs.batch_size if isinstance(inputs, Batches) else inputs.global_batch_size
+    )
+    if known is not None and known < replicas and backend.rank == 0:
+        log.warning(
+            "a batch has %d row%s, and there are %d replicas: %d of them idle in every "
+            "step. HINT: batches of %d rows or more, or fewer ranks",
+            *(known, "s" * (known > 1), replicas, replicas - known, replicas),
         )
-    return rows
+    return known or max(32, replicas)
 
 
 def check_model(model: keras.Model, backend: Backend) -> None:

@@ -21,6 +21,7 @@ from collective.training.keras_compat.model import *
 from collective.training.keras_compat.one_copy import *
 from collective.training.keras_compat.optimizers import *
 from collective.training.keras_compat.randomness import *
+from collective.training.keras_compat.replica_draws import *
 from collective.training.keras_compat.row_draws import *
 from collective.training.keras_compat.seeds import *
 from collective.training.keras_compat.stateless_metrics import *

@@ -29,9 +29,16 @@ class Result(keras.callbacks.History):
         losses: The loss of every step, over its whole global batch; includes the steps
             before the checkpoint that this training resumed from.
         timing: Seconds of every step that this process made.
+        per_replica: The option, where each replica had batches of its own: the model is
+            then another than that of one process. False otherwise.
     """
 
-    def __init__(self, position: Position, params: dict[str, Any]):
+    def __init__(
+        self,
+        position: Position,
+        params: dict[str, Any],
+        per_replica: bool | str = False,
+    ):
         super().__init__()
         self.set_model(position.model)
         self.set_params(params)
@@ -40,6 +47,7 @@ class Result(keras.callbacks.History):
         self.backend: Backend = position.backend
         self.losses: list[float] = position.losses
         self.timing = Timing()
+        self.per_replica = per_replica
         self._of_shards: str | None = None
         self._repeat: Callable[[Callable[[], Any]], Any] | None = None
 

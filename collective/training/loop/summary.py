@@ -131,6 +131,8 @@ class Summary:
         table.add_row("backend", f"{self.backend} ({self.chosen_because})")
         processes = f"{self.processes} process" + "es" * (self.processes > 1)
         table.add_row("replicas", f"{self.replicas} in {processes}")
+        if self.options.get("per_replica"):
+            table.add_row("", "each trains on batches of its own (per_replica)")
         for name, value in self.test.items():
             form = ".2%" if "accuracy" in name else ".4f"
             # A metric may have several values, such as one for each class.

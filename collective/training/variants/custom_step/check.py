@@ -30,6 +30,7 @@ from collective.training.keras_compat import path_of, record_applied, tf_variabl
 from collective.training.step.accumulation import slice_rows
 from collective.training.step.rows import Rows
 from collective.training.variables import all_variables, broadcast_model
+from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.building import packed
 from collective.training.variants.custom_step.replica import flat_logs
 from collective.training.variants.custom_step.step import CustomStep
@@ -109,8 +110,7 @@ def check_step(
             f"model {model.name!r}: its {name} on {cut[-1]} rows cut into "
             f"{backend.replicas} pieces is not that on the rows in one piece: {problem}",
             hint="take means over rows, and couple no rows of a batch; or "
-            f"{compatibility.FEATURES['own_step'].without}; or verify=False, where that "
-            "is what you mean",
+            f"{own_batches.HINT}; or {compatibility.FEATURES['own_step'].without}",
         )
     seconds = time.perf_counter() - begin
     lines = [
@@ -148,7 +148,7 @@ def _explained(model: keras.Model) -> Iterator[None]:
         raise UsageError(
             f"the train_step of model {model.name!r} could not be run eagerly, to "
             f"compare it before it trains: {type(error).__name__}: {error}",
-            hint="verify=False trains without the comparison",
+            hint=f"{own_batches.HINT}; or verify=False trains without the comparison",
             everywhere=False,
         ) from error
 

@@ -14,6 +14,7 @@ from collective.training.input.batches import Batches
 from collective.training.input.pipeline import Batch, Input
 from collective.training.prepared import PreparedModel
 from collective.training.step.plan import StepPlan
+from collective.training.variants.custom_step import own_batches
 from collective.training.variants.custom_step.check import check_once
 from collective.training.variants.custom_step.step import CustomStep
 
@@ -26,9 +27,14 @@ class CustomEvaluation(BatchwiseEvaluation):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        spec = self.input.spec
-        self.step = CustomStep(self.prepared, self.backend, spec, method="test_step")
-        check_once(self.step, self.input)
+        per_replica = own_batches.trained_with(self.model)
+        self.step = CustomStep(
+            *(self.prepared, self.backend, self.input.spec),
+            method="test_step",
+            per_replica=per_replica,
+        )
+        if not per_replica:
+            check_once(self.step, self.input)
 
     def _begin(self) -> None:
         self.model.reset_metrics()

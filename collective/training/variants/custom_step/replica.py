@@ -231,6 +231,15 @@ class ReplicaHooks(Hooks):
         located = tf.where(fine, tf.zeros_like(located), located)
         return finite.check(located, self.share.number, self.backend)
 
+    def drawing(self, rows: Rows) -> contextlib.AbstractContextManager[list[str]]:
+        """Around the step: its rows of the random numbers of the whole batch."""
+        if self.alone:
+            return contextlib.nullcontext([])
+        share = self.share
+        count = count_rows(first_leaf(rows.x))  # one where the replica has none
+        place = keras_compat.Place(share.first_row, count, share.global_rows)
+        return keras_compat.draw_rows(place)
+
     def on_scalar(self, weight: Any) -> Any:
         """Counts the number by the share of the rows that it was computed from."""
         if self.alone or self._is_own_rows(weight):
@@ -300,6 +309,7 @@ class LocalStep:
     """Calls ``train_step`` or ``test_step`` of a model on one replica's rows.
 
     Attributes:
+        hooks: What is done at the intercepted calls.
         sources: For each returned name, the metric whose result it is; None for
             others. Known after the first call, as the next two.
         paths: See ``ReplicaHooks.paths``.
@@ -313,6 +323,7 @@ class LocalStep:
     model: keras.Model
     method: Callable[[Any], Any]
     sums: OrderedSums
+    hooks: type[ReplicaHooks] = ReplicaHooks
     sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
     state: list[tf.Variable] = field(default_factory=list)
@@ -334,12 +345,8 @@ class LocalStep:
 
     def __call__(self, rows: Rows, share: Share) -> Logs:
         """The method on these rows; what it returned, by name."""
-        hooks = ReplicaHooks(self.sums, share)
-        drawing: Any = contextlib.nullcontext([])
-        if not hooks.alone:
-            count = count_rows(first_leaf(rows.x))  # one where the replica has none
-            place = keras_compat.Place(share.first_row, count, share.global_rows)
-            drawing = keras_compat.draw_rows(place)
+        hooks = self.hooks(self.sums, share)
+        drawing = hooks.drawing(rows)
         intercepted = keras_compat.intercept(hooks, self.model.metrics)
         with drawing as self.others, self._normalizing(share), intercepted as results:
             logs = self.method(packed(rows))

@@ -24,6 +24,7 @@ from collective.backends.base import Backend
 from collective.errors import CollectiveError
 from collective.training import compatibility, keras_compat
 from collective.training.input.pipeline import Batch
+from collective.training.input.replica_batches import first_of
 from collective.training.prepared import PreparedModel
 from collective.training.step import finite, layer_state
 from collective.training.step.attachments import Attachment, Attachments, ReplicaStep
@@ -36,10 +37,12 @@ from collective.training.step.xla import compiled_around_collectives
 from collective.training.variables import all_variables
 from collective.training.variants.coupled.replica import at_least_one_row
 from collective.training.variants.custom_step import undo
+from collective.training.variants.custom_step.own_batches import OwnBatchHooks
 from collective.training.variants.custom_step.replica import (
     LocalStep,
     Logs,
     OrderedSums,
+    ReplicaHooks,
     Share,
 )
 
@@ -52,6 +55,8 @@ class CustomStep:
         maybe_empty: Whether a replica may have a batch without rows.
         sync_batch_norm: As for ``Step``.
         method: ``test_step``, to evaluate by it.
+        per_replica: Whether the rows of a replica are a batch of their own; ``batch``:
+            rows of ``spec`` are whole batches, of which a replica has one.
         jit_compile: Whether XLA compiles it, between its sums over replicas.
     """
 
@@ -65,6 +70,7 @@ class CustomStep:
         attachments: Sequence[Attachment] = (),
         sync_batch_norm: bool = False,
         method: str = "train_step",
+        per_replica: bool | str = False,
         jit_compile: bool = False,
     ):
         self.model = prepared.model
@@ -76,7 +82,9 @@ class CustomStep:
         step = getattr(self.model, method)
         if jit_compile:
             step = functools.wraps(step)(compiled_around_collectives(step))
-        self.local = LocalStep(self.model, step, self.sums)
+        hooks = OwnBatchHooks if per_replica else ReplicaHooks
+        self.local = LocalStep(self.model, step, self.sums, hooks)
+        self.per_replica = per_replica
         self.local.synchronizes = sync_batch_norm and backend.most_replicas > 1
         self._metric_variables = list(self.model.metrics_variables)
         self._metrics = [keras_compat.tf_variable(v) for v in self._metric_variables]
@@ -147,6 +155,8 @@ class CustomStep:
         own = replica_rows(self.backend, batch, replica)
         share = Share(own.count, batch.global_rows, number, replica, own.first)
         rows = at_least_one_row(own.rows, own.count) if self.maybe_empty else own.rows
+        if self.per_replica == "batch":
+            rows = first_of(rows)
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)
         call = self.local.trace(rows, share)
