@@ -43,9 +43,9 @@ class Hooks:
         """
         return gradients, []
 
-    def on_scalar(self, weight: Any) -> Any:
-        """A ``Mean`` or ``Sum`` given one number for the whole batch."""
-        return weight
+    def on_scalar(self, value: Any, weight: Any) -> tuple[Any, Any]:
+        """A ``Mean`` or ``Sum`` given one number for the whole batch, and its weight."""
+        return value, weight
 
     def on_loss(
         self, loss: Any, values: Any, weight: Any, mask: Any, reduction: str
@@ -201,7 +201,7 @@ def _update_state(original: Any, hooks: Hooks) -> Any:
             values = keras.ops.convert_to_tensor(values)
         # A tensor is a number of rows, as in Keras' own step.
         if len(values.shape) == 0 and not tf.is_tensor(sample_weight):
-            sample_weight = hooks.on_scalar(sample_weight)
+            values, sample_weight = hooks.on_scalar(values, sample_weight)
         return original(self, values, sample_weight)
 
     return update_state

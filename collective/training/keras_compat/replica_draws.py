@@ -9,6 +9,7 @@ counter have it in the seed.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -64,19 +65,17 @@ def draw_as_replica(replica: int) -> Iterator[list[str]]:
             plain = getattr(owner, name)
             stack.enter_context(mock.patch.object(owner, name, make(plain)))
 
+        counted = functools.partial(
+            _moved, argument="counter", place=2, replica=replica
+        )
         for name in _COUNTER:
-            replace(
-                gen_stateless_random_ops_v2,
-                name,
-                lambda plain: _moved(plain, "counter", 2, replica),
-            )
+            replace(gen_stateless_random_ops_v2, name, counted)
         for owner, names in _SEED.items():
             for name, place in names.items():
-                replace(
-                    owner,
-                    name,
-                    lambda plain, place=place: _moved(plain, "seed", place, replica),
+                make = functools.partial(
+                    _moved, argument="seed", place=place, replica=replica
                 )
+                replace(owner, name, make)
         for name in _STATEFUL:
             replace(gen_random_ops, name, lambda plain: _seeded(plain, replica))
         yield []

@@ -296,6 +296,66 @@ def regression(kind: type[Regression]) -> Program:
 
 
 @program
+def sum_by_hand() -> Program:
+    class Summing(Regression):
+        def loss_of(self, y, y_pred):
+            return 0.1 * ops.sum(ops.square(y - y_pred))
+
+    return regression(Summing)
+
+
+@program
+def vector_of_losses() -> Program:
+    """As Siamese networks and masked language models do; and a mean beside it."""
+
+    class Vector(Plain):
+        def __init__(self):
+            super().__init__()
+            self.tracker = keras.metrics.Mean(name="loss")
+            self.summed = keras.metrics.Mean(name="summed")
+            self.other = keras.optimizers.SGD(0.05)
+
+        @property
+        def metrics(self):
+            return [self.tracker, self.summed]
+
+        def train_step(self, data):
+            x, y = data
+            of_rows = keras.losses.MeanSquaredError(reduction=None)
+            weights = self.trainable_variables
+            with tf.GradientTape() as tape:
+                losses = of_rows(y, self(x, training=True))
+            grads = tape.gradient(losses, weights)
+            self.optimizer.apply_gradients(zip(grads, weights, strict=True))
+            with tf.GradientTape() as tape:
+                loss = ops.mean(ops.abs(y - self(x, training=True)))
+            grads = tape.gradient(loss, weights)
+            self.other.apply_gradients(zip(grads, weights, strict=True))
+            self.tracker.update_state(losses)
+            self.summed.update_state(ops.sum(losses))
+            return {m.name: m.result() for m in self.metrics}
+
+    model = Vector()
+    model.compile(keras.optimizers.SGD(0.02))
+    x, _, y = rows()
+    return model, (x, y)
+
+
+@program
+def counts_rows() -> Program:
+    class Counting(Regression):
+        def __init__(self):
+            super().__init__()
+            self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def returned(self, loss, y):
+            self.seen.assign_add(ops.cast(ops.shape(y)[0], self.seen.dtype))
+            return {"error": loss, "rows": ops.cast(ops.shape(y)[0], "float32")}
+
+    return regression(Counting)
+
+
+@program
 def noise_and_dropout() -> Program:
     """Random: the check compares it all the same. Its training is not comparable."""
 

@@ -49,15 +49,6 @@ def contrastive() -> Program:
     return model, (x, y)
 
 
-@refused("sums over them")
-def sum_by_hand() -> Program:
-    class Summing(Regression):
-        def loss_of(self, y, y_pred):
-            return ops.sum(ops.square(y - y_pred))
-
-    return regression(Summing)
-
-
 @refused("no mean over rows and no metric's result")
 def returns_a_maximum() -> Program:
     class Largest(Regression):
@@ -65,20 +56,6 @@ def returns_a_maximum() -> Program:
             return {"largest": ops.max(y)}
 
     return regression(Largest)
-
-
-@refused("no mean over rows")
-def counts_rows() -> Program:
-    class Counting(Regression):
-        def __init__(self):
-            super().__init__()
-            self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
-
-        def returned(self, loss, y):
-            self.seen.assign_add(ops.cast(ops.shape(y)[0], self.seen.dtype))
-            return {"error": loss}
-
-    return regression(Counting)
 
 
 @refused("no sum over rows")

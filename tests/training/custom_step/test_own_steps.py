@@ -313,14 +313,14 @@ def test_writes_are_found_in_branches():
 
 @pytest.mark.launches
 def test_some_on_ranks(tmp_path):
-    chosen = "[of_keras_guide] or [gan] or [two_frequencies] or [masks_and_weights] or resumed or not_finite"
+    chosen = "[of_keras_guide] or [gan] or [two_frequencies] or [masks_and_weights] or [vector_of_losses] or resumed or not_finite"
     tests = [
         HERE,
         "-k",
         f"{chosen} or counts_rows or leaves_nothing or eagerly or switched",
     ]
     ended = launch.launch("native", 2, tests, tmp_path, seconds=420)
-    assert ended.passed() == 10
+    assert ended.passed() == 11
 
 
 @pytest.mark.launches

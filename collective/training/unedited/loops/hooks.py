@@ -26,8 +26,8 @@ from collective.training.variants.custom_step.replica import (
     OrderedReplica,
     OrderedSums,
     ReplicaHooks,
-    Share,
 )
+from collective.training.variants.custom_step.share import Share
 
 
 class LoopHooks(ReplicaHooks):

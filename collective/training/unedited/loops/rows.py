@@ -13,7 +13,7 @@ from collective.backends.base import Backend
 from collective.errors import UsageError
 from collective.training.input.plan import share
 from collective.training.variants.coupled.replica import at_least_one_row
-from collective.training.variants.custom_step.replica import Share
+from collective.training.variants.custom_step.share import Share
 
 
 class Piece(NamedTuple):

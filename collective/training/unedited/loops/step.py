@@ -28,9 +28,9 @@ from collective.training.unedited.loops.rows import Piece
 from collective.training.unedited.loops.writes import live_metrics, recorded_writes
 from collective.training.variants.custom_step.replica import (
     OrderedSums,
-    Share,
     written_variables,
 )
+from collective.training.variants.custom_step.share import Share
 
 # What becomes of a value that leaves a step: by which it is that of the whole batch.
 _OTHER_DRAWS = "%s has %s: its numbers are not those of one process"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,6 +31,7 @@ from collective.training.step.accumulation import slice_rows
 from collective.training.step.rows import Rows
 from collective.training.variables import all_variables, broadcast_model
 from collective.training.variants.custom_step import own_batches
+from collective.training.variants.custom_step.additive import NotingHooks
 from collective.training.variants.custom_step.building import packed
 from collective.training.variants.custom_step.replica import flat_logs
 from collective.training.variants.custom_step.step import CustomStep
@@ -84,40 +85,34 @@ def check_step(
         return []
     whole = fewer(batches[0], _ROWS * backend.replicas)
     sizes = uneven(count(whole), backend.replicas)
-    if len(sizes) < backend.replicas:
-        sizes += [0] * (backend.replicas - len(sizes))
-    cut = [0, *np.cumsum(sizes).tolist()]
-    start, stop = cut[backend.rank], cut[backend.rank + 1]
-    state = step.local.state
-    noise = keras_compat.FixedNoise(start, stop, cut[-1])
-    mine: Rows = slice_rows(whole, start, stop)
-    batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
-    with undone(model, state) as variables:
-        with keras_compat.fixed_noise(noise), _explained(model):
-            ours = run(model, state, lambda: step.try_on(batch))
-        differing = _differing(backend, variables)
-    problem = ""
-    if differing:
-        problem = (
-            f"it leaves other values in {differing!r} on each rank; it writes what it "
-            "has computed from its part of the rows"
-        )
-    elif backend.rank == 0:
-        problem = _compare_with_keras(step, whole, ours)
-    problem = broadcast_object(backend, problem)
+    sizes += [0] * (backend.replicas - len(sizes))
+    normalizes = False
+
+    def trial() -> tuple[Trial, str]:
+        nonlocal normalizes
+        ours, differing, normalizes = _in_pieces(step, whole, sizes)
+        return ours, differing
+
+    problem = _problem_of(step, whole, *trial())
+    while problem and _found_sums(step, whole, trial):
+        problem = _problem_of(step, whole, *trial())
     if problem:
         raise UsageError(
-            f"model {model.name!r}: its {name} on {cut[-1]} rows cut into "
+            f"model {model.name!r}: its {name} on {count(whole)} rows cut into "
             f"{backend.replicas} pieces is not that on the rows in one piece: {problem}",
-            hint="take means over rows, and couple no rows of a batch; or "
+            hint="take means or sums over rows, and couple no rows of a batch; or "
             f"{own_batches.HINT}; or {compatibility.FEATURES['own_step'].without}",
         )
+    if step.local.additive.found:
+        step.trace_again()
     seconds = time.perf_counter() - begin
     lines = [
-        f"{name} of {model.name!r}: the same on {cut[-1]} rows in pieces of "
+        f"{name} of {model.name!r}: the same on {count(whole)} rows in pieces of "
         f"{', '.join(map(str, sizes))} as in one piece ({seconds:.1f} s)"
     ]
-    if noise.normalizes and not step.local.synchronizes:
+    if step.local.additive.found:
+        lines.append(f"sums over rows in it: {step.local.additive}")
+    if normalizes and not step.local.synchronizes:
         lines.append(
             "batch statistics are each replica's own: they depend on the number of "
             "replicas"
@@ -164,18 +159,86 @@ def _differing(backend: Backend, variables: list[Any]) -> str:
     return path_of(variables[differ[0]]) if differ.size else ""
 
 
-def _compare_with_keras(step: CustomStep, whole: Rows, ours: Trial) -> str:
-    """On rank 0: what differs, in words; nothing where all agrees."""
-    model, state, total = step.model, step.local.state, count(whole)
-    method = step.local.method
+def _in_pieces(
+    step: CustomStep, whole: Rows, sizes: Sequence[int]
+) -> tuple[Trial, str, bool]:
+    """The step on the replicas' rows, undone afterwards; every rank calls it.
 
-    def by_keras() -> dict[str, Any]:
-        with keras_compat.intercept(keras_compat.Hooks()):
-            return flat_logs(method(packed(whole)))
+    Returns:
+        What it has done, what it leaves other than on other ranks, and whether a layer
+        has normalized by its batch.
+    """
+    backend, model, state = step.backend, step.model, step.local.state
+    cut = [0, *np.cumsum(sizes).tolist()]
+    place = cut[backend.rank], cut[backend.rank + 1]
+    noise = keras_compat.FixedNoise(*place, cut[-1])
+    batch = Batch(*slice_rows(whole, *place), tf.constant(cut[-1], tf.int64), ())
+    with undone(model, state) as variables:
+        with keras_compat.fixed_noise(noise), _explained(model):
+            ours = run(model, state, lambda: step.try_on(batch))
+        return ours, _differing(backend, variables), noise.normalizes
+
+
+def _problem_of(step: CustomStep, whole: Rows, ours: Trial, differing: str) -> str:
+    """On every rank: what differs from Keras' own step, in words; or nothing."""
+    problem = ""
+    if differing:
+        problem = (
+            f"it leaves other values in {differing!r} on each rank; it writes what it "
+            "has computed from its part of the rows"
+        )
+    elif step.backend.rank == 0:
+        stock = _by_keras(step, whole, keras_compat.Hooks())
+        problem = _problem(step.model, stock, ours)
+    return broadcast_object(step.backend, problem)
+
+
+def _found_sums(
+    step: CustomStep, whole: Rows, trial: Callable[[], tuple[Trial, str]]
+) -> bool:
+    """Looks for numbers that are sums over rows; whether there are more.
+
+    A number of the traced step is known by its place in the program: there are none
+    where the eager one has run other branches.
+    """
+    additive, found = step.local.additive, set()
+    traced = step.counts
+    additive.means, additive.totals = {}, {}
+    try:
+        trial()
+        if step.backend.rank == 0:
+            noting = NotingHooks()
+            before = [_array(v) for v in step.local.state]
+            with undone(step.model, step.local.state):
+                stock = _by_keras(step, whole, noting, keep=True)
+                after = [_array(v) for v in step.local.state]
+            for name, value in stock.values["log"].items():
+                noting.noted["log", name] = [value]
+            for i, (old, new) in enumerate(zip(before, after, strict=True)):
+                noting.noted["state", i] = [np.asarray(new, np.float64) - old]
+            if traced == additive.counts == noting.counts:
+                found = set(additive.among(noting.noted))
+    finally:
+        additive.means = additive.totals = None
+    found = broadcast_object(step.backend, found)
+    additive.found |= found
+    return bool(found)
+
+
+def _by_keras(
+    step: CustomStep, whole: Rows, hooks: keras_compat.Hooks, keep: bool = False
+) -> Trial:
+    """The method on all rows, as Keras calls it; undone afterwards unless kept."""
+    model, state, total = step.model, step.local.state, count(whole)
+
+    def method() -> dict[str, Any]:
+        with keras_compat.intercept(hooks):
+            return flat_logs(step.local.method(packed(whole)))
 
     noise = keras_compat.FixedNoise(0, total, total)
-    with undone(model, state), keras_compat.fixed_noise(noise), _explained(model):
-        return _problem(model, run(model, state, by_keras), ours)
+    undoing: Any = contextlib.nullcontext() if keep else undone(model, state)
+    with undoing, keras_compat.fixed_noise(noise), _explained(model):
+        return run(model, state, method)
 
 
 def _problem(model: keras.Model, stock: Trial, ours: Trial) -> str:

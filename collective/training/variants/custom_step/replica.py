@@ -13,6 +13,9 @@ They are summed where ``tape.gradient`` returns them, so that code that clips or
 gradients has those of the global batch, as in one process. What reaches an optimizer
 and is not such a sum (made without a tape, or changed since) is summed there.
 
+Where the check finds that a number is a sum over rows (the gradient of a vector of losses,
+a counter of rows), s_r is left out: ``additive.py``.
+
 Losses keep their meaning as means over the replica's rows. Where the denominator is not
 the number of rows, the value is scaled so that the formula above holds:
 
@@ -25,7 +28,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -42,44 +45,11 @@ from collective.training.step.reduction import is_small, sum_tensors
 from collective.training.step.rows import Rows
 from collective.training.variants.coupled import batch_norm
 from collective.training.variants.coupled.replica import ReplicaContext, entered
+from collective.training.variants.custom_step.additive import Additive, Key
 from collective.training.variants.custom_step.building import packed
+from collective.training.variants.custom_step.share import Share
 
 Logs = dict[str, tf.Tensor]
-
-
-class Share(NamedTuple):
-    """A replica's part of a global batch.
-
-    Attributes:
-        rows: int64 scalar, its rows; 0 where the batch has fewer rows than replicas.
-        global_rows: int64 scalar.
-        number: int64 scalar, of the step.
-        replica: int64 scalar.
-        first_row: int64 scalar, the place of the first of its rows in the batch.
-    """
-
-    rows: tf.Tensor
-    global_rows: tf.Tensor
-    number: tf.Tensor
-    replica: tf.Tensor
-    first_row: tf.Tensor
-
-    def of(self, tensor: Any, dtype: tf.DType | None = None) -> tf.Tensor:
-        """The tensor times the share; zero without rows, whatever the tensor is."""
-        dtype = dtype or tensor.dtype
-        share = tf.cast(self.rows, tf.float64) / tf.cast(self.global_rows, tf.float64)
-        return tf.math.multiply_no_nan(tf.cast(tensor, dtype), tf.cast(share, dtype))
-
-    def undone(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor divided by the share; zero without rows."""
-        inverse = tf.math.divide_no_nan(
-            tf.cast(self.global_rows, tf.float64), tf.cast(self.rows, tf.float64)
-        )
-        return tensor * tf.cast(inverse, tensor.dtype)
-
-    def if_any(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor; zero without rows."""
-        return tf.where(self.rows > 0, tensor, tf.zeros_like(tensor))
 
 
 class OrderedSums:
@@ -164,6 +134,7 @@ class ReplicaHooks(Hooks):
         self.backend = sums.backend
         self.alone = self.backend.most_replicas == 1
         self.share = share
+        self.additive = Additive()
         self.updated: set[int] = set()
         self.paths: list[str] = []
         self._global: dict[int, Any] = {}  # tensors that are sums already, by id
@@ -172,6 +143,12 @@ class ReplicaHooks(Hooks):
 
     def on_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Sums them over the replicas."""
+        return self._summed(gradients, variables, self.additive.next("gradient"))
+
+    def _summed(
+        self, gradients: list[Any], variables: list[Any], key: Key | None = None
+    ) -> list[Any]:
+        """The sums; with a key, as it says that they are to be made."""
         dense = [_dense(g, v) for g, v in zip(gradients, variables, strict=True)]
         pairs = zip(gradients, variables, strict=True)
         self._combined += [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
@@ -180,7 +157,8 @@ class ReplicaHooks(Hooks):
             return dense
         wide = any(g.dtype == tf.float64 for g in dense)
         dtype = tf.float64 if wide else tf.float32
-        local = [self.share.of(g, dtype) for g in dense]
+        local = [self.additive.weighed(key, self.share, g, dtype) for g in dense]
+        self.additive.record(key, self.share, dense, self.sums)
         place = self._locate(local, variables)
         *totals, located = self.sums([*local, tf.cast(place, dtype)], len(local))
         self._located.append(located)
@@ -202,7 +180,7 @@ class ReplicaHooks(Hooks):
         given = [i for i, g in enumerate(gradients) if g is not None]
         values, targets = [gradients[i] for i in given], [variables[i] for i in given]
         if not all(id(value) in self._global for value in values):
-            values = self.on_gradients(values, targets)
+            values = self._summed(values, targets)
             for i, total in zip(given, values, strict=True):
                 gradients[i] = total
         if self.backend.rank == 0:
@@ -240,12 +218,16 @@ class ReplicaHooks(Hooks):
         place = keras_compat.Place(share.first_row, count, share.global_rows)
         return keras_compat.draw_rows(place)
 
-    def on_scalar(self, weight: Any) -> Any:
+    def on_scalar(self, value: Any, weight: Any) -> tuple[Any, Any]:
         """Counts the number by the share of the rows that it was computed from."""
         if self.alone or self._is_own_rows(weight):
-            return weight
+            return value, weight
+        key = self.additive.next("scalar")
+        self.additive.record(key, self.share, [value], self.sums)
+        if key in self.additive.found:
+            value = self.share.undone(value)
         share = self.share.of(tf.ones([], keras.config.floatx()))
-        return share if weight is None else share * weight
+        return value, share if weight is None else share * weight
 
     def _is_own_rows(self, weight: Any) -> bool:
         """Whether a weight is the number of rows: in a graph that is a tensor."""
@@ -310,6 +292,7 @@ class LocalStep:
 
     Attributes:
         hooks: What is done at the intercepted calls.
+        additive: Which numbers are sums over rows.
         sources: For each returned name, the metric whose result it is; None for
             others. Known after the first call, as the next two.
         paths: See ``ReplicaHooks.paths``.
@@ -324,6 +307,7 @@ class LocalStep:
     method: Callable[[Any], Any]
     sums: OrderedSums
     hooks: type[ReplicaHooks] = ReplicaHooks
+    additive: Additive = field(default_factory=Additive)
     sources: dict[str, keras_compat.Source | None] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
     state: list[tf.Variable] = field(default_factory=list)
@@ -346,6 +330,8 @@ class LocalStep:
     def __call__(self, rows: Rows, share: Share) -> Logs:
         """The method on these rows; what it returned, by name."""
         hooks = self.hooks(self.sums, share)
+        hooks.additive = self.additive
+        self.additive.begin()
         drawing = hooks.drawing(rows)
         intercepted = keras_compat.intercept(hooks, self.model.metrics)
         with drawing as self.others, self._normalizing(share), intercepted as results:

@@ -43,8 +43,8 @@ from collective.training.variants.custom_step.replica import (
     Logs,
     OrderedSums,
     ReplicaHooks,
-    Share,
 )
+from collective.training.variants.custom_step.share import Share
 
 
 class CustomStep:
@@ -125,6 +125,11 @@ class CustomStep:
         self.attachments.receive(report, self.layout.size, number)
         return report
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many numbers of each kind the step has, as it was traced."""
+        return self._counts
+
     def try_on(self, batch: Batch) -> dict[str, Any]:
         """Makes a step eagerly, without attachments; for ``check_step``."""
         attachments, self.attachments = self.attachments, Attachments()
@@ -136,6 +141,11 @@ class CustomStep:
             self.attachments = attachments
             self.local.synchronizes = synchronizes
         return self.layout.returned(report.numpy())
+
+    def trace_again(self) -> None:
+        """After the check has found what is a sum over rows."""
+        self._runs.clear()
+        self._traced.get_concrete_function()
 
     def begin_epoch(self, sums: np.ndarray | None = None) -> None:
         """Metrics begin at zero, as in Keras' ``fit``."""
@@ -160,6 +170,8 @@ class CustomStep:
         this_step = ReplicaStep(number, replica, own.rows_read)
         attached = self.attachments.contributions(this_step)
         call = self.local.trace(rows, share)
+        if not tf.executing_eagerly():
+            self._counts = self.local.additive.counts
         state = self.local.state
         before = [tf.identity(v) for v in [*state, *self._metrics]]
         with tf.control_dependencies(tf.nest.flatten([before, attached])):
@@ -174,10 +186,15 @@ class CustomStep:
         ]
         states, metrics = changes[: len(state)], changes[len(state) :]
         others = [n for n in logs if self.local.sources[n] is None]
+        weighed = self.local.additive.weighed
+        for i, change in enumerate(states):
+            self.local.additive.record(("state", i), share, [change], self.sums)
+        for name in others:
+            self.local.additive.record(("log", name), share, [logs[name]], self.sums)
         local = [
-            [share.of(change) for change in states],
+            [weighed(("state", i), share, c) for i, c in enumerate(states)],
             [share.if_any(change) for change in metrics],
-            {name: share.of(logs[name], tf.float64) for name in others},
+            {n: weighed(("log", n), share, logs[n], tf.float64) for n in others},
             [[tf.cast(t, tf.float64) for t in tensors] for tensors in attached],
         ]
         flat = tf.nest.flatten(local)
