@@ -172,7 +172,8 @@ def _in_pieces(
     cut = [0, *np.cumsum(sizes).tolist()]
     place = cut[backend.rank], cut[backend.rank + 1]
     noise = keras_compat.FixedNoise(*place, cut[-1])
-    batch = Batch(*slice_rows(whole, *place), tf.constant(cut[-1], tf.int64), ())
+    mine: Rows = slice_rows(whole, *place)
+    batch = Batch(*mine, tf.constant(cut[-1], tf.int64), ())
     with undone(model, state) as variables:
         with keras_compat.fixed_noise(noise), _explained(model):
             ours = run(model, state, lambda: step.try_on(batch))
