@@ -49,7 +49,7 @@ def contrastive() -> Program:
     return model, (x, y)
 
 
-@refused("no mean over rows and no metric's result")
+@refused("not a mean over rows and no metric's result")
 def returns_a_maximum() -> Program:
     class Largest(Regression):
         def returned(self, loss, y):
@@ -58,7 +58,7 @@ def returns_a_maximum() -> Program:
     return regression(Largest)
 
 
-@refused("no sum over rows")
+@refused("not a sum over rows")
 def metric_of_a_maximum() -> Program:
     class Largest(keras.metrics.Metric):
         def __init__(self):

@@ -152,18 +152,14 @@ def test_eagerly(backend):
     assert_as_keras(train(backend, make), wanted, history)
 
 
-def test_randomness_is_each_replicas_own(backend):
-    """All ranks end with the same weights; another seed gives others."""
+def test_noise_leaves_ranks_alike(backend):
+    """All ranks end with the same weights, of one process those of Keras."""
     make = PROGRAMS["noise_and_dropout"]
-    first = train(backend, make, seed=1)
+    first = train(backend, make)
     if backend.replicas == 1:
         wanted, history = by_keras(make)
         assert_as_keras(first, wanted, history)
-        return
     assert_ranks_agree(backend, first)
-    other = train(backend, make, seed=2)
-    kernels = [np.array(r.model.net.weights[0]) for r in (first, other)]
-    assert np.any(kernels[0] != kernels[1])
 
 
 @RANKS
