@@ -21,6 +21,7 @@ from collective.training.failure import guarded
 from collective.training.input.batches import Batches
 from collective.training.input.data import Data, as_data, default_batch_size
 from collective.training.input.pipeline import Input
+from collective.training.input.replica_batches import first_of, stacked
 from collective.training.input.source import Source
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
@@ -29,6 +30,7 @@ from collective.training.variants.custom_step.evaluation import (
     has_own_step,
     make_evaluation,
 )
+from collective.training.variants.custom_step.own_batches import trained_with
 from collective.training.variants.parallel import partition
 from collective.training.verification import compare_settings, verify_test
 
@@ -73,13 +75,18 @@ def evaluate(
     with guarded(backend), as_one_process(model):
         compare_settings(backend)
         data = as_data(x, y, sample_weight)
+        stacks = trained_with(model) == "batch" and not isinstance(data, Source)
+        if stacks and backend.most_replicas > 1:
+            data = stacked(data, backend.most_replicas)
         inputs = open_inputs(data, backend, batch_size, steps)
         if not isinstance(model, keras.Model) or not model.compiled:
             raise UsageError(
                 "evaluate needs a compiled keras.Model",
                 hint="model.compile(optimizer=..., loss=...) before collective.evaluate",
             )
-        prepared = build_to_evaluate(model, backend, inputs.spec)
+        of_stacks = isinstance(inputs, Batches) and inputs.is_stacked
+        spec = first_of(inputs.spec) if of_stacks else inputs.spec
+        prepared = build_to_evaluate(model, backend, spec)
         use_weights_of_rank_zero(model, backend)
         plan = None
         if not has_own_step(model):

@@ -39,6 +39,7 @@ class Batches(Feed):
     Attributes:
         spec: ``Batch`` of type specs, with an open number of rows.
         batch_size: Rows of a batch where the data set says it, else None.
+        is_stacked: Whether what counts as rows are whole batches of several replicas.
 
     Raises:
         UsageError: A batch is not ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, or
@@ -57,6 +58,7 @@ class Batches(Feed):
         self._keras = keras_compat.EpochIterator(self._adapter, steps_per_epoch)
         self.spec = self._adapter.spec
         self.batch_size = self._adapter.rows
+        self.is_stacked: bool = getattr(data, "is_stacked", False)
         self._begun = False
         self._ahead: Iterator[Any] | None = None  # an epoch that was begun to be read
         self._first: list[tuple[Any, Any, Any]] = []

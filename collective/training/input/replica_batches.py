@@ -13,7 +13,6 @@ import tensorflow as tf
 from collective.errors import UsageError
 from collective.training import keras_compat
 from collective.training.input import leaves
-from collective.training.input.data import Data
 
 
 class _Stacked(keras_compat.DataAdapter):
@@ -23,6 +22,8 @@ class _Stacked(keras_compat.DataAdapter):
         data: Batches ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
         replicas: How many make a global batch; the last one may have fewer.
     """
+
+    is_stacked = True
 
     def __init__(self, data: keras_compat.DataAdapter, replicas: int):
         self._data = data
@@ -72,7 +73,7 @@ def _is_whole(rows_of_first: Any, *batch: Any) -> Any:
     return first, (element, rows == first)
 
 
-def stacked(data: Data, replicas: int) -> _Stacked:
+def stacked(data: Any, replicas: int) -> _Stacked:
     """The batches of data, stacked.
 
     Raises:

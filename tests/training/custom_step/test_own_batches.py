@@ -162,6 +162,8 @@ def test_whole_batches(backend):
     ):
         np.testing.assert_allclose(got, value, rtol=1e-12, atol=1e-13)
     assert result.per_replica == "batch" and "val_error" in result.history
+    error = evaluate(model, batches, backend=backend, verbose=0)
+    assert np.isclose(error, result.history["val_error"][0], rtol=1e-12)
 
 
 @RANKS

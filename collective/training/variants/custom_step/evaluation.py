@@ -28,6 +28,9 @@ class CustomEvaluation(BatchwiseEvaluation):
     def __init__(self, *args: Any):
         super().__init__(*args)
         per_replica = own_batches.trained_with(self.model)
+        if per_replica:
+            stacks = isinstance(self.input, Batches) and self.input.is_stacked
+            per_replica = "batch" if stacks else True
         self.step = CustomStep(
             *(self.prepared, self.backend, self.input.spec),
             method="test_step",
