@@ -103,4 +103,4 @@ def _in_words(wanted: bool | str, batch_rows: int | None, replicas: int) -> str:
 
 def trained_with(model: keras.Model) -> bool | str:
     """The ``per_replica`` of a model's last training: its evaluation has the same."""
-    return _trained.get(model, False)
+    return _trained.get(model, False) if isinstance(model, keras.Model) else False
