@@ -40,6 +40,7 @@ class Job:
     slots: Sequence[int]  # of each node
     call: bytes  # function, arguments: pickled by value
     seconds: int  # for all nodes to meet
+    options: Sequence[str] = ()  # further ones of the launcher
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,32 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run_node(job: Job, node: int, gpus: Sequence[str] = ()) -> NodeResult:
-    """Runs the agent of one node to the end of the job, where ranks see these GPUs."""
-    folder = Path(tempfile.gettempdir(), f"collective-{job.name}")
-    folder.mkdir(mode=0o700, exist_ok=True)  # nodes of a test may share a disk
+def job_folder(name: str) -> Path:
+    """The folder of a job on this node, made if missing: only this user's."""
+    folder = Path(tempfile.gettempdir(), f"collective-{name}")
+    folder.mkdir(mode=0o700, exist_ok=True)  # nodes may share a disk
+    return folder
+
+
+def run_node(
+    job: Job,
+    node: int,
+    gpus: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> NodeResult:
+    """Runs the agent of one node to the end of the job.
+
+    Args:
+        job: What all nodes know.
+        node: The number of this one.
+        gpus: Those that its ranks see; empty for all.
+        variables: Of the environment, for the ranks.
+    """
+    folder = job_folder(job.name)
     try:
         with contextlib.suppress(FileExistsError):
             private_files.write(folder / "call", job.call)
-        code, tail = _agent(job, node, folder, gpus)
+        code, tail = _agent(job, node, folder, gpus, variables or {})
         files = {
             file.name: private_files.read(file)
             for pattern in ("*.result", "*.failure")
@@ -81,17 +100,24 @@ def run_node(job: Job, node: int, gpus: Sequence[str] = ()) -> NodeResult:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _agent(job: Job, node: int, folder: Path, gpus: Sequence[str]) -> tuple[int, str]:
+def _agent(
+    job: Job,
+    node: int,
+    folder: Path,
+    gpus: Sequence[str],
+    variables: Mapping[str, str],
+) -> tuple[int, str]:
     words = [sys.executable, "-m", "collective.launch", "--agent", "--head", job.head]
     words += ["--nodes", str(len(job.slots)), "--node", str(node)]
     words += ["--slots-per-host", str(job.slots[node])]
-    words += ["--start-timeout", str(job.seconds)]
+    words += ["--start-timeout", str(job.seconds), *job.options]
     words += [sys.executable, "-m", "collective.run_function", str(folder)]
     path = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     )
     env = {
         **os.environ,
+        **variables,
         "PATH": path,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         SECRET: job.secret,
