@@ -10,28 +10,7 @@ import ray
 
 import collective.ray
 from collective.ray import RayExecutor
-
-
-def sums(base: float) -> tuple[float, int, str]:
-    import socket
-
-    import numpy as np
-
-    import collective
-
-    collective.init()
-    total = collective.allreduce(
-        np.array([base ** collective.rank()]), op=collective.Sum
-    )
-    return float(total[0]), collective.rank(), socket.gethostname()
-
-
-def fails() -> None:
-    import collective
-
-    collective.init()
-    if collective.rank() == 1:
-        raise ValueError("of rank 1")
+from tests.cluster.functions import fails, report, sums
 
 
 def killed() -> None:
@@ -52,13 +31,6 @@ def killed() -> None:
     while True:
         collective.barrier()
         time.sleep(0.2)
-
-
-def report(what: str, call) -> None:
-    try:
-        print(what, call(), flush=True)
-    except Exception as error:
-        print(what, type(error).__name__, str(error).replace("\n", " | "), flush=True)
 
 
 class Counter:

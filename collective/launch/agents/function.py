@@ -27,7 +27,7 @@ from collective.launch import processes
 from collective.launch.agents.settings import SECRET
 from collective.net import private_files
 
-_KEPT_LINES = 40
+KEPT_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Job:
     call: bytes  # function, arguments: pickled by value
     seconds: int  # for all nodes to meet
     options: Sequence[str] = ()  # further ones of the launcher
+    python: str = ""  # of the ranks; that of the agent by default
+    kept_lines: int = KEPT_LINES  # of the output
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def _agent(
     words += ["--nodes", str(len(job.slots)), "--node", str(node)]
     words += ["--slots-per-host", str(job.slots[node])]
     words += ["--start-timeout", str(job.seconds), *job.options]
-    words += [sys.executable, "-m", "collective.run_function", str(folder)]
+    python = job.python or sys.executable
+    words += [python, "-m", "collective.run_function", str(folder)]
     path = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     )
@@ -134,7 +137,7 @@ def _agent(
         stderr=subprocess.STDOUT,
     )
     assert process.stdout is not None
-    kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+    kept: collections.deque[str] = collections.deque(maxlen=job.kept_lines)
     try:
         for raw in process.stdout:
             line = raw.decode(errors="replace")
@@ -145,26 +148,33 @@ def _agent(
         process.terminate()
 
 
-def results(found: Sequence[NodeResult], size: int, who: str) -> list[Any]:
+def results(found: Sequence[NodeResult], size: int | None, who: str) -> list[Any]:
     """What the ranks returned, in their order.
+
+    Args:
+        found: What became of each node.
+        size: Number of ranks; None for an elastic job, which may end with any.
+        who: The function that the user called.
 
     Raises:
         CollectiveError: If a rank failed, with its traceback; or the job did.
     """
     files = {name: data for node in found for name, data in node.files.items()}
+    code = max(node.code for node in found)
     for name in sorted(files):
-        if name.endswith(".failure"):
+        if name.endswith(".failure") and (code or size is not None):
             raise CollectiveError(
                 f"{who}: rank {name.partition('.')[0]} failed\n{files[name].decode()}",
                 hint="the last line above says why",
             )
-    missing = [rank for rank in range(size) if f"{rank}.result" not in files]
-    code = max(node.code for node in found)
-    if code or missing:
+    there = {int(name.partition(".")[0]) for name in files if name.endswith(".result")}
+    expected = sorted(there) if size is None else range(size)
+    missing = [rank for rank in expected if rank not in there]
+    if code or missing or not there:
         tail = next((node.tail for node in found if node.tail), "")
         raise CollectiveError(
             f"{who}: the job ended with exit code {code}, without the results of rank "
             f"{', '.join(map(str, missing)) or 'none'}\n{tail}",
             hint="the lines above say why",
         )
-    return [cloudpickle.loads(files[f"{rank}.result"]) for rank in range(size)]
+    return [cloudpickle.loads(files[f"{rank}.result"]) for rank in expected]
