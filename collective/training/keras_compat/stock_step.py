@@ -38,7 +38,6 @@ class StepOutcome:
         weights: By index, the new values of trainable variables that layers assign.
         outside: Names of variables that are written and are none of the model's.
         added: The sum of the losses from ``add_loss`` and regularizers.
-        terms: Each of them; of pieces, the sum of these times their shares.
     """
 
     logs: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +48,6 @@ class StepOutcome:
     outside: list[str] = field(default_factory=list)
     added: float = 0.0
     adding: list[str] = field(default_factory=list)
-    terms: list[float] = field(default_factory=list)
 
 
 class _Values(keras.StatelessScope):
@@ -124,7 +122,6 @@ def stock_step(
     if training:
         versions = [values.versions[id(v)] for v in trainable]
         gradients = _gradients(tape, scaled, versions, loss_scale)
-    terms = [float(tf.reduce_sum(tf.cast(v, tf.float64))) for v in added]
     own = {id(v) for v in [*trainable, *state, *metric_variables(model)]}
     return StepOutcome(
         logs=logs,
@@ -141,9 +138,8 @@ def stock_step(
             for i, v in values.written.items()
             if i not in own and not is_seed_state(v)
         ],
-        added=sum(terms),
+        added=float(sum(tf.reduce_sum(tf.cast(v, tf.float64)) for v in added)),
         adding=adding,
-        terms=terms,
     )
 
 
@@ -206,10 +202,7 @@ def _call(
         losses.append([loss * tf.cast(share, loss.dtype) for loss in model.losses])
     return (
         tf.nest.map_structure(_joined, *predictions),
-        [
-            tf.add_n([tf.reduce_sum(p) for p in parts])
-            for parts in zip(*losses, strict=True)
-        ],
+        [tf.add_n(parts) for parts in zip(*losses, strict=True)],
     )
 
 

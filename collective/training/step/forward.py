@@ -262,7 +262,7 @@ class Forward:
             with placement:
                 y_pred = keras_compat.call(model, x, training)
             own = Predicted(x, or_none(y), y_pred, or_none(sample_weight))
-            added = self._as_means(model.losses, rows, global_rows)
+            added = model.losses
             if not self.plan.gather_loss:
                 loss = loss_sums(
                     model, *own, added, _count(rows), global_rows, training
@@ -279,17 +279,6 @@ class Forward:
         if self.plan.gather_loss:
             loss = whole.loss(scope, self.prepared, added, training)
         return whole if self.plan.gather_metrics else own, loss
-
-    def _as_means(self, added: list[Any], rows: Rows, global_rows: tf.Tensor) -> Any:
-        """Values of ``add_loss``; those of sums divided by the share of the rows.
-
-        Each is then multiplied by it, as a mean over the rows is.
-        """
-        share = _share(rows, global_rows)
-        return [
-            value / tf.cast(share, value.dtype) if i in self.plan.additive else value
-            for i, value in enumerate(added)
-        ]
 
     def _gradients(
         self,

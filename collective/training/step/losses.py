@@ -27,8 +27,8 @@ each token; nothing assumes that a row has one.
 Terms from ``add_loss``, regularizers, a scalar that a loss returns, and the value of a
 user's own ``compute_loss`` are means over the rows as far as we know: each replica contributes them times its share of
 the rows. That is exact for a term that does not depend on the batch and for a mean over
-it. Which terms of ``add_loss`` are sums, the check before the first step finds
-(``StepPlan.additive``).
+it; a term that *sums* over the batch becomes smaller on more replicas
+(docs/reference/sharp-bits.md).
 """
 
 from __future__ import annotations

@@ -20,8 +20,6 @@ class StepPlan:
             embedding: how many a row of the batch has, rounded up.
         as_rows: Indices of those whose look-ups travel one by one, and are added up
             after the exchange: fewer bytes than the whole table.
-        additive: Which values of ``add_loss``, by index, are sums over rows. All others
-            are means over them, or do not depend on them.
         gather_look_ups: The optimizer sees the gradient of each look-up of a batch in an
             embedding, as in Keras, not their sum over the look-ups of a row.
     """
@@ -32,4 +30,3 @@ class StepPlan:
     look_ups: tuple[tuple[int, int], ...] = ()
     as_rows: tuple[int, ...] = ()
     gather_look_ups: bool = False
-    additive: tuple[int, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -143,10 +142,7 @@ class Check:
             self.notes += by_nature(normalizing)
         notes = tuple(dict.fromkeys(self.notes))
         look_ups = tuple(sorted(self.step.forward.counted.items()))
-        return StepPlan(
-            *("loss" in self.gather, "metric" in self.gather, notes, look_ups),
-            additive=self.step.forward.plan.additive,
-        )
+        return StepPlan("loss" in self.gather, "metric" in self.gather, notes, look_ups)
 
     @contextlib.contextmanager
     def _raised(self, traced: Sequence[Traced | None]) -> Iterator[bool]:
@@ -208,10 +204,6 @@ class Check:
             found = [self.explain.failed(own)]
         else:
             found = self._differences(stock, own, training)
-        if found and self._finds_sums(rows, training, stock):
-            own = self._own(rows, training, self.sizes)
-            if isinstance(own, StepOutcome):
-                found = self._differences(stock, own, training)
         if not found:
             return Outcomes(training, stock, own, own, None, [])
         again, _ = self._stock(rows, training)
@@ -225,31 +217,6 @@ class Check:
             with contextlib.suppress(NotComparable):
                 gathered, _ = self._stock(rows, training, self._shares(rows))
         return Outcomes(training, stock, own, whole, gathered, found)
-
-    def _finds_sums(self, rows: Rows, training: bool, stock: StepOutcome) -> bool:
-        """Whether values of ``add_loss`` are sums over rows; the step then has them so.
-
-        One that is the sum of those of the pieces, and not their mean.
-        """
-        forward = self.step.forward
-        if len(self.sizes) == 1 or not stock.terms:
-            return False
-        pieces = self._shares(rows)
-        try:
-            means, _ = self._stock(rows, training, pieces)
-            sums, _ = self._stock(rows, training, [(x, 1.0) for x, _ in pieces])
-        except NotComparable:
-            return False
-        found = [
-            place
-            for place, term in enumerate(stock.terms)
-            if close_logs(term, sums.terms[place], self.tolerance)
-            and not close_logs(term, means.terms[place], self.tolerance)
-        ]
-        if not set(found) - set(forward.plan.additive):
-            return False
-        forward.plan = dataclasses.replace(forward.plan, additive=tuple(found))
-        return True
 
     def _own(
         self, rows: Rows, training: bool, sizes: Sequence[int]

@@ -277,7 +277,6 @@ def _read(key: str) -> StepPlan | None:
             bool(kept["gather_metrics"]),
             tuple(map(str, kept["notes"])),
             tuple((int(place), int(number)) for place, number in kept["look_ups"]),
-            additive=tuple(map(int, kept["additive"])),
         )
     except (OSError, ValueError, KeyError, TypeError, CollectiveError):
         return None

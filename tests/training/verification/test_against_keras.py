@@ -93,16 +93,6 @@ class Center(keras.layers.Layer):
         return x if training else x - ops.mean(x, axis=0, keepdims=True)
 
 
-class AddsSums(keras.layers.Layer):
-    """A sum over rows, a value for each row, which Keras adds up, and a mean."""
-
-    def call(self, x):
-        self.add_loss(1e-3 * ops.sum(ops.square(x)))
-        self.add_loss(1e-3 * ops.max(x, axis=1))
-        self.add_loss(ops.mean(x))
-        return x
-
-
 class Table(keras.layers.Layer):
     """Looks rows up by ``ops.take``."""
 
@@ -222,10 +212,6 @@ PROGRAMS = {
     ),
     "labels to ignore": Program(
         lambda: network(loss=over_positives, last="softmax"), ignoring
-    ),
-    "sums in add_loss": Program(lambda: network(AddsSums())),
-    "sums in add_loss, evaluated": Program(
-        lambda: network(AddsSums()), call="evaluate"
     ),
     "pairs": Program(
         lambda: network(loss="sparse_categorical_crossentropy", metrics=[Pairs()]),
