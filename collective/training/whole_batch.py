@@ -38,7 +38,8 @@ class _Beat(keras.callbacks.Callback):
         super().__init__()
         self._backend, self._last = backend, time.monotonic()
 
-    def beat(self, *_: Any) -> None:
+    def beat(self, *_: Any, **__: Any) -> None:
+        """As any hook."""
         if time.monotonic() - self._last > _BEAT_SECONDS:
             self._last = time.monotonic()
             with self._backend.with_all_ranks():

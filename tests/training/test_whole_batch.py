@@ -101,6 +101,7 @@ def test_an_exception_is_raised_everywhere(backend):
         collective.fit(made(), x, y, 8, callbacks=[Raises()], **words)
 
 
+@launch.NOT_ON_RANKS
 def test_what_it_does_not_work_with():
     single = collective.backends.get("single")
     x, y = data()

@@ -263,8 +263,8 @@ class Check:
         training = bool(stock.gradients)
         if training or not self.batches:
             raise NotComparable(
-                f"its loss on the first {sum(self.sizes)} rows is {loss} (by Keras' own "
-                "step): look for NaN in the data, the labels or the first weights"
+                f"its loss on {sum(self.sizes)} rows of the first batches is {loss}, by "
+                "Keras' own step, too: look for NaN in the data, the labels or the first weights"
             )
         return Outcomes(training, stock, stock, stock, None, [])
 

@@ -35,8 +35,9 @@ def configuration(model: keras.Model) -> str | None:
         return None
     if not all(map(_is_keras_own, _objects(config))):
         return None
-    for place, layer in enumerate(layers):
-        text = text.replace(json.dumps(layer.name), f'"{place}"')
+    for place, part in enumerate([*layers, model.optimizer]):
+        if part is not None:
+            text = text.replace(json.dumps(part.name), f'"{place}"')
     return text
 
 
@@ -63,4 +64,6 @@ def _is_keras_own(config: dict[str, Any]) -> bool:
         return True
     module = str(config.get("module") or "")
     own = module == "keras" or module.startswith("keras.") or name == "__keras_tensor__"
-    return own and name not in _WRAPPERS and ">" not in str(config["registered_name"])
+    return (
+        own and name not in _WRAPPERS and ">" not in str(config.get("registered_name"))
+    )
