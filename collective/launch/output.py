@@ -267,14 +267,17 @@ def settled(code: int) -> int:
     return code
 
 
-def report_failure(rank: str, how: str, errors: Iterable[str]) -> None:
+def report_failure(rank: str, how: str, errors: Iterable[str], hint: str = "") -> None:
     """Prints, as the last thing on the screen, which rank failed, and its traceback.
 
     Args:
-        errors: Of its error stream; none where it can be seen already.
+        rank: Its name.
+        how: How it ended, as of ``supervisor.how_ended``.
+        errors: The last lines of its stderr; none where they can be seen already.
+        hint: What to type; by default what is known of such an end.
     """
     shown = last_error_lines(errors)
     if shown:
         print_message("\n".join([f"the last lines of {rank} on stderr:", *shown]))
-    hint = _HINTS.get(how.removeprefix("by "), "")
+    hint = f"\nHINT: {hint}" if hint else _HINTS.get(how.removeprefix("by "), "")
     print_message(f"{rank} failed: it ended {how}{hint}")
