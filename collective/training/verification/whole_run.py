@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from collective.training.verification import whole_run_table
 from collective.training.verification.differences import tolerance
 from collective.training.verification.pieces import packed, undo_writes
 from collective.training.verification.verify import VARIABLE
+from collective.training.verification.whole_run_table import Step, norm, relative
 
 RUN, STEPS = "run", 10
 _WHAT = "a step of Keras' own training"
@@ -76,28 +76,6 @@ def can_run_beside(prepared: PreparedModel, backend: Backend) -> bool:
     if why and backend.rank == 0:
         log.warning(f"no steps beside Keras' own: {why}")
     return not why
-
-
-@dataclass
-class Step:
-    """One step by both.
-
-    Attributes:
-        losses: Keras', and ours.
-        weights: The relative difference of all weights together.
-        tensors: That of each, by path.
-    """
-
-    number: int
-    rows: int
-    losses: tuple[float, float]
-    weights: float
-    tensors: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def loss(self) -> float:
-        """The relative difference of the losses."""
-        return relative(*(np.float64(value) for value in self.losses))
 
 
 class StockRun(Observer):
@@ -191,7 +169,7 @@ class StockRun(Observer):
                 self.drew |= not _same(before[place], stock)
                 continue
             tensors[variable.path] = relative(stock, ours)
-            squares += np.square([_norm(ours - stock), _norm(stock)])
+            squares += np.square([norm(ours - stock), norm(stock)])
         self.steps.append(
             Step(
                 step.number + 1,
@@ -225,16 +203,6 @@ def _joined(*leaves: Any) -> Any:
     if isinstance(leaves[0], tf.SparseTensor):
         return tf.sparse.concat(0, leaves)
     return tf.concat(leaves, 0)
-
-
-def relative(stock: np.ndarray, ours: np.ndarray) -> float:
-    """The norm of the difference, relative to that of Keras' own."""
-    difference, size = _norm(np.subtract(ours, stock, dtype=np.float64)), _norm(stock)
-    return difference / size if size else (np.inf if difference else 0.0)
-
-
-def _norm(value: Any) -> float:
-    return float(np.linalg.norm(np.asarray(value, np.float64)))
 
 
 def _loss(logs: Any) -> float:

@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from collective.log import log
 from collective.streams import is_terminal
 
-if TYPE_CHECKING:
-    from collective.training.verification.whole_run import Step
-
 _TENSORS = 12  # as many are shown
+
+
+@dataclass
+class Step:
+    """One step by both.
+
+    Attributes:
+        losses: Keras', and ours.
+        weights: The relative difference of all weights together.
+        tensors: That of each, by path.
+    """
+
+    number: int
+    rows: int
+    losses: tuple[float, float]
+    weights: float
+    tensors: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """The relative difference of the losses."""
+        return relative(*(np.float64(value) for value in self.losses))
+
+
+def relative(stock: np.ndarray, ours: np.ndarray) -> float:
+    """The norm of the difference, relative to that of Keras' own."""
+    difference, size = norm(np.subtract(ours, stock, dtype=np.float64)), norm(stock)
+    return difference / size if size else (np.inf if difference else 0.0)
+
+
+def norm(value: Any) -> float:
+    """In float64."""
+    return float(np.linalg.norm(np.asarray(value, np.float64)))
 
 
 def show(
