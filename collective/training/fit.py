@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -295,7 +296,13 @@ def fit(
             feed = inputs
         if steps is not None:
             epochs = feed.epochs(steps)
-        position = Position(model, backend, checkpoint is not None, initial_epoch)
+        position = Position(
+            model,
+            backend,
+            checkpoint is not None,
+            initial_epoch,
+            puts_host_random=isinstance(inputs, Input),
+        )
         params = {
             "verbose": verbose,
             "epochs": epochs,
@@ -437,14 +444,16 @@ def _observers(
         # Behind the callbacks: it shows what they add to the logs.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     membership = None
-    if checkpoint is not None and isinstance(inputs, Input):
-        plan = virtual.planned(inputs.plan) if virtual else inputs.plan
+    plan = asdict(inputs.plan)
+    if virtual is not None:
+        plan["virtual_replicas"] = virtual.count
+    if checkpoint is not None:
         training = describe_identity(inputs, position.model)
         checkpoint.attach(position, plan, before_write, training)
         observers.append(checkpoint)
-    if backend.elastic and isinstance(inputs, Input):
+    if backend.elastic:
         common = settings.describe(virtual) if virtual else {}
-        membership = Membership(position, inputs, checkpoint, common)
+        membership = Membership(position, inputs, plan, checkpoint, common)
         membership.handoff.find()
         observers.append(membership)
     if checkpoint is not None:

@@ -59,14 +59,17 @@ class State:
         """Whether steps of ``epoch`` have been made."""
         return self.sums.size > 0
 
-    def put(self, model: keras.Model) -> None:
-        """Gives the model and global generators this state. Every rank calls it."""
+    def put(self, model: keras.Model, host_random: bool = True) -> None:
+        """Gives the model and global generators this state. Every rank calls it.
+
+        Those of Python and NumPy only with ``host_random``.
+        """
         parts = get_partition(model)
         for variable, value in zip(all_variables(model), self.variables, strict=True):
             if parts is not None:
                 value = parts.cut(variable, value)
             variable.assign(value)
-        _put_random_state(self.random, model)
+        _put_random_state(self.random, model, host_random)
         model.stop_training = self.stopped
 
 
@@ -189,17 +192,22 @@ def random_state(model: keras.Model) -> dict[str, np.ndarray]:
     return state
 
 
-def _put_random_state(state: dict[str, np.ndarray], model: keras.Model) -> None:
-    if not state:
-        return
+def _put_random_state(
+    state: dict[str, np.ndarray], model: keras.Model, host: bool
+) -> None:
+    if state and host:
+        _put_host_random(state)
+    if "keras" in state:
+        keras_compat.make_global_seed_state().assign(state["keras"])
+    for i, variable in enumerate(outside_seeds(model)):
+        if f"seed {i}" in state:
+            variable.assign(state[f"seed {i}"])
+
+
+def _put_host_random(state: dict[str, np.ndarray]) -> None:
     spare = float(state["python_spare"][0])
     words = tuple(int(word) for word in state["python"])
     random.setstate((3, words, None if np.isnan(spare) else spare))
     if "numpy" in state:
         place, has, value = state["numpy_spare"]
         np.random.set_state(("MT19937", state["numpy"], int(place), int(has), value))
-    if "keras" in state:
-        keras_compat.make_global_seed_state().assign(state["keras"])
-    for i, variable in enumerate(outside_seeds(model)):
-        if f"seed {i}" in state:
-            variable.assign(state[f"seed {i}"])
