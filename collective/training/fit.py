@@ -231,6 +231,8 @@ def fit(
             validation = open_inputs(
                 given.validation, backend, rows_at_a_time, validation_steps
             )
+            if isinstance(validation, Batches):
+                contexts.callback(validation.close)
         must_agree = {
             "epochs": epochs,
             "steps": steps,
@@ -296,13 +298,7 @@ def fit(
             feed = inputs
         if steps is not None:
             epochs = feed.epochs(steps)
-        position = Position(
-            model,
-            backend,
-            checkpoint is not None,
-            initial_epoch,
-            puts_host_random=isinstance(inputs, Input),
-        )
+        position = Position(model, backend, checkpoint is not None, initial_epoch)
         params = {
             "verbose": verbose,
             "epochs": epochs,
@@ -338,7 +334,7 @@ def fit(
                 sync_batch_norm=synchronizes,
                 virtual=virtual,
             )
-            drawn = host_random.differ(before, host_random.state())
+            drawn = host_random.drawn_since(before)
             compare_graphs(backend, step.graph, drawn)
         validate = None
         if validation is not None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from collective.backends.base import Backend
 from collective.errors import UsageError
-from collective.training import keras_compat
+from collective.training import host_random, keras_compat
 from collective.training.input import leaves
 from collective.training.input.feed import ENDLESS, Agreement, Feed
 from collective.training.input.permutation import permute
@@ -80,6 +80,7 @@ class Batches(Feed):
         self.batch_size = self._adapter.rows
         self._agreement = Agreement(backend)
         self._tape = self._new_tape()
+        host_random.read_by(self)
 
     def _new_tape(self) -> Tape[_Read]:
         return Tape(self._read_epoch, _KEPT if self._backend.elastic else _WHOLE)
@@ -177,6 +178,7 @@ class Batches(Feed):
 
     def close(self) -> None:
         """As ``Feed.close``."""
+        host_random.closed(self)
         self._adapter.close()
 
     def _end(self) -> None:

@@ -41,8 +41,6 @@ class Position:
             longer training continues.
         averages: Of the current epoch; None between epochs.
         initial_epoch: The epoch with which a new training begins.
-        puts_host_random: Whether Python's and NumPy's generators continue where a state
-            has them. Not where data may draw from them that are read from the start.
         epochs: The numbers of the finished epochs.
         history: Logs of each finished epoch, by name.
         losses: Of every step of the finished epochs.
@@ -54,7 +52,6 @@ class Position:
         backend: Backend,
         gathers: bool = False,
         initial_epoch: int = 0,
-        puts_host_random: bool = True,
     ):
         self.model = model
         self.backend = backend
@@ -64,7 +61,6 @@ class Position:
         self.final: State | None = None
         self.averages: Averages | None = None
         self.initial_epoch = initial_epoch
-        self.puts_host_random = puts_host_random
         self.epochs: list[int] = []
         self.history: dict[str, list[float]] = {}
         self.losses: list[float] = []
@@ -155,7 +151,7 @@ class Position:
     def put(self) -> None:
         """Gives the model the variables of ``start``, if there is one."""
         if self.start is not None:
-            self.start.put(self.model, self.puts_host_random)
+            self.start.put(self.model)
 
     def begin_epoch(self) -> None:
         """The steps of an epoch begin, or continue from the middle of one."""

@@ -71,13 +71,13 @@ def between() -> None:
 
 
 def drawn(dies: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Uneven batches of a training of two epochs of three steps.
+    """Uneven batches.
 
-    With ``dies``, the rank ends while its fifth is read, in the middle of a step.
+    With ``dies``, the rank ends when batch 15 is read, some steps ahead.
     """
     np.random.seed(7)
     for number in itertools.count():
-        if dies and number == 4:
+        if dies and number == 15:
             os.kill(os.getpid(), signal.SIGKILL)
         rows = 7 + number % 2
         yield (
@@ -104,7 +104,7 @@ def main() -> None:
     collective.fit(first, *data, backend=backend, verify=False, **words)
     assert backend.size == 3
     batches = pairs.make({"batches"})
-    endless = {"epochs": 2, "steps_per_epoch": 3, "verbose": 0}
+    endless = {"epochs": 2, "steps_per_epoch": 10, "verbose": 0}
     last = backend.rank == backend.size - 1
     collective.fit(batches, drawn(last), backend=backend, **endless)
     assert backend.size == 2

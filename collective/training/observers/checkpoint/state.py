@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from collective.backends.base import Backend
-from collective.training import keras_compat
+from collective.training import host_random, keras_compat
 from collective.training.exchange import broadcast_object, gather_few
 from collective.training.prepared import get_partition
 from collective.training.variables import all_variables, outside_seeds
@@ -59,17 +59,18 @@ class State:
         """Whether steps of ``epoch`` have been made."""
         return self.sums.size > 0
 
-    def put(self, model: keras.Model, host_random: bool = True) -> None:
+    def put(self, model: keras.Model) -> None:
         """Gives the model and global generators this state. Every rank calls it.
 
-        Those of Python and NumPy only with ``host_random``.
+        Not Python's and NumPy's where data may draw from them: those before are read
+        again, and draw what they drew.
         """
         parts = get_partition(model)
         for variable, value in zip(all_variables(model), self.variables, strict=True):
             if parts is not None:
                 value = parts.cut(variable, value)
             variable.assign(value)
-        _put_random_state(self.random, model, host_random)
+        _put_random_state(self.random, model)
         model.stop_training = self.stopped
 
 
@@ -192,10 +193,8 @@ def random_state(model: keras.Model) -> dict[str, np.ndarray]:
     return state
 
 
-def _put_random_state(
-    state: dict[str, np.ndarray], model: keras.Model, host: bool
-) -> None:
-    if state and host:
+def _put_random_state(state: dict[str, np.ndarray], model: keras.Model) -> None:
+    if state and not host_random.is_read():
         _put_host_random(state)
     if "keras" in state:
         keras_compat.make_global_seed_state().assign(state["keras"])
