@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -242,6 +243,8 @@ def fit(
             validation = open_inputs(
                 given.validation, backend, rows_at_a_time, validation_steps
             )
+            if isinstance(validation, Batches):
+                contexts.callback(validation.close)
         must_agree = {
             "epochs": epochs,
             "steps": steps,
@@ -347,7 +350,7 @@ def fit(
                 sync_batch_norm=synchronizes,
                 virtual=virtual,
             )
-            drawn = host_random.differ(before, host_random.state())
+            drawn = host_random.drawn_since(before)
             compare_graphs(backend, step.graph, drawn)
         validate = None
         if validation is not None:
@@ -453,14 +456,16 @@ def _observers(
         # Behind the callbacks: it shows what they add to the logs.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     membership = None
-    if checkpoint is not None and isinstance(inputs, Input):
-        plan = virtual.planned(inputs.plan) if virtual else inputs.plan
+    plan = asdict(inputs.plan)
+    if virtual is not None:
+        plan["virtual_replicas"] = virtual.count
+    if checkpoint is not None:
         training = describe_identity(inputs, position.model)
         checkpoint.attach(position, plan, before_write, training)
         observers.append(checkpoint)
-    if backend.elastic and isinstance(inputs, Input):
+    if backend.elastic:
         common = settings.describe(virtual) if virtual else {}
-        membership = Membership(position, inputs, checkpoint, common)
+        membership = Membership(position, inputs, plan, checkpoint, common)
         membership.handoff.find()
         observers.append(membership)
     if checkpoint is not None:
