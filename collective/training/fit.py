@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
+from collective.training import whole_batch as whole_batches
 from collective.training.compiled_flags import as_compiled
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
@@ -57,10 +58,13 @@ from collective.training.variants.virtual import checks as virtual_checks
 from collective.training.variants.virtual import settings
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import (
+    StockRun,
+    can_run_beside,
     compare_data,
     compare_graphs,
     compare_models,
     is_wanted,
+    steps_beside,
     verify_step,
 )
 
@@ -93,7 +97,8 @@ def fit(
     sync_batch_norm: bool | str = False,
     embedding_gradients: str = "combined",
     per_replica: bool | str = False,
-    verify: bool = True,
+    whole_batch: bool = False,
+    verify: bool | str = True,
     seed: int | None = None,
     check_every: int = 100,
     virtual_replicas: int | None = None,
@@ -150,8 +155,13 @@ def fit(
             the whole global batch, so that N replicas train what one does; ``auto``:
             where that is possible, else a warning. See
             ``collective.training.variants.coupled.batch_norm``.
+        whole_batch: Whether rank 0 computes whole batches, by Keras' own method, and the
+            others wait: for models that couple the rows of a batch.
+            Beside it, Keras' own arguments only.
         verify: Whether the step is compared with Keras' own on a few rows before it
-            trains; see ``collective.training.verification``.
+            trains; see ``collective.training.verification``. ``run``: and the first 10
+            steps are made by Keras, too, on rank 0, and what differs is shown;
+            ``run:K``: the first K.
         embedding_gradients: What the optimizer sees of an embedding's row that a batch
             looks up several times: ``combined``, the gradient of the row, on every
             backend; or ``keras``, that of each look-up, as in ``model.fit``. Adam and
@@ -195,6 +205,8 @@ def fit(
         gradient_sizes(model) if named else None,
         None if virtual_replicas is None else settings.THREADS,
     )
+    if whole_batch:
+        return whole_batches.fit(model, backend, dict(locals()))
     with guarded(backend), contextlib.ExitStack() as contexts:
         contexts.enter_context(as_one_process(model))
         virtual = virtual_checks.check_count(virtual_replicas, backend)
@@ -245,6 +257,8 @@ def fit(
             validation = open_inputs(
                 given.validation, backend, rows_at_a_time, validation_steps
             )
+            if isinstance(validation, Batches):
+                contexts.callback(validation.close)
         must_agree = {
             "epochs": epochs,
             "steps": steps,
@@ -295,7 +309,7 @@ def fit(
             accumulate=accumulate,
             seed=seed,
             sync_batch_norm=synchronizes,
-            enabled=verify and not own_step,  # that one has a check of its own
+            enabled=bool(verify) and not own_step,  # that one has a check of its own
             verbose=verbose,
             virtual=virtual,
         )
@@ -327,6 +341,10 @@ def fit(
         observers, membership = _observers(
             position, result, inputs, hooks, timeline, checkpoint, ledger, virtual
         )
+        beside = steps_beside(verify, backend)
+        if beside and can_run_beside(prepared, backend):
+            # Innermost: it compares the weights before callbacks change them.
+            observers.insert(0, StockRun(prepared, backend, beside, seed))
         if DesyncAlarm.is_needed(backend, check_every):
             observers.append(DesyncCheck(position, check_every))
         options["maybe_empty"] = _maybe_empty(inputs, virtual, backend)
@@ -338,7 +356,7 @@ def fit(
             options["sync_batch_norm"] = synchronizes
             options["per_replica"] = per_replica
             step = CustomStep(prepared, backend, inputs.spec, **options)
-            compared = is_wanted(verify) and not per_replica
+            compared = is_wanted(bool(verify)) and not per_replica
             for line in check_step(step, inputs, compared):
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
@@ -354,7 +372,7 @@ def fit(
                 sync_batch_norm=synchronizes,
                 virtual=virtual,
             )
-            drawn = host_random.differ(before, host_random.state())
+            drawn = host_random.drawn_since(before)
             compare_graphs(backend, step.graph, drawn)
         validate = None
         if validation is not None:
@@ -399,7 +417,7 @@ def fit(
 def _whole_batches(given: FitData, backend: Backend) -> FitData:
     """The data, of which each replica has whole batches."""
     replicas, validation = backend.most_replicas, given.validation
-    return dataclasses.replace(
+    return replace(
         given,
         train=stacked(given.train, replicas),
         validation=None if validation is None else stacked(validation, replicas),
@@ -470,14 +488,16 @@ def _observers(
         # Behind the callbacks: it shows what they add to the logs.
         observers.append(ProgressBar(position, params["epochs"], params["verbose"]))
     membership = None
-    if checkpoint is not None and isinstance(inputs, Input):
-        plan = virtual.planned(inputs.plan) if virtual else inputs.plan
+    plan = asdict(inputs.plan)
+    if virtual is not None:
+        plan["virtual_replicas"] = virtual.count
+    if checkpoint is not None:
         training = describe_identity(inputs, position.model)
         checkpoint.attach(position, plan, before_write, training)
         observers.append(checkpoint)
-    if backend.elastic and isinstance(inputs, Input):
+    if backend.elastic:
         common = settings.describe(virtual) if virtual else {}
-        membership = Membership(position, inputs, checkpoint, common)
+        membership = Membership(position, inputs, plan, checkpoint, common)
         membership.handoff.find()
         observers.append(membership)
     if checkpoint is not None:

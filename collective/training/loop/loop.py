@@ -91,7 +91,9 @@ class Loop:
         position, backend = self.position, self.position.backend
         try:
             replicas = backend.local_replicas, backend.replicas
-            self.feed.start(position.step, self.last_step, *replicas)
+            ended = position.epoch - position.initial_epoch
+            place = ended, position.step
+            self.feed.start(place, self.last_step, *replicas)
             while not self._ended:
                 self._train_epoch()
             position.final = position.final or position.take()
@@ -168,7 +170,7 @@ class Loop:
         assert position.averages is not None
         position.averages.add(report)
         position.step += 1
-        step = FinishedStep(number, begin, ready, done, ended, report)
+        step = FinishedStep(number, begin, ready, done, ended, report, batch)
         self._call("after_step", step)
         return True
 
