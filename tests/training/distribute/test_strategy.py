@@ -218,7 +218,7 @@ def test_moving_averages_of_weights(strategy, N, R):
     total = N * mean  # Keras sums the gradients of replicas
     equal(own.numpy(), 2 * total)
     optimizer.finalize_variable_values([own])
-    equal(own.numpy(), 0.5 * 0.5 * total + 0.5 * 2 * total)
+    equal(own.numpy(), 0.5 * total + 0.5 * 2 * total)  # it begins with the first
 
 
 def test_a_loss_scale_that_overflows_on_one_rank(strategy, N, R):
