@@ -171,7 +171,6 @@ def _fit_options(given: list[str]) -> dict[str, Any]:
 def _run(script: Script, distribution: Distribution) -> int:
     """Runs the script; a rank that fails ends the job."""
     from collective.training.unedited.job import REMOVE, SAVE
-    from collective.training.unedited.loops.notice import NAME as LOOP
     from collective.training.unedited.script import print_failure
 
     backend = distribution.job.backend
@@ -194,7 +193,7 @@ def _run(script: Script, distribution: Distribution) -> int:
     except BaseException as error:
         return _failed(error, distribution)
     job = distribution.job
-    reported = job.used - {SAVE, REMOVE} or job.warned(LOOP)
+    reported = job.used - {SAVE, REMOVE}
     if backend.size > 1 and backend.rank == 0 and not reported:
         print_message(
             f"the script called no fit, evaluate or predict of a Keras model: each of "
