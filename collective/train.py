@@ -96,7 +96,8 @@ def parser() -> argparse.ArgumentParser:
         "keeping",
         "python train.py --checkpoint-dir runs/a --resume --ledger runs/a.ledger",
     )
-    add("--checkpoint-dir", metavar="DIR", help="keep the state of the training there")
+    add("--checkpoint-dir", metavar="DIR",
+        help="keep the state of the training there; s3:// and other URLs, too")  # fmt: skip
     add("--checkpoint-every", type=count, metavar="N",
         help="every N steps (default: at the end of each epoch)")  # fmt: skip
     add("--checkpoint-keep", type=count, metavar="K",
