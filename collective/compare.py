@@ -15,17 +15,18 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from collective.command_parser import Parser
 from collective.comparison import PERTURBATIONS
 from collective.errors import exit_code
 from collective.streams import open_streams, outlive_readers
-from collective.train import Parser, count
+from collective.train import count
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; options that it does not know are those of ``train.py``."""
     p = Parser("compare.py", description=__doc__, allow_abbrev=False,
-                epilog="All other options are those of train.py (python train.py "
-                "--help).", formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+        epilog="All other options are those of train.py (python train.py "
+                "--help).")  # fmt: skip
     add = p.add_argument
     add("-np", type=_counts, default=(2,), metavar="N[,N...]",
         help="replicas: equality is tested at the largest, speed at each (default: 2)")  # fmt: skip
