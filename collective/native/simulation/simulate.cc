@@ -1,5 +1,6 @@
 #include "simulation/simulate.h"
 
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -23,14 +24,42 @@ void Check(const Layout& layout, const std::vector<int64_t>& bytes,
                 "two hosts or more, 4 bytes or more, times that are not negative");
 }
 
-// One size on all hosts.
-Schedule Complete(const Layout& layout, int64_t bytes, Algorithm algorithm) {
-  std::vector<Program> programs;
-  for (int host = 0; host < layout.hosts; ++host) {
-    const auto by_size = RecordHost(layout, host, {bytes}, algorithm);
-    programs.insert(programs.end(), by_size[0].begin(), by_size[0].end());
+// Of all hosts, by size.
+std::vector<Schedule> Complete(const Layout& layout, const std::vector<int64_t>& bytes,
+                               Algorithm algorithm) {
+  std::vector<std::vector<Program>> programs(bytes.size());
+  for (int host = 0; host < layout.hosts && !bytes.empty(); ++host) {
+    const auto by_size = RecordHost(layout, host, bytes, algorithm);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      programs[i].insert(programs[i].end(), by_size[i].begin(), by_size[i].end());
+    }
   }
-  return Schedule(layout, std::move(programs));
+  std::vector<Schedule> schedules;
+  for (auto& one : programs) schedules.emplace_back(layout, std::move(one));
+  return schedules;
+}
+
+// By size: of one host that stands for all, or of none if hosts differ.
+std::vector<std::optional<Schedule>> Folded(const Layout& layout,
+                                            const std::vector<int64_t>& bytes,
+                                            Algorithm algorithm) {
+  const std::set<int> sampled = {1, layout.hosts / 2, layout.hosts - 1};
+  const std::vector<int> numbers(sampled.begin(), sampled.end());
+  const auto first = RecordHost(layout, 0, bytes, algorithm);
+  std::vector<std::vector<std::vector<Program>>> others;
+  for (int host : numbers) {
+    others.push_back(RecordHost(layout, host, bytes, algorithm));
+  }
+  std::vector<std::optional<Schedule>> found(bytes.size());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    std::vector<std::vector<Program>> same_size;
+    for (const auto& other : others) same_size.push_back(other[i]);
+    Schedule schedule;
+    if (Schedule::Folds(layout, first[i], same_size, numbers, &schedule)) {
+      found[i] = std::move(schedule);
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -41,25 +70,17 @@ std::vector<std::vector<double>> SimulateAllReduce(const Layout& layout,
                                                    const std::vector<Wire>& wires,
                                                    bool fold) {
   Check(layout, bytes, wires);
-  // Some hosts stand for all if they do the same.
-  const std::set<int> sampled = {1, layout.hosts / 2, layout.hosts - 1};
-  const std::vector<int> numbers(sampled.begin(), sampled.end());
-  std::vector<std::vector<Program>> first;
-  std::vector<std::vector<std::vector<Program>>> others;
-  if (fold) {
-    first = RecordHost(layout, 0, bytes, algorithm);
-    for (int host : numbers) {
-      others.push_back(RecordHost(layout, host, bytes, algorithm));
-    }
+  std::vector<std::optional<Schedule>> schedules(bytes.size());
+  if (fold) schedules = Folded(layout, bytes, algorithm);
+  std::vector<int64_t> rest;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (!schedules[i]) rest.push_back(bytes[i]);
   }
+  std::vector<Schedule> complete = Complete(layout, rest, algorithm);
+  auto next = complete.begin();
   std::vector<std::vector<double>> seconds(bytes.size());
   for (size_t i = 0; i < bytes.size(); ++i) {
-    std::vector<std::vector<Program>> same_size;
-    for (const auto& other : others) same_size.push_back(other[i]);
-    Schedule schedule;
-    if (!fold || !Schedule::Folds(layout, first[i], same_size, numbers, &schedule)) {
-      schedule = Complete(layout, bytes[i], algorithm);
-    }
+    const Schedule& schedule = schedules[i] ? *schedules[i] : *next++;
     for (const Wire& wire : wires) seconds[i].push_back(schedule.Replay(wire));
   }
   return seconds;

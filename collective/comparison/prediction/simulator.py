@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,9 +17,10 @@ from collective.operations.kinds import algorithm_number
 
 # Between these, times are interpolated; beyond the last, extrapolated: from a chunk of
 # the core on, all chunks are alike.
-SIZES = tuple(4 * 4**i for i in range(12))  # 4 B to 16 MiB
-# The core's limit for `halving-doubling`, at which `auto` changes.
-CHANGE = 64 << 10
+SMALL, LARGE = (4, 4 << 10, 64 << 10), tuple(m << 18 for m in (1, 4, 16, 64, 128))
+# Bytes/s of a host's memory, read and written, assumed: half of what eight channels of
+# DDR4-3200 have. The ranks of a host share it.
+MEMORY = 100e9
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,17 @@ def simulate(
     seconds = (ctypes.c_double * (len(sizes) * len(wires)))()
     number = algorithm_number(algorithm)
     code = library.load().collective_simulate(
-        *(hosts, slots, number, int(fold), wanted, len(sizes), rows, len(wires), seconds)
+        *(
+            hosts,
+            slots,
+            number,
+            int(fold),
+            wanted,
+            len(sizes),
+            rows,
+            len(wires),
+            seconds,
+        )
     )
     library.check(code)
     count = len(wires)
@@ -126,23 +136,36 @@ class Times:
 def sizes_for(cluster: Cluster) -> list[int]:
     """Sizes at which to simulate: whole cache lines for each rank, if above 64 KiB."""
     least = 256 * cluster.size
-    wanted = {4, 4 << 10, CHANGE}
-    large = (-(-size // least) * least for size in (CHANGE * 2, *SIZES) if size > CHANGE)
-    return sorted(wanted | set(large) | {-(-(32 << 20) // least) * least})
+    return sorted({*SMALL, *(-(-size // least) * least for size in LARGE)})
 
 
-@functools.lru_cache(maxsize=256)
+_known: dict[tuple[Cluster, str], Times] = {}
+
+
 def times(cluster: Cluster, algorithm: str = "auto") -> Times:
-    """Simulates a cluster at several sizes."""
-    if cluster.hosts == 1:
-        return _on_one_host(cluster)
-    sizes = sizes_for(cluster)
-    found = simulate(cluster.hosts, cluster.slots, [cluster.wire], sizes, algorithm)
-    return Times(tuple((s, row[0]) for s, row in zip(sizes, found, strict=True)))
+    """All-reduces on a cluster, simulated at several sizes; kept."""
+    if (cluster, algorithm) not in _known:
+        prepare(cluster.hosts, cluster.slots, [cluster.wire], algorithm)
+    return _known[cluster, algorithm]
+
+
+def prepare(hosts: int, slots: int, wires: Sequence[Wire], algorithm: str) -> None:
+    """Simulates several wires at once, which costs little more than one."""
+    clusters = [Cluster(hosts, slots, wire) for wire in wires]
+    if hosts == 1:
+        _known.update({(one, algorithm): _on_one_host(one) for one in clusters})
+        return
+    sizes = sizes_for(clusters[0])
+    found = simulate(hosts, slots, wires, sizes, algorithm)
+    through = 2 * slots / MEMORY if slots > 1 and algorithm == "auto" else 0.0
+    for i, one in enumerate(clusters):
+        points = (
+            (s, max(row[i], s * through)) for s, row in zip(sizes, found, strict=True)
+        )
+        _known[one, algorithm] = Times(tuple(points))
 
 
 def _on_one_host(cluster: Cluster) -> Times:
-    """Through shared memory, each rank copies its data and sums a share of all."""
-    wire, moved = cluster.wire, 2.0 if cluster.slots > 1 else 0.0
-    start = 2e-6 if cluster.slots > 1 else 0.0
-    return Times(((0, start), (1 << 20, start + moved * wire.per_byte * (1 << 20))))
+    """Every rank's data goes to shared memory and back: the floor T1 of the docs."""
+    start, moved = (2e-6, 2 * cluster.slots) if cluster.slots > 1 else (0.0, 0)
+    return Times(((0, start), (1 << 20, start + moved * (1 << 20) / MEMORY)))
