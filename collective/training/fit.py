@@ -13,6 +13,7 @@ from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
+from collective.training import whole_batch as whole_batches
 from collective.training.compiled_flags import as_compiled
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
@@ -53,10 +54,13 @@ from collective.training.variants.virtual import checks as virtual_checks
 from collective.training.variants.virtual import settings
 from collective.training.variants.virtual.pieces import VirtualReplicas
 from collective.training.verification import (
+    StockRun,
+    can_run_beside,
     compare_data,
     compare_graphs,
     compare_models,
     is_wanted,
+    steps_beside,
     verify_step,
 )
 
@@ -88,7 +92,8 @@ def fit(
     shard_optimizer: bool = False,
     sync_batch_norm: bool | str = False,
     embedding_gradients: str = "combined",
-    verify: bool = True,
+    whole_batch: bool = False,
+    verify: bool | str = True,
     seed: int | None = None,
     check_every: int = 100,
     virtual_replicas: int | None = None,
@@ -145,8 +150,13 @@ def fit(
             the whole global batch, so that N replicas train what one does; ``auto``:
             where that is possible, else a warning. See
             ``collective.training.variants.coupled.batch_norm``.
+        whole_batch: Whether rank 0 computes whole batches, by Keras' own method, and the
+            others wait: for models that couple the rows of a batch.
+            Beside it, Keras' own arguments only.
         verify: Whether the step is compared with Keras' own on a few rows before it
-            trains; see ``collective.training.verification``.
+            trains; see ``collective.training.verification``. ``run``: and the first 10
+            steps are made by Keras, too, on rank 0, and what differs is shown;
+            ``run:K``: the first K.
         embedding_gradients: What the optimizer sees of an embedding's row that a batch
             looks up several times: ``combined``, the gradient of the row, on every
             backend; or ``keras``, that of each look-up, as in ``model.fit``. Adam and
@@ -184,6 +194,8 @@ def fit(
         gradient_sizes(model) if named else None,
         None if virtual_replicas is None else settings.THREADS,
     )
+    if whole_batch:
+        return whole_batches.fit(model, backend, dict(locals()))
     with guarded(backend), contextlib.ExitStack() as contexts:
         contexts.enter_context(as_one_process(model))
         virtual = virtual_checks.check_count(virtual_replicas, backend)
@@ -274,7 +286,7 @@ def fit(
             accumulate=accumulate,
             seed=seed,
             sync_batch_norm=synchronizes,
-            enabled=verify and not own_step,  # that one has a check of its own
+            enabled=bool(verify) and not own_step,  # that one has a check of its own
             verbose=verbose,
             virtual=virtual,
         )
@@ -306,6 +318,10 @@ def fit(
         observers, membership = _observers(
             position, result, inputs, hooks, timeline, checkpoint, ledger, virtual
         )
+        beside = steps_beside(verify, backend)
+        if beside and can_run_beside(prepared, backend):
+            # Innermost: it compares the weights before callbacks change them.
+            observers.insert(0, StockRun(prepared, backend, beside, seed))
         if DesyncAlarm.is_needed(backend, check_every):
             observers.append(DesyncCheck(position, check_every))
         options["maybe_empty"] = _maybe_empty(inputs, virtual, backend)
@@ -316,7 +332,7 @@ def fit(
                 del options[name]  # refused
             options["sync_batch_norm"] = synchronizes
             step = CustomStep(prepared, backend, inputs.spec, **options)
-            for line in check_step(step, inputs, is_wanted(verify)):
+            for line in check_step(step, inputs, is_wanted(bool(verify))):
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
         else:
