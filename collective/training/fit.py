@@ -11,8 +11,10 @@ import keras
 
 from collective.backends.base import Backend
 from collective.distribute.models import as_one_process, backend_for
+from collective.fit_options import FitOptions
 from collective.log import log
 from collective.training import compatibility, host_random, keras_compat
+from collective.training.assemble import make_evaluation, make_step
 from collective.training.compiled_flags import as_compiled
 from collective.training.evaluation.evaluate import open_backend, open_inputs
 from collective.training.failure import guarded
@@ -40,14 +42,12 @@ from collective.training.observers.elastic.membership import Membership
 from collective.training.observers.ledger.observer import LedgerObserver
 from collective.training.observers.timeline import TimelineObserver
 from collective.training.observers.timing import TimingObserver
-from collective.training.prepared import prepare, runs_eagerly
+from collective.training.prepare import prepare, runs_eagerly
 from collective.training.refusals import check_batch, check_labels, check_states_of_rows
 from collective.training.step import finite, xla
-from collective.training.step.step import Step
 from collective.training.variables import gradient_sizes
 from collective.training.variants.coupled import batch_norm, look_ups
 from collective.training.variants.custom_step.check import check_step
-from collective.training.variants.custom_step.evaluation import make_evaluation
 from collective.training.variants.custom_step.step import CustomStep
 from collective.training.variants.virtual import checks as virtual_checks
 from collective.training.variants.virtual import settings
@@ -260,11 +260,7 @@ def fit(
         contexts.enter_context(finite.ignored(expects_nan(callbacks, backend)))
 
         # How the step computes what is not a sum over rows.
-        options: dict[str, Any] = {
-            "accumulate": accumulate,
-            "jit_compile": xla.chosen(jit_compile, model, backend, asked),
-            "recompute": recompute,
-        }
+        compiles = xla.chosen(jit_compile, model, backend, asked)
         synchronizes = batch_norm.chosen(sync_batch_norm, prepared, backend, asked)
         plan = verify_step(
             prepared,
@@ -308,29 +304,29 @@ def fit(
         )
         if DesyncAlarm.is_needed(backend, check_every):
             observers.append(DesyncCheck(position, check_every))
-        options["maybe_empty"] = _maybe_empty(inputs, virtual, backend)
-        options["attachments"] = [a for o in reversed(observers) for a in o.attachments]
+        more: dict[str, Any] = {
+            "maybe_empty": _maybe_empty(inputs, virtual, backend),
+            "attachments": [a for o in reversed(observers) for a in o.attachments],
+        }
         step: Any
         if own_step:
-            for name in ("accumulate", "recompute"):
-                del options[name]  # refused
-            options["sync_batch_norm"] = synchronizes
-            step = CustomStep(prepared, backend, inputs.spec, **options)
+            more |= {"jit_compile": compiles, "sync_batch_norm": synchronizes}
+            step = CustomStep(prepared, backend, inputs.spec, **more)
             for line in check_step(step, inputs, is_wanted(verify)):
                 if backend.rank == 0 and str(verbose) != "0":
                     log.info(line)
         else:
-            before = host_random.state()
-            step = Step(
-                prepared,
-                backend,
-                inputs.spec,
-                **options,
-                plan=plan,
-                seed=seed,
+            options = FitOptions(
+                accumulate=accumulate,
+                jit_compile=compiles,
+                recompute=recompute,
+                shard_optimizer=shard_optimizer,
                 sync_batch_norm=synchronizes,
-                virtual=virtual,
+                virtual_replicas=virtual_replicas,
+                seed=seed,
             )
+            before = host_random.state()
+            step = make_step(prepared, backend, inputs.spec, options, plan=plan, **more)
             drawn = host_random.differ(before, host_random.state())
             compare_graphs(backend, step.graph, drawn)
         validate = None

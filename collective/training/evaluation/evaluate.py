@@ -16,6 +16,7 @@ from collective.backends.devices import tensorflow_has_started
 from collective.distribute.models import as_one_process, backend_for
 from collective.errors import UsageError
 from collective.training import keras_compat
+from collective.training.assemble import has_own_step, make_evaluation
 from collective.training.exchange import gather_few
 from collective.training.failure import guarded
 from collective.training.input.batches import Batches
@@ -24,11 +25,8 @@ from collective.training.input.pipeline import Input
 from collective.training.input.source import Source
 from collective.training.loop.callbacks import Callbacks, Hooks
 from collective.training.loop.progress import verbosity
-from collective.training.prepared import build_to_evaluate, get_partition, runs_eagerly
-from collective.training.variants.custom_step.evaluation import (
-    has_own_step,
-    make_evaluation,
-)
+from collective.training.prepare import build_to_evaluate, runs_eagerly
+from collective.training.prepared import get_partition
 from collective.training.variants.parallel import partition
 from collective.training.verification import compare_settings, verify_test
 
@@ -82,7 +80,7 @@ def evaluate(
         prepared = build_to_evaluate(model, backend, inputs.spec)
         use_weights_of_rank_zero(model, backend)
         plan = None
-        if not has_own_step(model):
+        if not has_own_step(prepared):
             plan = verify_test(prepared, backend, inputs)
         evaluation = make_evaluation(prepared, backend, inputs, steps, plan)
         hooks = open_hooks(callbacks, model, backend, verbose, evaluation.batches)
